@@ -3,13 +3,13 @@
 Nothing here is on the data path or imports torch; training goes on without any of it.
 
 Workers say what they do in events (`protos.events`), which `worker.views` puts into words.
-`rendezvous.records` keeps what is known of each worker; `report.progress` shows it while training
-goes on. At the end `report.results` leaves
-what `report.report` puts together and `report.printer` prints.
+`rendezvous.records` keeps what is known of each worker. At the end `report.results` leaves what
+`report.report` puts together and `report.printer` prints.
 
 Two sources feed them. `launcher` plans worker processes and runs them to their end, on links of
 `links`. `rendezvous.server` serves the Coordinator of the wire contract, as `rendezvous.registry`
-decides. `report.status` asks any peer. `cli` holds the commands.
+decides. `report.status` asks any peer, and `report.terminal` shows what it knows, once or again and
+again. `cli` holds the commands.
 """
 
 from typing import IO, Any

@@ -83,14 +83,14 @@ def coordinator(
     import asyncio
 
     from coordinator.rendezvous.server import CoordinatorRun
-    from coordinator.report.progress import PlainProgress
     from coordinator.report.results import leave_results
+    from coordinator.report.terminal import Screen
 
     began_s = time.monotonic()
     if authority is not None and not as_json:
         click.echo(f"workers join with --token TOKEN, as `murmur token create {out}` gives it here")
-    progress = None if as_json else PlainProgress(sys.stdout, began_s)
-    session = CoordinatorRun(progress, expect, identity, authority, page, lambda i: i.save(out))
+    screen = None if as_json else Screen(sys.stdout, began_s)
+    session = CoordinatorRun(screen, expect, identity, authority, page, lambda i: i.save(out))
     asyncio.run(session.run(listen))
     records = session.registry.records()
     if not records:
@@ -128,15 +128,14 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     each time where the output is no terminal, and one JSON object a line with --json.
     """
     _check_address(address)
-    from coordinator.report.status import ask, print_status
+    from coordinator.report.status import Swarm, ask
+    from coordinator.report.terminal import print_status, screen_for, watch
     from protos.identity import member_identity
 
     identity = member_identity(run) if run is not None else None
     if watches:
-        from coordinator.report.watch import Watch, screen_for, watch
-
-        watched = Watch(address, partial(ask, identity=identity))
-        watch(watched, screen_for(_console(), as_json=as_json), every_s)
+        screen = None if as_json else screen_for(_console(), time.monotonic())
+        watch(Swarm(address, partial(ask, identity=identity)).look, screen, every_s)
         return
     document = ask(address, identity=identity)
     if as_json:
@@ -157,7 +156,7 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
     RUN is the folder of one of its workers, or of `murmur swarm`; each has what all peers have come
     to. HOST:PORT is any peer that lives: then the report is of what its peers say now.
     """
-    from coordinator.report.joint import report_of_folder, report_of_swarm
+    from coordinator.report.results import report_of_folder, report_of_swarm
     from protos.identity import member_identity
 
     console = None if as_json or quiet else _console()

@@ -8,7 +8,7 @@ checked field by field, and what does not fit counts as missing.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -167,6 +167,21 @@ def verdict_words(verdict: Mapping[str, object]) -> str:
 def place_of(verdict: Mapping[str, object]) -> tuple[str, ...]:
     """What tells one fault from another: kind, peer, and of a link the receiver."""
     return tuple(text_of(verdict, key) or "" for key in ("kind", "peer", "to"))
+
+
+def costliest(found: Iterable[Iterable[Event]]) -> list[Event]:
+    """The faults that workers have located, each once, by the word that tells the highest cost; the
+    most costly first."""
+    by_place: dict[tuple[str, ...], Event] = {}
+    for verdict in (each for verdicts in found for each in verdicts):
+        known = by_place.get(place := place_of(verdict))
+        if known is None or _cost(verdict) > _cost(known):
+            by_place[place] = verdict
+    return sorted(by_place.values(), key=lambda verdict: -_cost(verdict))
+
+
+def _cost(verdict: Event) -> float:
+    return float_of(verdict, "cost") or 0.0
 
 
 def address_in(folder: Path) -> str | None:

@@ -18,11 +18,10 @@ from coordinator.launcher.processes import Interrupts, WorkerProcess
 from coordinator.links.namespaces import NoNamespaces
 from coordinator.links.network import LinkNetwork, Place
 from coordinator.rendezvous.records import Record
-from coordinator.report.progress import ProgressScreen, progress_for
 from coordinator.report.report import Report
 from coordinator.report.results import leave_results
-from coordinator.report.status import ask
-from coordinator.report.watch import Watch
+from coordinator.report.status import Swarm, ask
+from coordinator.report.terminal import Screen, screen_for, summary_of_records
 from protos.addresses import ReservedPorts, with_host
 from protos.events import Event, new_event
 from protos.exit_codes import ExitCode, exit_words
@@ -65,12 +64,12 @@ class Supervisor:
         self,
         workers: Sequence[WorkerProcess],
         records: Mapping[str, Record],
-        progress: ProgressScreen,
+        screen: Screen,
         interrupts: Interrupts,
         helper: WorkerProcess | None = None,
     ) -> None:
         self._running = list(workers)
-        self._records, self._progress = records, progress
+        self._records, self._screen = records, screen
         self._interrupts, self._helper = interrupts, helper
         self._lines = SwarmLines()
         self._stopping_s: float | None = None
@@ -84,7 +83,7 @@ class Supervisor:
                 self._follow(process, now)
             self._follow_helper(now)
             self._handle_interrupts(now)
-            self._progress.update(list(self._records.values()), now)
+            self._screen.update(partial(summary_of_records, list(self._records.values()), now), now)
         return self._outcome()
 
     # --------------------------------------------------------------------------------- inside
@@ -119,7 +118,7 @@ class Supervisor:
     def _handle(self, event: Event, now: float) -> None:
         self._records[str(event["peer"])].apply(event, now)
         if self._failure is None and (line := self._lines.line(event)):
-            self._progress.note(line, now)
+            self._screen.note(line, now)
 
     def _ended(self, process: WorkerProcess, code: int, now: float) -> None:
         waiting = not any(record.started for record in self._records.values())
@@ -138,7 +137,7 @@ class Supervisor:
             self._helper.note(line)
         if code is not None:
             text = f"the coordinator has ended ({exit_words(code)}); training goes on without it"
-            self._progress.note(text, now)
+            self._screen.note(text, now)
             self._helper = None
 
     def _handle_interrupts(self, now: float) -> None:
@@ -146,7 +145,7 @@ class Supervisor:
             return
         if self._stopping_s is None:
             self._stopping_s = now
-            self._progress.note("stopping: workers save and end; once more ends them at once", now)
+            self._screen.note("stopping: workers save and end; once more ends them at once", now)
             for process in self._running:
                 process.interrupt()
         if self._interrupts.insistent or now - self._stopping_s > SAVE_S:
@@ -203,15 +202,15 @@ def _run(
     created = _make_folder(launch.out)
     records: dict[str, Record] = {}
     settings: dict[str, object] = {}
-    progress = progress_for(console, began_s)
+    screen = screen_for(console, began_s)
     try:
-        outcome = _train(launch, records, settings, progress, interrupts)
+        outcome = _train(launch, records, settings, screen, interrupts)
     except Failure as failure:
         if created and failure.exit_code != ExitCode.FAILED:
             _remove_if_bare(launch.out)
         raise
     finally:
-        progress.close(list(records.values()), time.monotonic())
+        screen.close(summary_of_records(list(records.values()), time.monotonic()))
     if outcome.failure is not None:
         if created and outcome.exit_code != ExitCode.FAILED:
             _remove_if_bare(launch.out)
@@ -233,14 +232,14 @@ def _train(
     launch: Launch,
     records: dict[str, Record],
     settings: dict[str, object],
-    progress: ProgressScreen,
+    screen: Screen,
     interrupts: Interrupts,
 ) -> Outcome:
     """Starts all processes and follows them; when it returns or raises, none is left."""
     if not launch.insecure:
         _certify(launch)
     with ExitStack() as stack:
-        network = _enter_network(launch, stack, progress) if launch.links else None
+        network = _enter_network(launch, stack, screen) if launch.links else None
         helper, address = (
             _start_coordinator(launch, stack, network) if launch.coordinator else (None, None)
         )
@@ -260,25 +259,23 @@ def _train(
             workers.append(WorkerProcess(name, command, launch.out / f"{name}.log", own))
             stack.callback(workers[-1].close)
         if launch.web is not None:
-            _serve_page(launch, addresses[0], stack, progress)
-        outcome = Supervisor(workers, records, progress, interrupts, helper).run()
+            _serve_page(launch, addresses[0], stack, screen)
+        outcome = Supervisor(workers, records, screen, interrupts, helper).run()
         if network is not None:
-            settings["link_bytes"] = _traffic(network, progress)
+            settings["link_bytes"] = _traffic(network, screen)
         return outcome
 
 
-def _serve_page(launch: Launch, address: str, stack: ExitStack, progress: ProgressScreen) -> None:
+def _serve_page(launch: Launch, address: str, stack: ExitStack, screen: Screen) -> None:
     """From this process, which trains nothing. Raises Failure."""
-    from coordinator.report.page import serve_page
-
     assert launch.web is not None
     identity = None if launch.insecure else member_identity(launch.out)
     place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
-    watch = Watch(address, partial(ask, identity=identity))
-    page = serve_page(place, watch, encrypted=identity is not None)
+    swarm = Swarm(address, partial(ask, identity=identity))
+    page = swarm.serve_page(place, encrypted=identity is not None)
     stack.callback(page.close)
     event = page_event(page.url, page.token_path)
-    progress.note(page_words(event, terminal=sys.stdout.isatty()), time.monotonic())
+    screen.note(page_words(event, terminal=sys.stdout.isatty()), time.monotonic())
 
 
 def _certify(launch: Launch) -> None:
@@ -307,7 +304,7 @@ def _is_certified(folder: Path, authority: Authority, role: Role, name: str) -> 
     return held is not None and (held.authority, held.role, held.name) == wanted
 
 
-def _enter_network(launch: Launch, stack: ExitStack, progress: ProgressScreen) -> LinkNetwork:
+def _enter_network(launch: Launch, stack: ExitStack, screen: Screen) -> LinkNetwork:
     """Raises Failure."""
     log_path = launch.out / "relay.log"
     stack.callback(_remove_if_empty, log_path)
@@ -322,7 +319,7 @@ def _enter_network(launch: Launch, stack: ExitStack, progress: ProgressScreen) -
         ) from reason
     line = f"links: {' '.join(launch.links)} each way, by {network.means}"
     line += f" (no namespaces: {network.fallback})" if network.fallback else ""
-    progress.note(line, time.monotonic())
+    screen.note(line, time.monotonic())
     return network
 
 
@@ -334,12 +331,12 @@ def _start_network(network: LinkNetwork, coordinator: str | None) -> dict[str, P
         raise Failure(f"--link: no relay: {error}", ExitCode.FAILED) from error
 
 
-def _traffic(network: LinkNetwork, progress: ProgressScreen) -> dict[str, dict[str, int]] | None:
+def _traffic(network: LinkNetwork, screen: Screen) -> dict[str, dict[str, int]] | None:
     """What has passed each worker's link, for the report."""
     try:
         return {name: asdict(counters) for name, counters in network.traffic().items()}
     except RuntimeError as error:
-        progress.note(f"what has passed the links is not known: {error}", time.monotonic())
+        screen.note(f"what has passed the links is not known: {error}", time.monotonic())
         return None
 
 

@@ -1,13 +1,16 @@
 """What is known of each worker from its events, whichever way they came."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protos.events import Curve, Event, curve_of, float_of, int_of, names_of, place_of, text_of
 from protos.exit_codes import exit_words
+from worker.views.summary import PeerSummary
 
 SILENT_AFTER_S = 10.0  # workers report about twice a second while they train
 ENDING = ("settling", "assembling", "evaluating")  # states reported once, however long
+# Of a worker that says nothing of them they are null in reports.
+COUNTS = ("bytes_sent", "bytes_received", "rounds_completed", "rounds_failed", "steps_lost")
 _MAX_CURVE_POINTS = 4096
 _MAX_FRAGMENTS = 4096
 _MAX_UNCONFIRMED = 4096
@@ -16,7 +19,7 @@ _MAX_WARNINGS = 64
 
 
 @dataclass
-class Record:
+class Record(PeerSummary):
     """One worker, as last heard. Counts are of its current life, but for `moves` and `rebuilds`:
     with a move a life ends.
 
@@ -26,22 +29,15 @@ class Record:
     could see it end. Times are monotonic seconds of this process.
     """
 
-    peer: str
-    address: str = ""
     state: str = "starting"
-    stage: int | None = None
-    step: int = 0
-    steps: int = 0
-    loss: float | None = None
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    rounds_completed: int = 0
-    rounds_failed: int = 0
-    steps_lost: int = 0  # since something was not finite
+    rounds_completed: int | None = 0
+    rounds_failed: int | None = 0
+    steps_lost: int | None = 0  # since something was not finite
+    bytes_sent: int | None = 0
+    bytes_received: int | None = 0
     moves: int = 0  # to another stage
     rebuilds: int = 0  # of a stage, after such a move
     started: bool = False
-    counted: bool = True  # else nobody has its counts: it could not be asked
     heard_s: float = 0.0
     exit_code: int | None = None
     result: dict[str, object] | None = None
@@ -49,7 +45,6 @@ class Record:
     val_curve: Curve = field(default_factory=list)
     located: dict[tuple[str, ...], dict[str, object]] = field(default_factory=dict)  # by place
     warnings: dict[str, None] = field(default_factory=dict)
-    _first_step: tuple[float, int] | None = None  # when heard, and where the worker then was
     _last_round: dict[int, int] = field(default_factory=dict)
     _last_failed: dict[int, int] = field(default_factory=dict)
     _last_move: tuple[int | None, int | None] | None = None
@@ -69,11 +64,13 @@ class Record:
             case "validation":
                 self._validation(event)
             case "round":
-                self.rounds_completed += _is_later(self._last_round, event)
+                self.rounds_completed = (self.rounds_completed or 0) + _is_later(
+                    self._last_round, event
+                )
             case "round_failed":
-                self.rounds_failed += _is_later(self._last_failed, event)
+                self.rounds_failed = (self.rounds_failed or 0) + _is_later(self._last_failed, event)
             case "put_back":
-                self.steps_lost = max(self.steps_lost, int_of(event, "steps_lost") or 0)
+                self.steps_lost = max(self.steps_lost or 0, int_of(event, "steps_lost") or 0)
             case "moves":
                 self._moves(event)
             case "rebuilt" if self._rebuilt_after != self.moves:
@@ -107,22 +104,15 @@ class Record:
         once the worker has reported, for then it has counted those that were lost."""
         return 0 if self.result is not None else sum(self._unconfirmed.values())
 
-    def shown_state(self, now_s: float) -> str:
-        """The state in a word or two."""
-        if self.exit_code is not None:
-            return exit_words(self.exit_code)
-        silence_s = now_s - self.heard_s
+    def seen(self, now_s: float) -> PeerSummary:
+        """As it is shown: by how it ended, or how long it has been silent."""
+        state, silence_s = self.state, now_s - self.heard_s
         talks = self.started and self.result is None and self.state not in ENDING
-        if talks and silence_s > SILENT_AFTER_S:
-            return f"silent {silence_s:.0f} s"
-        return self.state
-
-    def remaining_s(self) -> float | None:
-        """How long the rest takes at the pace so far; None before there is one."""
-        if self._first_step is None or self.step <= self._first_step[1]:
-            return None
-        began_s, began_step = self._first_step
-        return (self.heard_s - began_s) / (self.step - began_step) * (self.steps - self.step)
+        if self.exit_code is not None:
+            state = exit_words(self.exit_code)
+        elif talks and silence_s > SILENT_AFTER_S:
+            state = f"silent {silence_s:.0f} s"
+        return replace(self, state=state, answers=True)
 
     def loss_curve(self) -> Curve:
         """The worker's own curve once it has reported, else what was seen in its progress."""
@@ -138,13 +128,12 @@ class Record:
         self._stage(event)
         self.step = int_of(event, "step") or 0
         self.steps = int_of(event, "steps") or self.steps
-        self.rounds_completed = max(self.rounds_completed, int_of(event, "rounds") or 0)
+        self.rounds_completed = max(self.rounds_completed or 0, int_of(event, "rounds") or 0)
         self.bytes_sent = int_of(event, "bytes_sent") or self.bytes_sent
         self.bytes_received = int_of(event, "bytes_received") or self.bytes_received
-        self.loss = float_of(event, "loss")
-        if self.state == "training":
-            self.started = True
-            self._first_step = self._first_step or (self.heard_s, self.step)
+        for key in ("loss", "gradient_norm", "steps_per_s", "samples_per_s", "tokens_per_s"):
+            setattr(self, key, float_of(event, key))
+        self.started = self.started or self.state == "training"
         if self.loss is not None and (not self.curve or self.step > self.curve[-1][0]):
             self.curve.append((self.step, self.loss))
             if len(self.curve) > _MAX_CURVE_POINTS:
@@ -152,6 +141,7 @@ class Record:
 
     def _validation(self, event: Event) -> None:
         step, loss = int_of(event, "step"), float_of(event, "val_loss")
+        self.val_loss = self.val_loss if loss is None else loss
         if step is not None and loss is not None and step > (self.val_curve or [(-1, 0.0)])[-1][0]:
             self.val_curve.append((step, loss))
             if len(self.val_curve) > _MAX_CURVE_POINTS:
@@ -190,8 +180,7 @@ class Record:
         reason = text_of(event, "reason") or "ended"
         stopped = reason.startswith("SIG")  # a worker names the signal that stopped it
         self.state = {"finished": "done"}.get(reason, "interrupted" if stopped else reason)
-        counts = ("rounds_completed", "rounds_failed", "steps_lost")
-        for name in ("step", "bytes_sent", "bytes_received", *counts):
+        for name in ("step", *COUNTS):
             if (value := int_of(event, name)) is not None:
                 setattr(self, name, value)
 
@@ -207,18 +196,3 @@ def _is_later(last: dict[int, int], event: Event) -> bool:
         return False
     last[fragment] = round_
     return True
-
-
-def costliest(found: Iterable[Iterable[dict[str, object]]]) -> list[dict[str, object]]:
-    """The faults that workers have located, each once, by the word that tells the highest cost; the
-    most costly first."""
-    by_place: dict[tuple[str, ...], dict[str, object]] = {}
-    for verdict in (each for verdicts in found for each in verdicts):
-        known = by_place.get(place := place_of(verdict))
-        if known is None or _cost(verdict) > _cost(known):
-            by_place[place] = verdict
-    return sorted(by_place.values(), key=lambda verdict: -_cost(verdict))
-
-
-def _cost(verdict: dict[str, object]) -> float:
-    return float_of(verdict, "cost") or 0.0

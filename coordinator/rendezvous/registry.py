@@ -5,10 +5,10 @@ It keeps no file. Started again, it learns everything back from the workers' nex
 
 from dataclasses import dataclass, field
 
-from coordinator.rendezvous.records import Record, costliest
+from coordinator.rendezvous.records import Record
 from protos import murmuration_pb2 as pb
 from protos.documents import EVENT_BYTES, MANIFEST_BYTES, PROFILE_BYTES, BadDocument, unpack
-from protos.events import Event, printable
+from protos.events import Event, costliest, printable
 from protos.manifest import manifest_difference, run_name
 
 LOST_AFTER_S = 15.0
@@ -127,7 +127,7 @@ class Registry:
             "kind": "coordinator",
             "run": self.run,
             "members": [_row(known, now, staged) for known in members],
-            "rounds_completed": max((r.rounds_completed for r in self.records()), default=0),
+            "rounds_completed": max((r.rounds_completed or 0 for r in self.records()), default=0),
             "refused": dict(self.refused),
             "verdicts": [
                 verdict

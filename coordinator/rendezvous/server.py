@@ -16,9 +16,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator import Failure
 from coordinator.rendezvous.registry import Registry
-from coordinator.report.progress import ProgressScreen
-from coordinator.report.status import TIMEOUT_S, ask
-from coordinator.report.watch import Watch
+from coordinator.report.status import TIMEOUT_S, Swarm, ask
+from coordinator.report.terminal import Screen, summary_of_records
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
 from protos.addresses import (
@@ -225,7 +224,7 @@ class CoordinatorRun:
     """One life of the coordinator, from listening to the end of the run.
 
     Args:
-        progress: None prints events as JSON on stdout instead.
+        screen: None prints events as JSON on stdout instead.
         expect: the run is over when this many workers are through; None: when a signal comes.
         identity, authority: as `start_server` takes them.
         page: where to serve the page of the swarm, or None.
@@ -234,7 +233,7 @@ class CoordinatorRun:
 
     def __init__(
         self,
-        progress: ProgressScreen | None,
+        screen: Screen | None,
         expect: int | None,
         identity: Identity | None = None,
         authority: Authority | None = None,
@@ -244,7 +243,7 @@ class CoordinatorRun:
         self.registry = Registry()
         self._page, self._keep = page, keep
         self._identity, self._authority = identity, authority
-        self._progress, self._expect = progress, expect
+        self._screen, self._expect = screen, expect
         self._lines = SwarmLines()
         self._told: dict[str, str] = {}
         self._stop = asyncio.Event()
@@ -308,13 +307,10 @@ class CoordinatorRun:
 
     def _serve_page(self, place: PagePlace, address: str) -> "PageServer":
         """Asks this coordinator itself who there is, and then everybody. Raises Failure."""
-        from coordinator.report.page import serve_page
-
         host, port = split_address(address)
         loopback = "::1" if ":" in host else LOOPBACK_HOST
         own = join_address(loopback if is_wildcard(host) else host, port)
-        watch = Watch(own, self._ask)
-        page = serve_page(place, watch, encrypted=self._identity is not None)
+        page = Swarm(own, self._ask).serve_page(place, encrypted=self._identity is not None)
         event = page_event(page.url, page.token_path)
         self._say(event, page_words(event, terminal=sys.stdout.isatty()))
         return page
@@ -341,11 +337,11 @@ class CoordinatorRun:
                 line = f"{name} at {member.member.address} is {health}"
                 self._say(new_event("member", peer=name, health=health), line)
         records = self.registry.records()
-        if records and self._progress is not None:
-            self._progress.update(records, now)
+        if records and self._screen is not None:
+            self._screen.update(lambda: summary_of_records(records, now), now)
 
     def _say(self, event: Event, line: str | None) -> None:
-        if self._progress is None:
+        if self._screen is None:
             print_line(json.dumps(event, default=str))
         elif line:
-            self._progress.note(line, time.monotonic())
+            self._screen.note(line, time.monotonic())

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coordinator.rendezvous.records import Record, costliest
-from protos.events import Curve, float_of, int_of, printable, text_of
+from coordinator.rendezvous.records import COUNTS, Record
+from protos.events import Curve, costliest, float_of, int_of, printable, text_of
 from protos.files import write_atomically
 
 _LONGEST = 5
@@ -17,9 +17,6 @@ Report = dict[str, Any]
 
 _LINK_KEYS = ("link", "link_means", "link_bytes")  # None where workers were on loopback
 _SETTING_COUNTS = ("inner_steps", "seed", "params", "fragments")
-_RECORD_COUNTS = (
-    *("bytes_sent", "bytes_received", "rounds_completed", "rounds_failed", "steps_lost"),
-)
 _PEER_COUNTS = (
     "tokens",
     "payload_bytes_sent",
@@ -86,7 +83,7 @@ def build_report(
         "under_way": under_way,
         "preset": known.get("preset"),
         "workers": len(records),
-        "steps": max((record.steps for record in records), default=0) or known.get("steps"),
+        "steps": max((record.steps or 0 for record in records), default=0) or known.get("steps"),
         "step": max((record.step for record in records), default=0),
         "inner_steps": known.get("inner_steps"),
         "seed": known.get("seed"),
@@ -97,9 +94,9 @@ def build_report(
         **{key: _mean([p[key] for p in peers if p[key] is not None]) for key in _MEAN_MEASURES},
         **_step_times(peers),
         "elapsed_s": round(elapsed_s, 3),
-        "rounds_completed": max((record.rounds_completed for record in records), default=0),
-        "rounds_failed": sum(record.rounds_failed for record in records),
-        "steps_lost": sum(record.steps_lost for record in records),
+        "rounds_completed": max((record.rounds_completed or 0 for record in records), default=0),
+        "rounds_failed": sum(record.rounds_failed or 0 for record in records),
+        "steps_lost": sum(record.steps_lost or 0 for record in records),
         "most_overlap_steps": max(
             (int_of(r, "most_overlap_steps") or 0 for r in results), default=0
         ),
@@ -156,10 +153,7 @@ def _peer(record: Record) -> dict[str, Any]:
         "state": record.state,
         "step": record.step,
         "steps": int_of(result, "steps") if record.result else record.step,
-        **{
-            key: getattr(record, key) if record.counted or record.result is not None else None
-            for key in _RECORD_COUNTS
-        },
+        **{key: getattr(record, key) for key in COUNTS},
         **{key: int_of(result, key) for key in _PEER_COUNTS},
         **{key: float_of(result, key) for key in (*_MEAN_MEASURES, *_STEP_MEASURES)},
         **{key: text_of(result, key) for key in _PEER_TEXTS},

@@ -1,25 +1,43 @@
-"""What a run leaves behind: the report, its picture, and the report for people."""
+"""What a run leaves behind: the report, its picture, and the report for people.
+
+Records of the workers come from their events, from what a worker has kept of all peers, or from
+what the peers say while they live.
+"""
 
 import io
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from coordinator.rendezvous.records import Record
+from rich.console import Console
+
+from coordinator import Failure
+from coordinator.rendezvous.records import COUNTS, Record
+from coordinator.report.printer import print_report
 from coordinator.report.report import Report, build_report, write_report
-from protos.events import Curve
+from coordinator.report.status import Swarm, ask
+from protos.events import Curve, address_in, float_of, int_of, names_of, place_of, text_of
+from protos.exit_codes import ExitCode
 from protos.figures import count
-from protos.files import write_atomically
+from protos.files import RESULTS, write_atomically
+from protos.identity import Identity, IdentityError
+from worker.views.summary import Document, map_of, maps_of, name_of, summary_of
 
-if TYPE_CHECKING:
-    from rich.console import Console
+_REPORT = "report.json"
+_ASK_S = 5.0
+_GONE = ("dead", "left")
+_MAX_POINTS = 2000
+_TEXT_WIDTH = 160
 
 
 def leave_results(
     records: Sequence[Record],
     out: Path,
-    console: "Console | None",
+    console: Console | None,
     *,
     settings: Mapping[str, object],
     elapsed_s: float,
@@ -31,10 +49,6 @@ def leave_results(
 
     What cannot be written is a warning. The report is printed all the same, if there is a console.
     """
-    from rich.console import Console
-
-    from coordinator.report.printer import print_report
-
     report = build_report(records, settings=settings, elapsed_s=elapsed_s)
     problems = []
     try:
@@ -62,6 +76,113 @@ def leave_results(
     return report
 
 
+def report_of_folder(folder: Path, console: Console | None, *, picture: bool = True) -> Report:
+    """The report of the run that a worker, a swarm or a coordinator has left there; printed if
+    there is a console. A worker's is made again, and written beside it; of a run that goes on, it
+    is that of its peers now.
+
+    Raises:
+        Failure: there is none.
+    """
+    if (folder / RESULTS).exists():
+        document = _read(folder / RESULTS)
+        records = list(records_of(document).values())
+        if not records:
+            raise _nothing(folder)
+        elapsed_s = max((float_of(r.result or {}, "wall_s") or 0.0 for r in records), default=0.0)
+        settings = {"reporter": document.get("reporter")}
+        return leave_results(
+            records, folder, console, settings=settings, elapsed_s=elapsed_s, picture=picture
+        )
+    if not (folder / _REPORT).exists():
+        if (address := address_in(folder)) is not None:
+            with suppress(Failure, IdentityError):  # nobody there any more, or not for this peer
+                return report_of_swarm(address, Identity.load(folder), console)
+        raise _nothing(folder)
+    report = _read(folder / _REPORT)
+    return _printed(report, console)
+
+
+def report_of_swarm(address: str, identity: Identity | None, console: Console | None) -> Report:
+    """The report of a run under way, or just over, by what its peers say. Raises Failure: nobody
+    answers."""
+    look = Swarm(address, partial(ask, identity=identity)).look()
+    members = maps_of(look.first, "members")
+    known = {
+        name: _live(each, look.answers.get(name)) for each in members if (name := name_of(each))
+    }
+    ended = ask(address, _ASK_S, identity, only="results")  # of those that have given theirs
+    known |= {peer: each for peer, each in records_of(ended).items() if each.result is not None}
+    first = look.first
+    settings = {"preset": text_of(first, "preset"), "steps": int_of(first, "steps")}
+    report = build_report(
+        list(known.values()),
+        settings=settings,
+        elapsed_s=max((float_of(each, "up_s") or 0.0 for each in look.answers.values()), default=0),
+        under_way=any(each.result is None and each.state not in _GONE for each in known.values()),
+    )
+    return _printed(report, console)
+
+
+def records_of(document: Document) -> dict[str, Record]:
+    """By peer, what a worker has kept: the result of each, or else the last that it knew."""
+    known = maps_of(document, "peers")
+    staged = any("stage" in map_of(each, "result") for each in known)
+    records, uncounted = {}, dict[str, Any](dict.fromkeys(COUNTS))
+    for each in known:
+        record = Record(
+            text_of(each, "peer") or "?",
+            address=text_of(each, "address") or "",
+            state=text_of(each, "state") or "?",
+            step=int_of(each, "step") or 0,
+            stage=int_of(each, "stage") if staged else None,
+            **uncounted,
+        )
+        records[record.peer] = record
+        if isinstance(result := each.get("result"), Mapping):
+            record.apply({**result, "event": "result"}, 0.0)
+    return records
+
+
+def _live(member: Document, own: Document | None) -> Record:
+    """What is known of a peer now: by its own word, if it has answered."""
+    said: Document = member if own is None else own
+    record = Record(**vars(summary_of(member, own)), started=True)
+    if own is None:
+        record.rounds_completed = None  # its position is known, and not its count
+    if record.loss is not None:
+        record.curve = [(record.step, record.loss)]
+    if record.val_loss is not None:
+        record.val_curve = [(record.step, record.val_loss)]
+    record.warn(names_of(said, "warnings"))
+    record.located = {place_of(verdict): dict(verdict) for verdict in maps_of(said, "verdicts")}
+    return record
+
+
+def _printed(report: Report, console: Console | None) -> Report:
+    if console is not None:
+        print_report(report, console)
+    return report
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Failure(f"{path} cannot be read: {error}", ExitCode.USAGE) from error
+    if not isinstance(document, dict):
+        raise Failure(f"{path} is no report: it holds no object", ExitCode.USAGE)
+    return document
+
+
+def _nothing(folder: Path) -> Failure:
+    return Failure(
+        f"{folder} holds neither {RESULTS} nor {_REPORT}: name the folder of a worker or a swarm "
+        "that has ended, or HOST:PORT of a peer that lives",
+        ExitCode.USAGE,
+    )
+
+
 def _draw(report: Report, records: Sequence[Record], path: Path) -> str | None:
     curves = {record.peer: record.loss_curve() for record in records}
     if not any(curves.values()):
@@ -80,10 +201,6 @@ def _draw(report: Report, records: Sequence[Record], path: Path) -> str | None:
         report["val_loss_curve"],
     )
     return str(path)
-
-
-_MAX_POINTS = 2000
-_TEXT_WIDTH = 160
 
 
 def draw_loss_curve(

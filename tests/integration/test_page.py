@@ -52,13 +52,13 @@ def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
         assert url.startswith("http://127.0.0.1:")
         for worker in swarm.workers.values():
             worker.wait_for_round(5)
-        wait_until(url, "w2", "training", "waiting")
+        wait_until(url, "w2", "training")
         page = shown(url)
 
         assert f"run {swarm.status('w0')['run'][:8]} · diloco · seen by w0" in page.of("p")[0].text
-        assert facts(page)["peers at work"] == "3 of 3"
-        assert float(facts(page)["training loss"]) > 0
-        assert float(facts(page)["validation"]) > 0
+        assert facts(page)["peers"] == "3 training"
+        assert float(facts(page)["loss"]) > 0
+        assert float(facts(page)["validation loss"]) > 0
         assert peers(page.of("tr")) == peers(page.of("g", "node")) == {"w0", "w1", "w2"}
         links = [line.attributes for line in page.of("line", "link") if "data-a" in line.attributes]
         pairs = {(link["data-a"], link["data-b"]) for link in links}
@@ -74,7 +74,7 @@ def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
         (dead,) = page.of("g", "node", data_peer="w2")
         assert "dead" in dead.classes
         assert "w2 dead" in dead.text
-        assert facts(page)["peers at work"] == "2 of 3"
+        assert facts(page)["peers"] == "2 training, 1 dead"
         assert any("w2 dead" in item.text for item in page.of("li"))
 
         w0.send(signal.SIGTERM)

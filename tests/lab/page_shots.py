@@ -25,12 +25,13 @@ from urllib.request import urlopen
 from PIL import Image
 from rich.console import Console
 
-from coordinator.report.status import ask
-from coordinator.report.watch import Watch, table
+from coordinator.report.status import Swarm, ask
+from coordinator.report.terminal import swarm_table
 from protos.addresses import ReservedPorts, split_address
 from protos.identity import Authority, Role, member_identity
 from tests.lab.polling import seconds_until
 from tests.support.browser import CHROMIUM, picture
+from worker.views.history import History
 
 DEAD, SLOW, RELAYED = "w3", "w5", "w7"
 LINKS = ("--link", "100mbit", "--link", f"{SLOW}=2mbit")
@@ -103,11 +104,12 @@ def take(url: str, run: Path, out: Path, seconds: float) -> None:
         picture(url, out / name, width=width, height=height, dark=dark)
         with Image.open(out / name) as taken:
             taken.quantize(COLOURS).save(out / name, optimize=True)
-    watched = Watch(address_and_pid(run / "w0")[0], asked_by(run))
-    watched.look()
+    swarm, history = Swarm(address_and_pid(run / "w0")[0], asked_by(run)), History(2.0)
+    history.add(swarm.look())
     time.sleep(2)  # rates are of the time between two looks
-    screen = Console(record=True, width=170, file=io.StringIO())
-    screen.print(table(watched.look()))
+    history.add(swarm.look())
+    screen = Console(record=True, width=180, file=io.StringIO())
+    screen.print(swarm_table(history.summary()))
     drawn = screen.export_svg(title="murmur status HOST:PORT --watch")
     fonts = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # which it would load from elsewhere
     (out / "status-watch.svg").write_text(fonts.sub("", drawn))

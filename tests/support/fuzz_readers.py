@@ -16,7 +16,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 
 from algorithms.codecs import CODECS
 from coordinator.rendezvous.registry import Registry
-from coordinator.report.status import fact_lines
+from coordinator.report.terminal import fact_lines
 from protos import murmuration_pb2 as pb
 from protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
 from protos.identity import (

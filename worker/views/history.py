@@ -1,4 +1,4 @@
-"""What the peers of a swarm have said of themselves so far: what the page shows.
+"""What the peers of a swarm have said of themselves so far: what the page and the watch show.
 
 Everything is bounded, whatever peers say and however long the run is: 128 peers, of each 512
 points and 128 rounds, in all at most 30 MB. Points are thinned out, so that they span the
@@ -9,17 +9,22 @@ known are taken, each checked.
 import math
 import threading
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from protos.addresses import split_relayed
-from protos.events import float_of, int_of, place_of, text_of, verdict_words
+from protos.events import costliest, float_of, int_of, place_of, text_of, verdict_words
 from protos.text import shown
-
-Document = Mapping[str, Any]
+from worker.views.summary import (
+    LIVE,
+    Document,
+    PeerSummary,
+    SwarmSummary,
+    maps_of,
+    name_of,
+    summary_of,
+)
 
 MOST_PEERS = 128
 MOST_LINKS = 2000
@@ -28,19 +33,20 @@ MOST_ROUNDS = 128  # likewise
 MOST_NEWS = 200
 MOST_VERDICTS = 32
 _MOST_LISTED = 64  # of one list in a document
-_MOST_FACTS = 12
 _MOST_TEXT = 300  # characters
 _RATE_S = 20.0  # over which rates are told: rounds come in bursts
 _PATIENCE_S = 6.0  # before silence counts: a busy link or machine may miss a look
-_LIVE = ("alive", "suspect", "lost")  # `lost` is a coordinator's word for one that may be back
+_RECENT_S = 120.0  # over which it is told who waited for whom
+_MOST_STALL_S = 1e6
+# What a peer has said stays where it does not answer any more.
+_KEPT = (
+    "steps", "loss", "bytes_sent", "bytes_received", "rounds_completed", "rounds_failed", "late",
+    "steps_lost",
+)  # fmt: skip
 
 # A point; all are numbers, NaN where the peer has not said.
 POINT = (
     "time_s", "step", "loss", "val_loss", "tokens_per_s", "sent_mbps", "received_mbps",
-)  # fmt: skip
-_NUMBERS = (
-    "val_loss", "learning_rate", "gradient_norm", "steps_per_s", "samples_per_s", "tokens_per_s",
-    "waiting_s",
 )  # fmt: skip
 
 
@@ -59,40 +65,45 @@ class Look:
     answers: Mapping[str, Document]
 
 
-@dataclass
-class _Peer:
-    """What is kept of one peer. Args: seen_s: when it last answered."""
-
-    points: "array[float]" = field(default_factory=lambda: array("d"))  # rows of POINT
-    rounds: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
-    row: dict[str, Any] = field(default_factory=dict)
-    seen_s: float | None = None
-    sent: dict[str, "_Flow"] = field(default_factory=dict)  # to each peer, on its own streams
-    received: dict[str, "_Flow"] = field(default_factory=dict)
-    all_sent: "_Flow" = field(default_factory=lambda: _Flow())
-    all_received: "_Flow" = field(default_factory=lambda: _Flow())
-
-
 class _Flow:
-    """A count of bytes as it grows, and its rate over about the last twenty seconds."""
+    """A count as it grows, and its rate over about the last twenty seconds."""
 
-    __slots__ = ("_bytes", "_time_s", "mbps")
+    __slots__ = ("_count", "_time_s", "per_s")
 
     def __init__(self) -> None:
-        self._bytes: int | None = None
+        self._count: int | None = None
         self._time_s = 0.0
-        self.mbps: float | None = None
+        self.per_s: float | None = None
 
     def add(self, count: int | None, time_s: float) -> None:
         """What has been counted by then. One that is less than before has begun again."""
-        before, elapsed_s = self._bytes, time_s - self._time_s
-        self._bytes, self._time_s = count, time_s
+        before, elapsed_s = self._count, time_s - self._time_s
+        self._count, self._time_s = count, time_s
         if count is None or before is None or count < before or elapsed_s <= 0:
-            self.mbps = None
+            self.per_s = None
             return
-        now_mbps = 8e-6 * (count - before) / elapsed_s
-        share = 1.0 if self.mbps is None else 1 - math.exp(-elapsed_s / _RATE_S)
-        self.mbps = round((self.mbps or 0.0) * (1 - share) + now_mbps * share, 4)
+        now_per_s = (count - before) / elapsed_s
+        share = 1.0 if self.per_s is None else 1 - math.exp(-elapsed_s / _RATE_S)
+        self.per_s = (self.per_s or 0.0) * (1 - share) + now_per_s * share
+
+    @property
+    def mbps(self) -> float | None:
+        """Of a count of bytes."""
+        return None if self.per_s is None else round(8e-6 * self.per_s, 4)
+
+
+@dataclass
+class _Peer:
+    """What is kept of one peer."""
+
+    summary: PeerSummary
+    points: "array[float]" = field(default_factory=lambda: array("d"))  # rows of POINT
+    rounds: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    sent: dict[str, _Flow] = field(default_factory=dict)  # to each peer, on its own streams
+    received: dict[str, _Flow] = field(default_factory=dict)
+    all_sent: _Flow = field(default_factory=_Flow)
+    all_received: _Flow = field(default_factory=_Flow)
+    steps: _Flow = field(default_factory=_Flow)
 
 
 class History:
@@ -109,18 +120,21 @@ class History:
         self._verdicts: list[dict[str, Any]] = []
         self._news: deque[dict[str, Any]] = deque(maxlen=MOST_NEWS)
         self._swarm: dict[str, Any] = {}
+        self._waits: dict[str, Any] = {}
         self._time_s = 0.0
 
     def add(self, look: Look) -> None:
         """Takes what the peers have just said."""
         with self._lock:
             self._time_s = look.time_s
-            members = _maps(look.first, "members")[:MOST_PEERS]
-            self._make_room(dict.fromkeys(map(_name, members)))
-            for member in members:
-                if (name := _name(member)) in self._peers:
-                    self._add_peer(name, member, look.answers.get(name), look.time_s)
-            self._links = _links(self._peers, look)
+            members = {name_of(each): each for each in maps_of(look.first, "members")[:MOST_PEERS]}
+            addresses = {str(each.get("address")): name for name, each in members.items()}
+            self._make_room(members)
+            for name, member in members.items():
+                if name in self._peers:
+                    self._add_peer(name, member, look.answers.get(name), addresses)
+            self._count_waits()
+            self._links = _links(self._peers, look, addresses)
             self._verdicts = _verdicts(look)
             preset = next((p for a in look.answers.values() if (p := text_of(a, "preset"))), "")
             self._swarm = {
@@ -130,15 +144,25 @@ class History:
                 "encrypted": look.first.get("encrypted") is True,
             }
 
+    def summary(self) -> SwarmSummary:
+        """How it is now."""
+        with self._lock:
+            return self._summary()
+
     def since(self, time_s: float) -> dict[str, Any]:
         """Plain values: how it is now, and the points and rounds later than this time."""
         with self._lock:
-            peers = self._peers.items()
+            swarm, peers = self._summary(), sorted(self._peers.items())
+            heads, rows = swarm.table()
             return {
                 "time_s": self._time_s,
                 "every_s": self._every_s,
-                "swarm": self._swarm,
-                "peers": [each.row for _, each in sorted(peers)],
+                "swarm": self._swarm
+                | {"step": swarm.step, "steps": swarm.steps, "left_s": swarm.left_s},
+                "facts": swarm.facts(),
+                "table": {"heads": heads, "rows": rows},
+                "peers": [asdict(each.summary) for _, each in peers],
+                "waits": self._waits,
                 "links": self._links,
                 "verdicts": self._verdicts,
                 "news": [each for each in self._news if each["time_s"] > time_s],
@@ -152,6 +176,14 @@ class History:
 
     # --------------------------------------------------------------------------------- inside
 
+    def _summary(self) -> SwarmSummary:
+        return SwarmSummary(
+            peers=[peer.summary for _, peer in sorted(self._peers.items())],
+            run=self._swarm.get("run", ""),
+            preset=self._swarm.get("preset", ""),
+            verdicts=[verdict["text"] for verdict in self._verdicts],
+        )
+
     def _make_room(self, names: Collection[str]) -> None:
         """For these peers; those that nobody names any more go first."""
         gone = [name for name in self._peers if name not in names]
@@ -159,88 +191,82 @@ class History:
             if name not in self._peers and len(self._peers) >= MOST_PEERS and gone:
                 del self._peers[gone.pop()]
             if len(self._peers) < MOST_PEERS:
-                self._peers.setdefault(name, _Peer())
+                self._peers.setdefault(name, _Peer(PeerSummary(name)))
 
-    def _add_peer(self, name: str, member: Document, own: Document | None, now_s: float) -> None:
-        peer = self._peers[name]
-        health = text_of(member, "health")
-        waits = peer.seen_s is not None and now_s - peer.seen_s < _PATIENCE_S
-        if own is None and waits and health in _LIVE:
+    def _add_peer(
+        self, name: str, member: Document, own: Document | None, addresses: Mapping[str, str]
+    ) -> None:
+        peer, now_s = self._peers[name], self._time_s
+        before, seen_s = peer.summary, peer.summary.seen_s
+        patient = own is None and seen_s is not None and now_s - seen_s < _PATIENCE_S
+        if patient and text_of(member, "health") in LIVE:
             return
-        row = _row(name, member, own, peer.row, now_s)
-        if own is not None:
-            peer.seen_s = now_s
+        after = peer.summary = summary_of(member, own, addresses)
+        peer.steps.add(after.step, now_s)
+        if own is None:
+            after.seen_s = seen_s
+            after.steps_per_s = peer.steps.per_s
+            for key in _KEPT:
+                if getattr(after, key) is None:
+                    setattr(after, key, getattr(before, key))
+        else:
+            after.seen_s = now_s
             _keep_rounds(peer, own, now_s)
-            others = (each for each in _maps(own, "members") if _name(each) in self._peers)
-            for each in others:
-                for flows, key in ((peer.sent, "sent_bytes"), (peer.received, "received_bytes")):
-                    flows.setdefault(_name(each), _Flow()).add(int_of(each, key), now_s)
-            peer.all_sent.add(row["bytes_sent"], now_s)
-            peer.all_received.add(row["bytes_received"], now_s)
-            row["sent_mbps"] = peer.all_sent.mbps
-            row["received_mbps"] = peer.all_received.mbps
-            _keep_point(peer, row)
-        row["seen_s"] = peer.seen_s
-        if (state := _told(row)) != _told(peer.row) and self._swarm:  # the first look is no news
-            self._tell(now_s, name, state)
-        if (failed := row["failed"] - peer.row.get("failed", row["failed"])) > 0:
-            self._tell(now_s, name, f"{failed} of its rounds failed")
-        peer.row = row
+            for each in maps_of(own, "members"):
+                if (other := name_of(each)) in self._peers:
+                    for flows, key in (
+                        (peer.sent, "sent_bytes"),
+                        (peer.received, "received_bytes"),
+                    ):
+                        flows.setdefault(other, _Flow()).add(int_of(each, key), now_s)
+            peer.all_sent.add(after.bytes_sent, now_s)
+            peer.all_received.add(after.bytes_received, now_s)
+            after.sent_mbps, after.received_mbps = peer.all_sent.mbps, peer.all_received.mbps
+            _keep_point(peer, now_s)
+        if (state := _told(after)) != _told(before) and self._swarm:  # the first look is no news
+            self._tell(name, state)
+        failed = after.rounds_failed or 0
+        if before.rounds_failed is not None and failed > before.rounds_failed:
+            self._tell(name, f"{failed - before.rounds_failed} of its rounds failed")
 
-    def _tell(self, now_s: float, peer: str, text: str) -> None:
-        self._news.append({"time_s": now_s, "peer": peer, "text": text})
+    def _tell(self, peer: str, text: str) -> None:
+        self._news.append({"time_s": self._time_s, "peer": peer, "text": text})
+
+    def _count_waits(self) -> None:
+        """How long the others stood still for each peer lately; the share of their time that all
+        such waits were; and the peer that most of it was for, where that is worth telling of."""
+        since_s = self._time_s - _RECENT_S
+        by_peer: defaultdict[str, float] = defaultdict(float)
+        waited_s = watched_s = 0.0
+        for name, peer in self._peers.items():
+            times = [time_s for time_s in peer.points[:: len(POINT)] if time_s > since_s]
+            watched_s += times[-1] - times[0] if times else 0.0
+            for each in peer.rounds.values():
+                if each["waited_for"] and (each["resumed_s"] or 0.0) >= since_s:
+                    waited_s += each["stall_s"]
+                    if each["waited_for"] != name:
+                        by_peer[each["waited_for"]] += each["stall_s"]
+        for name, peer in self._peers.items():
+            peer.summary.waited_for_s = by_peer.get(name)
+        most, most_s = max(by_peer.items(), key=lambda each: each[1], default=("", 0.0))
+        worth_it = most_s > 0.6 * waited_s and most_s > 0.05 * watched_s > 0
+        self._waits = {
+            "by_peer": dict(by_peer),
+            "share": waited_s / watched_s if watched_s > 0 else 0.0,
+            "slow": most if worth_it else None,
+        }
 
 
-def _told(row: Document) -> str:
-    """The state as news: a wait is none, every round brings one."""
-    state: str = row.get("state", "")
-    if row.get("live") and not row["answers"] and not row["relayed"]:
+def _told(summary: PeerSummary) -> str:
+    """The state as news."""
+    if summary.live and not summary.answers and not summary.relays:
         return "does not answer"
-    return "training" if state == "waiting" else state
+    return summary.state
 
 
-def _row(
-    name: str, member: Document, own: Document | None, before: Document, now_s: float
-) -> dict[str, Any]:
-    """The peer by its own word where it has answered, else as another knows it."""
-    said = own or {}
-    traffic = _map(said, "traffic") or member
-    rounds = _map(said, "rounds")
-    health = shown(text_of(member, "health") or "?")
-    phase = shown(text_of(own or member, "phase") or "?")
-    waits = float_of(said, "waiting_s") is not None
-    state = phase if own is not None or health == "alive" else health
-    kept = before if own is None else {}  # what it said last
-
-    def told(value: float | None, key: str, default: float | None = None) -> float | None:
-        return value if value is not None else kept.get(key, default)
-
-    return {
-        "peer": name,
-        "address": shown(text_of(member, "address") or ""),
-        "time_s": now_s,
-        "answers": own is not None,
-        "health": health,
-        "state": "waiting" if waits and state == "training" else state,
-        "live": own is not None or health in _LIVE,
-        "relayed": split_relayed(text_of(member, "address") or "") is not None,
-        "stage": int_of(member, "stage"),
-        "step": int_of(own or member, "step") or 0,
-        "steps": told(int_of(said, "steps"), "steps"),
-        "loss": told(float_of(own or member, "loss"), "loss"),
-        **{key: float_of(said, key) for key in _NUMBERS},
-        "bytes_sent": told(int_of(traffic, "bytes_sent"), "bytes_sent"),
-        "bytes_received": told(int_of(traffic, "bytes_received"), "bytes_received"),
-        "completed": told(int_of(rounds, "completed"), "completed"),
-        "failed": told(int_of(rounds, "failed"), "failed", 0),
-        "late": told(int_of(rounds, "late"), "late", 0),
-        "dropped": _counts(said, "refused"),
-        "quarantined": _counts(said, "quarantine"),
-    }
-
-
-def _keep_point(peer: _Peer, row: Document) -> None:
-    peer.points.extend(math.nan if (v := row.get(key)) is None else v for key in POINT)
+def _keep_point(peer: _Peer, now_s: float) -> None:
+    values = (now_s, *(getattr(peer.summary, key) for key in POINT[1:]))
+    peer.points.extend(math.nan if value is None else value for value in values)
     width = len(POINT)
     if len(peer.points) > MOST_POINTS * width:  # every other one, but for the last
         kept = array("d")
@@ -251,7 +277,7 @@ def _keep_point(peer: _Peer, row: Document) -> None:
 
 def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
     """A round is told of until it is over, and then once more: times come from ages."""
-    for said in _maps(own, "recent_rounds")[-_MOST_LISTED:]:
+    for said in maps_of(own, "recent_rounds")[-_MOST_LISTED:]:
         fragment, round_ = int_of(said, "fragment"), int_of(said, "round")
         began_s_ago = float_of(said, "began_s_ago")
         if fragment is None or round_ is None or began_s_ago is None:
@@ -267,7 +293,7 @@ def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
             "ended_s": None if ended is None else round(now_s - ended, 3),
             "failed": said.get("failed") is True,
             "waited_for": shown(text_of(said, "waited_for") or ""),
-            "stall_s": float_of(said, "stall_s") or 0.0,
+            "stall_s": min(float_of(said, "stall_s") or 0.0, _MOST_STALL_S),
             "resumed_s": None if resumed is None else round(now_s - resumed, 3),
             "told_s": now_s,
         }
@@ -275,19 +301,20 @@ def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
         peer.rounds.pop(next(iter(peer.rounds)))
 
 
-def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
+def _links(
+    peers: Mapping[str, _Peer], look: Look, addresses: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Pairs of which either tells something, the busiest first. What goes from a to b is what a
     sends on its own streams, and what b receives on its own."""
     told: dict[tuple[str, str], dict[str, Any]] = {}
-    relays = _relays(look.first)
     for name, own in look.answers.items():
-        for member in _maps(own, "members")[:MOST_PEERS]:
-            other = _name(member)
+        for member in maps_of(own, "members")[:MOST_PEERS]:
+            other = name_of(member)
             if name not in peers or other not in peers or other == name:
                 continue
             low, high = min(name, other), max(name, other)
-            ways = (relays.get(peer) for peer in (low, high))
-            via = next((way for way in ways if way not in (None, low, high)), None)
+            ways = (peers[peer].summary.relays[:1] for peer in (low, high))
+            via = next((relay for way in ways for relay in way if relay not in (low, high)), None)
             new = {"a": low, "b": high, "rtt_ms": None, "via": via, "mbps": [None, None]}
             link = told.setdefault((low, high), new)
             rtt_ms = float_of(member, "rtt_ms")
@@ -299,19 +326,6 @@ def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
     return sorted(told.values(), key=lambda link: -sum(filter(None, link["mbps"])))[:MOST_LINKS]
 
 
-def _relays(first: Document) -> dict[str, str]:
-    """The relay of each peer that others cannot dial: its address is PEER@RELAY,ANOTHER. By name
-    where the relay is a member, as it is unless it has just died."""
-    members = _maps(first, "members")
-    names = {text_of(member, "address"): _name(member) for member in members}
-    found = {}
-    for member in members:
-        if (way := split_relayed(text_of(member, "address") or "")) is not None:
-            relay = way[1][0]
-            found[_name(member)] = names.get(relay, shown(relay))
-    return found
-
-
 def _later(points: "array[float]", time_s: float) -> list[list[float | None]]:
     width = len(POINT)
     rows = (points[start : start + width] for start in range(0, len(points), width))
@@ -319,52 +333,20 @@ def _later(points: "array[float]", time_s: float) -> list[list[float | None]]:
 
 
 def _verdicts(look: Look) -> list[dict[str, Any]]:
-    """The faults that peers have located, each once, by the word that tells the highest cost; with
-    how many tell of it, for one peer alone may be wrong."""
-    found: dict[tuple[str, ...], tuple[float, Document]] = {}
-    tellers: Counter[tuple[str, ...]] = Counter()
-    for own in look.answers.values() or (look.first,):
-        said = _maps(own, "verdicts")[:_MOST_LISTED]
-        tellers.update({place_of(verdict) for verdict in said})
-        for verdict in said:
-            place, cost = place_of(verdict), float_of(verdict, "cost") or 0.0
-            if place not in found or cost > found[place][0]:
-                found[place] = cost, verdict
-    ranked = sorted(found.items(), key=lambda each: (-tellers[each[0]], -each[1][0]))
+    """The faults that peers have located, by how many tell of each: one peer alone may be wrong."""
+    found = [maps_of(own, "verdicts")[:_MOST_LISTED] for own in look.answers.values()]
+    tellers = Counter(place for said in found for place in {place_of(each) for each in said})
+    ranked = costliest(found or [maps_of(look.first, "verdicts")[:_MOST_LISTED]])
+    ranked.sort(key=lambda verdict: -tellers[place_of(verdict)])
     return [
         {
-            "kind": shown(place[0]),
-            "peer": shown(place[1]),
-            "to": shown(place[2]),
+            "kind": shown(kind),
+            "peer": shown(peer),
+            "to": shown(to),
             "text": shown(verdict_words(verdict), _MOST_TEXT),
-            "by": tellers[place],
+            "by": tellers[kind, peer, to],
+            "believed": 2 * tellers[kind, peer, to] > len(look.answers),
         }
-        for place, (_, verdict) in ranked[:MOST_VERDICTS]
+        for verdict in ranked[:MOST_VERDICTS]
+        for kind, peer, to in [place_of(verdict)]
     ]
-
-
-def _counts(document: Document, key: str) -> dict[str, int]:
-    """Above 0, by reason or peer."""
-    counts = _map(document, key)
-    found = {shown(str(name)): int_of(counts, name) or 0 for name in list(counts)[:_MOST_FACTS]}
-    return {name: count for name, count in found.items() if count}
-
-
-def _name(member: Document) -> str:
-    name = member.get("peer")
-    return _shown_name(name) if isinstance(name, str) else "?"
-
-
-@lru_cache(4 * MOST_PEERS)
-def _shown_name(name: str) -> str:
-    return shown(name) or "?"
-
-
-def _map(document: Document, key: str) -> Document:
-    value = document.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _maps(document: Document, key: str) -> list[Document]:
-    values = document.get(key)
-    return [v for v in values if isinstance(v, Mapping)] if isinstance(values, list) else []

@@ -3,12 +3,10 @@
 "use strict";
 
 const MOST_POINTS = 4096, MOST_ROUNDS = 600, MOST_NEWS = 200;
-const RECENT_S = 120; // over which it is told who waited for whom
 const SMOOTHING = 0.3; // of the training loss: weight of the latest point
-const WORKING = ["training", "waiting"];
 const WINDOWS = { "30 s": 30, "2 min": 120, "10 min": 600 };
 
-const seen = { time_s: 0, peers: [], links: [], verdicts: [], swarm: {}, news: [], points: {}, rounds: {} };
+const seen = { time_s: 0, peers: [], links: [], verdicts: [], swarm: {}, facts: [], table: {}, waits: {}, news: [], points: {}, rounds: {} };
 const colours = new Map(); // of each peer, by when it was first seen
 let windowS = 30, chosen = null;
 const charts = {};
@@ -32,24 +30,16 @@ const known = (value) => value !== null && value !== undefined;
 const optional = (value, show) => (known(value) ? show(value) : "–");
 const count = (n) => Math.round(n).toLocaleString("en");
 const three = (x) => (x >= 100 ? count(x) : x.toPrecision(3));
-const size = (b) => (b >= 1e9 ? `${three(b / 1e9)} GB` : b >= 1e6 ? `${three(b / 1e6)} MB` : b >= 1e3 ? `${three(b / 1e3)} kB` : `${b} B`);
 const rate = (m) => (m >= 1000 ? `${three(m / 1000)} Gbit/s` : m >= 1 ? `${three(m)} Mbit/s` : m >= 0.001 ? `${Math.round(m * 1000)} kbit/s` : "0");
 const seconds = (s) => (s < 1 ? `${Math.round(s * 1000)} ms` : s < 100 ? `${s.toPrecision(3)} s` : `${count(s)} s`);
 const clock = (t) => new Date(t * 1000).toLocaleTimeString("en-GB");
 const short = (name, most) => (name.length <= most ? name : `${name.slice(0, most - 6)}…${name.slice(-5)}`);
-function duration(s) {
-  const whole = Math.round(s);
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, "0")} s`;
-  return `${Math.floor(whole / 3600)} h ${String(Math.floor((whole % 3600) / 60)).padStart(2, "0")} min`;
-}
 
 function seriesOf(peer) {
   if (!colours.has(peer)) colours.set(peer, colours.size % 8);
   return `s${colours.get(peer)}`;
 }
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const sum = (values) => values.reduce((total, value) => total + value, 0);
 
 // ----------------------------------------------------------------------------- asking the peer
 
@@ -73,7 +63,7 @@ async function ask() {
 }
 
 function take(news) {
-  for (const key of ["time_s", "peers", "links", "verdicts", "swarm"]) seen[key] = news[key];
+  for (const key of ["time_s", "peers", "links", "verdicts", "swarm", "facts", "table", "waits"]) seen[key] = news[key];
   seen.news = [...seen.news, ...news.news].slice(-MOST_NEWS);
   for (const peer of news.peers) seriesOf(peer.peer);
   for (const [peer, rows] of Object.entries(news.points)) {
@@ -96,7 +86,7 @@ async function watch() {
     take(news);
     pauseS = news.every_s;
     const idle = Date.now() / 1000 - seen.time_s;
-    notice(seen.time_s === 0 ? "No peer has answered yet." : idle > 15 ? `Nobody has answered for ${duration(idle)}. What was last seen stays.` : "");
+    notice(seen.time_s === 0 ? "No peer has answered yet." : idle > 15 ? `Nobody has answered for ${seconds(idle)}. What was last seen stays.` : "");
     if (seen.time_s) draw();
   } catch (error) {
     notice(error instanceof TypeError ? "The peer that serves this page does not answer: it has ended, or the link to it is broken. What was last seen stays." : error.message);
@@ -111,84 +101,49 @@ function notice(text) {
 
 // ------------------------------------------------------------------------- what follows from it
 
-// Seconds that others stood still for each peer lately, and the share of their time that this was.
-function waitsByPeer() {
-  const from = seen.time_s - RECENT_S, byPeer = new Map();
-  let waited = 0, watched = 0;
-  for (const { peer } of seen.peers) {
-    const points = (seen.points[peer] || []).filter((p) => p.time_s > from);
-    if (points.length > 1) watched += points[points.length - 1].time_s - points[0].time_s;
-    for (const round of seen.rounds[peer] || []) {
-      if (!known(round.resumed_s) || round.resumed_s < from || !round.waited_for) continue;
-      waited += round.stall_s;
-      if (round.waited_for !== peer) byPeer.set(round.waited_for, (byPeer.get(round.waited_for) || 0) + round.stall_s);
-    }
-  }
-  return { byPeer, waited, watched };
-}
-
-// What the peers have located, by most of them; else the peer that the others have waited for most of
-// their waits, where these are worth telling of.
-function slowPeer({ byPeer, waited, watched }) {
+// The peer that the others wait for: as the peers have located it, else by whom most waits were for.
+function slowPeer() {
   const located = believed().find((verdict) => verdict.kind !== "link");
-  if (located) return located.peer;
-  const [most] = [...byPeer.entries()].sort((a, b) => b[1] - a[1]);
-  return most && watched > 0 && most[1] > 0.6 * waited && most[1] > 0.05 * watched ? most[0] : null;
+  return located ? located.peer : seen.waits.slow;
 }
 
-const believed = () => seen.verdicts.filter((verdict) => 2 * verdict.by > seen.peers.filter((p) => p.answers).length);
+const believed = () => seen.verdicts.filter((verdict) => verdict.believed);
 
 function marksOf(peer, slow) {
   const located = believed().find((verdict) => verdict.peer === peer.peer && verdict.kind !== "link");
-  const by = seen.peers.filter((each) => each.quarantined[peer.peer]);
+  const by = seen.peers.filter((each) => each.quarantine[peer.peer]);
   if (["dead", "lost"].includes(peer.state)) return ["dead", peer.state];
   if (peer.state === "left") return ["dead", "left"];
   if (by.length) return ["quarantined", "in quarantine"];
   if (peer.state === "done") return ["done", ""];
   // Only members of the run are led to a relayed peer: a coordinator knows of it what others say.
-  if (!peer.answers && peer.relayed && !known(peer.seen_s) && peer.health === "alive") return ["", "relayed"];
+  if (!peer.answers && peer.relays.length && !known(peer.seen_s) && peer.health === "alive") return ["", "relayed"];
   if (!peer.answers || peer.health === "suspect") return ["unsure", peer.health === "suspect" ? "suspect" : "no answer"];
   if (located) return ["slow", `slow ${located.kind}`];
   return slow === peer.peer ? ["slow", "slow"] : ["", ""];
 }
 
 function draw() {
-  const waits = waitsByPeer(), slow = slowPeer(waits);
+  const slow = slowPeer();
   drawFacts();
   drawGraph(slow);
-  drawWaits(waits, slow);
+  drawWaits(slow);
   drawNews();
   drawLoss();
   drawTraffic();
   drawTimeline();
-  drawTable(waits, slow);
+  drawTable(slow);
 }
 
 // -------------------------------------------------------------------------------------- the head
 
 function drawFacts() {
-  const { swarm, peers } = seen;
-  const working = peers.filter((p) => WORKING.includes(p.state));
-  const steps = Math.max(0, ...peers.map((p) => p.steps || 0));
-  const step = working.length ? Math.min(...working.map((p) => p.step)) : Math.max(0, ...peers.map((p) => p.step));
-  const left = working.map((p) => (p.steps_per_s ? (steps - p.step) / p.steps_per_s : null)).filter(known);
-  const losses = working.map((p) => p.loss).filter(known);
-  const validated = validation().at(-1);
-  const tokens = working.map((p) => p.tokens_per_s).filter(known);
-  const sent = sum(peers.map((p) => p.bytes_sent || 0));
+  const { swarm, facts } = seen;
   $("run").textContent = `run ${swarm.run.slice(0, 8)} · ${swarm.preset} · seen by ${swarm.seen_by} · ${swarm.encrypted ? "encrypted" : "not encrypted"}`;
-  document.title = `${working.length} of ${peers.length} · step ${count(step)} · Murmuration`;
-  const facts = [
-    ["peers at work", `${working.length} of ${peers.length}`],
-    ["step", `${count(step)} of ${steps ? count(steps) : "?"}`],
-    ["training loss", losses.length ? (sum(losses) / losses.length).toFixed(3) : "–"],
-    ...(validated ? [["validation", validated[1].toFixed(3)]] : []),
-    ...(tokens.length ? [["tokens a second", count(sum(tokens))]] : []),
-    ["sent by all", size(sent)],
-    ["still to go", left.length ? `about ${duration(Math.max(...left))}` : "–"],
-  ];
+  const working = seen.peers.filter((p) => p.state === "training").length;
+  document.title = `${working} of ${seen.peers.length} · step ${count(swarm.step)} · Murmuration`;
   $("facts").replaceChildren(...facts.map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
-  $("progress").style.width = steps ? `${(100 * step) / steps}%` : "0";
+  $("progress").style.width = swarm.steps ? `${(100 * swarm.step) / swarm.steps}%` : "0";
 }
 
 // ------------------------------------------------------------------------------------- the graph
@@ -268,18 +223,17 @@ function drawGraphKey() {
 
 // ---------------------------------------------------------------------- what slows, what happened
 
-function drawWaits(waits, slow) {
+function drawWaits(slow) {
   const told = seen.verdicts.map(({ text, by }) => html("li", {}, text, " ", html("small", {}, `found by ${by} of ${seen.peers.filter((p) => p.answers).length}`)));
   if (slow && !told.length) told.push(html("li", {}, `The others wait mostly for ${slow}.`));
   $("verdicts").replaceChildren(...(told.length ? told : [html("li", { class: "none" }, "Nothing stands out.")]));
-  const ranked = [...waits.byPeer.entries()].sort((a, b) => b[1] - a[1]).slice(0, 6);
-  const share = waits.watched > 0 ? (100 * waits.waited) / waits.watched : 0;
+  const ranked = Object.entries(seen.waits.by_peer).sort((a, b) => b[1] - a[1]).slice(0, 6);
   const bars = ranked.flatMap(([peer, s]) => {
     const filled = svg("rect", { class: "waits", x: 0, y: 0, width: (100 * s) / ranked[0][1], height: 9 });
     const bar = html("div", { class: "bar" }, svg("svg", { viewBox: "0 0 100 9", preserveAspectRatio: "none" }, filled));
     return [html("span", { title: peer }, short(peer, 22)), bar, html("span", {}, seconds(s))];
   });
-  const caption = `Peers stood still ${share.toPrecision(2)} % of the last two minutes, waiting for:`;
+  const caption = `Peers stood still ${(100 * seen.waits.share).toPrecision(2)} % of the last two minutes, waiting for:`;
   $("waits").replaceChildren(html("span", { class: "caption" }, ranked.length ? caption : "Nobody has waited in the last two minutes."), ...bars);
 }
 
@@ -424,31 +378,22 @@ function drawChoices() {
 
 // ----------------------------------------------------------------------------------------- peers
 
-function drawTable(waits, slow) {
-  const { peers } = seen, staged = peers.some((p) => known(p.stage)), norms = peers.some((p) => known(p.gradient_norm));
-  const head = ["peer", "state", ...(staged ? ["stage"] : []), "step", "loss", ...(norms ? ["gradient norm"] : []), "tokens/s", "steps/s", "rounds", "sent", "received", "sends", "receives", "waited for", "not taken"];
-  const rows = peers.map((p) => {
+function drawTable(slow) {
+  const { heads, rows } = seen.table;
+  const drawn = seen.peers.map((p, i) => {
     const [kind, mark] = marksOf(p, slow);
-    const tone = kind === "dead" || kind === "slow" ? "bad" : kind ? "warn" : "good";
-    const state = mark && mark !== p.state ? `${p.state}, ${mark}` : p.state;
+    const tone = kind === "dead" || kind === "slow" ? "bad" : kind === "" || kind === "done" ? "good" : "warn";
+    const [name, state, ...rest] = rows[i];
     const cells = [
-      [html("span", {}, html("span", { class: `swatch ${seriesOf(p.peer)}` }), p.peer)],
-      [state, kind === "done" ? "good" : tone], ...(staged ? [[optional(p.stage, count)]] : []), [count(p.step)],
-      [optional(p.loss, (l) => l.toFixed(3))], ...(norms ? [[optional(p.gradient_norm, three)]] : []),
-      [optional(p.tokens_per_s, count)], [optional(p.steps_per_s, three)], [optional(p.completed, count)], [optional(p.bytes_sent, size)],
-      [optional(p.bytes_received, size)], [optional(p.sent_mbps, rate)], [optional(p.received_mbps, rate)],
-      [optional(waits.byPeer.get(p.peer), seconds)], [notTaken(p), "quiet"],
+      [html("span", {}, html("span", { class: `swatch ${seriesOf(p.peer)}` }), name)],
+      [mark && mark !== state ? `${state}, ${mark}` : state, tone],
+      ...rest.map((value, at) => [value, heads[at + 2] === "not taken" ? "quiet" : null]),
     ];
     return html("tr", { "data-peer": p.peer, title: p.address }, ...cells.map(([value, tone_]) => html("td", { class: tone_ }, value)));
   });
-  $("peers").tHead.replaceChildren(html("tr", {}, ...head.map((name) => html("th", { scope: "col" }, name))));
-  $("peers").tBodies[0].replaceChildren(...rows);
+  $("peers").tHead.replaceChildren(html("tr", {}, ...heads.map((head) => html("th", { scope: "col" }, head))));
+  $("peers").tBodies[0].replaceChildren(...drawn);
   $("footer").textContent = `Last look ${clock(seen.time_s)}. “Waited for”: by the others, in the last two minutes. Rates are over about 20 s.`;
-}
-
-function notTaken(p) {
-  const counts = { "round failed": p.failed, late: p.late, ...p.dropped, ...Object.fromEntries(Object.entries(p.quarantined).map(([k, v]) => [`quarantine ${k}`, v])) };
-  return Object.entries(counts).filter(([, n]) => n).map(([reason, n]) => `${reason} ${n}`).join(", ");
 }
 
 $("graph").addEventListener("mouseleave", () => { chosen = null; if (seen.time_s) draw(); });

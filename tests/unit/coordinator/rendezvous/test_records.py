@@ -1,9 +1,7 @@
 import math
 
-import pytest
-
-from coordinator.rendezvous.records import Record, costliest
-from protos.events import curve_of
+from coordinator.rendezvous.records import Record
+from protos.events import costliest, curve_of
 
 
 def progress(step: int, **changes: object) -> dict[str, object]:
@@ -63,7 +61,7 @@ def test_the_result_wins_over_what_was_seen(result_event) -> None:
     record.apply(result_event("w0"), 1.0)
     assert (record.step, record.bytes_sent, record.rounds_completed) == (100, 2_000_000, 4)
     assert record.loss_curve() == [(50, 3.0), (100, 2.5)]
-    assert record.shown_state(1e9) == "done"
+    assert record.seen(1e9).state == "done"
 
 
 def test_values_of_a_wrong_type_are_passed_over() -> None:
@@ -79,12 +77,12 @@ def test_values_of_a_wrong_type_are_passed_over() -> None:
 
 def test_a_silent_worker_is_shown_as_such_once_it_has_started() -> None:
     record = Record("w0")
-    assert record.shown_state(60.0) == "starting"
+    assert record.seen(60.0).state == "starting"
     record.apply(progress(1), 60.0)
-    assert record.shown_state(61.0) == "training"
-    assert record.shown_state(75.0) == "silent 15 s"
+    assert record.seen(61.0).state == "training"
+    assert record.seen(75.0).state == "silent 15 s"
     record.apply({"event": "exit", "exit_code": -9}, 75.0)
-    assert record.shown_state(75.0) == "killed (SIGKILL)"
+    assert record.seen(75.0).state == "killed (SIGKILL)"
 
 
 def test_losses_of_the_anchor_on_the_way_are_kept_in_order_and_the_workers_own_curve_counts() -> (
@@ -102,15 +100,7 @@ def test_one_that_evaluates_is_not_silent() -> None:
     record = Record("w0")
     record.apply(progress(100), 60.0)
     record.apply(progress(100, state="evaluating"), 61.0)
-    assert record.shown_state(99.0) == "evaluating"
-
-
-def test_remaining_time_follows_the_pace() -> None:
-    record = Record("w0")
-    record.apply(progress(0), 100.0)
-    assert record.remaining_s() is None
-    record.apply(progress(25), 110.0)
-    assert record.remaining_s() == pytest.approx(30.0)
+    assert record.seen(99.0).state == "evaluating"
 
 
 def test_a_record_knows_the_faults_that_its_worker_found_and_the_report_has_each_once() -> None:

@@ -19,8 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator import Failure, cli
 from coordinator.rendezvous.registry import Registry
 from coordinator.rendezvous.server import CoordinatorRun, CoordinatorService, start_server
-from coordinator.report.progress import PlainProgress
 from coordinator.report.status import ask
+from coordinator.report.terminal import Screen
 from protos import murmuration_pb2 as pb
 from protos import murmuration_pb2_grpc as rpc
 from protos.addresses import ReservedPorts
@@ -270,7 +270,7 @@ def test_a_session_ends_when_the_expected_workers_have_reported(result_event) ->
         threads[0].start()
 
     lines = Lines(workers)
-    session = CoordinatorRun(PlainProgress(lines, 0.0), expect=2)
+    session = CoordinatorRun(Screen(lines, 0.0), expect=2)
     asyncio.run(session.run("127.0.0.1:0"))
     threads[0].join()
     assert [record.state for record in session.registry.records()] == ["done", "done"]
@@ -290,6 +290,6 @@ def test_a_signal_ends_it_on_a_loop_that_has_no_handlers_for_them(
     monkeypatch.setattr(asyncio.unix_events._UnixSelectorEventLoop, "add_signal_handler", lacking)
     before = signal.getsignal(signal.SIGTERM)
     lines = Lines(lambda _address: signal.raise_signal(number))
-    session = CoordinatorRun(PlainProgress(lines, 0.0), expect=2)
+    session = CoordinatorRun(Screen(lines, 0.0), expect=2)
     asyncio.run(session.run("127.0.0.1:0"))
     assert signal.getsignal(signal.SIGTERM) is before

@@ -170,10 +170,25 @@ def test_rates_are_of_what_has_grown_lately() -> None:
 def test_a_peer_that_waits_at_the_moment_is_told_from_one_that_computes() -> None:
     history = History(2.0)
     history.add(look(100.0, status("w0", waiting_s=1.25)))
-    assert history.since(0)["peers"][0]["state"] == "waiting"
+    assert history.since(0)["table"]["rows"][0][1] == "waiting"
     history.add(look(102.0, status("w0", waiting_s=None)))
-    assert history.since(0)["peers"][0]["state"] == "training"
+    assert history.since(0)["table"]["rows"][0][1] == "training"
     assert history.since(0)["news"] == []  # neither the first look nor a wait is
+
+
+def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting() -> None:
+    def waited(peer: str, whom: str, stall_s: float, resumed_s_ago: float = 1.0) -> dict[str, Any]:
+        said = {"fragment": 0, "round": int(10 * stall_s), "began_s_ago": 9.0, "waited_for": whom}
+        said |= {"stall_s": stall_s, "ended_s_ago": 1.0, "resumed_s_ago": resumed_s_ago}
+        return status(peer, *{"w0", "w1", "w2"} - {peer}, recent_rounds=[said])
+
+    history = History(2.0)
+    history.add(look(90.0, waited("w0", "w1", 50.0, 200.0), waited("w1", "w1", 2.5)))
+    history.add(look(110.0, waited("w0", "w2", 8.0), waited("w1", "w2", 4.0)))
+    told = history.since(0)
+    assert told["waits"] == {"by_peer": {"w2": 12.0}, "share": 14.5 / 40.0, "slow": "w2"}
+    heads = told["table"]["heads"]
+    assert [row[heads.index("waited for")] for row in told["table"]["rows"]] == ["-", "-", "12 s"]
 
 
 def test_a_link_is_relayed_where_one_of_its_peers_can_only_be_reached_so() -> None:

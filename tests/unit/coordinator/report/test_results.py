@@ -1,4 +1,4 @@
-"""The report of all peers from what one of them has kept."""
+"""Files that a run leaves, and the report of all peers from what one of them has kept."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from coordinator import Failure
-from coordinator.report import joint
-from coordinator.report.joint import records_of, report_of_folder, report_of_swarm
+from coordinator.report import results
 from coordinator.report.printer import figure_lines
+from coordinator.report.results import records_of, report_of_folder, report_of_swarm
 from protos.exit_codes import ExitCode
 
 RESULT = {
@@ -111,7 +111,7 @@ def test_of_a_run_under_way_by_what_each_says(
             raise Failure(f"{address} does not answer", ExitCode.UNREACHABLE)
         return said
 
-    monkeypatch.setattr(joint, "ask", ask)
+    monkeypatch.setattr(results, "ask", ask)
     report = report_of_swarm("w0:7700", None, None)
     assert [(each["peer"], each["state"], each["step"]) for each in report["peers"]] == [
         ("w0", "training", 50),

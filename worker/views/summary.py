@@ -1,0 +1,283 @@
+"""Each peer of a run in short, and the figures and the table that every view draws of them.
+
+`murmur status --watch` and the page make a summary of what the peers say, `murmur swarm` and the
+coordinator of their events, a report of either.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protos.addresses import split_relayed
+from protos.events import float_of, int_of, text_of
+from protos.figures import duration, rate, seconds, size
+from protos.text import shown
+
+Document = Mapping[str, Any]
+
+LIVE = ("alive", "suspect", "lost")  # `lost` is a coordinator's word for one that may be back
+_OWN_NUMBERS = (
+    "val_loss", "learning_rate", "gradient_norm", "steps_per_s", "samples_per_s", "tokens_per_s",
+    "waiting_s",
+)  # fmt: skip
+_MAX_FACTS = 12
+
+
+@dataclass
+class PeerSummary:
+    """One peer, by its own word where it has answered, else as another knows it; None: not known.
+
+    Args:
+        state: its phase while it lives, else how it went.
+        waiting_s: how long its training has stood still by now; None while it does not.
+        rtt_ms: the round trip from the peer that named it.
+        relays: the peers that others reach it through; none where they dial it.
+        waited_for_s: how long the others stood still for it in the last two minutes.
+        seen_s: when it last answered, in seconds since 1970.
+        refused, quarantine: messages that it did not take, by reason and by sender.
+    """
+
+    peer: str
+    address: str = ""
+    state: str = "?"
+    health: str = "?"
+    answers: bool = False
+    live: bool = False
+    stage: int | None = None
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    steps_per_s: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    waiting_s: float | None = None
+    rounds_completed: int | None = None
+    rounds_failed: int | None = None
+    late: int | None = None
+    steps_lost: int | None = None
+    bytes_sent: int | None = None
+    bytes_received: int | None = None
+    sent_mbps: float | None = None
+    received_mbps: float | None = None
+    rtt_ms: float | None = None
+    waited_for_s: float | None = None
+    seen_s: float | None = None
+    relays: list[str] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+    quarantine: dict[str, int] = field(default_factory=dict)
+
+
+def summary_of(
+    member: Document, own: Document | None, names: Mapping[str, str] | None = None
+) -> PeerSummary:
+    """What is known of a peer.
+
+    Args:
+        member: as another peer, or a coordinator, has it in its status document.
+        own: its own document, if it has answered.
+        names: of peers, by address.
+    """
+    said: Document = {} if own is None else own
+    either: Document = member if own is None else own
+    traffic = map_of(said, "traffic") or member  # a coordinator's members have it themselves
+    rounds = map_of(said, "rounds") or {"completed": _applied(member)}
+    health, phase = (
+        shown(text_of(map_, key) or "?") for map_, key in ((member, "health"), (either, "phase"))
+    )
+    return PeerSummary(
+        peer=name_of(member),
+        address=shown(text_of(member, "address") or ""),
+        state=phase if own is not None or health == "alive" else health,
+        health=health,
+        answers=own is not None,
+        live=own is not None or health in LIVE,
+        stage=int_of(member, "stage"),
+        step=int_of(either, "step") or 0,
+        steps=int_of(said, "steps"),
+        loss=float_of(either, "loss"),
+        rounds_completed=int_of(rounds, "completed"),
+        rounds_failed=int_of(rounds, "failed"),
+        late=int_of(rounds, "late"),
+        steps_lost=int_of(rounds, "steps_lost"),
+        bytes_sent=int_of(traffic, "bytes_sent"),
+        bytes_received=int_of(traffic, "bytes_received"),
+        rtt_ms=float_of(member, "rtt_ms"),
+        relays=[shown(each) for each in relays_of(member.get("address"), names or {})],
+        refused=_counts(said, "refused"),
+        quarantine=_counts(said, "quarantine"),
+        **{key: float_of(said, key) for key in _OWN_NUMBERS},
+    )
+
+
+def relays_of(address: object, names: Mapping[str, str]) -> list[str]:
+    """The peers through which an address is reached, by name where they are members."""
+    way = split_relayed(address) if isinstance(address, str) else None
+    return [] if way is None else [names.get(relay, relay) for relay in way[1]]
+
+
+def name_of(member: Document) -> str:
+    name = member.get("peer")
+    return shown(name) or "?" if isinstance(name, str) else "?"
+
+
+def map_of(document: Document, key: str) -> Document:
+    """A map in a document of another process; empty where there is none."""
+    value = document.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def maps_of(document: Document, key: str) -> list[Document]:
+    """The maps in a list, likewise."""
+    values = document.get(key)
+    return [v for v in values if isinstance(v, Mapping)] if isinstance(values, list) else []
+
+
+def _applied(member: Document) -> int | None:
+    """Rounds of a peer that does not answer: by the versions of its fragments, or as counted."""
+    versions = member.get("versions")
+    counted = [each for each in versions if type(each) is int] if isinstance(versions, list) else []
+    return sum(counted) if counted else int_of(member, "rounds")
+
+
+def _counts(document: Document, key: str) -> dict[str, int]:
+    """Above 0, by reason or peer."""
+    counts = map_of(document, key)
+    found = {shown(str(name)): int_of(counts, name) or 0 for name in list(counts)[:_MAX_FACTS]}
+    return {name: count for name, count in found.items() if count}
+
+
+# -------------------------------------------------------------------------------------- all peers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmSummary:
+    """All peers at one moment. Args: verdicts: the faults that they have located, in words."""
+
+    peers: Sequence[PeerSummary]
+    run: str = ""
+    preset: str = ""
+    verdicts: Sequence[str] = ()
+
+    @property
+    def working(self) -> list[PeerSummary]:
+        return [peer for peer in self.peers if peer.state == "training"]
+
+    @property
+    def step(self) -> int:
+        """Of the peer at work that is least far; where none is, of the one that came furthest."""
+        if self.working:
+            return min(peer.step for peer in self.working)
+        return max((peer.step for peer in self.peers), default=0)
+
+    @property
+    def steps(self) -> int | None:
+        """Of the whole run."""
+        return max((peer.steps for peer in self.peers if peer.steps), default=None)
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the slowest peer still needs, at the pace of now."""
+        if self.steps is None:
+            return None
+        paces = [(peer.step, peer.steps_per_s) for peer in self.working]
+        left = [max(0, self.steps - step) / pace for step, pace in paces if pace]
+        return max(filter(math.isfinite, left), default=None)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of all peers together; None where the task does not count in tokens."""
+        told = [peer.tokens_per_s for peer in self.working if peer.tokens_per_s is not None]
+        return sum(told) if told else None
+
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, value) of what is told of all."""
+        states = Counter(peer.state for peer in self.peers)
+        facts = [("peers", ", ".join(f"{count} {state}" for state, count in states.items()))]
+        if self.step or self.steps:
+            of = f" of {self.steps:,}" if self.steps else ""
+            facts.append(("step", f"{self.step:,}{of}"))
+        losses = [peer.loss for peer in self.working if peer.loss is not None]
+        if losses:
+            facts.append(("loss", f"{sum(losses) / len(losses):.3f}"))
+        validated = [(p.step, p.val_loss) for p in self.peers if p.val_loss is not None]
+        if validated:
+            facts.append(("validation loss", f"{max(validated)[1]:.3f}"))
+        if rounds := max((peer.rounds_completed or 0 for peer in self.peers), default=0):
+            facts.append(("rounds", f"{rounds:,}"))
+        if self.tokens_per_s is not None:
+            facts.append(("tokens a second", f"{self.tokens_per_s:,.0f}"))
+        if sent := sum(peer.bytes_sent or 0 for peer in self.peers):
+            facts.append(("sent by all", size(sent)))
+        if self.left_s is not None:
+            facts.append(("to go", f"about {duration(self.left_s)}"))
+        return facts
+
+    def line(self) -> str:
+        """`peers 4 training  step 240 of 1,200  loss 2.310  to go about 3 min 20 s`."""
+        parts = [f"{name} {value}" for name, value in self.facts()]
+        return "  ".join([*parts, *(f"slow: {verdict}" for verdict in self.verdicts)])
+
+    def table(self, *, leave_out: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
+        """The heads of the columns of which something is known, and a row for each peer."""
+        columns = {
+            head: cells
+            for head, cell in _COLUMNS.items()
+            if head not in leave_out and any(cells := [cell(peer) for peer in self.peers])
+        }
+        rows = zip(*columns.values(), strict=True)
+        return list(columns), [[cell or "-" for cell in row] for row in rows]
+
+
+Cell = Callable[[PeerSummary], str | None]
+
+
+def _of(key: str, show: Callable[[Any], str]) -> Cell:
+    def cell(peer: PeerSummary) -> str | None:
+        value = getattr(peer, key)
+        return None if value is None else show(value)
+
+    return cell
+
+
+def _pace(peer: PeerSummary) -> str | None:
+    """In tokens where the task counts in them, else in samples, else in steps."""
+    if peer.tokens_per_s is not None:
+        return f"{peer.tokens_per_s:,.0f} tokens"
+    if peer.samples_per_s is not None:
+        return f"{peer.samples_per_s:,.3g} samples"
+    return None if peer.steps_per_s is None else f"{peer.steps_per_s:,.3g} steps"
+
+
+def _not_taken(peer: PeerSummary) -> str:
+    counts = {"round failed": peer.rounds_failed, "step lost": peer.steps_lost, "late": peer.late}
+    counts |= peer.refused
+    counts |= {f"quarantine {sender}": count for sender, count in peer.quarantine.items()}
+    return ", ".join(f"{reason} {count}" for reason, count in counts.items() if count)
+
+
+_COLUMNS: Mapping[str, Cell] = {
+    "peer": lambda peer: peer.peer,
+    "state": lambda peer: (
+        "waiting" if peer.waiting_s is not None and peer.state == "training" else peer.state
+    ),
+    "stage": _of("stage", str),
+    "step": _of("step", "{:,}".format),
+    "a second": _pace,
+    "loss": _of("loss", "{:.3f}".format),
+    "validation": _of("val_loss", "{:.3f}".format),
+    "gradient norm": _of("gradient_norm", "{:.3g}".format),
+    "rounds": _of("rounds_completed", "{:,}".format),
+    "RTT": _of("rtt_ms", lambda ms: seconds(ms / 1000)),
+    "sends": _of("sent_mbps", rate),
+    "receives": _of("received_mbps", rate),
+    "sent": _of("bytes_sent", size),
+    "received": _of("bytes_received", size),
+    "waited for": _of("waited_for_s", seconds),
+    "relayed by": lambda peer: " or ".join(peer.relays),
+    "not taken": _not_taken,
+}
