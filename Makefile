@@ -78,7 +78,7 @@ parity: $(READY)  ## four real workers against the one-process reference, on the
 baselines: $(READY)  ## diloco, ddp and local at equal tokens: the README's table
 	$(RUN) tests/lab/baselines.py $(ARGS)
 
-losses: $(READY)  ## what bits, feedback and overlap cost in loss, at equal tokens
+losses: $(READY)  ## what bits and overlap cost in loss, at equal tokens
 	$(RUN) tests/lab/losses.py $(ARGS)
 
 frontier: $(READY)  ## bytes against loss, each preset tuned, in one process a plan; resumable: runs/frontier.png

@@ -1,18 +1,15 @@
 """One outer round of DiLoCo, in the order in which a peer goes through it.
 
-    contribution   pseudo_gradient, with_residual; the seeds of what is rounded stochastically
-    mean           mean_in_order: fixed, so that every reducer gets the same bits; keep_residual
+    contribution   pseudo_gradient; the seeds of what is rounded stochastically
+    mean           mean_in_order: fixed, so that every reducer gets the same bits
     outer step     Nesterov momentum over pseudo-gradients, with state per fragment
     going on       merge, keep_unsent before it where replicas keep what was not sent; or carry_over
                    for a peer whose contribution was not counted
     eager          others_share, eager_mean: go on from a guess while the round is on its way
 
-Error feedback: what an encoding leaves out comes with the next one.
-
-    e <- decay * e + g; send Q(e); e <- e - Q(e)
-
 Kept progress: a replica goes on from the new anchor minus all it has learned that is not in its
-contribution. The model itself then holds what error feedback would need a buffer for.
+contribution. The model itself then holds what error feedback (arXiv:2505.23725, arXiv:2508.15706)
+needs a buffer for.
 
     s <- Q(D), D = anchor - local;  local <- anchor_new - ((anchor - local_now) - s)
 
@@ -20,8 +17,7 @@ Eager updates: the guess takes this peer's fresh pseudo-gradient with what the o
 the round before. Only the local parameters follow it: the anchor waits for the true mean, so that
 anchors agree bit for bit, and then the local parameters are corrected by the difference.
 
-Ref: arXiv:2311.08105 (DiLoCo), arXiv:2501.18512 (merge); arXiv:2505.23725 (MuLoCo) and
-arXiv:2508.15706 (SparseLoCo) for error feedback, which use a decay of 0.95; arXiv:2502.12996 for
+Ref: arXiv:2311.08105 (DiLoCo), arXiv:2501.18512 (merge); arXiv:2502.12996 for
 eager updates, which lets the outer parameters themselves follow the guess.
 """
 
@@ -53,13 +49,6 @@ def pseudo_gradient(anchor: Tensor, local: Tensor, *, out: Tensor | None = None)
     Ref: arXiv:2311.08105 algorithm 1, line 12.
     """
     return torch.sub(anchor, local, out=out)
-
-
-def with_residual(g: Tensor, residual: Tensor | None, decay: float) -> Tensor:
-    """What to send instead of `g`: decay * residual + g, fresh; without a residual `g` itself."""
-    if residual is None:
-        return g
-    return (residual * decay).add_(g)
 
 
 def contribution_seed(peer: str, fragment: int, round_: int, start: int) -> int:
@@ -134,28 +123,6 @@ def _over_senders(contributions: Iterable[Tensor], weights: Sequence[int] | None
     if total is None or count is None:
         raise ValueError("the mean of no contributions")
     return total.div_(torch.where(count == 0, 1.0, count))
-
-
-def keep_residual(
-    error: Tensor,
-    before: Tensor | None,
-    not_counted: Iterable[tuple[int, int]],
-    share: float = 1.0,
-) -> Tensor:
-    """The residual after a round.
-
-    Args:
-        error: what the encoding of the contribution has left out; it may be written to.
-        before: the residual that went into it, None for zeros.
-        not_counted: the ranges in which the contribution came to nothing. What was learned there is
-            contributed again, and so is the residual as it was.
-        share: how much of the error to keep, 1 - alpha: a merge leaves alpha of what the anchor has
-            not got in the local parameters, and that is contributed again as it is.
-    """
-    kept = error if share == 1 else error * share
-    for start, stop in not_counted:
-        kept[start:stop] = 0.0 if before is None else before[start:stop]
-    return kept
 
 
 @dataclass(frozen=True)

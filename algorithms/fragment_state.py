@@ -31,13 +31,11 @@ from algorithms.diloco import (
     carry_over,
     eager_mean,
     go_on_with_integers,
-    keep_residual,
     keep_unsent,
     merge,
     others_share,
     take_integers,
     take_mean,
-    with_residual,
 )
 from algorithms.fragments import Ranges, complement, union
 from algorithms.noloco import relative_distance
@@ -71,8 +69,7 @@ class Contribution:
 
     Args:
         step: the inner step after which it was taken.
-        g: the pseudo-gradient, or the gradient; values: what travels, `g` with momentum and
-            residual.
+        g: the pseudo-gradient, or the gradient; values: what travels, `g` or with a momentum.
         guess: the anchor that the local parameters went on from (eager updates).
         work_steps: the inner steps that it stands for.
         everyone: it is the anchor or the local parameters, for the final average of a run.
@@ -116,7 +113,7 @@ class RoundResult:
         mean: of the contributions, which everyone applies.
         next_group: lays out the next round; empty where that one's is drawn.
         missed: the ranges in which this peer's contribution is not counted.
-        error: what the encoding of the contribution has left out, where the plan asks for it.
+        error: what the encoding of the contribution has left out, where replicas keep it.
         mean_anchor: of the group, in a plan of pairs.
         parts: the contributors, by range; empty where that is not known.
         sent: gives the contribution as others have decoded it, where the plan keeps the rest.
@@ -142,7 +139,7 @@ class _FailedTry:
     Args:
         ranges: whose reduction is known to have it. What counts there comes with another peer's
             state, or with the next try, and must not be contributed again.
-        error: what its encoding has left out, where the plan asks for it.
+        error: what its encoding has left out, where replicas keep it.
     """
 
     contribution: Contribution
@@ -190,7 +187,6 @@ class FragmentOptimizer:
         exact: how many of the last values are limbs of integers (`go_on_with_integers`).
 
     Attributes:
-        residual: what encodings have left out and is still owed (error feedback).
         in_flight: the contribution of the round that is on its way.
         failed: whether the fragment waits for another peer's state, its last round having failed.
         work_steps: inner steps since the last contribution.
@@ -206,7 +202,6 @@ class FragmentOptimizer:
         exact: int = 0,
     ) -> None:
         self.state, self._averaged, self._exact = state, averaged, exact
-        self.residual: Tensor | None = None
         self.in_flight: Contribution | None = None
         self.failed = False
         self.work_steps = 0
@@ -255,7 +250,6 @@ class FragmentOptimizer:
             "failed": self.failed,
             "anchor": state.anchor,
             "momentum": state.momentum,
-            "residual": self.residual,
             "start": self._start,
             "in_flight": sent.plain()
             if sent is not None and not (sent.everyone or again)
@@ -280,7 +274,7 @@ class FragmentOptimizer:
             from_plain(plain.get("history", ())),
         )
         self.work_steps, self.failed = plain.get("work_steps", 0), plain.get("failed", False)
-        self.residual, self._start = plain.get("residual"), plain.get("start")
+        self._start = plain.get("start")
         tried, sent, others = (plain.get(key) for key in ("failed_try", "in_flight", "others"))
         self._failed_try = None if tried is None else _FailedTry.from_plain(tried)
         self.in_flight = None if sent is None else Contribution.from_plain(sent)
@@ -312,7 +306,6 @@ class FragmentOptimizer:
             self.in_flight = replace(earlier, step=step, guess=None, again=True)
             self.work_steps = max(0, self.work_steps - earlier.work_steps)
             return self.in_flight
-        residual = self.residual if plan.error_feedback else None
         guess = None
         if plan.eager and self._others is not None:
             expected = eager_mean(g, *self._others)
@@ -321,7 +314,6 @@ class FragmentOptimizer:
             if self._exact:  # as they are
                 take_integers(guess, state.anchor - g, self._exact)
         values = g if self._update is None else self._update.contribution(g, state.momentum)
-        values = with_residual(values, residual, plan.error_decay)
         self.in_flight = Contribution(state.version, step, g, values, guess, self.work_steps)
         self.work_steps = 0
         return self.in_flight
@@ -374,13 +366,12 @@ class FragmentOptimizer:
 
     def advance(self, result: RoundResult) -> None:
         """Commits a round that closed and `only_merges`. The memory of its mean is used again."""
-        self._ended()
-        self._keep_residual(result, 1 - self._plan.merge_alpha)
+        self._closed()
         self._commit_round(result, *self._outer_step(result, reuse=not self._averaged))
 
     def apply(self, result: RoundResult, local: Tensor) -> Tensor:
         """Commits a round that closed, and returns the local parameters to go on from."""
-        old, begun, contribution = self.state, self.start, self._ended()
+        old, begun, contribution = self.state, self.start, self._closed()
         own = contribution.without_guess(old.anchor, self._from_anchor(local))
         self._start = None
         anchor, momentum = self._outer_step(result)
@@ -391,7 +382,7 @@ class FragmentOptimizer:
         else:
             base = anchor
             if self._plan.keeps:
-                assert result.error is not None, "the plan asks for it"
+                assert result.error is not None, "replicas keep it"
                 base = keep_unsent(local, begun, anchor, contribution.g, result.error)
             merged = merge(local, base, self._plan.merge_alpha)
         for start, stop in result.missed:
@@ -402,8 +393,6 @@ class FragmentOptimizer:
         if self._plan.keeps and result.sent is not None:
             taken = complement(result.missed, len(merged))
             self._sent.append(SentRound(result.round, result.sent, taken))
-        # The local parameters keep alpha of what the anchor has not got, or all.
-        self._keep_residual(result, 1 if contribution.again else 1 - self._plan.merge_alpha)
         if self._plan.eager:
             share = others_share(result.mean, contribution.g, result.contributors)
             self._others = share, result.contributors
@@ -423,8 +412,7 @@ class FragmentOptimizer:
 
     def apply_gradients(self, result: RoundResult) -> None:
         """Takes note of a round of gradients; the parameters are committed after the inner step."""
-        self._ended()
-        self._keep_residual(result, 1 - self._plan.merge_alpha)
+        self._closed()
         self.state = replace(
             self.state,
             version=result.round + 1,
@@ -470,18 +458,14 @@ class FragmentOptimizer:
         return contribution.without_guess(self.state.anchor, local)
 
     def release(
-        self,
-        version: int,
-        local: Tensor,
-        counted: Ranges | None = None,
-        error: Tensor | None = None,
+        self, version: int, local: Tensor, counted: Ranges = (), error: Tensor | None = None
     ) -> Tensor:
         """Ends a round in flight that another peer's state of this version holds already, or knows
         nothing of: it is of an earlier version, from before this peer went another way.
 
         Args:
             version: of the state that comes.
-            counted, error: as in `abandon`; None as long as nothing is known of the round's end.
+            counted, error: as in `abandon`, as far as they are known.
 
         Returns:
             The local parameters, a guess or another start taken out of them.
@@ -492,9 +476,9 @@ class FragmentOptimizer:
             return local
         contribution = self._ended()
         if not contribution.everyone and not back:
-            if error is None and self._plan.needs_encoding_error:
+            if error is None and self._plan.keeps:
                 error = contribution.values - self._encoded(contribution.values)()
-            self._count(contribution, counted or (), error)
+            self._count(contribution, counted, error)
         return contribution.without_guess(self.state.anchor, local)
 
     def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool, me: str = "") -> Tensor:
@@ -543,6 +527,11 @@ class FragmentOptimizer:
         assert contribution is not None, "a round that ends is in flight"
         return contribution
 
+    def _closed(self) -> Contribution:
+        """The round in flight has closed."""
+        self._failed_try, self.failed = None, False
+        return self._ended()
+
     def _outer_step(self, result: RoundResult, *, reuse: bool = False) -> tuple[Tensor, Tensor]:
         """Fresh (anchor, momentum); with `reuse` in the memory of the mean."""
         state = self.state
@@ -562,7 +551,7 @@ class FragmentOptimizer:
             return local
         return carry_over(local, self._start, self.state.anchor)
 
-    # ------------------------------------------------------------- what is counted, what is owed
+    # --------------------------------------------------------------------------- what is counted
 
     def _count(self, contribution: Contribution, ranges: Ranges, error: Tensor | None) -> None:
         failed = _FailedTry(contribution, ranges, error)
@@ -573,7 +562,6 @@ class FragmentOptimizer:
         if not self._plan.keeps:
             for start, stop in counted.ranges:
                 local[start:stop] += counted.contribution.g[start:stop]
-            self._owe_error_of(counted)
             return
         values = counted.counted
         sent = SentRound(counted.contribution.round, lambda: values, ())
@@ -581,26 +569,8 @@ class FragmentOptimizer:
         self._sent.append(replace(taken, values=self._encoded(values)))
 
     def _encoded(self, values: Tensor) -> Callable[[], Tensor]:
-        """A contribution as others decode it, which takes the memory of its encoding. Rounded to
-        nearest: with stochastic rounding, which only error feedback allows, it is an estimate."""
+        """A contribution as others decode it, which takes the memory of its encoding."""
         codec, kept, count = codec_by_name(self._plan.codec), values.clone(), len(values)
         kept[count - self._exact :] = 0.0  # integers come with a state as they are
         raw = codec.encode(kept)
         return lambda: codec.decode(raw, count)
-
-    def _keep_residual(self, result: RoundResult, share: float) -> None:
-        """Takes this share of what the round leaves over into the residual."""
-        self._failed_try, self.failed = None, False
-        if result.error is not None and not self._plan.keeps:
-            self.residual = keep_residual(result.error, self.residual, result.missed, share)
-
-    def _owe_error_of(self, counted: _FailedTry) -> None:
-        """The encoding of an earlier try has left something out of the ranges that counted."""
-        if counted.error is None:
-            return
-        residual = counted.error.new_zeros(counted.error.shape)
-        if self.residual is not None:
-            residual.copy_(self.residual)
-        for start, stop in counted.ranges:
-            residual[start:stop] = counted.error[start:stop]
-        self.residual = residual

@@ -46,7 +46,7 @@ class Plan:
             on training until it comes, or the fragment is due again. All end with one anchor.
         merge: what a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the
             anchor minus what it has learned that is not in its contribution, which is what the
-            encoding has left out and the steps since. That needs no buffer of error feedback.
+            encoding has left out and the steps since. Other methods keep that in a buffer.
         merge_alpha: share of the local parameters that survives a merge.
         eager: go on from a guess of the new anchor (own fresh pseudo-gradient, the others' last)
             while the round is on its way, and correct it when the mean is there.
@@ -61,8 +61,6 @@ class Plan:
             what its requantization has left out to its next reduction.
         rounding: `nearest` or `stochastic`, where a codec rounds to a grid. With merge `keep` only
             reductions may be rounded stochastically.
-        error_feedback: add what a contribution's encoding has left out to the next contribution,
-            times `error_decay`. Costs one more copy of the model in memory.
         outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
             workers on the built-in task; the paper's 0.7 and 0.9 are too hot for periods so short.
             With `pairs` b and a of heavy ball.
@@ -97,8 +95,6 @@ class Plan:
     codec: str = "fp32"
     reduction_codec: str = "fp32"
     rounding: Rounding = "nearest"
-    error_feedback: bool = False
-    error_decay: float = 0.95
     outer_lr: float = 0.9
     outer_momentum: float = 0.6
     outer_momentum_clip: float = 0.0
@@ -122,8 +118,6 @@ class Plan:
                 f"rounding is 'stochastic', but {self.codec} and {self.reduction_codec} have no "
                 "grid to round to; leave it out, or use a codec such as int8, int4 or e3m0"
             )
-        if not 0 < self.error_decay <= 1:
-            raise ValueError(f"error_decay is {self.error_decay}; it must be above 0, at most 1")
         if not 0 <= self.merge_alpha < 1:
             raise ValueError(
                 f"merge_alpha is {self.merge_alpha}; it must be in 0..1, below 1 (1 would be no "
@@ -175,7 +169,7 @@ class Plan:
             )
         if self.keeps:
             self._check_keeping()
-        elif exchanges and self.payload == "pseudo_gradient" and not self.error_feedback:
+        elif exchanges and self.payload == "pseudo_gradient":
             self._refuse_few_bits()
         if self.mean_over == "senders" and (
             self.eager or (self.exchange, self.payload) != ("mean", "pseudo_gradient")
@@ -187,11 +181,6 @@ class Plan:
         self._check_outer()
 
     def _check_keeping(self) -> None:
-        if self.error_feedback:
-            raise ValueError(
-                'merge = "keep" leaves in the replica what error feedback would keep in a buffer, '
-                "so it would be sent twice; leave error_feedback out"
-            )
         if self.eager:
             raise ValueError(
                 'merge = "keep" and eager updates exclude each other: a guess goes on from the '
@@ -212,10 +201,9 @@ class Plan:
         """Where nothing keeps what a contribution's encoding has left out."""
         if not has_few_bits(self.codec):
             return
-        fix = "error_feedback = true" if self.eager else 'merge = "keep" or error_feedback = true'
         raise ValueError(
             f"{self.codec} leaves out most of what is learned, and nothing keeps that for the next "
-            f"round; set {fix}"
+            'round; set merge = "keep"'
         )
 
     def _check_outer(self) -> None:
@@ -279,11 +267,6 @@ class Plan:
     def compares_norms(self) -> bool:
         """Whether contributions come with their norms (`algorithms.robust`)."""
         return (self.exchange, self.payload) == ("mean", "pseudo_gradient")
-
-    @property
-    def needs_encoding_error(self) -> bool:
-        """Whether what a contribution's encoding has left out is asked for."""
-        return self.error_feedback or self.keeps
 
     @property
     def keeps_reduction_residual(self) -> bool:

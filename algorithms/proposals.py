@@ -88,8 +88,7 @@ def propose(
     Args:
         target: utilization to reach, in 0..1, below 1.
         bases: plans by name; what is not searched stays as it is there. Those that average nothing
-            are passed over, and so are those of few bits after the first whose replicas do not keep
-            what was not sent.
+            are passed over.
         max_inner_steps: the largest H.
         most: length of the list, at least 2: the best, the last, and some from between, evenly.
 
@@ -100,9 +99,8 @@ def propose(
         raise ValueError(f"the target is {target:g}; a utilization is between 0 and 1")
     varied = [
         (name, plan)
-        for place, (name, base) in enumerate(bases.items())
+        for name, base in bases.items()
         if base.exchange != "none"
-        if place == 0 or base.keeps or not has_few_bits(base.codec)
         for plan in _with_codecs(base)
     ]
     if not varied:

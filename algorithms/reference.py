@@ -18,7 +18,6 @@ from algorithms.diloco import (
     contribution_seed,
     eager_mean,
     go_on_with_integers,
-    keep_residual,
     keep_unsent,
     mean_in_order,
     merge,
@@ -27,7 +26,6 @@ from algorithms.diloco import (
     reduction_seed,
     take_integers,
     take_mean,
-    with_residual,
 )
 from algorithms.fragments import Fragment
 from algorithms.pairing import groups, membership_epoch
@@ -123,7 +121,6 @@ class _Run:
             for peer in self.peers
         }
         self.rounds = [0] * len(fragments)
-        self.residuals: dict[tuple[str, int], Tensor] = {}  # of each peer's contributions
         self.norms: dict[tuple[str, int], float] = {}  # of contributions
         self.errors: dict[tuple[str, int], Tensor] = {}  # of those in flight, with merge `keep`
         self.reduction_residuals: dict[int, Tensor] = {}
@@ -337,18 +334,12 @@ class _Run:
 
     def contribution(self, peer: str, index: int, round_: int, g: Tensor) -> Tensor:
         """A peer's pseudo-gradient as others decode it."""
-        plan, residual = self.plan, self.residuals.get((peer, index))
-        values = with_residual(g, residual, plan.error_decay)
-        exact = self.fragments[index].exact
-        self.norms[peer, index] = norm(values[: len(values) - exact])
+        plan, exact = self.plan, self.fragments[index].exact
+        self.norms[peer, index] = norm(g[: len(g) - exact])
         seed = partial(contribution_seed, peer, index, round_)
-        decoded = self.through(codec_by_name(plan.codec), values, seed, exact)
+        decoded = self.through(codec_by_name(plan.codec), g, seed, exact)
         if plan.keeps:
-            self.errors[peer, index] = values - decoded
-        if plan.error_feedback:
-            self.residuals[peer, index] = keep_residual(
-                values - decoded, residual, (), 1 - plan.merge_alpha
-            )
+            self.errors[peer, index] = g - decoded
         return decoded
 
     def through(

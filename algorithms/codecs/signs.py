@@ -1,6 +1,6 @@
 """One bit a value, and a base-3 digit a value; each with a scale for every 128 values.
 
-Both need somebody to keep what they leave out: `merge = "keep"`, or error feedback.
+Both need the replica to keep what they leave out: `merge = "keep"`.
 
 Magnitudes are summed in fixed point, in steps of 2^-16 of the power of two below the block's
 largest. A sum of 128 of them fits in fp32's 24 bits, so the order of the sum does not matter.

@@ -94,27 +94,6 @@ def test_a_worker_comes_back_and_ends_equal(quick_disk: Path) -> None:
 STREAMING = {"run__steps": 120, "diloco__inner_steps": 6, "diloco__overlap_steps": 2}
 
 
-def test_a_worker_comes_back_to_a_run_with_error_feedback_and_ends_equal(quick_disk: Path) -> None:
-    four_bits = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
-    settings = [*SMALL, *QUICK, *settings_of(diloco__preset="streaming", **STREAMING, **four_bits)]
-    settings += settings_of(diloco__error_feedback="true", checkpoint__every_s=0.001)
-    held = gate(quick_disk, 85)
-    with running_swarm(3, quick_disk, *settings, *held.settings) as swarm:
-        swarm.start_all()
-        kill_once_saved(swarm.workers["w2"], after_step=12)
-        saved = checkpoint.load(quick_disk / "w2" / "checkpoints")[0]
-        assert saved.named("residual").keys() == saved.named("anchor").keys()
-        swarm.workers["w0"].wait_for_round(8)  # the others have gone on without it
-        back = swarm.start("w2", "--resume")
-        back.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        swarm.wait_until_all_train()
-        with held.opened():
-            results = swarm.wait()
-    assert len({Hashes.of(result) for result in results.values()}) == 1
-    assert results["w2"]["steps"] < results["w0"]["steps"] == 120
-    assert most_contributors(swarm.workers["w0"], after=8) == 3
-
-
 def test_replicas_that_keep_what_was_not_sent_come_back_join_late_and_end_equal(
     quick_disk: Path,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What bits, feedback and overlap cost in validation loss, at equal tokens.
+"""What bits and overlap cost in validation loss, at equal tokens.
 
     python tests/lab/losses.py [--steps 1600] [--workers 4] [--seed 0] [--head-start-after 0]
         [--only NAME ...]
@@ -27,7 +27,6 @@ from algorithms.presets import PRESETS
 from tests.lab.one_process import Training, train
 
 FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")
-TOPK = ("codec=topk", "reduction_codec=int8", "error_feedback=true", "outer_momentum=0.0")
 TARGET = 0.03
 OF_PAIRS = {  # what each is to be compared with
     "noloco, H 20, fp32": "diloco, H 20, fp32",
@@ -39,20 +38,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "diloco, H 20, fp32": ("diloco",),
     "noloco, H 20, fp32": ("noloco",),
     "noloco, H 20, fp32, momentum of its own": ("noloco", *OWN_MOMENTUM, "outer_lr=0.7"),
-    # The mean divides by four what comes from about one: few choose the same places.
-    "diloco, H 20, topk, feedback": ("diloco", *TOPK, "outer_lr=4.0"),
     "streaming, H 20, fp32": ("streaming", "inner_steps=20", "codec=fp32", "reduction_codec=fp32"),
     "streaming, H 20, e3m0": ("streaming", "inner_steps=20", *FOUR_BITS),
     "streaming, H 20, int4": (
         "streaming", "inner_steps=20", "codec=int4", "reduction_codec=int4",
     ),
-    "streaming, H 20, int4, feedback": (
-        "streaming", "inner_steps=20", "codec=int4", "reduction_codec=int4", "error_feedback=true",
-    ),
-    "streaming, H 20, topk, feedback": ("streaming", "inner_steps=20", *TOPK),
     "diloco, H 50, fp32": ("diloco", "inner_steps=50"),
     "streaming, H 50, e3m0": ("streaming",),
-    "streaming, H 50, e3m0, feedback": ("streaming", "error_feedback=true"),
     "noloco, H 50, fp32": ("noloco", "inner_steps=50"),
     "streaming-noloco, H 50, e3m0": ("streaming-noloco",),
     "streaming-noloco, H 50, e3m0, momentum of its own": (

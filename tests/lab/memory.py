@@ -48,13 +48,6 @@ from worker.training.config import InnerConfig
 from worker.training.replica import InnerReplica
 
 PRESETS = ("local", "diloco", "streaming")
-# Beside `onebit`, which keeps in the replica what it has not sent: the same with a buffer for that.
-VARIANTS = {
-    "onebit-feedback": (
-        "onebit",
-        ("diloco.merge=reset", "diloco.error_feedback=true", "diloco.consensus=false"),
-    ),
-}
 LAYERS = (12, 24)
 _WANTED = {"streaming": 3.0, "diloco": 3.5}  # copies of the model beyond a plain loop
 _WANTED_BYTES = 20 << 30  # of two large processes
@@ -103,9 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--inner-steps", type=int, default=10)
-    parser.add_argument(
-        "--preset", nargs="*", choices=(*PRESETS, "onebit", *VARIANTS), default=PRESETS
-    )
+    parser.add_argument("--preset", nargs="*", choices=(*PRESETS, "onebit"), default=PRESETS)
     parser.add_argument(
         "--sizes", nargs=2, type=int, default=LAYERS, metavar="LAYERS", help="of the two models"
     )
@@ -277,7 +268,6 @@ def train_workers(
     extra: Sequence[str] = (),
 ) -> Found:
     """Trains a swarm to its end."""
-    preset, changes = VARIANTS.get(preset, (preset, ()))
     architecture = options.pop("architecture")
     assert isinstance(architecture, dict)
     settings = settings_of(
@@ -291,7 +281,6 @@ def train_workers(
     )
     if preset != "local":
         settings += settings_of(diloco__inner_steps=inner_steps)
-    settings += [word for each in changes for word in ("--set", each)]
     if preset in ("streaming", "onebit"):
         settings += settings_of(diloco__overlap_steps=1)
     out = notes.parent / "out"

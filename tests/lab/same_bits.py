@@ -25,10 +25,10 @@ NOLOCO = replace(PRESETS["noloco"], inner_steps=4)
 STREAMING = {"inner_steps": 8, "fragments": 3, "overlap_steps": 2}
 PLANS: dict[str, Plan] = {
     "diloco": replace(PRESETS["diloco"], inner_steps=4),
-    "diloco, bf16, feedback": replace(
-        PRESETS["diloco"], inner_steps=4, codec="bf16", error_feedback=True
-    ),
     "streaming (e3m0)": replace(PRESETS["streaming"], **STREAMING),
+    "onebit": replace(PRESETS["onebit"], **STREAMING),
+    "sparse": replace(PRESETS["sparse"], **STREAMING),
+    "co2": replace(PRESETS["co2"], inner_steps=4, overlap_steps=4),
     "noloco": NOLOCO,
     "noloco, the paper's update": replace(
         NOLOCO, shared_momentum=False, outer_momentum=0.5, outer_lr=0.7, outer_pull=0.7

@@ -27,25 +27,22 @@ PLANS = {
     ),
     "data-parallel": PRESETS["ddp"],
     "four bits both ways": Plan(inner_steps=3, codec="e3m0", reduction_codec="e3m0"),
-    "int4 with error feedback": Plan(
-        inner_steps=3, codec="int4", reduction_codec="int8", error_feedback=True
-    ),
+    "four bits up, eight back": Plan(inner_steps=3, codec="e3m0", reduction_codec="int8"),
     "stochastic rounding": Plan(
         inner_steps=3, codec="int4", reduction_codec="e3m0", rounding="stochastic"
     ),
-    "topk": Plan(
-        inner_steps=3, codec="topk", reduction_codec="fp16", error_feedback=True, outer_momentum=0.0
+    "keep, topk up, bf16 back": Plan(
+        inner_steps=3, codec="topk", reduction_codec="bf16", merge="keep", outer_momentum=0.0
     ),
     "streaming preset": replace(PRESETS["streaming"], inner_steps=4, overlap_steps=2),
     "eager": Plan(inner_steps=3, overlap_steps=3, eager=True),
-    "eager streaming, four bits with feedback": Plan(
+    "eager streaming, four bits": Plan(
         inner_steps=4,
         fragments=2,
         overlap_steps=3,
         eager=True,
         codec="e3m0",
         reduction_codec="int4",
-        error_feedback=True,
         rounding="stochastic",
     ),
     "keep, four bits": Plan(
@@ -89,9 +86,7 @@ PLANS = {
         outer_momentum_clip=0.05,
     ),
     "keep, exact": Plan(inner_steps=3, merge="keep", consensus=True),
-    "data-parallel, eight bits with feedback": replace(
-        PRESETS["ddp"], codec="int8", reduction_codec="int8", error_feedback=True
-    ),
+    "data-parallel, eight bits": replace(PRESETS["ddp"], codec="int8", reduction_codec="int8"),
 }
 
 

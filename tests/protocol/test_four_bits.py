@@ -26,7 +26,6 @@ def problem(codec: str, compression: str, elements: int = 60_000) -> Problem:
             fragments=2,
             codec=codec,
             reduction_codec=codec,
-            error_feedback=True,
         ),
         exchange=ExchangeConfig(compression=compression),
     )

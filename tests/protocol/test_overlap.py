@@ -34,16 +34,14 @@ def stalls(peer: Peer) -> list[float]:
 # ----------------------------------------------------------------------- peers of different tau
 
 
-@pytest.mark.parametrize("feedback", [False, True], ids=["plain", "error feedback"])
 @pytest.mark.parametrize(
     "step_s", [{}, {"a": 0.05, "b": 0.3, "c": 0.1}], ids=["one speed", "three speeds"]
 )
 def test_peers_of_different_overlap_end_with_equal_anchors(
-    step_s: dict[str, float], feedback: bool
+    step_s: dict[str, float],
 ) -> None:
     async def scenario() -> None:
         shared = problem(0, step_s=step_s)
-        shared = replace(shared, plan=replace(shared.plan, error_feedback=feedback))
         async with Swarm(shared) as swarm:
             for name, tau in {"a": 0, "b": 2, "c": H}.items():
                 own = replace(shared, plan=replace(shared.plan, overlap_steps=tau))

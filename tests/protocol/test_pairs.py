@@ -23,9 +23,7 @@ PLANS = {
     "overlap over a whole period": replace(
         NOLOCO, fragments=2, overlap_steps=3, merge_alpha=0.25, codec="bf16"
     ),
-    "int4 with feedback, rounded at random": replace(
-        NOLOCO, codec="int4", error_feedback=True, rounding="stochastic"
-    ),
+    "eight bits, rounded at random": replace(NOLOCO, codec="int8", rounding="stochastic"),
     "two fragments": replace(NOLOCO, fragments=2),
     "groups of three": replace(NOLOCO, group_size=3),
     "one anchor in the end": replace(NOLOCO, consensus=True),

@@ -122,7 +122,7 @@ class Context:
     """Args:
     me, run: this peer and the run's id.
     elements: number of values of each fragment; exact: and of limbs of integers among them.
-    plan: codecs, rounding and feedback.
+    plan: codecs and rounding.
     config: closing rules; detection_s: how long a dead peer takes to be noticed.
     clock: monotonic seconds.
     offload: where heavy work runs.

@@ -61,7 +61,7 @@ _DTYPES = {
 _KEY_BYTES = 32
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
-_BY_PARAMETER = ("anchor", "momentum", "residual")
+_BY_PARAMETER = ("anchor", "momentum")
 _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algorithms.diloco import AT_HOME, merge
 from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
-from algorithms.fragments import Fragment, complement, integers_of
+from algorithms.fragments import Fragment, Ranges, complement, integers_of
 from algorithms.plan import Plan
 from worker.errors import UsageError
 from worker.training.device import Copies, copies_for
@@ -279,7 +279,8 @@ class FragmentReplica(FragmentOptimizer):
             keep: whether progress against the own anchor, if there is any, is kept.
             me: this peer, as contributors are listed.
         """
-        counted, error = None, None
+        counted: Ranges = ()
+        error = None
         if self.arrived is not None:
             error = self.arrived.error
             counted = (

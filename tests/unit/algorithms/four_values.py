@@ -13,7 +13,6 @@ from algorithms.plan import Plan
 GROUP = ("a", "b")
 PLAIN = Plan(outer_lr=1.0, outer_momentum=0.0)
 EAGER = replace(PLAIN, overlap_steps=1, eager=True)
-FEEDBACK = replace(PLAIN, codec="int4", error_feedback=True, error_decay=0.5)
 
 LEFT = ((0, 2),)
 RIGHT = ((2, 4),)
@@ -91,10 +90,9 @@ def take_over(
 ) -> Tensor:
     """Another peer's state comes, perhaps after word of the round in flight; the local parameters
     to go on from."""
-    counted, error = (None, None) if arrived is None else (arrived.counted, arrived.error)
-    return outer.adopt(
-        theirs, outer.release(theirs.version, local, counted, error), keep=keep, me=me
-    )
+    counted, error = ((), None) if arrived is None else (arrived.counted, arrived.error)
+    own = outer.release(theirs.version, local, counted, error)
+    return outer.adopt(theirs, own, keep=keep, me=me)
 
 
 def lacks(outer: FragmentOptimizer, local: Tensor) -> list[float]:

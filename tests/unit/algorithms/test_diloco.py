@@ -10,19 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
 from algorithms.diloco import (
     Nesterov,
     carry_over,
     contribution_seed,
     eager_mean,
-    keep_residual,
     mean_in_order,
     merge,
     others_share,
     pseudo_gradient,
     reduction_seed,
-    with_residual,
 )
 from algorithms.fragments import shard_bounds
 
@@ -33,7 +30,6 @@ VALUES = st.floats(-100, 100, width=32)
     ("operation", "operands"),
     [
         (lambda anchor, local: (pseudo_gradient(anchor, local),), 2),
-        (lambda g, residual: (with_residual(g, residual, 0.25),), 2),
         (lambda one: (mean_in_order([one]),), 1),
         (lambda one, other: (mean_in_order([one, other]),), 2),
         (lambda one, other: (mean_in_order([one, other], [1, 2]),), 2),
@@ -59,43 +55,6 @@ class TestContribution:
         assert g.tolist() == [0.75, 0.0, -0.5]
         landed, _ = Nesterov(lr=1.0, momentum=0.0).step(anchor, torch.zeros(3), g)
         assert torch.equal(landed, local)
-
-    def test_the_first_is_sent_as_it_is_and_later_ones_with_the_decayed_residual(self) -> None:
-        g, residual = torch.tensor([1.0, -2.0]), torch.tensor([4.0, 8.0])
-        assert with_residual(g, None, 0.5) is g
-        assert with_residual(g, residual, 0.25).tolist() == [2.0, 0.0]
-
-    def test_what_was_not_counted_keeps_its_residual(self) -> None:
-        before = torch.tensor([1.0, 2.0, 3.0, 4.0])
-        error = torch.tensor([0.1, 0.2, 0.3, 0.4])
-        assert keep_residual(error.clone(), before, ()).tolist() == error.tolist()
-        kept = keep_residual(error.clone(), before, [(0, 1), (2, 4)])
-        assert torch.equal(kept, torch.tensor([1.0, 0.2, 3.0, 4.0]))
-        kept = keep_residual(error.clone(), None, [(1, 3)])
-        assert torch.equal(kept, torch.tensor([0.1, 0.0, 0.0, 0.4]))
-
-    @given(
-        st.sampled_from(["bf16", "fp16", "int8", "int4", "e3m0", "sign", "ternary", "topk"]),
-        st.booleans(),
-        st.integers(1, 200),
-    )
-    def test_what_was_sent_and_what_is_left_are_what_was_learned(
-        self, name: str, stochastic: bool, elements: int
-    ) -> None:
-        """Without decay: sum of what others decode + residual = sum of g, whatever the codec."""
-        codec = codec_by_name(name)
-        generator = torch.Generator().manual_seed(elements)
-        learned = sent = torch.zeros(elements, dtype=torch.float64)
-        residual = None
-        for round_ in range(8):
-            g = torch.randn(elements, generator=generator)
-            values = with_residual(g, residual, 1.0)
-            decoded = codec.decode(codec.encode(values, round_ if stochastic else None), elements)
-            residual = keep_residual(values - decoded, residual, ())
-            learned, sent = learned + g, sent + decoded
-        assert residual is not None
-        # Each sum and difference rounds to fp32: a few units in the last place of the largest.
-        assert torch.allclose(sent + residual, learned, rtol=0, atol=1e-5)
 
     def test_everything_that_is_rounded_has_a_seed_of_63_bits_of_its_own(self) -> None:
         places = list(product(range(3), range(4), (0, 64, 4096)))

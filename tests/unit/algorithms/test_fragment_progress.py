@@ -3,11 +3,11 @@
 A peer trains, contributes, fails, tries again, is missed, and takes over others' states, in any
 order. For each element, and at every moment:
 
-    learned = counted in the anchor + anchor - local + residual + given away by the merge
+    learned = counted in the anchor + anchor - local + given away by the merge
 
-With an outer learning rate of 1, no momentum, a decay of 1 and small dyadic numbers that holds
-exactly. A merge gives away (1 - alpha) of the steps that were taken while the round was on its way;
-where a guess was out there is none, nor where replicas keep what was not sent.
+With an outer learning rate of 1, no momentum and small dyadic numbers that holds exactly. A merge
+gives away (1 - alpha) of the steps that were taken while the round was on its way; where a guess
+was out there is none, nor where replicas keep what was not sent.
 """
 
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from algorithms.codecs import codec_by_name
 from algorithms.counted import History, recorded
 from algorithms.fragment_state import Contribution, RoundResult
 from algorithms.fragments import complement, union
@@ -37,15 +38,11 @@ from tests.unit.algorithms.four_values import (
 SHARDS = ((0, 2), (2, 3), (3, 6))
 ELEMENTS = 6
 BASE = Plan(outer_lr=1.0, outer_momentum=0.0, overlap_steps=1)
-FEEDBACK = replace(BASE, codec="int4", error_feedback=True, error_decay=1.0)
 PLANS = {
     "plain": BASE,
     "alpha": replace(BASE, merge_alpha=0.5),
     "eager": replace(BASE, eager=True),
-    "error feedback": FEEDBACK,
-    "error feedback and alpha": replace(FEEDBACK, merge_alpha=0.5),
-    "error feedback and eager": replace(FEEDBACK, eager=True),
-    "keep": replace(BASE, codec="sign", merge="keep"),
+    "keep": replace(BASE, codec="bf16", merge="keep"),
 }
 
 
@@ -201,14 +198,11 @@ class Peer:
         return recorded((), round_, [(*SHARDS[shard], peers[shard]) for shard in range(3)])
 
     def decoded(self, sent: Contribution) -> Tensor:
-        error = self.error(sent)
-        return sent.values if error is None else sent.values - error
+        codec = codec_by_name(self.plan.codec)
+        return codec.decode(codec.encode(sent.values), ELEMENTS)
 
-    def error(self, sent: Contribution) -> Tensor | None:
-        """Of an encoding that knows even numbers only."""
-        if not self.plan.needs_encoding_error:
-            return None
-        return sent.values - 2 * (sent.values / 2).round()
+    def error(self, sent: Contribution) -> Tensor:
+        return sent.values - self.decoded(sent)
 
     # -------------------------------------------------------------------------------- the invariant
 
@@ -217,12 +211,11 @@ class Peer:
         if sent is not None and sent.guess is not None:
             local = local - sent.guess + anchor - sent.g
         found = self.counted + (anchor - local) + self.given_away
-        if self.outer.residual is not None:
-            found = found + self.outer.residual
         assert (found - self.learned).tolist() == [0] * ELEMENTS
 
 
-NUMBERS = st.lists(st.integers(-8, 8), min_size=ELEMENTS, max_size=ELEMENTS)
+# Multiples of 257, of which bf16 leaves something out.
+NUMBERS = st.lists(st.integers(-8, 8).map(lambda k: 257 * k), min_size=ELEMENTS, max_size=ELEMENTS)
 SHARDS_OF = st.sets(st.integers(0, 2))
 EVENTS = st.lists(
     st.one_of(

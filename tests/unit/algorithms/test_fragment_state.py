@@ -8,13 +8,12 @@ from torch import Tensor
 
 from algorithms.counted import CountedRound
 from algorithms.diloco import merge
-from algorithms.fragment_state import FragmentOptimizer, RoundResult
+from algorithms.fragment_state import FragmentOptimizer
 from algorithms.plan import Plan
 from tests.unit.algorithms.four_values import (
     ANCHOR,
     BOTH,
     EAGER,
-    FEEDBACK,
     GROUP,
     LEFT,
     LOCAL,
@@ -70,24 +69,19 @@ def test_alpha_is_the_share_of_the_local_parameters_that_stays(
     assert local.tolist() == [expected] * 4
 
 
-@pytest.mark.parametrize(
-    "plan", [PLAIN, replace(FEEDBACK, merge_alpha=0.25)], ids=["plain", "owed"]
-)
-def test_advancing_and_merging_is_applying(plan: Plan) -> None:
+@pytest.mark.parametrize("alpha", [0.0, 0.25])
+def test_advancing_and_merging_is_applying(alpha: float) -> None:
+    plan = replace(PLAIN, merge_alpha=alpha)
     one, other = optimizer(plan), optimizer(plan)
     local = send(one, LOCAL) - 1
     assert torch.equal(send(other, LOCAL) - 1, local)
-    result = done(0, error=values(1, 2) if plan.error_feedback else None)
-    result = replace(result, mean=result.mean.clone())
+    result = done(0, MEAN.clone())
     applied = end(one, result, local)
     assert other.only_merges(result)
     other.advance(result)
     assert torch.equal(merge(local, other.state.anchor, plan.merge_alpha), applied)
     assert other.state.hash == one.state.hash
     assert (other.state.version, other.state.group) == (one.state.version, one.state.group)
-    assert (other.residual is None) is (one.residual is None)
-    if one.residual is not None and other.residual is not None:
-        assert torch.equal(one.residual, other.residual)
 
 
 def test_what_is_more_than_a_merge_is_applied() -> None:
@@ -133,7 +127,6 @@ def test_what_was_not_sent_stays_in_the_local_parameters(
     local = end(outer, done(0, missed=missed, error=UNSENT), local)
     assert outer.state.anchor.tolist() == [6] * 4
     assert lacks(outer, local) == expected
-    assert outer.residual is None
 
 
 def test_with_alpha_a_replica_stays_where_it_was_by_that_share() -> None:
@@ -145,12 +138,12 @@ def test_with_alpha_a_replica_stays_where_it_was_by_that_share() -> None:
 def test_another_try_sends_the_same_and_what_was_learned_since_is_kept_too() -> None:
     """2 - UNSENT is in the reduction, by either try; 1 more was learned since."""
     outer = optimizer(KEEP)
-    local = end(outer, Failed(LEFT, UNSENT.clone()), send(outer, LOCAL))
+    local = end(outer, Failed(LEFT, UNSENT), send(outer, LOCAL))
     assert local is LOCAL
     local = send(outer, local - 1)
     assert outer.in_flight is not None
     assert outer.in_flight.g.tolist() == [2] * 4
-    local = end(outer, done(0, error=UNSENT.clone()), local)
+    local = end(outer, done(0, error=UNSENT), local)
     assert lacks(outer, local) == [2, 0, 1.5, 1]
 
 
@@ -230,14 +223,12 @@ def test_steps_that_come_later_than_a_failed_try_count_later() -> None:
 
 
 def test_a_round_of_gradients_leaves_the_anchor_to_the_inner_step() -> None:
-    outer = optimizer(replace(FEEDBACK, payload="gradient", inner_steps=1))
+    outer = optimizer(replace(PLAIN, payload="gradient", inner_steps=1))
     outer.failed = True
     send(outer, LOCAL)
-    outer.apply_gradients(done(0, error=values(1, 2, 3, 4), contributors=3))
+    outer.apply_gradients(done(0, contributors=3))
     assert (outer.state.version, outer.state.contributors, outer.state.group) == (1, 3, GROUP)
     assert outer.state.anchor is ANCHOR
-    assert outer.residual is not None
-    assert outer.residual.tolist() == [1, 2, 3, 4]
     assert (outer.in_flight, outer.failed) == (None, False)
 
 
@@ -256,7 +247,7 @@ def test_adopting_keeps_what_was_learned_if_asked_to(keep: bool, expected: list[
 def test_another_state_of_this_version_leaves_the_round_on_its_way() -> None:
     outer = optimizer(PLAIN, version=4)
     send(outer, LOCAL)
-    assert outer.release(4, LOCAL, (), None) is LOCAL
+    assert outer.release(4, LOCAL) is LOCAL
     assert outer.in_flight is not None
 
 
@@ -266,7 +257,7 @@ def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan: Plan) -
     than those that it has sent."""
     outer = optimizer(plan, version=3)
     local = end(outer, done(3, error=torch.zeros(4)), send(outer, LOCAL)) - 1
-    local = end(outer, Failed(LEFT, torch.zeros(4)), send(outer, local)) - 1
+    local = end(outer, Failed(LEFT), send(outer, local)) - 1
     local = send(outer, local)
     lacked = lacks(outer, local)
     local = take_over(outer, state_at(2, values(5, 5, 5, 5)), local)
@@ -376,95 +367,6 @@ def test_a_second_try_does_not_forget_what_the_first_has_counted(
     arrived = failed if overtaken else None
     local = take_over(outer, state_at(1, values(6, 6, 6, 6)), local, arrived)
     assert lacks(outer, local) == expected
-
-
-# --------------------------------------------------------------------------- error feedback
-
-
-def test_what_the_encoding_left_out_comes_with_the_next_round() -> None:
-    outer = optimizer(FEEDBACK)
-    local = send(outer, LOCAL)
-    assert outer.in_flight is not None
-    assert outer.in_flight.values is outer.in_flight.g
-    local = end(outer, done(0, error=values(0.5, 0.25, 0, -1)), local)
-    assert outer.residual is not None
-    assert outer.residual.tolist() == [0.5, 0.25, 0, -1]
-    send(outer, local - 1)
-    assert outer.in_flight.g.tolist() == [1] * 4
-    assert outer.in_flight.values.tolist() == [1.25, 1.125, 1, 0.5]  # decay 0.5
-
-
-@pytest.mark.parametrize(
-    ("second", "residual", "owed"),
-    [
-        (done(1, missed=LEFT, error=values(3, 3, 3, 3)), [1, 1, 3, 3], [1, 1, 0, 0]),
-        (Failed(error=values(7, 7, 7, 7)), [1, 1, 1, 1], [1, 1, 1, 1]),
-    ],
-    ids=["missed on the left", "failed"],
-)
-def test_where_a_contribution_came_to_nothing_its_residual_is_as_before(
-    second: RoundResult | Failed, residual: list[float], owed: list[float]
-) -> None:
-    outer = optimizer(FEEDBACK)
-    local = end(outer, done(0, error=values(1, 1, 1, 1)), send(outer, LOCAL))
-    local = end(outer, second, send(outer, local - 1))
-    assert outer.residual is not None
-    assert outer.residual.tolist() == residual
-    assert lacks(outer, local) == owed
-    send(outer, local)
-    assert outer.in_flight is not None
-    expected = [0.5 * r + o for r, o in zip(residual, owed, strict=True)]
-    assert outer.in_flight.values.tolist() == expected
-
-
-def test_the_error_of_another_try_is_that_of_the_first() -> None:
-    outer = optimizer(FEEDBACK)
-    local = end(outer, Failed(LEFT, error=values(1, 1, 1, 1)), send(outer, LOCAL))
-    assert outer.residual is None
-    local = end(outer, done(0, error=values(1, 1, 1, 1)), send(outer, local - 1))
-    assert outer.residual is not None
-    assert outer.residual.tolist() == [1] * 4
-    assert lacks(outer, local) == [1] * 4
-
-
-def test_in_another_try_all_that_came_later_stays_whatever_a_merge_would_leave() -> None:
-    outer = optimizer(replace(FEEDBACK, merge_alpha=0.5))
-    local = end(outer, Failed(), send(outer, LOCAL))
-    local = end(outer, done(0, error=values(1, 1, 1, 1)), send(outer, local - 1))
-    assert outer.residual is not None
-    assert outer.residual.tolist() == [1] * 4
-    assert lacks(outer, local) == [1] * 4
-
-
-@pytest.mark.parametrize("before", [None, 4.0])
-@pytest.mark.parametrize("overtaken", [True, False])
-def test_adopting_takes_the_error_where_it_counted(before: float | None, overtaken: bool) -> None:
-    outer = optimizer(FEEDBACK, version=1)
-    outer.residual = None if before is None else torch.full((4,), before)
-    local, failed = send(outer, LOCAL), Failed(LEFT, error=values(1, 2, 3, 4))
-    if not overtaken:
-        local = end(outer, failed, local)
-    theirs = state_at(2, values(6, 6, 6, 6))
-    local = take_over(outer, theirs, local, failed if overtaken else None)
-    assert outer.residual is not None
-    assert outer.residual.tolist() == [1, 2, before or 0, before or 0]
-    assert lacks(outer, local) == [0, 0, 2, 2]
-
-
-def test_without_feedback_there_is_no_residual() -> None:
-    outer = optimizer(PLAIN)
-    local = end(outer, Failed(LEFT), send(outer, LOCAL))
-    end(outer, done(0), send(outer, local))
-    assert outer.residual is None
-
-
-def test_alpha_does_not_keep_what_error_feedback_keeps_already() -> None:
-    """alpha of the error stays in the local parameters, the rest is the residual."""
-    outer = optimizer(replace(FEEDBACK, merge_alpha=0.5, error_decay=1.0))
-    local = send(outer, LOCAL)  # 2 learned, 1 counted: 1 is left
-    local = end(outer, done(0, values(1, 1, 1, 1), (), values(1, 1, 1, 1), 1), local)
-    assert outer.residual is not None
-    assert (values(*lacks(outer, local)) + outer.residual).tolist() == [1] * 4
 
 
 # --------------------------------------------------------------------------- eager updates

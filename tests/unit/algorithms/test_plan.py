@@ -81,7 +81,6 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"overlap": "late"}, r"overlap is 'late'; use one of fixed, measured"),
         ({"rounding": "stochastic"}, r"fp32 and fp32 have no grid"),
         ({"rounding": "up"}, r"rounding is 'up'; use one of nearest, stochastic"),
-        ({"error_decay": 0.0}, r"error_decay is 0\.0"),
         ({"fragments": -2}, r"fragments"),
         ({"consensus": True}, r'consensus is for exchange = "pairs" and merge = "keep"'),
         ({"mean_over": "some"}, r"mean_over is 'some'; use one of all, senders"),
@@ -92,18 +91,13 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
             r"whose guess divides by all",
         ),
         ({"merge": "take"}, r"merge is 'take'; use one of reset, keep"),
-        ({"codec": "sign"}, r'sign leaves out most .*; set merge = "keep" or error_feedback ='),
-        ({"codec": "ternary", "merge_alpha": 0.5}, r'ternary .*; set merge = "keep" or error_feed'),
-        ({"codec": "topk256", "exchange": "pairs"}, r'topk256 .*; set merge = "keep" or'),
-        (
-            {"codec": "topk", "eager": True, "overlap_steps": 1},
-            r"topk .*; set error_feedback = true$",
-        ),
+        ({"codec": "sign"}, r'sign leaves out most .*; set merge = "keep"'),
+        ({"codec": "ternary", "merge_alpha": 0.5}, r'ternary .*; set merge = "keep"'),
+        ({"codec": "topk256", "exchange": "pairs"}, r'topk256 .*; set merge = "keep"'),
         (
             {"merge": "keep", "codec": "int4", "rounding": "stochastic"},
             r"keeps what int4 leaves out, and must know it .*; leave rounding out",
         ),
-        ({"merge": "keep", "error_feedback": True}, r"sent twice; leave error_feedback out"),
         ({"merge": "keep", "eager": True, "overlap_steps": 1}, r"exclude each other"),
         ({"merge": "keep", "exchange": "none"}, r"is for pseudo-gradients"),
         (
@@ -141,7 +135,6 @@ def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -
     "changes",
     [
         {"codec": "sign", "merge": "keep"},
-        {"codec": "topk", "error_feedback": True},
         {"codec": "sign", "exchange": "none"},
         {"codec": "sign", "payload": "gradient", "inner_steps": 1},
         {"reduction_codec": "sign"},  # the reducer keeps what that leaves out
@@ -188,4 +181,3 @@ def test_the_presets_in_pairs_are_settings_of_the_same_engine() -> None:
 def test_the_consensus_is_an_exact_mean() -> None:
     plan = PRESETS["streaming-noloco"].consensus_plan
     assert (plan.exchange, plan.codec, plan.reduction_codec) == ("mean", "fp32", "fp32")
-    assert plan.error_feedback is False

@@ -502,7 +502,7 @@ class Contributor:
             whole = wire.encode(codec, values, exact=limbs)
             ends = [wire.encoded_bytes(codec, shard.stop, shard.exact) for shard in shards]
             raws = [whole[start:stop] for start, stop in itertools.pairwise([0, *ends])]
-        error = values.new_empty(values.shape) if plan.needs_encoding_error else None
+        error = values.new_empty(values.shape) if plan.keeps else None
         if error is not None:
             for raw, shard in zip(raws, shards, strict=True):
                 part = values[shard.start : shard.stop]

@@ -163,7 +163,7 @@ class Pairs:
                 begin.values,
                 seed,
                 exact=context.limbs(begin.fragment),
-                error=context.plan.needs_encoding_error,
+                error=context.plan.keeps,
             )
             if not self._rounds.is_laid(*key):
                 assert begin.anchor is not None, "pairs exchange anchors"
@@ -274,8 +274,7 @@ class Pairs:
                 case RoundEnded(buffer, Succeeded()):
                     self._tasks.spawn(self._finish(buffer))
                 case RoundEnded(buffer, Failed(reason, waiting_for)):
-                    error = left_out(buffer.own[CONTRIBUTION])
-                    self._finished(RoundFailed(*buffer.key, reason, waiting_for, (), error))
+                    self._finished(RoundFailed(*buffer.key, reason, waiting_for))
                 case Misfit(declined=True):
                     self._context.counts.refuse("declined")
                 case Misfit(sender, round_, again, reason):
@@ -319,8 +318,7 @@ class Pairs:
         try:
             result = await self._averaged(buffer)
         except Exception as failure:
-            error, me = left_out(buffer.own[CONTRIBUTION]), self._context.me
-            result = RoundFailed(*buffer.key, reason_of(failure), (me,), (), error)
+            result = RoundFailed(*buffer.key, reason_of(failure), (self._context.me,))
         self._finished(result)
 
     async def _averaged(self, buffer: PairBuffer) -> RoundDone:

@@ -23,11 +23,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "streaming-noloco": {"diloco.overlap_steps": 2},
     "ddp": {},
     "local": {},
-    "diloco, eager, with feedback": {
+    "diloco, eager": {
         "diloco.eager": True,
         "diloco.overlap_steps": 3,
-        "diloco.codec": "int4",
-        "diloco.error_feedback": True,
     },
 }
 Saved = dict[str, Any]
