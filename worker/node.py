@@ -47,13 +47,10 @@ from worker.leases.types import (
 from worker.manifest import Manifest
 from worker.membership import (
     Digest,
-    Expelled,
-    Measured,
     Member,
     MemberLimits,
     Membership,
     Phase,
-    Updated,
 )
 from worker.membership.coordinator_client import CoordinatorClient
 from worker.membership.first_contact import FirstContact
@@ -236,7 +233,7 @@ class Node:
             self._expulsions = Expulsions(
                 identity,
                 self._environment.authority,
-                expelled=lambda peer: self.gossip.handle(Expelled(peer)),
+                expelled=lambda peer: self.gossip.expel(peer),
                 offload=self.offload,
                 log=self.log,
             )
@@ -343,7 +340,7 @@ class Node:
         self.stages = StageNode(
             context,
             StageExchange.of(config.plan, config.stages, self._manifest.elements),
-            publish=lambda profile: gossip.handle(Measured(profile)),
+            publish=lambda profile: gossip.update(profile=profile),
         )
         self.server.calls["Control/Finished"] = self.stages.on_finished
         self.server.streams["Data/StageCall"] = self.stages.serve
@@ -490,7 +487,12 @@ class Node:
         before, self.published = self.published, published
         self.held.add(published.states)
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
-        self.gossip.handle(Updated(published.phase, published.step, digests, published.step_s))
+        self.gossip.update(
+            phase=published.phase,
+            step=published.step,
+            digests=digests,
+            step_s=published.step_s,
+        )
         old = before.states if before else (None,) * len(published.states)
         for index, (was, state) in enumerate(zip(old, published.states, strict=True)):
             if was is None or was.version != state.version:

@@ -8,7 +8,7 @@ from algorithms.plan import Plan
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.membership import Gossiped, Health
+from worker.membership import Health
 
 PLAN = Plan(inner_steps=5)
 NEVER_S = 1e9
@@ -61,7 +61,7 @@ def test_who_says_that_a_round_is_over_is_not_left_out() -> None:
             await swarm.until(lambda: min(second.versions) >= 3, 200)
             own = second.node.gossip.me
             said = replace(own, health=Health.LEFT, incarnation=own.incarnation + 900)
-            first.node.gossip.handle(Gossiped((said,), "b"))
+            first.node.gossip.hear((said,), "b")
             await swarm.until(lambda: first.of_kind("round")[-1]["contributors"] == 1, 5)
             await swarm.until(
                 lambda: all(p.of_kind("round")[-1]["contributors"] == 2 for p in swarm.alive), 10

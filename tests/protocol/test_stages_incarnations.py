@@ -8,7 +8,6 @@ import pytest
 from algorithms.presets import PRESETS
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, incarnation_of, numbers_in
 from tests.protocol.virtual_time import run
-from worker.membership import Gossiped
 from worker.training.inbox import JobKind
 
 ITERATION = 3
@@ -126,7 +125,7 @@ def test_an_origin_that_hears_of_an_earlier_incarnation_with_a_clock_ahead_goes_
             await swarm.reached(ITERATION)
             gossip = swarm["0b"].node.gossip
             ahead = replace(gossip.me, epoch=gossip.me.epoch + 10_000)
-            gossip.handle(Gossiped((ahead,)))
+            gossip.hear((ahead,))
             assert gossip.me.epoch > ahead.epoch
             await swarm.finished()
             for told in swarm["0b"].replica.iterations:

@@ -6,24 +6,6 @@ from worker.membership.dissemination import (
     MemberProgress,
     with_progress,
 )
-from worker.membership.events import (
-    Action,
-    Event,
-    Expelled,
-    Gossiped,
-    IndirectlyProbed,
-    IndirectProbe,
-    Leaving,
-    Measured,
-    Moved,
-    Probe,
-    Probed,
-    ProbeTick,
-    Suspected,
-    Updated,
-    ViewChanged,
-    WaitedInVain,
-)
 from worker.membership.member import (
     MAX_UNREACHABLE,
     Digest,
@@ -34,7 +16,15 @@ from worker.membership.member import (
     Signed,
     newest,
 )
-from worker.membership.swim import MAX_MEMBERS, Membership, MembershipConfig
+from worker.membership.swim import (
+    MAX_MEMBERS,
+    Action,
+    IndirectProbe,
+    Membership,
+    MembershipConfig,
+    Probe,
+    ViewChanged,
+)
 
 __all__ = [
     "MAX_MEMBERS",
@@ -42,30 +32,18 @@ __all__ = [
     "Action",
     "Digest",
     "Dissemination",
-    "Event",
-    "Expelled",
     "GossipMessage",
-    "Gossiped",
     "Health",
     "IndirectProbe",
-    "IndirectlyProbed",
-    "Leaving",
-    "Measured",
     "Member",
     "MemberLimits",
     "MemberProgress",
     "Membership",
     "MembershipConfig",
-    "Moved",
     "Phase",
     "Probe",
-    "ProbeTick",
-    "Probed",
     "Signed",
-    "Suspected",
-    "Updated",
     "ViewChanged",
-    "WaitedInVain",
     "newest",
     "with_progress",
 ]

@@ -23,7 +23,7 @@ from protos.text import shown
 from worker import wire
 from worker.errors import ManifestRefused, NotDialled
 from worker.manifest import Manifest
-from worker.membership import Gossiped, Health, Member, Phase
+from worker.membership import Health, Member, Phase
 from worker.membership.io import GossipService
 from worker.transport import Caller, Transport, TransportError
 
@@ -104,7 +104,7 @@ class FirstContact:
             return reply.SerializeToString()
         if join.dial_only:
             return pb.JoinReply().SerializeToString()
-        self.gossip.handle(Gossiped((member,)))
+        self.gossip.hear((member,))
         known, certificates = self.gossip.introductions()
         return pb.JoinReply(members=known, certificates=certificates).SerializeToString()
 
@@ -214,7 +214,7 @@ class FirstContact:
         members, refused = self.gossip.read_members(reply.members, reply.certificates)
         for reason in refused:
             self.gossip.warnings.add(f"does not believe {address}: {reason}")
-        self.gossip.handle(Gossiped(members))
+        self.gossip.hear(members)
 
 
 async def ask_to_dial(

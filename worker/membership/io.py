@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from protos import murmuration_pb2 as pb
 from protos.addresses import split_relayed
@@ -15,24 +15,16 @@ from protos.text import shown
 from worker import wire
 from worker.exchange.types import View
 from worker.membership import (
+    Action,
     Dissemination,
-    Event,
-    Gossiped,
     GossipMessage,
-    IndirectlyProbed,
     IndirectProbe,
-    Leaving,
     Member,
     MemberLimits,
     MemberProgress,
     Membership,
     Probe,
-    Probed,
-    ProbeTick,
-    Suspected,
-    Updated,
     ViewChanged,
-    WaitedInVain,
     with_progress,
 )
 from worker.transport import Stream, Transport, TransportError
@@ -117,7 +109,7 @@ class GossipService:
     """One peer's membership, live. io thread only.
 
     Args:
-        membership: the state machine.
+        membership: its rules.
         run: its number; another's gossip is not heard.
         limits: of what is believed of a member.
         host: carries out what concerns the whole node.
@@ -212,7 +204,7 @@ class GossipService:
 
     def suspect(self, peer: str) -> None:
         """A stream to the peer broke: it is probed now."""
-        self.handle(Suspected(peer))
+        self._do(self._membership.suspect(peer))
 
     def waited_in_vain(self, peers: Iterable[str]) -> None:
         """A round of this peer has waited for parts of these that never came. Where most peers say
@@ -221,7 +213,7 @@ class GossipService:
             if peer not in self.me.idle:
                 text = f"{peer} says that it trains, and a round has waited for it in vain"
                 self.warnings.add(f"{text}: none waits for it for a while")
-            self.handle(WaitedInVain(peer))
+            self._do(self._membership.waited_in_vain(peer, self._clock()))
 
     def connect(self, peers: Iterable[str]) -> None:
         """Begins to open the data connections to these peers, without waiting."""
@@ -232,24 +224,38 @@ class GossipService:
 
     def tick(self) -> None:
         """Time passes."""
-        self.handle(ProbeTick())
+        self._do(self._membership.tick(self._clock()))
 
-    def handle(self, event: Event) -> None:
-        """Feeds the state machine and does what it says."""
-        changed = isinstance(event, Gossiped | Updated)
-        for action in self._membership.handle(event, self._clock()):
-            match action:
-                case Probe(peer, address, timeout_s):
-                    self._host.spawn(self._probe(peer, address, timeout_s))
-                case IndirectProbe(via, peer, address, timeout_s):
-                    self._host.spawn(self._ask_probe(via, peer, address, timeout_s))
-                case ViewChanged():
-                    changed = True
-                    self._log_members()
-        if isinstance(event, Gossiped):
-            self._meet()
-        if changed:
+    def update(self, **changes: Any) -> None:
+        """This peer's own state has changed: fields of `Member`."""
+        self._carry_out(self._membership.update(**changes))
+        self._host.on_view(self.view)
+
+    def expel(self, peer: str) -> None:
+        """The run's authority has taken a peer's certificate back."""
+        self._do(self._membership.expel(peer))
+
+    def hear(self, members: Iterable[Member], sender: str | None = None) -> None:
+        """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
+        self._carry_out(self._membership.hear(members, sender, self._clock()))
+        self._meet()
+        self._host.on_view(self.view)
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        if self._carry_out(actions):
             self._host.on_view(self.view)
+
+    def _carry_out(self, actions: Sequence[Action]) -> bool:
+        """Does what membership asks for. Returns whether the view has changed."""
+        for action in actions:
+            match action:
+                case Probe():
+                    self._host.spawn(self._probe(action))
+                case IndirectProbe():
+                    self._host.spawn(self._ask_probe(action))
+                case ViewChanged():
+                    self._log_members()
+        return ViewChanged() in actions
 
     def _meet(self) -> None:
         """Probes those that have only just begun: no round is laid out over them before they have
@@ -258,7 +264,7 @@ class GossipService:
         new = sorted(unmet - self._met_soon)[:_MOST_MET]
         self._met_soon = (self._met_soon & unmet).union(new)
         for peer in new:
-            self.handle(Suspected(peer))
+            self.suspect(peer)
 
     # ---------------------------------------------------------------------------------- serving
 
@@ -294,7 +300,7 @@ class GossipService:
 
     async def leave(self) -> None:
         """Tells every live peer; waits a moment at most, for gossip will do the rest."""
-        self.handle(Leaving())
+        self._do(self._membership.leave())
         targets = [member for member in self.others if member.live]
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
@@ -302,19 +308,22 @@ class GossipService:
                     *(self.exchange(member.peer, member.address, _LEAVE_S) for member in targets)
                 )
 
-    async def _probe(self, peer: str, address: str, timeout_s: float) -> None:
-        sender = await self.exchange(peer, address, timeout_s)
-        self.handle(Probed(peer, answered=sender == peer))
+    async def _probe(self, probe: Probe) -> None:
+        sender = await self.exchange(probe.peer, probe.address, probe.timeout_s)
+        answered = sender == probe.peer
+        self._do(self._membership.probed(probe.peer, self._clock(), answered=answered))
 
-    async def _ask_probe(self, via: str, peer: str, address: str, timeout_s: float) -> None:
-        request = pb.ProbeRequest(peer=peer, address=address, timeout_s=timeout_s)
+    async def _ask_probe(self, probe: IndirectProbe) -> None:
+        request = pb.ProbeRequest(
+            peer=probe.peer, address=probe.address, timeout_s=probe.timeout_s
+        ).SerializeToString()
         alive = False
         with suppress(TransportError, wire.WireError):
             raw = await self._transport.call(
-                via, "Control/IndirectProbe", request.SerializeToString(), 2 * timeout_s
+                probe.via, "Control/IndirectProbe", request, 2 * probe.timeout_s
             )
             alive = wire.parse(pb.ProbeReply, raw).alive
-        self.handle(IndirectlyProbed(peer, alive))
+        self._do(self._membership.probed_for(probe.peer, self._clock(), alive=alive))
 
     async def answers(self, peer: str, address: str, timeout_s: float) -> bool:
         """Whether the peer of this run answers there. Nothing is told or learned of members."""
@@ -354,7 +363,7 @@ class GossipService:
         return sender
 
     def _hear(self, sender: str, message: GossipMessage) -> None:
-        self.handle(Gossiped(with_progress(message, sender, self.members), sender))
+        self.hear(with_progress(message, sender, self.members), sender)
         self._news.heard(sender, message, self.members)
 
     def _accusing(self, peer: str, message: GossipMessage) -> GossipMessage:

@@ -1,4 +1,4 @@
-"""Membership as a state machine: `handle(event, now) -> actions`.
+"""Membership as pure rules: what happens is a method, which returns what to do.
 
 Every `gossip_s` a peer exchanges news of members with others (push-pull); `dissemination` says what
 each message holds. The answer, empty or not, is evidence of life, so this is the probe too. A peer
@@ -19,25 +19,8 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from worker.membership.events import (
-    Action,
-    Event,
-    Expelled,
-    Gossiped,
-    IndirectlyProbed,
-    IndirectProbe,
-    Leaving,
-    Measured,
-    Moved,
-    Probe,
-    Probed,
-    ProbeTick,
-    Suspected,
-    Updated,
-    ViewChanged,
-    WaitedInVain,
-)
 from worker.membership.idle import IdlePeers
 from worker.membership.member import Health, Member, newest
 from worker.membership.reachability import Reachability
@@ -48,6 +31,33 @@ _MAX_JUMP = 1000
 _PROBE_ALL_OF = 12
 _PROBE_OF_MORE = 8
 _MOST_PROBES = 32  # under way, before accused peers have to wait for theirs
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Exchange news of members with a peer: `hear` its answer, then `probed`."""
+
+    peer: str
+    address: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class IndirectProbe:
+    """Ask the peer at `via` to probe another, then `probed_for`."""
+
+    via: str
+    peer: str
+    address: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class ViewChanged:
+    """A peer's health, phase or unreachable peers changed, or the set of peers did."""
+
+
+Action = Probe | IndirectProbe | ViewChanged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,55 +174,71 @@ class Membership:
         """Who has said of the peer that it has ended, and how often; of a live peer it is wrong."""
         return self._suspicions.words_against(peer)
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event at monotonic time `now` (s) and says what to do."""
-        self._outline_changed = False
-        actions: list[Action] = []
-        match event:
-            case ProbeTick():
-                actions += self._tick(now)
-            case Gossiped(members, sender):
-                actions += self._merge(members, sender, now)
-                if sender is not None and (case := self._suspicions.get(sender)) is not None:
-                    # It speaks, and its refutation takes another message: its time starts again.
-                    case.since = now
-            case Probed(peer, answered):
-                actions += self._probed(peer, answered, now)
-            case IndirectlyProbed(peer, alive):
-                self._probed_for(peer, alive, now)
-            case Suspected(peer):
-                if (member := self._members.get(peer)) and member.live:
-                    actions += self._probe([peer])
-            case WaitedInVain(peer):
-                if (member := self._members.get(peer)) and member.live and peer != self._me:
-                    self._idle.waited_for(peer, now)
-            case Updated(phase, step, digests, step_s):
-                beat = self.me.heartbeat + 1
-                me = replace(self.me, phase=phase, step=step, digests=digests, step_s=step_s)
-                self._put(replace(me, heartbeat=beat))
-            case Measured(profile):
-                beat = self.me.heartbeat + 1
-                self._put(replace(self.me, profile=profile, heartbeat=beat))
-            case Moved(address):
-                beat = self.me.heartbeat + 1
-                self._put(replace(self.me, address=address, heartbeat=beat))
-            case Expelled(peer):
-                self._expelled.add(peer)
-                if member := self._members.get(peer):
-                    self._suspicions.close(peer)
-                    self._put(replace(member, health=Health.LEFT))
-            case Leaving():
-                self._put(replace(self.me, health=Health.LEFT))
-                actions += self._probe([member.peer for member in self._others() if member.live])
+    # ------------------------------------------------------- what happens; each says what to do
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passes; expected a few times per `gossip_s`. Args: now: monotonic seconds, here and
+        below."""
+        return self._with_changes(self._tick(now))
+
+    def hear(self, members: Iterable[Member], sender: str | None, now: float) -> list[Action]:
+        """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
+        actions = self._merge(members, sender, now)
+        if sender is not None and (case := self._suspicions.get(sender)) is not None:
+            # It speaks, and its refutation takes another message: its time starts again.
+            case.since = now
+        return self._with_changes(actions)
+
+    def probed(self, peer: str, now: float, *, answered: bool) -> list[Action]:
+        """A `Probe` has ended."""
+        return self._with_changes(self._probed(peer, answered, now))
+
+    def probed_for(self, peer: str, now: float, *, alive: bool) -> list[Action]:
+        """An `IndirectProbe` has ended; `alive` is False as well when the asked peer did not
+        answer."""
+        self._probed_for(peer, alive, now)
+        return self._with_changes([])
+
+    def suspect(self, peer: str) -> list[Action]:
+        """A data stream to the peer broke: it is probed now."""
+        member = self._members.get(peer)
+        return self._with_changes(self._probe([peer]) if member and member.live else [])
+
+    def waited_in_vain(self, peer: str, now: float) -> list[Action]:
+        """A round of this peer has waited for the other's part, which never came."""
+        if (member := self._members.get(peer)) and member.live and peer != self._me:
+            self._idle.waited_for(peer, now)
+        return self._with_changes([])
+
+    def update(self, **changes: Any) -> list[Action]:
+        """This peer's own state has changed: fields of `Member`."""
+        self._put(replace(self.me, **changes, heartbeat=self.me.heartbeat + 1))
+        return self._with_changes([])
+
+    def expel(self, peer: str) -> list[Action]:
+        """The run's authority has taken a peer's certificate back."""
+        self._expelled.add(peer)
+        if member := self._members.get(peer):
+            self._suspicions.close(peer)
+            self._put(replace(member, health=Health.LEFT))
+        return self._with_changes([])
+
+    def leave(self) -> list[Action]:
+        """This peer goes away on purpose."""
+        self._put(replace(self.me, health=Health.LEFT))
+        live = [member.peer for member in self._others() if member.live]
+        return self._with_changes(self._probe(live))
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _with_changes(self, actions: list[Action]) -> list[Action]:
+        """Together with what else has changed by what has happened."""
         lacking = (self._reach.unreachable, self._idle.peers)
         if lacking != (self.me.unreachable, self.me.idle):
             beat = self.me.heartbeat + 1
             self._put(replace(self.me, unreachable=lacking[0], idle=lacking[1], heartbeat=beat))
-        if self._outline_changed:
-            actions.append(ViewChanged())
-        return actions
-
-    # --------------------------------------------------------------------------------- inside
+        changed, self._outline_changed = self._outline_changed, False
+        return [*actions, ViewChanged()] if changed else actions
 
     def _others(self) -> Iterable[Member]:
         return (member for member in self.members if member.peer != self._me)
@@ -366,7 +392,7 @@ class Membership:
             if case.left:
                 self._suspicions.close(peer)
 
-    def _merge(self, members: tuple[Member, ...], sender: str | None, now: float) -> list[Action]:
+    def _merge(self, members: Iterable[Member], sender: str | None, now: float) -> list[Action]:
         accused: list[str] = []
         for heard in members:
             peer = heard.peer

@@ -11,7 +11,7 @@ from protos.events import Warnings, new_event
 from protos.text import shown
 from worker import wire
 from worker.exchange.types import View
-from worker.membership import Health, Moved
+from worker.membership import Health
 from worker.membership.io import GossipService
 from worker.relay.choice import (
     Action,
@@ -130,7 +130,7 @@ class RelayedPeer:
                 self._host.spawn(self._try(address))
             case Advertise(relays):
                 address = relayed_address(self._gossip.me.peer, relays)
-                self._gossip.handle(Moved(address))
+                self._gossip.update(address=address)
                 by = list(self._choice.relays)
                 self._host.log(new_event("relayed", by=by, address=address))
 

@@ -6,16 +6,12 @@ from dataclasses import replace
 
 from worker.membership import (
     Action,
-    Gossiped,
     Health,
-    IndirectlyProbed,
     IndirectProbe,
     Member,
     Membership,
     MembershipConfig,
     Probe,
-    Probed,
-    ProbeTick,
 )
 
 CONFIG = MembershipConfig(
@@ -31,7 +27,7 @@ def member(peer: str, **changes: object) -> Member:
 def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
     """`me`, who knows `others` and has not ticked yet."""
     membership = Membership(member("me"), config, random.Random(0))
-    membership.handle(Gossiped(tuple(member(other) for other in others)), 0.0)
+    membership.hear(tuple(member(other) for other in others), None, 0.0)
     return membership
 
 
@@ -49,8 +45,8 @@ def asked(actions: Sequence[Action]) -> list[IndirectProbe]:
 
 def suspect(membership: Membership, peer: str, now: float) -> None:
     """Probes of `peer` fail, the indirect ones too."""
-    for _ in asked(membership.handle(Probed(peer, answered=False), now)):
-        membership.handle(IndirectlyProbed(peer, alive=False), now)
+    for _ in asked(membership.probed(peer, now, answered=False)):
+        membership.probed_for(peer, now, alive=False)
     assert health(membership, peer) is Health.SUSPECT
 
 
@@ -60,7 +56,7 @@ def tick_until(
     """Ticks ten times a second. The silent answer no probe, nor those who are suspected already."""
     for tenth in range(round(10 * start), round(10 * stop) + 1):
         now = tenth / 10
-        for peer in probes(membership.handle(ProbeTick(), now)):
+        for peer in probes(membership.tick(now)):
             lives = peer not in silent and health(membership, peer) is not Health.SUSPECT
-            for ask in asked(membership.handle(Probed(peer, lives), now)):
-                membership.handle(IndirectlyProbed(ask.peer, alive=False), now)
+            for ask in asked(membership.probed(peer, now, answered=lives)):
+                membership.probed_for(ask.peer, now, alive=False)

@@ -9,31 +9,25 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from protos import murmuration_pb2 as pb
 from worker import wire
 from worker.membership import (
+    Action,
     Digest,
     Dissemination,
-    Event,
-    Gossiped,
     GossipMessage,
     Health,
-    IndirectlyProbed,
     IndirectProbe,
-    Leaving,
     Member,
     Membership,
     MembershipConfig,
     Phase,
     Probe,
-    Probed,
-    ProbeTick,
     Signed,
-    Updated,
     ViewChanged,
     with_progress,
 )
@@ -103,7 +97,7 @@ class Simulation:
         machine = Membership(member, self.config, random.Random(self._rng.random()))
         self.deltas[member.peer] = Dissemination(member.peer, self.config.full_s)
         self.processes[member.peer] = Process(machine)
-        self._step(member.peer, Gossiped(known))
+        self._done(member.peer, machine.hear(known, None, self.now))
         self._at(
             self._rng.uniform(0, TICK_S), member.peer, lambda: self._tick(member.peer, machine)
         )
@@ -115,18 +109,20 @@ class Simulation:
     def update(self, name: str, step: int, digests: tuple[Digest, ...]) -> None:
         """The peer has trained to `step`."""
         if self.processes[name].running:
-            self._step(name, Updated(Phase.TRAINING, step, digests))
+            machine = self.processes[name].machine
+            changes = {"phase": Phase.TRAINING, "step": step, "digests": digests}
+            self._done(name, machine.update(**changes))
 
     def say(self, name: str, word: Member, sender: str) -> None:
         """The peer hears this from the sender, true or not."""
-        self._step(name, Gossiped((word,), sender))
+        self._done(name, self.processes[name].machine.hear((word,), sender, self.now))
 
     def crash(self, name: str) -> None:
         self.processes[name].running = False
 
     def leave(self, name: str) -> None:
         """Says so, and is gone a second later."""
-        self._step(name, Leaving())
+        self._done(name, self.processes[name].machine.leave())
         self._at(1.0, name, lambda: self.crash(name))
 
     def pause(self, name: str, seconds: float) -> None:
@@ -191,21 +187,25 @@ class Simulation:
 
     def _tick(self, name: str, machine: Membership) -> None:
         if self.processes[name].machine is machine:
-            self._step(name, ProbeTick())
+            self._done(name, machine.tick(self.now))
             self._at(TICK_S, name, lambda: self._tick(name, machine))
 
-    def _step(self, name: str, event: Event) -> None:
-        machine = self.processes[name].machine
-        for action in machine.handle(event, self.now):
+    def _done(self, name: str, actions: Sequence[Action]) -> None:
+        """Does what the peer's rules ask for."""
+        for action in actions:
             match action:
                 case Probe(peer, address, timeout_s):
-                    self._exchange(
-                        name, address, timeout_s, lambda ok, p=peer: self._step(name, Probed(p, ok))
-                    )
+                    self._exchange(name, address, timeout_s, partial(self._probed, name, peer))
                 case IndirectProbe(via, peer, address, timeout_s):
                     self._ask(name, via, peer, address, timeout_s)
                 case ViewChanged():
-                    self._note(name, machine)
+                    self._note(name, self.processes[name].machine)
+
+    def _probed(self, name: str, peer: str, answered: bool) -> None:
+        self._done(name, self.processes[name].machine.probed(peer, self.now, answered=answered))
+
+    def _probed_for(self, name: str, peer: str, alive: bool) -> None:
+        self._done(name, self.processes[name].machine.probed_for(peer, self.now, alive=alive))
 
     def _note(self, name: str, machine: Membership) -> None:
         for member in machine.members:
@@ -235,7 +235,8 @@ class Simulation:
         self._call(name, to, timeout_s, serve, end)
 
     def _hear(self, name: str, sender: str, said: GossipMessage) -> None:
-        self._step(name, Gossiped(with_progress(said, sender, self.members(name)), sender))
+        members = with_progress(said, sender, self.members(name))
+        self._done(name, self.processes[name].machine.hear(members, sender, self.now))
         self.deltas[name].heard(sender, said, self.members(name))
 
     def _accusing(self, name: str, to: str, said: GossipMessage) -> GossipMessage:
@@ -263,7 +264,7 @@ class Simulation:
             via,
             2 * timeout_s,
             serve,
-            lambda ok: self._step(name, IndirectlyProbed(peer, ok and alive)),
+            lambda ok: self._probed_for(name, peer, ok and alive),
         )
 
     def _call(

@@ -14,13 +14,9 @@ from tests.unit.worker.membership.machines import (
 )
 from worker.membership import (
     MAX_UNREACHABLE,
-    Gossiped,
     Health,
-    IndirectlyProbed,
     Member,
     Membership,
-    Probed,
-    ProbeTick,
     ViewChanged,
 )
 from worker.membership.reachability import Reachability
@@ -101,7 +97,7 @@ def test_a_peer_that_refutes_but_answers_no_probe_is_unreachable() -> None:
         assert membership.me.unreachable == ()
         suspect(membership, "a", now)
         refutation = member("a", incarnation=incarnation)
-        membership.handle(Gossiped((refutation,), "b"), now + 1)
+        membership.hear((refutation,), "b", now + 1)
     assert membership.me.unreachable == ("a",)
     assert health(membership, "a") is Health.ALIVE
 
@@ -110,8 +106,8 @@ def test_an_answer_after_a_refutation_clears_the_account() -> None:
     membership = machine("a", "b", "c")
     for now, incarnation in ((1.0, 1), (4.0, 2), (7.0, 3)):
         suspect(membership, "a", now)
-        membership.handle(Gossiped((member("a", incarnation=incarnation),), "a"), now + 1)
-        membership.handle(Probed("a", answered=True), now + 2)
+        membership.hear((member("a", incarnation=incarnation),), "a", now + 1)
+        membership.probed("a", now + 2, answered=True)
     assert membership.me.unreachable == ()
 
 
@@ -141,9 +137,9 @@ def tick_with_a_cut(membership: Membership, cut: set[str], start: float, stop: f
     of them is named by this peer; infinity if that does not come to pass."""
     for tenth in range(round(10 * start), round(10 * stop) + 1):
         now = tenth / 10
-        for peer in probes(membership.handle(ProbeTick(), now)):
-            for ask in asked(membership.handle(Probed(peer, answered=peer not in cut), now)):
-                membership.handle(IndirectlyProbed(ask.peer, alive=True), now)
+        for peer in probes(membership.tick(now)):
+            for ask in asked(membership.probed(peer, now, answered=peer not in cut)):
+                membership.probed_for(ask.peer, now, alive=True)
         if membership.me.unreachable:
             return now
     return float("inf")
@@ -164,9 +160,9 @@ def test_a_cut_link_is_told_of_soon_and_the_peer_behind_it_is_not_suspected() ->
 def test_in_a_large_swarm_it_is_told_of_soon_after_the_first_probe_that_fails() -> None:
     """Though it would be long before the peer's next turn."""
     membership = machine(*(f"w{index:02d}" for index in range(100)))
-    membership.handle(ProbeTick(), 0.0)
-    for ask in asked(membership.handle(Probed("w50", answered=False), 0.0)):
-        membership.handle(IndirectlyProbed(ask.peer, alive=True), 0.0)
+    membership.tick(0.0)
+    for ask in asked(membership.probed("w50", 0.0, answered=False)):
+        membership.probed_for(ask.peer, 0.0, alive=True)
     assert tick_with_a_cut(membership, {"w50"}, 0.1, 20.0) <= 3 * CONFIG.probe_timeout_s
 
 
@@ -182,9 +178,9 @@ def test_it_is_taken_back_when_the_peer_has_answered_for_a_while() -> None:
     membership = machine("w1", "w2", "w3")
     now = tick_with_a_cut(membership, {"w2"}, 0.0, 20.0)
     beat = membership.me.heartbeat
-    membership.handle(Probed("w2", answered=True), now)
+    membership.probed("w2", now, answered=True)
     assert membership.me.unreachable == ("w2",)
-    changed = membership.handle(Probed("w2", answered=True), now + 4 * CONFIG.probe_timeout_s)
+    changed = membership.probed("w2", now + 4 * CONFIG.probe_timeout_s, answered=True)
     assert ViewChanged() in changed
     assert membership.me.unreachable == ()
     assert membership.me.heartbeat == beat + 1
@@ -193,8 +189,8 @@ def test_it_is_taken_back_when_the_peer_has_answered_for_a_while() -> None:
 def test_in_a_large_swarm_a_link_that_is_whole_again_is_found_soon() -> None:
     membership = machine(*(f"w{index:02d}" for index in range(100)))
     for now in (0.0, 1.0, 2.0):
-        for ask in asked(membership.handle(Probed("w50", answered=False), now)):
-            membership.handle(IndirectlyProbed(ask.peer, alive=True), now)
+        for ask in asked(membership.probed("w50", now, answered=False)):
+            membership.probed_for(ask.peer, now, alive=True)
     assert membership.me.unreachable == ("w50",)
     tick_until(membership, 2.1, 2.1 + CONFIG.reconnect_s + 4 * CONFIG.probe_timeout_s + 1)
     assert membership.me.unreachable == ()
@@ -204,9 +200,9 @@ def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
     """The own link is slow, to whomever it leads."""
     membership = machine("w1", "w2", "w3")
     for begun in range(0, 40, 4):
-        for ask in asked(membership.handle(Probed("w2", answered=False), begun)):
+        for ask in asked(membership.probed("w2", begun, answered=False)):
             late = begun + CONFIG.probe_timeout_s + 0.1
-            membership.handle(IndirectlyProbed(ask.peer, alive=True), late)
+            membership.probed_for(ask.peer, late, alive=True)
     assert membership.me.unreachable == ()
     assert health_of_all(membership) == {Health.ALIVE}
 
@@ -219,7 +215,7 @@ def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
 def test_who_is_gone_or_another_is_not_out_of_reach(news: Member) -> None:
     membership = machine("w1", "w2", "w3")
     now = tick_with_a_cut(membership, {"w2"}, 0.0, 20.0)
-    membership.handle(Gossiped((news,), "w2"), now)
+    membership.hear((news,), "w2", now)
     assert membership.me.unreachable == ()
 
 
@@ -231,5 +227,5 @@ def test_of_two_peers_none_is_unreachable_when_its_own_second_try_succeeds() -> 
 def test_whom_others_do_not_reach_is_news_of_the_swarm() -> None:
     membership = machine("w1", "w2")
     told: Member = member("w1", heartbeat=1, unreachable=("w2",))
-    assert ViewChanged() in membership.handle(Gossiped((told,)), 0.0)
-    assert ViewChanged() not in membership.handle(Gossiped((told,)), 1.0)
+    assert ViewChanged() in membership.hear((told,), None, 0.0)
+    assert ViewChanged() not in membership.hear((told,), None, 1.0)

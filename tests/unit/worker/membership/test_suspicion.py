@@ -14,18 +14,14 @@ from tests.unit.worker.membership.machines import (
     tick_until,
 )
 from worker.membership import (
-    Gossiped,
     Health,
-    IndirectlyProbed,
-    Probed,
-    ProbeTick,
     ViewChanged,
 )
 
 
 def test_a_failed_probe_is_tried_through_others_before_it_means_anything() -> None:
     membership = machine("w1", "w2", "w3", "w4", "w5")
-    actions = asked(membership.handle(Probed("w1", answered=False), 0.0))
+    actions = asked(membership.probed("w1", 0.0, answered=False))
     assert len(actions) == CONFIG.indirect_probes
     assert len({action.via for action in actions}) == CONFIG.indirect_probes
     for action in actions:
@@ -36,39 +32,39 @@ def test_a_failed_probe_is_tried_through_others_before_it_means_anything() -> No
 
 def test_one_indirect_answer_saves() -> None:
     membership = machine("w1", "w2", "w3", "w4")
-    assert len(asked(membership.handle(Probed("w1", answered=False), 0.0))) == 3
+    assert len(asked(membership.probed("w1", 0.0, answered=False))) == 3
     for alive in (False, True, False):
-        membership.handle(IndirectlyProbed("w1", alive), 1.0)
+        membership.probed_for("w1", 1.0, alive=alive)
     assert health(membership, "w1") is Health.ALIVE
 
 
 def test_suspicion_takes_every_indirect_probe_to_fail() -> None:
     membership = machine("w1", "w2", "w3", "w4")
-    membership.handle(Probed("w1", answered=False), 0.0)
-    membership.handle(IndirectlyProbed("w1", alive=False), 1.0)
-    membership.handle(IndirectlyProbed("w1", alive=False), 1.0)
+    membership.probed("w1", 0.0, answered=False)
+    membership.probed_for("w1", 1.0, alive=False)
+    membership.probed_for("w1", 1.0, alive=False)
     assert health(membership, "w1") is Health.ALIVE
-    assert ViewChanged() in membership.handle(IndirectlyProbed("w1", alive=False), 1.0)
+    assert ViewChanged() in membership.probed_for("w1", 1.0, alive=False)
     assert health(membership, "w1") is Health.SUSPECT
 
 
 def test_of_two_peers_each_tries_once_more_itself() -> None:
     membership = machine("w1")
-    (again,) = asked(membership.handle(Probed("w1", answered=False), 0.0))
+    (again,) = asked(membership.probed("w1", 0.0, answered=False))
     assert (again.via, again.peer) == ("at-me", "w1")
-    membership.handle(IndirectlyProbed("w1", alive=False), 1.0)
+    membership.probed_for("w1", 1.0, alive=False)
     assert health(membership, "w1") is Health.SUSPECT
 
 
 def test_an_answered_probe_asks_nobody() -> None:
-    assert machine("w1", "w2").handle(Probed("w1", answered=True), 0.0) == []
+    assert machine("w1", "w2").probed("w1", 0.0, answered=True) == []
 
 
 def test_a_late_answer_of_a_helper_that_was_not_asked_does_nothing() -> None:
     membership = machine("w1", "w2")
-    assert membership.handle(IndirectlyProbed("w1", alive=False), 0.0) == []
-    assert membership.handle(IndirectlyProbed("stranger", alive=False), 0.0) == []
-    assert membership.handle(Probed("stranger", answered=False), 0.0) == []
+    assert membership.probed_for("w1", 0.0, alive=False) == []
+    assert membership.probed_for("stranger", 0.0, alive=False) == []
+    assert membership.probed("stranger", 0.0, answered=False) == []
     assert health(membership, "w1") is Health.ALIVE
 
 
@@ -85,9 +81,9 @@ def test_a_suspect_dies_when_its_time_is_up_and_not_before() -> None:
 def test_a_higher_incarnation_refutes() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.handle(Gossiped((member("w1"),)), 1.0)
+    membership.hear((member("w1"),), None, 1.0)
     assert health(membership, "w1") is Health.SUSPECT, "the same incarnation is old news"
-    membership.handle(Gossiped((member("w1", incarnation=1),)), 1.0)
+    membership.hear((member("w1", incarnation=1),), None, 1.0)
     assert health(membership, "w1") is Health.ALIVE
     tick_until(membership, 1.0, 3 * SUSPICION_S)
     assert health(membership, "w1") is Health.ALIVE
@@ -97,7 +93,7 @@ def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, 3.0)
-    membership.handle(Gossiped((member("w1", incarnation=1, health=Health.SUSPECT),)), 3.0)
+    membership.hear((member("w1", incarnation=1, health=Health.SUSPECT),), None, 3.0)
     assert health(membership, "w1") is Health.ALIVE, "it has refuted, and that is all that is known"
     tick_until(membership, 3.1, 5.0)
     suspect(membership, "w1", 5.0)
@@ -111,7 +107,7 @@ def test_the_same_suspicion_heard_again_does_not() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     for second in range(1, 4):
-        membership.handle(Gossiped((member("w1", health=Health.SUSPECT),)), float(second))
+        membership.hear((member("w1", health=Health.SUSPECT),), None, float(second))
         tick_until(membership, second, second + 0.9)
     tick_until(membership, 4.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
@@ -122,7 +118,7 @@ def test_a_suspect_that_speaks_gets_its_time_again() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, 3.0)
-    membership.handle(Gossiped((member("w1"),), "w1"), 3.0)
+    membership.hear((member("w1"),), "w1", 3.0)
     assert health(membership, "w1") is Health.SUSPECT
     tick_until(membership, 3.1, 2.9 + SUSPICION_S)
     assert health(membership, "w1") is Health.SUSPECT
@@ -133,7 +129,7 @@ def test_a_suspect_that_speaks_gets_its_time_again() -> None:
 def test_somebody_else_speaking_of_a_suspect_does_not() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.handle(Gossiped((member("w1"), member("w2")), "w2"), 3.0)
+    membership.hear((member("w1"), member("w2")), "w2", 3.0)
     tick_until(membership, 3.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
 
@@ -141,13 +137,13 @@ def test_somebody_else_speaking_of_a_suspect_does_not() -> None:
 @pytest.mark.parametrize("word", [Health.SUSPECT, Health.DEAD, Health.LEFT])
 def test_what_others_say_of_an_end_makes_this_peer_look_and_no_more(word: Health) -> None:
     membership = machine("w1", "w2", "w3")
-    actions = membership.handle(Gossiped((member("w1", health=word),), "w2"), 0.0)
+    actions = membership.hear((member("w1", health=word),), "w2", 0.0)
     assert probes(actions) == ["w1"]
     assert ViewChanged() not in actions
     assert membership.said_against("w1") == member("w1", health=Health.SUSPECT)
-    assert membership.handle(Probed("w1", answered=True), 0.1) == []
+    assert membership.probed("w1", 0.1, answered=True) == []
     assert membership.said_against("w1") is None
-    again = membership.handle(Gossiped((member("w1", health=word),), "w3"), 0.2)
+    again = membership.hear((member("w1", health=word),), "w3", 0.2)
     assert again == [], "it has only just answered"
     tick_until(membership, 0.3, 3 * SUSPICION_S)
     assert health(membership, "w1") is Health.ALIVE
@@ -155,7 +151,7 @@ def test_what_others_say_of_an_end_makes_this_peer_look_and_no_more(word: Health
 
 def test_a_suspect_that_was_heard_of_first_dies_from_then_on() -> None:
     membership = machine("w1", "w2", "w3")
-    membership.handle(Gossiped((member("w1", health=Health.SUSPECT),), "w2"), 0.0)
+    membership.hear((member("w1", health=Health.SUSPECT),), "w2", 0.0)
     suspect(membership, "w1", 2.0)
     tick_until(membership, 2.1, SUSPICION_S - 0.1)
     assert health(membership, "w1") is Health.SUSPECT
@@ -165,9 +161,9 @@ def test_a_suspect_that_was_heard_of_first_dies_from_then_on() -> None:
 
 def test_a_departure_that_others_tell_of_is_one_when_the_peer_is_silent() -> None:
     membership = machine("w1", "w2", "w3")
-    membership.handle(Gossiped((member("w1", health=Health.LEFT),), "w2"), 0.0)
-    for _ in asked(membership.handle(Probed("w1", answered=False), 1.0)):
-        membership.handle(IndirectlyProbed("w1", alive=False), 2.0)
+    membership.hear((member("w1", health=Health.LEFT),), "w2", 0.0)
+    for _ in asked(membership.probed("w1", 1.0, answered=False)):
+        membership.probed_for("w1", 2.0, alive=False)
     assert health(membership, "w1") is Health.LEFT
 
 
@@ -179,8 +175,7 @@ def test_several_that_say_the_same_shorten_the_time_of_a_suspect() -> None:
         suspect(membership, "w00", 0.0)
         for accuser in others[1:accusers]:
             for _ in range(3):
-                heard = Gossiped((member("w00", health=Health.SUSPECT),), accuser)
-                membership.handle(heard, 0.0)
+                membership.hear((member("w00", health=Health.SUSPECT),), accuser, 0.0)
         until = time_s * CONFIG.least_suspicion_s
         tick_until(membership, 0.1, until - 0.1, silent=["w00"])
         assert health(membership, "w00") is Health.SUSPECT, f"{accusers} accuse"
@@ -193,7 +188,7 @@ def test_a_new_life_under_suspicion_gets_its_own_time() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, SUSPICION_S - 0.2)
-    membership.handle(Gossiped((member("w1", epoch=2, health=Health.SUSPECT),)), SUSPICION_S - 0.1)
+    membership.hear((member("w1", epoch=2, health=Health.SUSPECT),), None, SUSPICION_S - 0.1)
     suspect(membership, "w1", SUSPICION_S)
     tick_until(membership, SUSPICION_S, SUSPICION_S + 1.0)
     assert health(membership, "w1") is Health.SUSPECT
@@ -203,9 +198,9 @@ def test_ones_own_starvation_shifts_the_time_of_the_others() -> None:
     membership = machine("w1", "w2", "w3")
     tick_until(membership, 0.0, 1.0)
     suspect(membership, "w1", 1.0)
-    membership.handle(ProbeTick(), 61.0)  # frozen for a minute: nobody could have been heard
+    membership.tick(61.0)  # frozen for a minute: nobody could have been heard
     assert health(membership, "w1") is Health.SUSPECT
-    membership.handle(Gossiped((member("w1", incarnation=1),)), 61.0)
+    membership.hear((member("w1", incarnation=1),), None, 61.0)
     tick_until(membership, 61.1, 70.0)
     assert health(membership, "w1") is Health.ALIVE
 

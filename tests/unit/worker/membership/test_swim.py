@@ -20,18 +20,11 @@ from tests.unit.worker.membership.machines import (
 )
 from worker.membership import (
     Digest,
-    Expelled,
-    Gossiped,
     Health,
-    Leaving,
     Membership,
     MembershipConfig,
     Phase,
     Probe,
-    Probed,
-    ProbeTick,
-    Suspected,
-    Updated,
     ViewChanged,
     newest,
 )
@@ -46,9 +39,9 @@ def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
     probed: dict[str, list[float]] = {f"w{i}": [0.0] for i in range(others)}
     for tick in range(400):
         now = tick * 0.05
-        for peer in probes(membership.handle(ProbeTick(), now)):
+        for peer in probes(membership.tick(now)):
             probed[peer].append(now)
-            membership.handle(Probed(peer, answered=True), now)
+            membership.probed(peer, now, answered=True)
     for times in probed.values():
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert max(gaps) <= 2 * CONFIG.probe_s + CONFIG.gossip_s
@@ -56,20 +49,20 @@ def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
 
 def test_a_peer_is_not_probed_again_before_the_probe_has_ended() -> None:
     membership = machine("w1")
-    assert probes(membership.handle(ProbeTick(), 0.0)) == ["w1"]
+    assert probes(membership.tick(0.0)) == ["w1"]
     for tick in range(1, 20):
-        assert probes(membership.handle(ProbeTick(), tick / 10)) == []
-    membership.handle(Probed("w1", answered=True), 2.0)
-    assert probes(membership.handle(ProbeTick(), 2.1)) == ["w1"]
+        assert probes(membership.tick(tick / 10)) == []
+    membership.probed("w1", 2.0, answered=True)
+    assert probes(membership.tick(2.1)) == ["w1"]
 
 
 def test_a_probe_names_the_address_and_the_time_it_may_take() -> None:
-    (action,) = machine("w1").handle(ProbeTick(), 0.0)
+    (action,) = machine("w1").tick(0.0)
     assert action == Probe("w1", "at-w1", CONFIG.probe_timeout_s)
 
 
 def test_a_peer_alone_has_nothing_to_do() -> None:
-    assert machine().handle(ProbeTick(), 0.0) == []
+    assert machine().tick(0.0) == []
 
 
 def test_who_is_gone_is_tried_now_and_then() -> None:
@@ -79,9 +72,9 @@ def test_who_is_gone_is_tried_now_and_then() -> None:
     end(membership, "w2", Health.DEAD)
     tried = []
     for tick in range(200):
-        for peer in probes(membership.handle(ProbeTick(), tick / 10)):
+        for peer in probes(membership.tick(tick / 10)):
             tried.append((peer, tick / 10))
-            membership.handle(Probed(peer, answered=False), tick / 10)
+            membership.probed(peer, tick / 10, answered=False)
     assert {peer for peer, _ in tried} == {"w1", "w2"}
     assert [at for _, at in tried] == [0.0, 5.0, 10.0, 15.0]
     assert health(membership, "w1") is Health.LEFT
@@ -90,29 +83,29 @@ def test_who_is_gone_is_tried_now_and_then() -> None:
 
 def test_who_goes_while_their_turn_is_still_to_come_is_passed_over() -> None:
     membership = machine("w1", "w2", "w3", "w4")
-    (first,) = probes(membership.handle(ProbeTick(), 0.0))
-    membership.handle(Probed(first, answered=True), 0.0)
+    (first,) = probes(membership.tick(0.0))
+    membership.probed(first, 0.0, answered=True)
     rest = {"w1", "w2", "w3", "w4"} - {first}
     for peer in rest:
-        membership.handle(Gossiped((member(peer, health=Health.LEFT),), peer), 0.1)
+        membership.hear((member(peer, health=Health.LEFT),), peer, 0.1)
     for tick in range(2, 30):
-        for peer in probes(membership.handle(ProbeTick(), tick / 10)):
+        for peer in probes(membership.tick(tick / 10)):
             assert peer == first
-            membership.handle(Probed(peer, answered=True), tick / 10)
+            membership.probed(peer, tick / 10, answered=True)
 
 
 def test_doubt_probes_at_once_and_only_whom_it_may_concern() -> None:
     membership = machine("w1")
-    assert probes(membership.handle(Suspected("w1"), 0.0)) == ["w1"]
-    assert probes(membership.handle(Suspected("w1"), 0.0)) == []
-    assert membership.handle(Suspected("stranger"), 0.0) == []
+    assert probes(membership.suspect("w1")) == ["w1"]
+    assert probes(membership.suspect("w1")) == []
+    assert membership.suspect("stranger") == []
     end(membership, "w2", Health.DEAD)
-    assert membership.handle(Suspected("w2"), 0.0) == []
+    assert membership.suspect("w2") == []
 
 
 def end(membership: Membership, peer: str, health_: Health) -> None:
     """It is heard of for the first time when it is gone already."""
-    membership.handle(Gossiped((member(peer, health=health_),)), 0.0)
+    membership.hear((member(peer, health=health_),), None, 0.0)
     assert health(membership, peer) is health_
 
 
@@ -122,11 +115,11 @@ def end(membership: Membership, peer: str, health_: Health) -> None:
 @pytest.mark.parametrize("rumour", [Health.SUSPECT, Health.DEAD])
 def test_a_rumour_of_ones_own_end_is_refuted(rumour: Health) -> None:
     membership = machine("w1")
-    membership.handle(Gossiped((member("me", incarnation=5, health=rumour),)), 0.0)
+    membership.hear((member("me", incarnation=5, health=rumour),), None, 0.0)
     assert membership.me.health is Health.ALIVE
     assert membership.me.incarnation == 6
     assert membership.me.heartbeat == 1
-    membership.handle(Gossiped((member("me", incarnation=5, health=rumour),)), 0.0)
+    membership.hear((member("me", incarnation=5, health=rumour),), None, 0.0)
     assert membership.me.incarnation == 6, "refuted already"
 
 
@@ -136,7 +129,7 @@ def test_rumours_of_another_life_are_passed_over() -> None:
         member("me", epoch=0, incarnation=1, health=Health.DEAD),
         member("me", incarnation=7),
     ):
-        membership.handle(Gossiped((rumour,)), 0.0)
+        membership.hear((rumour,), None, 0.0)
     assert membership.me == member("me")
 
 
@@ -153,25 +146,25 @@ def test_what_cannot_be_taken_back_is_outlived(words: dict[str, Any]) -> None:
     """Whoever has believed it believes a later epoch again."""
     membership = machine("w1")
     heard = member("me", **words)
-    membership.handle(Gossiped((heard,)), 0.0)
+    membership.hear((heard,), None, 0.0)
     assert membership.me == member("me", epoch=2)
     assert newest(heard, membership.me) == membership.me
-    membership.handle(Gossiped((heard,)), 0.0)
+    membership.hear((heard,), None, 0.0)
     assert membership.me.epoch == 2, "outlived already"
 
 
 def test_a_heartbeat_of_somebody_elses_is_passed() -> None:
     membership = machine("w1")
-    membership.handle(Gossiped((member("me", heartbeat=900, step=7),)), 0.0)
+    membership.hear((member("me", heartbeat=900, step=7),), None, 0.0)
     assert membership.me == member("me", heartbeat=901)
 
 
 def test_of_a_flood_of_ghosts_only_so_many_are_kept() -> None:
     membership = machine("w1")
     ghosts = tuple(member(f"ghost-{n:05}") for n in range(MAX_MEMBERS + 100))
-    membership.handle(Gossiped(ghosts), 0.0)
+    membership.hear(ghosts, None, 0.0)
     assert len(membership.members) == MAX_MEMBERS
-    membership.handle(Gossiped((member("w1", heartbeat=5),)), 0.0)
+    membership.hear((member("w1", heartbeat=5),), None, 0.0)
     assert next(each for each in membership.members if each.peer == "w1").heartbeat == 5
 
 
@@ -180,33 +173,33 @@ def test_ghosts_that_came_first_give_way_once_they_have_ended(
 ) -> None:
     monkeypatch.setattr("worker.membership.swim.MAX_MEMBERS", 4)
     membership = machine("w1")
-    membership.handle(Probed("w1", answered=True), 0.0)
-    membership.handle(Gossiped((member("ghost-1"),)), 0.0)
+    membership.probed("w1", 0.0, answered=True)
+    membership.hear((member("ghost-1"),), None, 0.0)
     end(membership, "ghost-2", Health.DEAD)
-    membership.handle(Expelled("w1"), 1.0)  # it has ended, and was there
-    assert ViewChanged() in membership.handle(Gossiped((member("w2"),)), 2.0)
+    membership.expel("w1")  # it has ended, and was there
+    assert ViewChanged() in membership.hear((member("w2"),), None, 2.0)
     assert [each.peer for each in membership.members] == ["ghost-1", "me", "w1", "w2"]
-    membership.handle(Gossiped((member("w3"),)), 3.0)  # nobody else has ended
+    membership.hear((member("w3"),), None, 3.0)  # nobody else has ended
     assert [each.peer for each in membership.members] == ["ghost-1", "me", "w1", "w2"]
 
 
 def test_an_update_is_newer_than_all_before() -> None:
     membership = machine("w1")
     digests = (Digest(3, 2, 99),)
-    assert ViewChanged() in membership.handle(Updated(Phase.TRAINING, 30, digests), 0.0)
+    assert ViewChanged() in membership.update(phase=Phase.TRAINING, step=30, digests=digests)
     me = membership.me
     assert (me.phase, me.step, me.digests, me.heartbeat) == (Phase.TRAINING, 30, digests, 1)
-    assert membership.handle(Updated(Phase.TRAINING, 31, digests), 0.0) == []
+    assert membership.update(phase=Phase.TRAINING, step=31, digests=digests) == []
     assert membership.me.heartbeat == 2
 
 
 def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
     membership = machine("w1", "w2")
     end(membership, "w3", Health.DEAD)
-    actions = membership.handle(Leaving(), 0.0)
+    actions = membership.leave()
     assert sorted(probes(actions)) == ["w1", "w2"]
     assert ViewChanged() in actions
-    membership.handle(Gossiped((member("me", health=Health.DEAD),)), 0.0)
+    membership.hear((member("me", health=Health.DEAD),), None, 0.0)
     assert membership.me.health is Health.LEFT
     assert membership.me.incarnation == 0
 
@@ -216,8 +209,7 @@ def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
 
 def test_leaving_is_not_death() -> None:
     membership = machine("w1", "w2")
-    left = Gossiped((member("w1", health=Health.LEFT),), "w1")
-    assert ViewChanged() in membership.handle(left, 0.0)
+    assert ViewChanged() in membership.hear((member("w1", health=Health.LEFT),), "w1", 0.0)
     tick_until(membership, 0.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -225,7 +217,7 @@ def test_leaving_is_not_death() -> None:
 def test_who_left_while_suspected_left() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
-    membership.handle(Gossiped((member("w1", health=Health.LEFT),)), 1.0)
+    membership.hear((member("w1", health=Health.LEFT),), None, 1.0)
     tick_until(membership, 1.0, 30.0)
     assert health(membership, "w1") is Health.LEFT
 
@@ -234,10 +226,10 @@ def test_who_left_while_suspected_left() -> None:
 def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> None:
     membership = machine("w1", "w2")
     old = member("w1", incarnation=9, heartbeat=99, health=end)
-    membership.handle(Gossiped((old,), "w1"), 0.0)
+    membership.hear((old,), "w1", 0.0)
     reborn = member("w1", epoch=2, address="elsewhere")
-    assert ViewChanged() in membership.handle(Gossiped((reborn,)), 1.0)
-    assert membership.handle(Gossiped((old,)), 2.0) == []
+    assert ViewChanged() in membership.hear((reborn,), None, 1.0)
+    assert membership.hear((old,), None, 2.0) == []
     assert health(membership, "w1") is Health.ALIVE
     assert membership.address("w1") == "elsewhere"
 
@@ -245,17 +237,17 @@ def test_a_new_life_replaces_the_old_and_old_rumours_do_not_win(end: Health) -> 
 def test_the_dead_may_come_back_by_refuting() -> None:
     membership = machine("w2")
     end(membership, "w1", Health.DEAD)
-    assert ViewChanged() in membership.handle(Gossiped((member("w1", incarnation=1),)), 60.0)
+    assert ViewChanged() in membership.hear((member("w1", incarnation=1),), None, 60.0)
     assert health(membership, "w1") is Health.ALIVE
 
 
 def test_the_view_changes_with_peers_health_and_phase_and_with_nothing_else() -> None:
     membership = machine("w1")
-    assert ViewChanged() in membership.handle(Gossiped((member("w2"),)), 0.0)
-    assert membership.handle(Gossiped((member("w2"),)), 0.0) == []
-    assert membership.handle(Gossiped((member("w2", heartbeat=1, step=5),)), 0.0) == []
+    assert ViewChanged() in membership.hear((member("w2"),), None, 0.0)
+    assert membership.hear((member("w2"),), None, 0.0) == []
+    assert membership.hear((member("w2", heartbeat=1, step=5),), None, 0.0) == []
     phase = member("w2", heartbeat=2, phase=Phase.TRAINING)
-    assert ViewChanged() in membership.handle(Gossiped((phase,)), 0.0)
+    assert ViewChanged() in membership.hear((phase,), None, 0.0)
 
 
 def test_cards_are_sorted_and_addresses_known() -> None:
@@ -284,7 +276,7 @@ def test_periods_must_be_above_zero(field: str) -> None:
 
 def test_the_number_of_indirect_probes_may_be_zero_and_not_less() -> None:
     membership = machine("w1", "w2", config=MembershipConfig(indirect_probes=0))
-    (again,) = asked(membership.handle(Probed("w1", answered=False), 0.0))
+    (again,) = asked(membership.probed("w1", 0.0, answered=False))
     assert again.via == "at-me"
     with pytest.raises(ValueError, match="indirect_probes is -1"):
         MembershipConfig(indirect_probes=-1)
