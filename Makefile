@@ -120,11 +120,11 @@ overlap: $(READY)  ## speed beside local while rounds are on their way, one work
 pair-latency: $(READY)  ## NoLoCo's latency model beside figures derived from it
 	$(RUN) tests/lab/pair_latency.py $(ARGS)
 
-stability: $(READY)  ## NoLoCo's stability check beside 64 simulated replicas: docs/stability.png
+stability: $(READY)  ## NoLoCo's stability check beside 64 simulated replicas: docs/evidence/stability.png
 	$(RUN) tests/lab/stability.py $(ARGS)
 
-simulate: $(READY)  ## noloco to 4,096 peers on a virtual clock: docs/simulate.png
-	$(BIN)/murmur simulate --peers 4,64,1024,4096 --params 1000 --link 100mbit,delay=50ms --latency-spread 1 --plot docs/simulate.png $(ARGS)
+simulate: $(READY)  ## noloco to 4,096 peers on a virtual clock: docs/evidence/simulate.png
+	$(BIN)/murmur simulate --peers 4,64,1024,4096 --params 1000 --link 100mbit,delay=50ms --latency-spread 1 --plot docs/evidence/simulate.png $(ARGS)
 
 schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs, and as many for means
 	$(RUN) tests/lab/pair_schedules.py --processes 2 $(ARGS)
@@ -141,11 +141,11 @@ skippipe-deadlock: $(READY)  ## 10,000 random schedules at memory 1 to 3: none m
 skippipe-omission: $(READY)  ## perplexity without some stages, trained full and with skips (long)
 	$(RUN) tests/lab/skippipe_omission.py $(ARGS)
 
-schedule: $(READY)  ## a staged model's iterations with each routing, predicted and drawn: docs/schedule.png
-	$(BIN)/murmur plan --stages 4 --microbatches 6 --forward-ms 100 --activation-bytes 98304 --link "5mbit,delay=100ms; 10mbit,delay=60ms; 20mbit,delay=30ms; 20mbit,delay=40ms; 50mbit,delay=10ms; 50mbit,delay=20ms; 100mbit,delay=5ms; 100mbit,delay=5ms" --plot docs/schedule.png
+schedule: $(READY)  ## a staged model's iterations with each routing, predicted and drawn: docs/evidence/schedule.png
+	$(BIN)/murmur plan --stages 4 --microbatches 6 --forward-ms 100 --activation-bytes 98304 --link "5mbit,delay=100ms; 10mbit,delay=60ms; 20mbit,delay=30ms; 20mbit,delay=40ms; 50mbit,delay=10ms; 50mbit,delay=20ms; 100mbit,delay=5ms; 100mbit,delay=5ms" --plot docs/evidence/schedule.png
 
 stage-times: $(READY)  ## iterations of 4 stages x 2 replicas on unequal links, beside their prediction (root)
-	$(RUN) tests/lab/stage_times.py --plot docs/stages.png $(ARGS)
+	$(RUN) tests/lab/stage_times.py --plot docs/evidence/stages.png $(ARGS)
 
 stage-kills: $(READY)  ## a replica of each of 4 stages killed during a call: iterations, and what became of microbatches
 	$(RUN) tests/lab/stage_kills.py $(ARGS)

@@ -10,7 +10,8 @@ The order of preference, and why:
 A plan stays on the list, behind those of smaller H, as long as it has more bits or a smaller tau
 than each of them. One of few bits counts as the plan of four bits that loses about as much, whose H
 is larger (`_H_OF_SIGN`, `_H_OF_TOPK`). One that overlaps a whole period (`co2`) is varied as such,
-keeps its codecs, and comes behind all others, since that costs much loss (docs/streaming.md).
+keeps its codecs, and comes behind all others, since that costs much loss
+(docs/evidence/streaming.md).
 
 Ref: arXiv:2501.18512 (H and tau).
 """
@@ -35,12 +36,13 @@ _MERGE_ALPHA = 0.5
 _LAYERS_A_FRAGMENT = 3
 _LEAST_BITS_OF_GRADIENTS = 16
 # How many times its H a plan of few bits counts as: `streaming` with that H loses as much. The
-# figures are those of docs/bytes.md after 2,400 steps. `streaming` has only H 100 there, so its
-# loss is taken to grow with H as that of `onebit` does: straight lines over log H between H 7, 28
-# and 140. Then `streaming` with H 100 is `onebit` with H 85 (AdamW) or 71 (Muon), and `sparse` with
-# H 10 is `streaming` with H 22 or 52. That is 1.17 or 1.42 times the H, and 2.2 or 5.2 times; these
-# are the geometric means. Signs have a bit or more for each parameter, top-k has less. What few
-# bits cost does not go away with H, and no H below 7 was measured: a shorter one counts as that.
+# figures are those of docs/evidence/bytes.md after 2,400 steps. `streaming` has only H 100 there,
+# so its loss is taken to grow with H as that of `onebit` does: straight lines over log H between H
+# 7, 28 and 140. Then `streaming` with H 100 is `onebit` with H 85 (AdamW) or 71 (Muon), and
+# `sparse` with H 10 is `streaming` with H 22 or 52. That is 1.17 or 1.42 times the H, and 2.2 or
+# 5.2 times; these are the geometric means. Signs have a bit or more for each parameter, top-k has
+# less. What few bits cost does not go away with H, and no H below 7 was measured: a shorter one
+# counts as that.
 _H_OF_SIGN, _H_OF_TOPK = 1.3, 3.4
 _LEAST_BITS_OF_SIGN, _LEAST_H_OF_FEW_BITS = 1, 7
 

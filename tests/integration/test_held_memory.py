@@ -93,7 +93,7 @@ def test_400_unread_streams_of_a_member_hold_little(
 def test_five_such_members_together_hold_no_more_than_is_said(
     attacked: tuple[Swarm, list[Identity]],
 ) -> None:
-    """What docs/reliability.md says of the total."""
+    """What docs/evidence/reliability.md says of the total."""
     streams = most_streams(2)
     assert (streams + MOST_CALLS) * (WINDOW_BYTES + MIB) <= MOST_BYTES
     held = held_by(attacked, members=5)

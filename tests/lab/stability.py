@@ -1,6 +1,6 @@
 """The stability checks of pairs beside a Monte-Carlo of 64 replicas.
 
-    python tests/lab/stability.py [--picture docs/stability.png]
+    python tests/lab/stability.py [--picture docs/evidence/stability.png]
 
 64 replicas with random anchors take the outer update in groups by `algorithms.pairing`.
 NoLoCo's, on a grid of (a, c), goes without pseudo-gradients: what is measured is by how much the
@@ -80,7 +80,7 @@ class Point:
 def main() -> int:
     """Prints the share of points that agree, draws them; 1 if any differs outside the band."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--picture", type=Path, default=Path("docs/stability.png"))
+    parser.add_argument("--picture", type=Path, default=Path("docs/evidence/stability.png"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     wrong = 0

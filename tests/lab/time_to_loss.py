@@ -16,9 +16,9 @@ measured of each system, and multiplied:
 So no cell of the table is a run of its own, and each has a `~`.
 
 Bits do not depend on the link as long as no round fails, so the first needs no link. torchft's
-DiLoCo ends with the losses of `diloco` (docs/bench.md), so it takes as many steps. Starts and
-evaluations are not in the seconds. All workers share this machine's cores, `local` too: one worker
-alone is one of as many that run at the same time.
+DiLoCo ends with the losses of `diloco` (docs/evidence/bench.md), so it takes as many steps. Starts
+and evaluations are not in the seconds. All workers share this machine's cores, `local` too: one
+worker alone is one of as many that run at the same time.
 
 Finished runs are lines of the results file and are not run again, so it can be stopped, and asked
 for one link or one system at a time. Neither the code nor a preset's values are part of what names

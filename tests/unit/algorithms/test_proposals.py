@@ -149,7 +149,7 @@ def test_on_a_slow_link_a_preset_of_few_bits_comes_before_a_long_period() -> Non
 
 
 def test_one_bit_counts_for_less_than_half_of_what_fewer_count_for() -> None:
-    """After 2,400 steps `onebit` at H 28 and `sparse` at H 10 lose alike (docs/bytes.md)."""
+    """After 2,400 steps `onebit`, H 28, and `sparse`, H 10, lose alike: docs/evidence/bytes.md."""
     link = Link(rate_mbps=1, delay_s=0.02)
     bases = {name: PRESETS[name] for name in ("onebit", "sparse")}
     first, second, *_ = propose(0.95, bases, replace(LLAMA, step_s=0.027), link, 4, most=99).ranked

@@ -241,7 +241,7 @@ def test_a_file_is_predicted_with_the_lines_that_a_run_plans_with() -> None:
 
 @pytest.mark.usefixtures("placed_in_order")
 def test_the_documented_file_is_one() -> None:
-    page = Path(__file__).resolve().parents[4] / "docs" / "skippipe.md"
+    page = Path(__file__).resolve().parents[4] / "docs" / "evidence" / "skippipe.md"
     shown = re.search(r"```json\n(.*?)```", page.read_text(), re.DOTALL)
     assert shown is not None
     Path("shown.json").write_text(shown.group(1))
