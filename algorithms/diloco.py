@@ -1,6 +1,6 @@
 """One outer round of DiLoCo, in the order in which a peer goes through it.
 
-    contribution   pseudo_gradient; the seeds of what is rounded stochastically
+    contribution   pseudo_gradient
     mean           mean_in_order: fixed, so that every reducer gets the same bits
     outer step     Nesterov momentum over pseudo-gradients, with state per fragment
     going on       merge, keep_unsent before it where replicas keep what was not sent; or carry_over
@@ -24,7 +24,6 @@ eager updates, which lets the outer parameters themselves follow the guess.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Literal
 
 import torch
@@ -49,22 +48,6 @@ def pseudo_gradient(anchor: Tensor, local: Tensor, *, out: Tensor | None = None)
     Ref: arXiv:2311.08105 algorithm 1, line 12.
     """
     return torch.sub(anchor, local, out=out)
-
-
-def contribution_seed(peer: str, fragment: int, round_: int, start: int) -> int:
-    """Of the noise that rounds a peer's contribution of the shard that starts at value `start`."""
-    return _seed("contribution", peer, fragment, round_, start)
-
-
-def reduction_seed(fragment: int, round_: int, start: int) -> int:
-    """The same for the reduction of that shard, whichever peer reduces it."""
-    return _seed("reduction", "", fragment, round_, start)
-
-
-def _seed(kind: str, peer: str, *numbers: int) -> int:
-    """63 bits."""
-    text = "/".join((kind, peer, *map(str, numbers)))
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def mean_in_order(

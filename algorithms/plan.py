@@ -23,7 +23,6 @@ from algorithms.schedule import Schedule
 Exchange = Literal["mean", "pairs", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
 Weighting = Literal["uniform", "work"]
-Rounding = Literal["nearest", "stochastic"]
 Merge = Literal["reset", "keep"]
 Overlap = Literal["fixed", "measured"]
 
@@ -59,8 +58,6 @@ class Plan:
         payload: what is averaged; `gradient` is data-parallel training, every step.
         codec: wire codec of contributions; `reduction_codec` of what comes back. The reducer adds
             what its requantization has left out to its next reduction.
-        rounding: `nearest` or `stochastic`, where a codec rounds to a grid. With merge `keep` only
-            reductions may be rounded stochastically.
         outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
             workers on the built-in task; the paper's 0.7 and 0.9 are too hot for periods so short.
             With `pairs` b and a of heavy ball.
@@ -94,7 +91,6 @@ class Plan:
     payload: Payload = "pseudo_gradient"
     codec: str = "fp32"
     reduction_codec: str = "fp32"
-    rounding: Rounding = "nearest"
     outer_lr: float = 0.9
     outer_momentum: float = 0.6
     outer_momentum_clip: float = 0.0
@@ -112,12 +108,8 @@ class Plan:
         )
         if self.fragments < 0:
             raise ValueError(f"fragments is {self.fragments}; it must be at least 1, or 0 for auto")
-        codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
-        if self.rounding == "stochastic" and not any(codec.rounds for codec in codecs):
-            raise ValueError(
-                f"rounding is 'stochastic', but {self.codec} and {self.reduction_codec} have no "
-                "grid to round to; leave it out, or use a codec such as int8, int4 or e3m0"
-            )
+        for name in (self.codec, self.reduction_codec):
+            codec_by_name(name)
         if not 0 <= self.merge_alpha < 1:
             raise ValueError(
                 f"merge_alpha is {self.merge_alpha}; it must be in 0..1, below 1 (1 would be no "
@@ -151,7 +143,6 @@ class Plan:
             ("exchange", ("mean", "pairs", "none")),
             ("payload", ("pseudo_gradient", "gradient")),
             ("pattern", ("strided", "sequential")),
-            ("rounding", ("nearest", "stochastic")),
             ("weighting", ("uniform", "work")),
             ("merge", ("reset", "keep")),
             ("mean_over", ("all", "senders")),
@@ -190,11 +181,6 @@ class Plan:
             raise ValueError(
                 'merge = "keep" is for pseudo-gradients, of which an encoding leaves something '
                 'out; leave it out with gradients and with exchange = "none"'
-            )
-        if self.rounding == "stochastic" and codec_by_name(self.codec).rounds:
-            raise ValueError(
-                f"rounding is 'stochastic', but merge = \"keep\" keeps what {self.codec} leaves "
-                "out, and must know it also where no word of a round came; leave rounding out"
             )
 
     def _refuse_few_bits(self) -> None:

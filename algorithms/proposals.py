@@ -202,12 +202,7 @@ def _with_codecs(base: Plan) -> Iterator[Plan]:
     for codec in CODECS:
         own = {base.codec, base.reduction_codec} == {codec.name}
         if not (own or has_few_bits(codec.name) or bits_per_value(codec.name) < least):
-            yield replace(
-                base,
-                codec=codec.name,
-                reduction_codec=codec.name,
-                rounding=base.rounding if codec.rounds and not base.keeps else "nearest",
-            )
+            yield replace(base, codec=codec.name, reduction_codec=codec.name)
 
 
 def _variants(base: Plan, inner_steps: int, tau: int | None, workload: Workload) -> Iterator[Plan]:

@@ -6,7 +6,6 @@ every round and the codecs are the same.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from algorithms.codecs import Codec, codec_by_name
 from algorithms.diloco import (
     carry_over,
-    contribution_seed,
     eager_mean,
     go_on_with_integers,
     keep_unsent,
@@ -23,7 +21,6 @@ from algorithms.diloco import (
     merge,
     others_share,
     pseudo_gradient,
-    reduction_seed,
     take_integers,
     take_mean,
 )
@@ -195,14 +192,13 @@ class _Run:
                     self.write(peer, fragment, moved)
 
     def send(self, index: int) -> None:
-        fragment, round_ = self.fragments[index], self.rounds[index]
-        own = {}
+        fragment, own = self.fragments[index], {}
         for peer in self.peers:
             start = self.starts.pop((peer, index), self.outer[peer][index].anchor)
             own[peer] = pseudo_gradient(start, self.local(peer, fragment))
             self.begun[peer, index] = start
         if self.plan.exchange == "pairs":
-            self.in_flight.update(self.meet(index, round_, own))
+            self.in_flight.update(self.meet(index, own))
         else:
             mean = self.exchange(index, own)
             self.in_flight.update({(peer, index): Means(mean) for peer in self.peers})
@@ -248,16 +244,14 @@ class _Run:
         stepped = update.step(state.anchor, state.momentum, means.g, means.anchor)
         return take_mean(stepped, means.anchor, means.g, averaged)
 
-    def meet(
-        self, index: int, round_: int, own: Mapping[str, Tensor]
-    ) -> dict[tuple[str, int], Means]:
+    def meet(self, index: int, own: Mapping[str, Tensor]) -> dict[tuple[str, int], Means]:
         """Each group's means; a peer that sits out takes its own."""
         update, means = self.plan.group_update(), {}
         for group in self.groups(index):
             arrived = []
             for peer in group:
                 values = update.contribution(own[peer], self.outer[peer][index].momentum)
-                arrived.append(self.contribution(peer, index, round_, values))
+                arrived.append(self.contribution(peer, index, values))
             mean = take_integers(mean_in_order(arrived), arrived[0], self.fragments[index].exact)
             for peer in group:
                 means[peer, index] = Means(mean, self.mean_anchor(index, group, peer))
@@ -299,9 +293,9 @@ class _Run:
 
     def exchange(self, index: int, own: Mapping[str, Tensor]) -> Tensor:
         """The mean as everyone decodes it: each contribution and the mean through their codecs."""
-        plan, round_ = self.plan, self.rounds[index]
+        plan = self.plan
         self.rounds[index] += 1
-        arrived = [self.contribution(peer, index, round_, g) for peer, g in own.items()]
+        arrived = [self.contribution(peer, index, g) for peer, g in own.items()]
         factors: tuple[float, ...] = (1.0,) * len(arrived)
         if plan.compares_norms:
             ratios = norm_ratios([self.norms[peer, index] for peer in own])
@@ -312,12 +306,7 @@ class _Run:
         take_integers(mean, arrived[0], exact)
         if index in self.reduction_residuals:
             mean.add_(self.reduction_residuals[index])
-        decoded = self.through(
-            codec_by_name(plan.reduction_codec),
-            mean,
-            partial(reduction_seed, index, round_),
-            exact,
-        )
+        decoded = self.through(codec_by_name(plan.reduction_codec), mean, exact)
         if plan.keeps_reduction_residual:
             self.reduction_residuals[index] = mean - decoded
         return decoded
@@ -332,27 +321,23 @@ class _Run:
                 error = self.errors[peer, index][:values]
                 error += (1 - taken_out(factor)) * (g[:values] - error)
 
-    def contribution(self, peer: str, index: int, round_: int, g: Tensor) -> Tensor:
+    def contribution(self, peer: str, index: int, g: Tensor) -> Tensor:
         """A peer's pseudo-gradient as others decode it."""
         plan, exact = self.plan, self.fragments[index].exact
         self.norms[peer, index] = norm(g[: len(g) - exact])
-        seed = partial(contribution_seed, peer, index, round_)
-        decoded = self.through(codec_by_name(plan.codec), g, seed, exact)
+        decoded = self.through(codec_by_name(plan.codec), g, exact)
         if plan.keeps:
             self.errors[peer, index] = g - decoded
         return decoded
 
-    def through(
-        self, codec: Codec, values: Tensor, seed: Callable[[int], int], exact: int
-    ) -> Tensor:
+    def through(self, codec: Codec, values: Tensor, exact: int) -> Tensor:
         """Encoded and decoded, shard by shard; as one where nothing is cut into shards. The last
         `exact` stay as they are."""
         decoded, coded = values.clone(), len(values) - exact
         whole = ((0, coded),)
         shards = self.plan.shard_bounds(coded, len(self.peers))
         for start, stop in whole if self.plan.exchange == "pairs" else shards:
-            noise = seed(start) if self.plan.rounding == "stochastic" else None
-            raw = codec.encode(values[start:stop], noise)
+            raw = codec.encode(values[start:stop])
             decoded[start:stop] = codec.decode(raw, stop - start)
         return decoded
 

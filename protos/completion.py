@@ -18,9 +18,7 @@ PRESETS = (
 CODECS = (
     "fp32",
     "bf16",
-    "fp16",
     "int8",
-    "int4",
     "e3m0",
     "topk",
     "sign",

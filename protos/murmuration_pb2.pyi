@@ -1178,7 +1178,7 @@ class ContributionHeader(_message.Message):
     group: _builtins.int
     """hash of the group that lays out the shards"""
     codec: _builtins.int
-    """wire id"""
+    """wire id; 3 and 5 were fp16 and int4, and stay reserved"""
     elements: _builtins.int
     total_bytes: _builtins.int
     """encoded"""

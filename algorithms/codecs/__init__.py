@@ -1,7 +1,7 @@
 """Wire codecs: how fp32 values travel. Each name here has one wire id, and each id one codec.
 
-floats.py     fp32, and bf16 and fp16 in 16 bits
-integers.py   int8, and int4 in four bits
+floats.py     fp32, and bf16 in 16 bits
+integers.py   int8
 e3m0.py       four bits: a sign and three exponent bits, as in Streaming DiLoCo
 signs.py      sign in one bit, ternary five values to a byte: what they leave out must be kept
 topk.py       the largest 32 to 256 of every 4096 values
@@ -11,8 +11,8 @@ base.py       the interface
 
 from algorithms.codecs.base import Codec
 from algorithms.codecs.e3m0 import E3M0
-from algorithms.codecs.floats import BF16, FP16, FP32
-from algorithms.codecs.integers import Int4, Int8
+from algorithms.codecs.floats import BF16, FP32
+from algorithms.codecs.integers import Int8
 from algorithms.codecs.signs import Sign, Ternary
 from algorithms.codecs.topk import TopK
 
@@ -21,12 +21,11 @@ __all__ = ["CODECS", "Codec", "bits_per_value", "codec_by_name", "has_few_bits"]
 _BITS_SAMPLE = 1 << 20
 _FEW_BITS = 4
 
+# Wire ids 3 and 5 were fp16 and int4; no other codec takes them.
 CODECS: tuple[Codec, ...] = (
     FP32(),
     BF16(),
-    FP16(),
     Int8(),
-    Int4(),
     E3M0(),
     TopK(),
     Sign(),

@@ -25,16 +25,6 @@ class Codec(Protocol):
     def block_elements(self) -> int: ...
 
     @property
-    def rounds(self) -> bool:
-        """Whether it rounds to a grid, so that stochastic rounding applies."""
-        ...
-
-    @property
-    def limit(self) -> float:
-        """The largest magnitude that it takes."""
-        ...
-
-    @property
     def unit_bytes(self) -> int:
         """Size of the units whose bytes at one place are alike, such as exponents: a compressor
         finds more when they lie together. 1 where there is no such pattern."""
@@ -44,13 +34,11 @@ class Codec(Protocol):
         """Size of the encoding of `elements` values."""
         ...
 
-    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
+    def encode(self, values: Tensor) -> Tensor:
         """1-D contiguous fp32 -> 1-D uint8 of `encoded_bytes`; may share memory with `values`.
 
         Args:
             values: finite; never written to.
-            seed: rounds stochastically, without bias, by a noise that follows from it; None rounds
-                to nearest. Without effect where `rounds` is False.
 
         Raises:
             ValueError: values are NaN, infinite, or too large to be represented.

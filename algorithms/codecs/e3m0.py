@@ -5,9 +5,7 @@ Code 8 * sign + c stands for 0 if c is 0, otherwise for +-scale * 2^(c - 7). The
 Rounding to nearest is in the linear domain (1.5 lies between 1 and 2; half of the least power goes
 up), and the scale is the best, by squared error, of the block's largest magnitude and two
 neighbours, which shift the powers by about a quarter of an octave either way; the largest value
-keeps the top code in all three. For stochastic rounding the scale is the largest magnitude, rounded
-up, so that nothing is clipped: a value goes up to the next power with the probability that its
-mantissa says.
+keeps the top code in all three.
 
 Relative RMS error, gaussian / Student-t with 5 / with 3 degrees of freedom: 0.181 / 0.174 / 0.159;
 in blocks of 64 (4.25 bits) 0.175 / 0.166 / 0.150. There, the largest magnitude alone gives 0.188 /
@@ -17,10 +15,12 @@ in blocks of 64 (4.25 bits) 0.175 / 0.166 / 0.150. There, the largest magnitude 
 Ref: arXiv:2501.18512 (Streaming DiLoCo) for the format; scale, block and its choice are ours.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from algorithms.codecs.blocks import BlockCodec, look_up, packed, to_bf16
+from algorithms.codecs.blocks import BlockCodec, to_bf16
 
 _TOP = 64.0  # 2^6: the largest of the seven powers over the least
 _SMALLEST_SCALE = 2.0**-119  # keeps the least power normal
@@ -36,59 +36,42 @@ _VALUES = tuple(
 
 
 class E3M0(BlockCodec):
-    """Error at most max(|x| / 3, amax / 96, 2^-126), amax the largest magnitude of the block.
-
-    Stochastic: below max(|x|, amax / 63, 2^-125).
-    """
+    """Error at most max(|x| / 3, amax / 96, 2^-126), amax the largest magnitude of the block."""
 
     name = "e3m0"
     wire_id = 6
     bits = 4
-    noise_bits = 23
 
     def _scales(
-        self,
-        blocks: Tensor,
-        low: Tensor,
-        high: Tensor,
-        count: int,
-        exact: bool,
-        scratch: Tensor,
+        self, blocks: Tensor, low: Tensor, high: Tensor, count: int, scratch: Tensor
     ) -> Tensor:
         largest = torch.maximum(high, -low)
-        scales = to_bf16(largest.clamp(min=_SMALLEST_SCALE), up=exact)
-        if exact:
-            return scales
-        quotients, spare, _ = scratch.unbind()
+        scales = to_bf16(largest.clamp(min=_SMALLEST_SCALE))
+        quotients, spare = scratch.unbind()
         torch.div(blocks, scales, out=quotients)
         least, best = _squared_error(quotients, 1.0, spare), scales
         for ratio in _OTHER_RATIOS:
             error = _squared_error(quotients, ratio, spare)
-            best = torch.where(error < least, to_bf16(scales * ratio, up=False), best)
+            best = torch.where(error < least, to_bf16(scales * ratio), best)
             least = torch.minimum(error, least)
         return torch.where(largest < _SMALLEST_SCALE, scales, best)
 
-    def _codes(
-        self, blocks: Tensor, scales: Tensor, noise: Tensor | None, scratch: Tensor
-    ) -> Tensor:
+    def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
         # In units of the least power, y -> max(2y, 1 + y) makes the step from 0 to 1 an octave too:
-        # [1, 2) is what lies between 0 and 1, [2, 4) between 1 and 2, and so on. Adding to the bits
-        # of fp32 then carries into the exponent with the right chance, or from the middle on.
+        # [1, 2) is what lies between 0 and 1, [2, 4) between 1 and 2, and so on. Adding half a
+        # step to the bits of fp32 then carries into the exponent from the middle on.
         units, octaves = scratch.unbind()
         torch.div(blocks, scales * (1 / _TOP), out=units)
         torch.add(units.abs_(), 1.0, out=octaves)
         codes = torch.maximum(units.add_(units), octaves, out=octaves).view(torch.int32)
-        if noise is None:
-            codes.add_(_HALF - _ZERO)
-        else:
-            codes.add_(noise).add_(-_ZERO)
-        codes.bitwise_right_shift_(23)
+        codes.add_(_HALF - _ZERO).bitwise_right_shift_(23)
         signs = units.view(torch.int32)
         torch.bitwise_right_shift(blocks.view(torch.int32), 28, out=signs)
-        return packed(codes.bitwise_or_(signs.bitwise_and_(8)), units)
+        return _packed(codes.bitwise_or_(signs.bitwise_and_(8)), units)
 
     def _values(self, codes: Tensor, out: Tensor) -> None:
-        look_up(codes, _VALUES, out)
+        index = codes.to(torch.int32).view(-1)
+        torch.index_select(_pairs(codes.device), 0, index, out=out.view(torch.float64).view(-1))
 
 
 def _squared_error(values: Tensor, ratio: float, scratch: Tensor) -> Tensor:
@@ -104,3 +87,21 @@ def _squared_error(values: Tensor, ratio: float, scratch: Tensor) -> Tensor:
     errors = torch.sub(values, scratch, alpha=ratio, out=scratch)  # products are exact: few bits
     steps = errors.mul_(errors).add_(_TO_STEPS).view(torch.int32)
     return steps.sum(1, keepdim=True, dtype=torch.int32)  # may wrap around, all by the same
+
+
+def _packed(codes: Tensor, scratch: Tensor) -> Tensor:
+    """int32 (n, m) of codes 0 to 15 -> int64 (n, m / 2), a byte each in the low eight bits.
+
+    The first of two codes is in the low half. Both are overwritten; `scratch` is like `codes`.
+    """
+    pairs = codes.view(torch.int64)  # little-endian: the first code is the low word
+    second = torch.bitwise_right_shift(pairs, 28, out=scratch.view(torch.int64))
+    return pairs.bitwise_or_(second)
+
+
+@lru_cache(maxsize=8)
+def _pairs(device: torch.device) -> Tensor:
+    """For each byte its two fp32 values, held as the bits of one float64: moved, never computed."""
+    single = torch.tensor(_VALUES, dtype=torch.float32, device=device)
+    code = torch.arange(256, dtype=torch.int64, device=device)
+    return single[torch.stack((code & 15, code >> 4), 1)].view(torch.float64).view(-1)

@@ -32,34 +32,21 @@ class Sign(BlockCodec):
 
     Bit 1 stands for -scale, 0 for +scale. There is no code for zero: among other values a zero
     becomes +-scale by its sign bit. A block of zeros stays one. Error at most (1 + 2^-7) * amax,
-    amax the largest magnitude of the block. Biased, so there is no stochastic rounding.
+    amax the largest magnitude of the block.
     """
 
     name = "sign"
     wire_id = 8
     bits = 1
-    rounds = False
-    scratch_rows = 2
-
-    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
-        return super().encode(values)
 
     def _scales(
-        self,
-        blocks: Tensor,
-        low: Tensor,
-        high: Tensor,
-        count: int,
-        exact: bool,
-        scratch: Tensor,
+        self, blocks: Tensor, low: Tensor, high: Tensor, count: int, scratch: Tensor
     ) -> Tensor:
         unit = _power_below(low, high)
         steps = _in_steps(blocks, unit, scratch[0])
         return _scale(_mean(steps, torch.full_like(unit, count)), unit)
 
-    def _codes(
-        self, blocks: Tensor, scales: Tensor, noise: Tensor | None, scratch: Tensor
-    ) -> Tensor:
+    def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
         signs = torch.copysign(torch.ones_like(scales), blocks, out=scratch[0])
         # A bit b is (1 - sign) / 2. Sums are small integers and halves: exact in any order.
         codes = torch.mv(signs.view(-1, 8), _half_bits(blocks.device)).add_(_HALF_OF_ALL)
@@ -76,28 +63,17 @@ class Ternary(BlockCodec):
     The scale is the mean of the magnitudes above 3/4 of the block's mean magnitude, and a value
     goes to the nearest of the three. Digit 0 stands for 0, 1 for +scale, 2 for -scale; the first
     of five is the least of its byte. A block's 26th byte holds three. Error at most
-    max(scale * (1/2 + 2^-9), amax - scale * (1 - 2^-9)). No stochastic rounding.
+    max(scale * (1/2 + 2^-9), amax - scale * (1 - 2^-9)).
     """
 
     name = "ternary"
     wire_id = 9
-    rounds = False
-    scratch_rows = 2
 
     def code_bytes(self, elements: int) -> int:
         return -(-elements // _DIGITS)
 
-    def encode(self, values: Tensor, seed: int | None = None) -> Tensor:
-        return super().encode(values)
-
     def _scales(
-        self,
-        blocks: Tensor,
-        low: Tensor,
-        high: Tensor,
-        count: int,
-        exact: bool,
-        scratch: Tensor,
+        self, blocks: Tensor, low: Tensor, high: Tensor, count: int, scratch: Tensor
     ) -> Tensor:
         unit = _power_below(low, high)
         steps, above = _in_steps(blocks, unit, scratch[0]), scratch[1]
@@ -106,9 +82,7 @@ class Ternary(BlockCodec):
         many = above.sum(1, keepdim=True).clamp_(min=1.0)
         return _scale(_mean(steps.mul_(above), many), unit)
 
-    def _codes(
-        self, blocks: Tensor, scales: Tensor, noise: Tensor | None, scratch: Tensor
-    ) -> Tensor:
+    def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
         least = torch.where(scales == 0, torch.inf, scales * 0.5)
         whole = BLOCK + -BLOCK % _DIGITS
         digits = blocks.new_empty(len(blocks), whole)
@@ -143,7 +117,7 @@ def _mean(steps: Tensor, count: Tensor) -> Tensor:
 
 def _scale(mean: Tensor, unit: Tensor) -> Tensor:
     """A mean in units as a scale: bf16, and 0 rather than subnormal."""
-    scales = to_bf16(mean.mul_(unit), up=False)
+    scales = to_bf16(mean.mul_(unit))
     return torch.where(scales < _LEAST_NORMAL, 0.0, scales)
 
 

@@ -49,7 +49,7 @@ EAGER = {"diloco__eager": "true", "diloco__merge_alpha": 0.0}
     ("preset", "extra"),
     [
         ("streaming", {**FOUR_BITS, "diloco__overlap_steps": 3}),
-        ("streaming", {"diloco__codec": "int4", "diloco__rounding": "stochastic"}),
+        ("streaming", {"diloco__codec": "int8"}),
         ("onebit", {"diloco__codec": "topk", "diloco__reduction_codec": "bf16"}),
         (
             "streaming",
@@ -62,7 +62,7 @@ EAGER = {"diloco__eager": "true", "diloco__merge_alpha": 0.0}
         ("kseed", {"diloco__codec": "int8", "diloco__reduction_codec": "int8"}),
     ],
     ids=[
-        *("streaming in e3m0", "stochastic int4", "topk and bf16", "eager"),
+        *("streaming in e3m0", "int8", "topk and bf16", "eager"),
         *("onebit", "sparse", "co2", "kseed", "kseed in int8"),
     ],
 )
@@ -110,7 +110,7 @@ def test_streaming_without_its_parts_is_diloco(tmp_path: Path) -> None:
     ("preset", "extra"),
     [
         ("diloco", {}),
-        ("diloco", {"diloco__codec": "int4", "diloco__rounding": "stochastic"}),
+        ("diloco", {"diloco__codec": "int8"}),
         ("ddp", {}),
         ("streaming", FOUR_BITS | {"diloco__overlap_steps": 2, "diloco__merge_alpha": 0.5}),
         ("streaming", EAGER | {"diloco__overlap_steps": 2}),
@@ -119,7 +119,7 @@ def test_streaming_without_its_parts_is_diloco(tmp_path: Path) -> None:
         ("noloco", {"diloco__codec": "sign", "diloco__merge": "keep"}),
     ],
     ids=[
-        *("diloco", "stochastic int4", "ddp", "streaming", "eager", "onebit", "noloco"),
+        *("diloco", "int8", "ddp", "streaming", "eager", "onebit", "noloco"),
         "noloco in one bit",
     ],
 )

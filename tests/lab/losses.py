@@ -40,9 +40,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "noloco, H 20, fp32, momentum of its own": ("noloco", *OWN_MOMENTUM, "outer_lr=0.7"),
     "streaming, H 20, fp32": ("streaming", "inner_steps=20", "codec=fp32", "reduction_codec=fp32"),
     "streaming, H 20, e3m0": ("streaming", "inner_steps=20", *FOUR_BITS),
-    "streaming, H 20, int4": (
-        "streaming", "inner_steps=20", "codec=int4", "reduction_codec=int4",
-    ),
     "diloco, H 50, fp32": ("diloco", "inner_steps=50"),
     "streaming, H 50, e3m0": ("streaming",),
     "noloco, H 50, fp32": ("noloco", "inner_steps=50"),

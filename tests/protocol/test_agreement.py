@@ -28,9 +28,6 @@ PLANS = {
     "data-parallel": PRESETS["ddp"],
     "four bits both ways": Plan(inner_steps=3, codec="e3m0", reduction_codec="e3m0"),
     "four bits up, eight back": Plan(inner_steps=3, codec="e3m0", reduction_codec="int8"),
-    "stochastic rounding": Plan(
-        inner_steps=3, codec="int4", reduction_codec="e3m0", rounding="stochastic"
-    ),
     "keep, topk up, bf16 back": Plan(
         inner_steps=3, codec="topk", reduction_codec="bf16", merge="keep", outer_momentum=0.0
     ),
@@ -42,8 +39,7 @@ PLANS = {
         overlap_steps=3,
         eager=True,
         codec="e3m0",
-        reduction_codec="int4",
-        rounding="stochastic",
+        reduction_codec="int8",
     ),
     "keep, four bits": Plan(
         inner_steps=3, codec="e3m0", reduction_codec="e3m0", merge="keep", consensus=True

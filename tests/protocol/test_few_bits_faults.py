@@ -25,9 +25,6 @@ PLANS = {
     "merging": MERGING,
     "keep": replace(MERGING, merge_alpha=0.0, codec="sign", merge="keep", consensus=True),
     "eager": replace(MERGING, merge_alpha=0.0, eager=True),
-    "eager, stochastic, a whole period": replace(
-        MERGING, merge_alpha=0.0, eager=True, overlap_steps=6, rounding="stochastic"
-    ),
 }
 
 Fault = Callable[[Swarm], Awaitable[None]]

@@ -17,24 +17,23 @@ from worker.wire import Payload, hash64
 NAMES = "abc"
 
 
-def problem(codec: str, compression: str, elements: int = 60_000) -> Problem:
+def problem(compression: str, elements: int = 60_000) -> Problem:
     return Problem(
         layers=(elements, elements // 2),
         steps=6,
         plan=Plan(
             inner_steps=3,
             fragments=2,
-            codec=codec,
-            reduction_codec=codec,
+            codec="e3m0",
+            reduction_codec="e3m0",
         ),
         exchange=ExchangeConfig(compression=compression),
     )
 
 
-@pytest.mark.parametrize("codec", ["e3m0", "int4"])
-def test_four_bits_are_four_bits_on_the_wire_and_fewer_when_compressed(codec: str) -> None:
+def test_four_bits_are_four_bits_on_the_wire_and_fewer_when_compressed() -> None:
     async def scenario(compression: str) -> list[tuple[float, ...]]:
-        async with Swarm(problem(codec, compression)) as swarm:
+        async with Swarm(problem(compression)) as swarm:
             await swarm.start(*NAMES)
             await swarm.finished()
             swarm.assert_reference()
@@ -67,7 +66,7 @@ def test_four_bits_are_four_bits_on_the_wire_and_fewer_when_compressed(codec: st
 
 def test_compressing_changes_no_bit_of_what_is_agreed() -> None:
     async def scenario(compression: str) -> tuple[str, int]:
-        async with Swarm(problem("e3m0", compression, elements=5_000)) as swarm:
+        async with Swarm(problem(compression, elements=5_000)) as swarm:
             await swarm.start(*NAMES)
             await swarm.finished()
             swarm.assert_equal()
@@ -80,7 +79,7 @@ def test_compressing_changes_no_bit_of_what_is_agreed() -> None:
 
 def test_peers_need_not_agree_on_compressing() -> None:
     async def scenario() -> None:
-        shared = problem("int4", "never", elements=5_000)
+        shared = problem("never", elements=5_000)
         async with Swarm(shared) as swarm:
             for name, mode in zip(NAMES, ("always", "never", "auto"), strict=True):
                 own = replace(shared, exchange=ExchangeConfig(compression=mode))
@@ -146,7 +145,7 @@ def test_a_compressed_frame_damaged_on_the_way_is_sent_again(
         return message.SerializeToString()
 
     async def scenario() -> None:
-        async with Swarm(problem("int4", "always", elements=5_000)) as swarm:
+        async with Swarm(problem("always", elements=5_000)) as swarm:
             swarm.tap = once(lambda p: p.up == up and p.body == "frame", spoil)
             await swarm.start(*NAMES)
             await swarm.finished()

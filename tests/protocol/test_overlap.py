@@ -14,7 +14,7 @@ from tests.protocol.virtual_time import run
 from worker.exchange.types import RoundConfig
 
 H = 6
-FOUR_BITS = Plan(inner_steps=H, fragments=3, merge_alpha=0.5, codec="e3m0", reduction_codec="int4")
+FOUR_BITS = Plan(inner_steps=H, fragments=3, merge_alpha=0.5, codec="e3m0", reduction_codec="int8")
 LAYERS = (300, 200, 150)
 STEP_S = 0.2
 

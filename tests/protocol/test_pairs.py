@@ -23,7 +23,7 @@ PLANS = {
     "overlap over a whole period": replace(
         NOLOCO, fragments=2, overlap_steps=3, merge_alpha=0.25, codec="bf16"
     ),
-    "eight bits, rounded at random": replace(NOLOCO, codec="int8", rounding="stochastic"),
+    "eight bits": replace(NOLOCO, codec="int8"),
     "two fragments": replace(NOLOCO, fragments=2),
     "groups of three": replace(NOLOCO, group_size=3),
     "one anchor in the end": replace(NOLOCO, consensus=True),

@@ -165,9 +165,9 @@ def _readers() -> dict[str, Reader]:
     }
     for codec in CODECS:
         readers[f"codec {codec.name}"] = Reader(
-            [bytes(wire.encode(codec, values, 0))],
+            [bytes(wire.encode(codec, values))],
             lambda raw, codec=codec: wire.check_values(  # type: ignore[misc]  # bound in the loop
-                codec, memoryview(bytearray(_sized(raw, codec))), ELEMENTS, codec.limit
+                codec, memoryview(bytearray(_sized(raw, codec))), ELEMENTS
             ),
             (wire.WireError,),
         )

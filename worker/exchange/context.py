@@ -122,7 +122,7 @@ class Context:
     """Args:
     me, run: this peer and the run's id.
     elements: number of values of each fragment; exact: and of limbs of integers among them.
-    plan: codecs and rounding.
+    plan: what is exchanged.
     config: closing rules; detection_s: how long a dead peer takes to be noticed.
     clock: monotonic seconds.
     offload: where heavy work runs.
@@ -208,13 +208,13 @@ class Context:
         return sum(wire.encoded_bytes(codec, elements, exact) for codec in codecs)
 
     async def encoded(
-        self, codec: Codec, values: "Tensor", seed: int | None, *, exact: int, error: bool
+        self, codec: Codec, values: "Tensor", *, exact: int, error: bool
     ) -> "tuple[wire.Payload, Tensor | None]":
         """(values as they travel, what the encoding leaves out if asked for). Raises ValueError:
         not for this codec."""
 
         def work() -> "tuple[wire.Payload, Tensor | None]":
-            raw = wire.encode(codec, values, seed, exact=exact)
+            raw = wire.encode(codec, values, exact=exact)
             left_out = wire.encoding_error(codec, raw, values, exact=exact) if error else None
             return self.compression.payload(codec, raw), left_out
 

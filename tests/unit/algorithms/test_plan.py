@@ -79,8 +79,6 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"eager": True, "overlap_steps": 1, "merge_alpha": 0.5}, r"merge_alpha = 0"),
         ({"overlap": "measured"}, r"grows from overlap_steps, which is 0.*at least 1"),
         ({"overlap": "late"}, r"overlap is 'late'; use one of fixed, measured"),
-        ({"rounding": "stochastic"}, r"fp32 and fp32 have no grid"),
-        ({"rounding": "up"}, r"rounding is 'up'; use one of nearest, stochastic"),
         ({"fragments": -2}, r"fragments"),
         ({"consensus": True}, r'consensus is for exchange = "pairs" and merge = "keep"'),
         ({"mean_over": "some"}, r"mean_over is 'some'; use one of all, senders"),
@@ -94,10 +92,6 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"codec": "sign"}, r'sign leaves out most .*; set merge = "keep"'),
         ({"codec": "ternary", "merge_alpha": 0.5}, r'ternary .*; set merge = "keep"'),
         ({"codec": "topk256", "exchange": "pairs"}, r'topk256 .*; set merge = "keep"'),
-        (
-            {"merge": "keep", "codec": "int4", "rounding": "stochastic"},
-            r"keeps what int4 leaves out, and must know it .*; leave rounding out",
-        ),
         ({"merge": "keep", "eager": True, "overlap_steps": 1}, r"exclude each other"),
         ({"merge": "keep", "exchange": "none"}, r"is for pseudo-gradients"),
         (
@@ -138,10 +132,6 @@ def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -
         {"codec": "sign", "exchange": "none"},
         {"codec": "sign", "payload": "gradient", "inner_steps": 1},
         {"reduction_codec": "sign"},  # the reducer keeps what that leaves out
-        {
-            **{"codec": "sign", "merge": "keep"},
-            **{"reduction_codec": "int8", "rounding": "stochastic"},
-        },
     ],
 )
 def test_few_bits_are_taken_where_something_keeps_the_rest(changes: dict[str, object]) -> None:

@@ -127,13 +127,6 @@ def test_only_a_plan_that_is_sparse_itself_is_proposed_with_a_sparse_codec() -> 
     assert "topk" in {proposal.plan.codec for proposal in own}
 
 
-def test_where_replicas_keep_the_rest_other_codecs_round_to_nearest() -> None:
-    base = replace(DILOCO, merge="keep", codec="bf16", reduction_codec="int8")
-    base = replace(base, rounding="stochastic")
-    ranked = propose(0.95, {"mine": base}, SMALL, Link(rate_mbps=1), 4, most=99).ranked
-    assert {p.plan.codec: p.plan.rounding for p in ranked}["int8"] == "nearest"
-
-
 def test_on_a_slow_link_a_preset_of_few_bits_comes_before_a_long_period() -> None:
     """Four bits reach the target too, but at a period that loses more."""
     link = Link(rate_mbps=0.003, delay_s=0.02)

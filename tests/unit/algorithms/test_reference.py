@@ -223,7 +223,7 @@ def test_replicas_end_on_the_anchor_when_nothing_is_in_flight() -> None:
     assert all(torch.equal(each.parameters["x"], state.anchor) for each in replicas.values())
 
 
-# ------------------------------------- requantized means, kept progress, eager, stochastic rounding
+# ------------------------------------------------------ requantized means, kept progress, eager
 
 
 def odd(peers: int, names: tuple[str, ...] = ("x",)) -> dict[str, Bowl]:
@@ -262,7 +262,7 @@ def steady_run(plan: Plan, peers: int, rounds: int) -> tuple[Tensor, Tensor, _Ru
 BY_HAND = Plan(inner_steps=1, outer_lr=1.0, outer_momentum=0.0)
 
 
-@pytest.mark.parametrize("codec", ["int4", "e3m0", "bf16"])
+@pytest.mark.parametrize("codec", ["int8", "e3m0", "bf16"])
 def test_what_the_reductions_left_out_is_made_up_for(codec: str) -> None:
     """The reducer keeps the residual of its requantization, whatever the contributions do."""
     plan = replace(BY_HAND, reduction_codec=codec)
@@ -271,7 +271,7 @@ def test_what_the_reductions_left_out_is_made_up_for(codec: str) -> None:
 
 
 def test_exact_reductions_leave_nothing() -> None:
-    _, _, run = steady_run(replace(BY_HAND, codec="int4"), 2, rounds=3)
+    _, _, run = steady_run(replace(BY_HAND, codec="e3m0"), 2, rounds=3)
     assert run.reduction_residuals == {}
 
 
@@ -349,40 +349,6 @@ def test_eager_replicas_that_agree_are_guessed_right() -> None:
     plan = Plan(inner_steps=2, overlap_steps=2, eager=True, outer_lr=1.0, outer_momentum=0.0)
     anchor, _ = only(train(plan, fragments_of("x"), {p: slope("x") for p in "abc"}, steps=12))
     assert anchor == 4.0 - 0.25 * (12 - 2)  # without a guess the first overlap's two steps go
-
-
-def stochastic(peers: list[str], **changes: object) -> Tensor:
-    plan = replace(Plan(inner_steps=2, codec="int4", rounding="stochastic"), **changes)
-    replicas = dict(zip(peers, odd(len(peers)).values(), strict=True))
-    (state,) = train(plan, wide("x"), replicas, steps=6)
-    return state.anchor
-
-
-def test_the_noise_goes_by_the_names_of_the_peers_and_repeats_bit_for_bit() -> None:
-    assert torch.equal(stochastic(["a", "b"]), stochastic(["a", "b"]))
-    both = {"reduction_codec": "e3m0"}
-    assert torch.equal(stochastic(["a", "b"], **both), stochastic(["a", "b"], **both))
-    assert not torch.equal(stochastic(["a", "b"]), stochastic(["a", "c"]))
-    nearest = {"rounding": "nearest"}
-    assert torch.equal(stochastic(["a", "b"], **nearest), stochastic(["a", "c"], **nearest))
-
-
-def test_the_noise_of_a_reduction_is_the_same_whichever_peer_reduces() -> None:
-    changes = {"codec": "fp32", "reduction_codec": "int4"}
-    assert torch.equal(stochastic(["a", "b"], **changes), stochastic(["a", "c"], **changes))
-    nearest = stochastic(["a", "b"], rounding="nearest", **changes)
-    assert not torch.equal(stochastic(["a", "b"], **changes), nearest)
-
-
-def test_every_fragment_and_round_has_noise_of_its_own() -> None:
-    """The same values in two fragments, and again in the next round."""
-    plan = replace(BY_HAND, codec="int4", rounding="stochastic")
-    replicas = {"w0": Steady(odd(1, ("x", "y"))["w0"].target)}
-    run = _Run(replace(plan, inner_steps=2, fragments=2), wide("x", "y"), replicas, 2, run=0)
-    x, y = agreed(run.train())
-    assert not torch.equal(x.momentum, y.momentum)
-    g = {"w0": torch.linspace(-1, 1, 300)}
-    assert not torch.equal(run.exchange(0, g), run.exchange(0, g))
 
 
 @pytest.mark.parametrize("peers", ["ab", "abc", "abcd"])

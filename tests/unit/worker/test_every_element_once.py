@@ -114,20 +114,18 @@ def test_the_mean_of_each_element_is_that_of_the_whole_whatever_the_shards_and_b
         for start, stop in plan.shard_bounds(elements, peers):
             payloads = [wire.encode(up, values[start:stop]) for values in contributions]
             for payload in payloads:
-                wire.check_values(up, payload, stop - start, down.limit)
+                wire.check_values(up, payload, stop - start)
             mean = wire.average(up, payloads, stop - start)
             assert torch.equal(mean, mean_in_order(each[start:stop] for each in decoded))
             arrived[start:stop] = wire.decode(down, wire.encode(down, mean), stop - start)
     assert torch.equal(arrived, expected)
 
 
-@given(st.sampled_from(NAMES), st.integers(0, 9_000), st.booleans())
-def test_what_an_encoding_has_left_out_makes_it_whole(
-    codec: str, elements: int, stochastic: bool
-) -> None:
+@given(st.sampled_from(NAMES), st.integers(0, 9_000))
+def test_what_an_encoding_has_left_out_makes_it_whole(codec: str, elements: int) -> None:
     values = torch.randn(elements, generator=torch.Generator().manual_seed(elements))
     own = codec_by_name(codec)
-    payload = wire.encode(own, values, 7 if stochastic else None)
+    payload = wire.encode(own, values)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "BLOCK_ELEMENTS", 4096)
         error = wire.encoding_error(own, payload, values)
@@ -161,9 +159,9 @@ def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
         payloads = [wire.encode(up, values[start:stop], exact=here) for values in whole]
         assert {len(p) for p in payloads} == {wire.encoded_bytes(up, stop - start, here)}
         for payload, values in zip(payloads, whole, strict=True):
-            found = wire.check_values(up, payload, stop - start, down.limit, exact=here)
+            found = wire.check_values(up, payload, stop - start, exact=here)
             plain = wire.encode(up, values[start : stop - here])
-            assert found == wire.check_values(up, plain, stop - start - here, down.limit)
+            assert found == wire.check_values(up, plain, stop - start - here)
         mean = wire.average(up, payloads, stop - start, exact=here)
         raw = wire.encode(down, mean, exact=here)
         error = wire.encoding_error(down, raw, mean, exact=here)
@@ -173,11 +171,11 @@ def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
 
 
 def test_limbs_that_are_not_finite_are_refused() -> None:
-    int4, values = codec_by_name("int4"), torch.tensor([1.0, 2.0, torch.nan])
-    payload = wire.tensor_bytes(torch.cat((int4.encode(values[:2]), values[2:].view(torch.uint8))))
+    e3m0, values = codec_by_name("e3m0"), torch.tensor([1.0, 2.0, torch.nan])
+    payload = wire.tensor_bytes(torch.cat((e3m0.encode(values[:2]), values[2:].view(torch.uint8))))
     for read in (
-        lambda: wire.check_values(int4, payload, 3, int4.limit, exact=1),
-        lambda: wire.decode(int4, payload, 3, exact=1),
+        lambda: wire.check_values(e3m0, payload, 3, exact=1),
+        lambda: wire.decode(e3m0, payload, 3, exact=1),
     ):
         with pytest.raises(wire.WireError, match="NaN"):
             read()
@@ -185,6 +183,6 @@ def test_limbs_that_are_not_finite_are_refused() -> None:
 
 def test_a_fragment_without_elements_is_covered_by_empty_shards() -> None:
     fragment = Fragment(0, (TensorSpec("none", (0, 3)),))
-    bounds = Plan(codec="int4").shard_bounds(fragment.elements, 3)
+    bounds = Plan(codec="e3m0").shard_bounds(fragment.elements, 3)
     assert bounds == ((0, 0),) * 3
-    assert wire.average(codec_by_name("int4"), [memoryview(b"")] * 2, 0).shape == (0,)
+    assert wire.average(codec_by_name("e3m0"), [memoryview(b"")] * 2, 0).shape == (0,)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from algorithms.diloco import contribution_seed
 from algorithms.robust import norm, taken_out
 from protos import murmuration_pb2 as pb
 from protos.events import new_event
@@ -488,20 +487,10 @@ class Contributor:
         off the loop."""
         context, values = self._context, begin.values
         codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
-        if plan.rounding == "stochastic":
-            raws = [
-                wire.encode(
-                    codec,
-                    values[shard.start : shard.stop],
-                    contribution_seed(context.me, begin.fragment, begin.round, shard.start),
-                    exact=shard.exact,
-                )
-                for shard in shards
-            ]
-        else:  # shards lie on whole blocks, so the encoding of all is theirs, one after another
-            whole = wire.encode(codec, values, exact=limbs)
-            ends = [wire.encoded_bytes(codec, shard.stop, shard.exact) for shard in shards]
-            raws = [whole[start:stop] for start, stop in itertools.pairwise([0, *ends])]
+        # Shards lie on whole blocks, so the encoding of all is theirs, one after another.
+        whole = wire.encode(codec, values, exact=limbs)
+        ends = [wire.encoded_bytes(codec, shard.stop, shard.exact) for shard in shards]
+        raws = [whole[start:stop] for start, stop in itertools.pairwise([0, *ends])]
         error = values.new_empty(values.shape) if plan.keeps else None
         if error is not None:
             for raw, shard in zip(raws, shards, strict=True):

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from algorithms.diloco import reduction_seed
 from algorithms.robust import aggregate
 from worker import wire
 from worker.exchange.allreduce.closing import DueMean
@@ -39,7 +38,7 @@ def _average(
     context: Context, due: DueMean, before: "Tensor | None"
 ) -> tuple[wire.Payload, "Tensor | None"]:
     """Off the loop."""
-    codec, key, shard = context.reduction_codec, due.key, due.shard
+    codec, shard = context.reduction_codec, due.shard
     mean = wire.average(
         context.codec,
         [each.buffer for each in due.inputs],
@@ -55,10 +54,7 @@ def _average(
     )
     if before is not None:
         mean.add_(before)
-    seed = None
-    if context.plan.rounding == "stochastic":
-        seed = reduction_seed(key.fragment, key.round, shard.start)
-    raw = wire.encode(codec, mean, seed, exact=shard.exact)
+    raw = wire.encode(codec, mean, exact=shard.exact)
     left_out = None
     if context.plan.keeps_reduction_residual:
         left_out = wire.encoding_error(codec, raw, mean, exact=shard.exact)

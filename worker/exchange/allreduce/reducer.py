@@ -234,7 +234,7 @@ class Reducer:
     async def _verify(self, offer: _Offer, contribution: PeerContribution) -> Answer | None:
         """Sees to it that what has come can be averaged. Raises WireError."""
         context, header, incoming = self._context, offer.header, contribution.incoming
-        key, codec, limit = header.key, context.codec, context.reduction_codec.limit
+        key, codec = header.key, context.codec
         group = self._shards.group(key)
         shards = context.shards(key.fragment, group) if group is not None else ()
         if key.shard >= len(shards):  # the group has changed meanwhile, and with it the cut
@@ -244,7 +244,7 @@ class Reducer:
         incoming.verify()
         norm = await context.worked(
             elements,
-            lambda: wire.check_values(codec, incoming.buffer, elements, limit, exact=shard.exact),
+            lambda: wire.check_values(codec, incoming.buffer, elements, exact=shard.exact),
         )
         if context.plan.compares_norms and norm > NORM_SLACK * header.norm:
             raise wire.WireError(f"values of norm {norm:.3g}, announced were {header.norm:.3g}")
@@ -447,7 +447,7 @@ class Reducer:
             given = due.inputs[due.contributors.index(peers[0])].buffer
             norm = await context.worked(
                 elements,
-                partial(wire.check_values, codec, given, elements, math.inf, exact=shard.exact),
+                partial(wire.check_values, codec, given, elements, exact=shard.exact),
             )
             if norm > 0:
                 context.contribute_alike(peers)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from algorithms.diloco import contribution_seed
 from algorithms.fragment_state import FragmentState
 from algorithms.schedule import Schedule
 from protos import murmuration_pb2 as pb
@@ -154,14 +153,10 @@ class Pairs:
     async def begin(self, begin: Begin) -> None:
         """Starts a round; it ends with `finished`."""
         key, context, anchor = (begin.fragment, begin.round), self._context, None
-        seed = None
-        if context.plan.rounding == "stochastic":
-            seed = contribution_seed(context.me, begin.fragment, begin.round, 0)
         try:
             payload, error = await context.encoded(
                 self._values.codec(CONTRIBUTION),
                 begin.values,
-                seed,
                 exact=context.limbs(begin.fragment),
                 error=context.plan.keeps,
             )

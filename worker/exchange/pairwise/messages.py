@@ -158,9 +158,7 @@ class PairValues:
             incoming.verify()
             await self._context.worked(
                 elements,
-                lambda: wire.check_values(
-                    codec, incoming.buffer, elements, codec.limit, exact=exact
-                ),
+                lambda: wire.check_values(codec, incoming.buffer, elements, exact=exact),
             )
         except wire.WireError as error:
             return Unfit(isinstance(error, wire.Again), str(error), check.part)
@@ -189,7 +187,7 @@ class PairValues:
         """As it goes to partners. Raises ValueError: not for the codec."""
         codec, exact = self.codec(ANCHOR), self._context.limbs(fragment)
         lossy = codec.name != "fp32"
-        return own_part(*await self._context.encoded(codec, anchor, None, exact=exact, error=lossy))
+        return own_part(*await self._context.encoded(codec, anchor, exact=exact, error=lossy))
 
     def _part_header(self, part: pb.PartHeader) -> PartHeader:
         weight = self._context.weight(part.weight) if part.part == CONTRIBUTION else 1
