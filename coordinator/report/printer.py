@@ -2,11 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from coordinator.report.report import Report
+from coordinator.report.terminal import drawn_table, two_columns
 from protos.events import Curve, verdict_words
 from protos.exit_codes import exit_words
 from protos.figures import (
@@ -16,17 +20,13 @@ from protos.figures import (
     listed,
     measured,
     megabytes,
-    optional,
     parameters,
+    percent,
     perplexity,
     ratio,
     size,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
+from worker.views.summary import known, known_columns
 
 _NATS = "nats per "
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -34,26 +34,20 @@ _SPARK_WIDTH = 40
 _MAX_SAMPLE_LINES = 24
 _WIDE = 100  # columns of a terminal
 _AT_THE_END = "measured at the end"
+_NOT_KNOWN = "not known: no worker reported to the end"
 _WORTH_A_WORD_S = 0.05
 _WORTH_A_WORD_BYTES = 100_000
 
 
-def print_report(report: Report, console: "Console") -> None:
+def print_report(report: Report, console: Console) -> None:
     """Prints headline figures, a row per worker, a sample, and where everything is."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     console.print()
     console.print(Text(headline(report), style="bold"))
-    figures = Table.grid(padding=(0, 2))
-    figures.add_column(no_wrap=True, style="dim")
-    figures.add_column(overflow="fold")
-    for label, value in figure_lines(report):
-        figures.add_row(label, Text(value, style=_style(label, report)))
     console.print()
-    console.print(Padding(figures, (0, 0, 0, 2), expand=False))
-    console.print(peer_table(report["peers"], console.width))
+    console.print(two_columns(figure_lines(report), {"replicas": _style(report)}))
+    narrow = console.width < _WIDE
+    heads, rows = known_columns(_COLUMNS | (_NARROW if narrow else {}), report["peers"])
+    console.print(drawn_table(heads, rows, collapse_padding=narrow, pad_edge=not narrow))
     if report["sample"]:
         console.print(Text("A sample of what it writes", style="dim"))
         lines = str(report["sample"]).expandtabs(4).splitlines()[:_MAX_SAMPLE_LINES]
@@ -63,6 +57,30 @@ def print_report(report: Report, console: "Console") -> None:
     for label, key in (("checkpoint", "checkpoint"), ("loss curve", "loss_png"), ("report", "out")):
         if report.get(key):  # paths stay in one piece, to be copied
             console.print(Text(f"{label:<11} {report[key]}"), soft_wrap=True)
+
+
+def _end(peer: Mapping[str, Any]) -> str:
+    code = peer["exit_code"]
+    return str(peer["state"]) if code is None else exit_words(code)
+
+
+# A dash where a worker ended before it could say, or cannot be asked.
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "worker": lambda peer: peer["peer"],
+    "stage": lambda peer: known(peer.get("stage"), str),
+    "steps": lambda peer: known(peer["steps"], "{:,}".format),
+    "rounds": lambda peer: known(peer["rounds_completed"], str),
+    "sent": lambda peer: known(peer["bytes_sent"], megabytes),
+    "received": lambda peer: known(peer["bytes_received"], megabytes),
+    "computing": lambda peer: known(peer["compute_utilization"], lambda share: percent(share, 0)),
+    "stalled": lambda peer: known(peer["stall_s"], "{:.1f} s".format),
+    "anchor": lambda peer: (peer["anchor_hash"] or "")[:12],
+    "end": _end,
+}
+_NARROW: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "received": lambda peer: None,
+    "anchor": lambda peer: (peer["anchor_hash"] or "")[:6],
+}
 
 
 def headline(report: Report) -> str:
@@ -82,33 +100,40 @@ def headline(report: Report) -> str:
 
 def figure_lines(report: Report) -> list[tuple[str, str]]:
     """(label, value) of each headline figure; what nobody reported stands as not known."""
-    lines = [("under way", _under_way(report))] if report.get("under_way") else []
-    lines.append(("validation loss", _validation(report)))
-    if curve := report["val_loss_curve"]:
-        lines.append(("on the way", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
-    if (curve := report["train_loss_curve"]) and report.get("under_way"):
-        lines.append(("training loss", f"{sum(loss for _, loss in curve) / len(curve):.2f} now"))
-    elif curve:
-        lines.append(("training loss", f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}"))
-    lines += [
+    lag, link = report["loop_lag_ms"], report.get("link")
+    lags = ", ".join(f"{key} {lag[key]:.1f} ms" for key in ("p50", "p99", "max") if key in lag)
+    lines: list[tuple[str, str | None]] = [
+        ("under way", _under_way(report)),
+        ("validation loss", _validation(report)),
+        ("on the way", _curve(report["val_loss_curve"])),
+        ("training loss", _training_loss(report)),
         ("bytes sent", _traffic(report)),
-        *_probes(report),
-        *_final_mean(report),
-        *([("links", _links(report))] if report.get("link") else []),
-        *_bits(report),
+        ("probes", _probes(report)),
+        ("final mean", _final_mean(report)),
+        ("links", link and f"{link} each way, by {report['link_means']}"),
+        ("bits per value", _bits(report)),
         ("computing", _computing(report)),
-        *_step_times(report),
+        ("inner step", _step_times(report)),
         *(stage_lines(report) if "stages" in report else []),
-        *_waits(report),
+        ("waited for", _waits(report)),
         *(("slow", verdict_words(verdict)) for verdict in report["verdicts"]),
         *(("warning", text) for text in report.get("warnings", ())),
         ("rounds", _rounds(report)),
         ("replicas", _replicas(report)),
+        ("loop lag", f"{lags} (slowest worker)" if lags else None),
     ]
-    if lag := report["loop_lag_ms"]:
-        worst = ", ".join(f"{key} {value:.1f} ms" for key, value in _ordered(lag))
-        lines.append(("loop lag", f"{worst} (slowest worker)"))
-    return lines
+    return [(label, value) for label, value in lines if value]
+
+
+def _curve(curve: Curve) -> str | None:
+    return f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}" if curve else None
+
+
+def _training_loss(report: Report) -> str | None:
+    curve = report["train_loss_curve"]
+    if curve and report.get("under_way"):
+        return f"{sum(loss for _, loss in curve) / len(curve):.2f} now"
+    return _curve(curve)
 
 
 def sparkline(curve: Curve) -> str:
@@ -122,54 +147,18 @@ def sparkline(curve: Curve) -> str:
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
-def peer_table(peers: Sequence[dict[str, Any]], width: int) -> "Table":
-    """A row per worker; a dash where a worker ended before it could say, or cannot be asked. A
-    narrow terminal leaves out what was received."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    narrow = width < _WIDE
-    table = Table(box=box.SIMPLE_HEAD, collapse_padding=narrow, pad_edge=not narrow)
-    staged = any("stage" in peer for peer in peers)
-    table.add_column("worker", no_wrap=True)
-    if staged:
-        table.add_column("stage", justify="right")
-    for name in ("steps", "rounds", "sent", "received", "computing", "stalled"):
-        if not (narrow and name == "received"):
-            table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("anchor", no_wrap=True)
-    table.add_column("end", no_wrap=True)
-    for peer in peers:
-        code = peer["exit_code"]
-        end = str(peer["state"]) if code is None else exit_words(code)
-        table.add_row(
-            Text(peer["peer"]),
-            *([optional(peer.get("stage"), str)] if staged else []),
-            f"{peer['steps']:,}" if peer["steps"] is not None else "-",
-            optional(peer["rounds_completed"], str),
-            optional(peer["bytes_sent"], megabytes),
-            *([] if narrow else [optional(peer["bytes_received"], megabytes)]),
-            optional(peer["compute_utilization"], lambda value: f"{100 * value:.0f} %"),
-            optional(peer["stall_s"], lambda value: f"{value:.1f} s"),
-            (peer["anchor_hash"] or "-")[: 6 if narrow else 12],
-            Text(end, style="" if end == "done" else "yellow"),
-        )
-    return table
-
-
-def _step_times(report: Report) -> list[tuple[str, str]]:
+def _step_times(report: Report) -> str | None:
     """What rounds on their way cost the steps meanwhile; nothing without both kinds of steps."""
     idle, in_flight = report["step_s_idle"], report["step_s_in_flight"]
     if idle is None or in_flight is None:
-        return []
-    return [
-        ("inner step", f"{1e3 * idle:.1f} ms; {1e3 * in_flight:.1f} ms while a round is in flight")
-    ]
+        return None
+    return f"{1e3 * idle:.1f} ms; {1e3 * in_flight:.1f} ms while a round is in flight"
 
 
-def _under_way(report: Report) -> str:
+def _under_way(report: Report) -> str | None:
     """That nothing is amiss where figures are missing."""
+    if not report.get("under_way"):
+        return None
     states = Counter(str(peer["state"]) for peer in report["peers"])
     said = ", ".join(f"{number} {state}" for state, number in states.most_common())
     of = f" of {report['steps']:,}" if report["steps"] else ""
@@ -192,53 +181,55 @@ def _validation(report: Report) -> str:
 
 
 def _traffic(report: Report) -> str:
-    if "stages" in report:
-        return _staged_traffic(report)
-    sent, ddp = report["bytes_sent_per_worker"], report["ddp_bytes_per_worker"]
+    """What was sent, with a model in stages for which purpose, and what DDP would have sent."""
+    sent, times = report["bytes_sent_per_worker"], report["bytes_ratio"]
     if sent is None:
-        return "not known: no worker reported to the end"
-    line = f"{megabytes(sent)} per worker"
-    if report.get("under_way"):
+        return _NOT_KNOWN
+    line, ddp = f"{megabytes(sent)} per worker", "DDP in fp32 would have sent"
+    if "stages" in report:
+        ddp = "DDP there would have sent"
+        if (exchanged := report["stages"]["exchange_bytes_sent_per_worker"]) is not None:
+            line += f", of which {size(exchanged)} to agree within stages"
+        if not times:
+            return line
+    elif report.get("under_way"):
         return f"{line} so far"
-    if not ddp:
+    if not report["ddp_bytes_per_worker"]:
         return line
-    line += f"; DDP in fp32 would have sent {megabytes(ddp)}"
-    if not (times := report["bytes_ratio"]):
+    line += f"; {ddp} {megabytes(report['ddp_bytes_per_worker'])}"
+    if not times:
         return line
     compared = f"{ratio(times)} as much" if times >= 1 else f"{ratio(1 / times)} less"
     # As usual where the parameters are in bf16 too: half of it.
-    return f"{line}, {compared}" + (f"; in bf16 {ratio(times / 2)}" if times >= 2 else "")
+    halved = times >= 2 and "stages" not in report
+    return f"{line}, {compared}" + (f"; in bf16 {ratio(times / 2)}" if halved else "")
 
 
-def _probes(report: Report) -> list[tuple[str, str]]:
+def _probes(report: Report) -> str | None:
     """What looking on has cost, where it is worth a word."""
     sent, received = (
         sum(peer.get(f"probe_bytes_{way}") or 0 for peer in report["peers"])
         for way in ("sent", "received")
     )
     if sent + received < _WORTH_A_WORD_BYTES:
-        return []
+        return None
     apart = f"{megabytes(received)} received and {megabytes(sent)} sent, not counted above"
-    return [("probes", f"{apart}: ping, doctor, status, and rates that peers measure")]
+    return f"{apart}: ping, doctor, status, and rates that peers measure"
 
 
-def _final_mean(report: Report) -> list[tuple[str, str]]:
+def _final_mean(report: Report) -> str | None:
     """The one mean that ends a run where replicas differ: its share of what stands beside it."""
     if not (sent := report.get("final_mean_bytes_per_worker")):
-        return []
+        return None
     told = f"exact, in fp32, of all replicas: {megabytes(sent)} of these bytes"
     if (flow := report["bits_per_value"].get("final_mean")) is not None:
         told += f", {flow['bits_travelled']:.2f} bits per value"
     if stall_s := report.get("final_mean_stall_s"):
         told += f"; {stall_s:.1f} s of the stall below"
-    return [("final mean", told)]
+    return told
 
 
-def _links(report: Report) -> str:
-    return f"{report['link']} each way, by {report['link_means']}"
-
-
-def _bits(report: Report) -> list[tuple[str, str]]:
+def _bits(report: Report) -> str | None:
     """What a value really took in each direction; nothing where nothing was sent."""
     parts = []
     for kind in ("contributions", "reductions"):
@@ -246,23 +237,20 @@ def _bits(report: Report) -> list[tuple[str, str]]:
             travelled, encoded = flow["bits_travelled"], flow["bits_encoded"]
             packed = f" ({encoded:.2f} before zstd)" if travelled < 0.995 * encoded else ""
             parts.append(f"{travelled:.2f} in {kind}{packed}")
-    return [("bits per value", ", ".join(parts))] if parts else []
+    return ", ".join(parts)
 
 
-def _waits(report: Report) -> list[tuple[str, str]]:
+def _waits(report: Report) -> str | None:
     """For whom workers have waited most, where it is worth a word."""
     if not report["longest_stalls"] or (report["stall_s"] or 0) < _WORTH_A_WORD_S:
-        return []
+        return None
     by_peer = sorted(report["stall_s_by_peer"].items(), key=lambda item: -item[1])
     total = ", ".join(f"{peer} {seconds:.1f} s" for peer, seconds in by_peer[:4])
     worst = report["longest_stalls"][0]
-    return [
-        (
-            "waited for",
-            f"{total}; longest {worst['stall_s']:.2f} s, {worst['peer']} for round "
-            f"{worst['round']} of fragment {worst['fragment']} from {worst['waited_for']}",
-        )
-    ]
+    return (
+        f"{total}; longest {worst['stall_s']:.2f} s, {worst['peer']} for round "
+        f"{worst['round']} of fragment {worst['fragment']} from {worst['waited_for']}"
+    )
 
 
 def _computing(report: Report) -> str:
@@ -270,7 +258,7 @@ def _computing(report: Report) -> str:
     if report.get("under_way"):
         return _AT_THE_END
     if utilization is None or wall_s is None:
-        return "not known: no worker reported to the end"
+        return _NOT_KNOWN
     return (
         f"{100 * utilization:.1f} % of the {duration(wall_s)} from first to last inner step; "
         f"{report['stall_s'] or 0:.1f} s stalled on average"
@@ -309,16 +297,12 @@ def _replicas(report: Report) -> str:
     return f"DIFFER: the {reported} that reported do not hold the same anchor and momentum"
 
 
-def _style(label: str, report: Report) -> str:
+def _style(report: Report) -> str:
+    """Of the line on replicas."""
     differ = report["preset"] == "local" or report["spread"] is not None
-    if label != "replicas" or report["hashes_agree"] is None or differ:
+    if report["hashes_agree"] is None or differ:
         return ""
     return "green" if report["hashes_agree"] else "bold red"
-
-
-def _ordered(lag: dict[str, float]) -> list[tuple[str, float]]:
-    order = ["p50", "p99", "max"]
-    return sorted(lag.items(), key=lambda item: order.index(item[0]) if item[0] in order else 9)
 
 
 Stages = dict[str, Any]
@@ -333,57 +317,47 @@ _TROUBLE = (
 )
 
 
-def _staged_traffic(report: dict[str, Any]) -> str:
-    """What was sent for which purpose, and what DDP would have sent within the stages."""
-    stages, sent = report["stages"], report["bytes_sent_per_worker"]
-    if sent is None:
-        return "not known: no worker reported to the end"
-    line, exchanged = f"{megabytes(sent)} per worker", stages["exchange_bytes_sent_per_worker"]
-    if exchanged is None:
-        return line
-    line += f", of which {size(exchanged)} to agree within stages"
-    if not report["bytes_ratio"]:
-        return line
-    times = report["bytes_ratio"]
-    compared = f"{ratio(times)} as much" if times >= 1 else f"{ratio(1 / times)} less"
-    return (
-        f"{line}; DDP there would have sent {megabytes(report['ddp_bytes_per_worker'])}, {compared}"
-    )
-
-
-def stage_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+def stage_lines(report: Report) -> list[tuple[str, str | None]]:
     """(label, value) of how microbatches have gone; nothing of what nobody reported."""
-    stages, lines = report["stages"], []
-    if (rest := stages["rest"]) is not None:
-        waits = f"{100 * rest['microbatches']:.1f} % waiting for microbatches"
-        waits += f", {100 * rest['rounds']:.1f} % for rounds"
-        lines.append(("the rest", f"{waits}, {100 * rest['other']:.1f} % other"))
+    stages, counts, rest = report["stages"], report["stages"]["counts"], report["stages"]["rest"]
+    waits = routes = iteration = in_flight = moves = parts = None
+    if rest is not None:
+        waits = (
+            f"{100 * rest['microbatches']:.1f} % waiting for microbatches, "
+            f"{100 * rest['rounds']:.1f} % for rounds, {100 * rest['other']:.1f} % other"
+        )
     if stages["routing"] is not None:
         skip = f", {100 * stages['skip']:.0f} % of the stages left out" if stages["skip"] else ""
         begun = f"{count(stages['microbatches'], 'microbatch')} an iteration"
-        lines.append(("routes", f"{stages['routing']}{skip}; {begun} from each of stage 0"))
+        routes = f"{stages['routing']}{skip}; {begun} from each of stage 0"
     if stages["iteration_s"] is not None:
         late = f"{stages['iteration_p95_s']:.2f} s at the 95th percentile"
-        lines.append(("iteration", f"{stages['iteration_s']:.2f} s in the median, {late}"))
-    if stages["activation_bytes_per_iteration"] is not None:
-        sent = size(stages["activation_bytes_per_iteration"])
-        lines.append(("activations", f"{sent} per worker and iteration, gradients included"))
+        iteration = f"{stages['iteration_s']:.2f} s in the median, {late}"
     if stages["in_flight_peak_bytes"] is not None:
         limit = size(stages["in_flight_limit_bytes"])
-        peak = size(stages["in_flight_peak_bytes"])
-        lines.append(("in flight", f"at most {peak} of the {limit} that visits may hold"))
-    counts = stages["counts"]
-    if parts := [
-        f"{count(counts[key], noun)} {words}" for key, noun, words in _TROUBLE if counts[key]
-    ]:
-        lines.append(("microbatches", ", ".join(parts)))
+        in_flight = (
+            f"at most {size(stages['in_flight_peak_bytes'])} of the {limit} that visits may hold"
+        )
     if stages["moves"]:
-        moved = f"{count(stages['moves'], 'move')} of a worker to another stage"
         made = f", {count(stages['rebuilds'], 'stage')} rebuilt" if stages["rebuilds"] else ""
-        lines.append(("moves", moved + made))
+        moves = f"{count(stages['moves'], 'move')} of a worker to another stage{made}"
     if report["checkpoint"] is None and any(peer["checkpoint"] for peer in report["peers"]):
-        lines.append(("checkpoints", "of single stages; `murmur assemble` makes one of a run's"))
-    return lines
+        parts = "of single stages; `murmur assemble` makes one of a run's"
+    trouble = [f"{count(counts[k], noun)} {words}" for k, noun, words in _TROUBLE if counts[k]]
+    sent = known(stages["activation_bytes_per_iteration"], size)
+    return [
+        ("the rest", waits),
+        ("routes", routes),
+        ("iteration", iteration),
+        ("activations", sent and f"{sent} per worker and iteration, gradients included"),
+        ("in flight", in_flight),
+        ("microbatches", ", ".join(trouble)),
+        ("moves", moves),
+        (
+            "checkpoints",
+            "of single stages; `murmur assemble` makes one of a run's" if parts else None,
+        ),
+    ]
 
 
 def _staged_replicas(stages: Stages, preset: str | None) -> str:

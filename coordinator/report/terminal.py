@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console
@@ -30,7 +30,9 @@ from worker.views.summary import Document, SwarmSummary, map_of, maps_of
 
 _GONE_S = 30.0  # without any answer, before that is an error
 _LAST_WORDS_S = 5.0  # at the end of a run: a mean over all, an evaluation
-_TEXT_COLUMNS = ("peer", "state", "relayed by", "not taken")
+_TEXT_COLUMNS = ("peer", "worker", "state", "end", "anchor", "relayed by", "not taken")
+_STATES = ("state", "end")
+_WRAPPED = ("stage", "not taken")
 _PAGE_ONLY = ("gradient norm",)  # a terminal is narrower
 
 # ------------------------------------------------------------------------------- again and again
@@ -99,21 +101,25 @@ def screen_for(console: Console, began_s: float) -> Screen:
 
 def swarm_table(swarm: SwarmSummary, elapsed: str = "") -> Table:
     """The figures of all, and a row for each peer."""
-    from rich.table import Table
 
     run = f"run {swarm.run[:8]}, {swarm.preset}" if swarm.run else ""
     lines = ["  ".join(filter(None, (run, elapsed, *(f"{n} {v}" for n, v in swarm.facts()))))]
     lines += [f"slow: {verdict}" for verdict in swarm.verdicts]
     title = Text("\n".join(lines))
-    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="dim")
-    heads, rows = swarm.table(leave_out=_PAGE_ONLY)
+    return drawn_table(*swarm.table(leave_out=_PAGE_ONLY), title=title)
+
+
+def drawn_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, title: Text | None = None, **more: Any
+) -> Table:
+    """Words on the left, figures on the right; states have colours. Args: more: of rich's table."""
+    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="dim", **more)
     for head in heads:
         left = head in _TEXT_COLUMNS
-        drawn.add_column(head, justify="left" if left else "right", no_wrap=head != "not taken")
+        drawn.add_column(head, justify="left" if left else "right", no_wrap=head not in _WRAPPED)
     for row in rows:
-        cells = [Text(cell) for cell in row]
-        cells[1].stylize(_style(row[1]))
-        drawn.add_row(*cells)
+        cells = zip(heads, row, strict=True)
+        drawn.add_row(*(Text(c, style=_style(c) if h in _STATES else "") for h, c in cells))
     return drawn
 
 

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from protos.addresses import split_relayed
 from protos.events import float_of, int_of, text_of
@@ -16,6 +16,7 @@ from protos.figures import duration, rate, seconds, size
 from protos.text import shown
 
 Document = Mapping[str, Any]
+T = TypeVar("T")
 
 LIVE = ("alive", "suspect", "lost")  # `lost` is a coordinator's word for one that may be back
 _OWN_NUMBERS = (
@@ -224,24 +225,29 @@ class SwarmSummary:
 
     def table(self, *, leave_out: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns of which something is known, and a row for each peer."""
-        columns = {
-            head: cells
-            for head, cell in _COLUMNS.items()
-            if head not in leave_out and any(cells := [cell(peer) for peer in self.peers])
-        }
-        rows = zip(*columns.values(), strict=True)
-        return list(columns), [[cell or "-" for cell in row] for row in rows]
+        columns = {head: cell for head, cell in _COLUMNS.items() if head not in leave_out}
+        return known_columns(columns, self.peers)
+
+
+def known_columns(
+    columns: Mapping[str, Callable[[T], str | None]], rows: Sequence[T]
+) -> tuple[list[str], list[list[str]]]:
+    """The heads of the columns of which something is known, and the cells of each row."""
+    found = {
+        head: cells for head, cell in columns.items() if any(cells := [cell(row) for row in rows])
+    }
+    return list(found), [[cell or "-" for cell in row] for row in zip(*found.values(), strict=True)]
 
 
 Cell = Callable[[PeerSummary], str | None]
 
 
-def _of(key: str, show: Callable[[Any], str]) -> Cell:
-    def cell(peer: PeerSummary) -> str | None:
-        value = getattr(peer, key)
-        return None if value is None else show(value)
+def known(value: T | None, show: Callable[[T], str]) -> str | None:
+    return None if value is None else show(value)
 
-    return cell
+
+def _of(key: str, show: Callable[[Any], str]) -> Cell:
+    return lambda peer: known(getattr(peer, key), show)
 
 
 def _pace(peer: PeerSummary) -> str | None:

@@ -1,88 +1,102 @@
+"""The report of whole models and of stages: means, sums, one worker's word, and all in words."""
+
 import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from coordinator.rendezvous.records import Record
 from coordinator.report.printer import figure_lines, print_report, sparkline
-from coordinator.report.report import build_report, mean_curve, write_report
-from coordinator.report.results import draw_loss_curve, leave_results, smoothed, thinned
+from coordinator.report.report import Report, build_report, mean_curve, write_report
 
-KEYS = [
-    "preset",
-    "workers",
-    "steps",
-    "inner_steps",
-    "seed",
-    "params",
-    "val_loss",
-    "train_loss_curve",
-    "wall_s",
-    "compute_s",
-    "stall_s",
-    "compute_utilization",
-    "rounds_completed",
-    "rounds_failed",
+KEYS = (
+    "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
+    "wall_s", "compute_s", "stall_s", "compute_utilization", "rounds_completed", "rounds_failed",
     "peers",
-]
-PEER_KEYS = [
-    "peer",
-    "steps",
-    "bytes_sent",
-    "bytes_received",
-    "payload_bytes_sent",
-    "anchor_hash",
-    "momentum_hash",
-    "exit_code",
-]
+)  # fmt: skip
+PEER_KEYS = (
+    "peer", "steps", "bytes_sent", "bytes_received", "payload_bytes_sent", "anchor_hash",
+    "momentum_hash", "exit_code",
+)  # fmt: skip
+COUNTS = {"visits": 160, "repeated": 1, "rerouted": 0, "skipped": 0, "dropped": 0, "lost": 0,
+          "other_snapshots": 4, "discarded": 0}  # fmt: skip
+PARAMS = (1_000_000, 300_000, 200_000)
+Make = Callable[..., Record]
 
 
-def finished(event: dict[str, object]) -> Record:
-    record = Record(str(event["peer"]))
-    record.apply({"event": "progress", "step": 90, "steps": 100, "state": "training"}, 0.0)
-    record.apply(event, 1.0)
-    record.apply({"event": "exit", "exit_code": 0}, 1.0)
-    return record
+@pytest.fixture
+def finished(result_event) -> Make:
+    """A worker that has reported."""
+
+    def make(peer: str = "w0", **changes: object) -> Record:
+        record = Record(peer)
+        record.apply({"event": "progress", "step": 90, "steps": 100, "state": "training"}, 0.0)
+        record.apply(result_event(peer, **changes), 1.0)
+        record.apply({"event": "exit", "exit_code": 0}, 1.0)
+        return record
+
+    return make
 
 
-def killed(peer: str) -> Record:
-    record = Record(peer)
+@pytest.fixture
+def staged(finished: Make) -> Make:
+    """The same of a model in stages: `w4` of three stages and two replicas serves stage 1."""
+
+    def make(number: int, counts: dict[str, int] | None = None, **changes: object) -> Record:
+        stage, first = number % 3, number == 0
+        told: dict[str, object] = {
+            "stage": stage, "stages": 3, "routing": "full", "skip": 0.0, "microbatches": 8,
+            "stage_counts": COUNTS | (counts or {}), "in_flight_peak_bytes": 4_000_000,
+            "in_flight_limit_bytes": 64_000_000, "activation_bytes_sent": 1_500_000,
+            "exchange_bytes_sent": 250_000, "iteration_s": 1.5, "iteration_p95_s": 2.0,
+            "params": PARAMS[stage], "anchor_hash": f"a{stage}", "momentum_hash": f"m{stage}",
+            "val_loss": 2.0 if first else None, "ddp_bytes": 10_000_000,
+            "assembled": "out/w0/assembled/step-00000100" if first else None,
+        }  # fmt: skip
+        return finished(f"w{number}", **told | changes)
+
+    return make
+
+
+def killed(peer: str, stage: int | None = None) -> Record:
+    record = Record(peer, stage=stage)
+    told = {"event": "progress", "steps": 100, "bytes_sent": 700_000, "state": "training"}
     for step, loss in ((10, 4.0), (40, 3.0)):
-        record.apply(
-            {
-                "event": "progress",
-                "step": step,
-                "steps": 100,
-                "loss": loss,
-                "bytes_sent": 700_000,
-                "bytes_received": 600_000,
-                "state": "training",
-            },
-            0.0,
-        )
+        record.apply({**told, "step": step, "loss": loss, "bytes_received": 600_000}, 0.0)
     record.apply({"event": "round", "fragment": 0, "round": 0}, 0.0)
     record.apply({"event": "round_failed", "fragment": 0, "round": 1}, 0.0)
     record.apply({"event": "exit", "exit_code": -9}, 0.0)
     return record
 
 
-def printed(report: dict[str, object], width: int = 120) -> str:
+def report_of(*records: Record, **settings: object) -> Report:
+    return build_report(records, settings=settings, elapsed_s=1.0)
+
+
+def lines(*records: Record, **changes: object) -> dict[str, str]:
+    """Figures in words. Args: changes: of the report."""
+    return dict(figure_lines(report_of(*records) | changes))
+
+
+def printed(report: Report, width: int = 160) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     print_report(report, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def test_means_are_over_the_workers_that_reported(result_event) -> None:
-    records = [
-        finished(result_event("w0", compute_s=8.0, compute_utilization=0.8)),
-        finished(result_event("w1", compute_s=6.0, compute_utilization=0.6, bytes_sent=4_000_000)),
-        killed("w2"),
-    ]
-    report = build_report(records, settings={}, elapsed_s=12.0)
+# ----------------------------------------------------------------------------------- whole models
+
+
+def test_means_are_over_the_workers_that_reported(finished: Make) -> None:
+    w0 = finished("w0", compute_s=8.0, compute_utilization=0.8, steps_lost=5)
+    w1 = finished("w1", compute_s=6.0, compute_utilization=0.6, bytes_sent=4_000_000)
+    report = report_of(w0, w1, killed("w2"))
     assert not [key for key in KEYS if key not in report]
     assert not [key for key in PEER_KEYS if any(key not in peer for peer in report["peers"])]
     assert report["compute_s"] == pytest.approx(7.0)
@@ -92,238 +106,339 @@ def test_means_are_over_the_workers_that_reported(result_event) -> None:
     assert (report["steps"], report["step"], report["workers"]) == (100, 100, 3)
     assert (report["rounds_completed"], report["rounds_failed"]) == (4, 1)
     assert (report["seed"], report["preset"], report["inner_steps"]) == (0, "diloco", 25)
-    assert report["hashes_agree"] is True
-    assert report["reason"] == "finished"
+    assert (report["hashes_agree"], report["reason"], report["steps_lost"]) == (True, "finished", 5)
 
 
-def test_step_times_count_by_the_steps_that_they_are_of(result_event) -> None:
-    told = [
-        {"steps": 100, "steps_in_flight": 10, "step_s_idle": 0.05, "step_s_in_flight": 0.09},
-        {"steps": 100, "steps_in_flight": 90, "step_s_idle": 0.06, "step_s_in_flight": 0.06},
-    ]
-    records = [finished(result_event(f"w{at}", **steps)) for at, steps in enumerate(told)]
-    report = build_report(records, settings={}, elapsed_s=1.0)
+def test_step_times_count_by_the_steps_that_they_are_of(finished: Make) -> None:
+    w0 = finished(steps=100, steps_in_flight=10, step_s_idle=0.05, step_s_in_flight=0.09)
+    w1 = finished(steps=100, steps_in_flight=90, step_s_idle=0.06, step_s_in_flight=0.06)
+    report = report_of(w0, w1)
     assert report["step_s_idle"] == pytest.approx((90 * 0.05 + 10 * 0.06) / 100)
     assert report["step_s_in_flight"] == pytest.approx((10 * 0.09 + 90 * 0.06) / 100)
-    assert "51.0 ms; 63.0 ms while a round is in flight" in printed(report)
 
 
-def test_a_dead_worker_stands_with_its_last_numbers(result_event) -> None:
-    report = build_report([finished(result_event("w0")), killed("w1")], settings={}, elapsed_s=1.0)
+def test_a_dead_worker_stands_with_its_last_numbers(finished: Make) -> None:
+    report = report_of(finished(), killed("w1"))
     dead = report["peers"][1]
     assert dead["exit_code"] == -9
     assert (dead["steps"], dead["bytes_sent"], dead["rounds_completed"]) == (40, 700_000, 1)
     assert (dead["anchor_hash"], dead["val_loss"], dead["compute_s"]) == (None, None, None)
     assert report["hashes_agree"] is None  # one alone has nobody to agree with
-    text = printed(report)
-    assert "killed (SIGKILL)" in text
-    assert "nothing to compare: 1 worker reported" in text
 
 
 def test_when_all_have_died_the_report_still_stands() -> None:
-    report = build_report(
-        [killed("w0"), killed("w1")],
-        settings={"preset": "ddp", "steps": 100, "inner_steps": 1, "seed": 7},
-        elapsed_s=1.0,
-    )
+    report = report_of(killed("w0"), killed("w1"), preset="ddp", steps=100, seed=7)
     assert (report["preset"], report["seed"], report["val_loss"]) == ("ddp", 7, None)
     assert report["train_loss_curve"] == [(10, 4.0), (40, 3.0)]
-    text = printed(report)
-    assert "not measured" in text
-    assert "40 of 100 inner steps" in text
 
 
-def test_differing_hashes_are_not_hidden(result_event) -> None:
-    records = [finished(result_event("w0")), finished(result_event("w1", momentum_hash="cc"))]
-    report = build_report(records, settings={}, elapsed_s=1.0)
-    assert report["hashes_agree"] is False
-    assert "DIFFER" in printed(report)
-    assert "DIFFER" not in printed({**report, "preset": "local"})
-
-
-def test_lost_steps_are_added_up_and_named(result_event) -> None:
-    records = [finished(result_event("w0", steps_lost=5)), finished(result_event("w1"))]
-    report = build_report(records, settings={}, elapsed_s=1.0)
-    assert [report["steps_lost"], *(peer["steps_lost"] for peer in report["peers"])] == [5, 5, 0]
-    assert "none failed; 5 inner steps lost, since values were not finite" in printed(report)
-
-
-def test_the_printed_report_names_the_figures(result_event) -> None:
-    records = [
-        finished(result_event(f"w{i}", sample="def f():\n\treturn \x1b[2J1\n")) for i in range(4)
-    ]
-    report = build_report(records, settings={}, elapsed_s=1.0)
-    text = printed({**report, "loss_png": "out/loss.png", "out": "out/report.json"})
-    for expected in (
-        "diloco · 4 workers · 100 inner steps · a round every 25 steps · 1.5 million parameters",
-        "2.000 nats per byte (perplexity 7.39, 2.89 bits per byte)",
-        "2.0 MB per worker; DDP in fp32 would have sent 100.0 MB, 50 times as much; in bf16 25",
-        "80.0 % of the 10 s from first to last inner step; 1.0 s stalled on average",
-        "4 completed, none failed",
-        "all 4 that reported hold identical anchors and momenta, bit for bit",
-        "p50 0.2 ms, p99 2.0 ms, max 5.0 ms",
-        "  | def f():",
-        "loss curve  out/loss.png",
-        "report      out/report.json",
-    ):
-        assert expected in text
-    assert "\x1b" not in text
-
-
-def test_a_narrow_terminal_shows_each_workers_row_whole(result_event) -> None:
-    report = build_report([finished(result_event("worker-of-lab-3"))], settings={}, elapsed_s=1.0)
-    (row,) = [
-        line.split()
-        for line in printed(report, 80).splitlines()
-        if line.split()[:1] == ["worker-of-lab-3"]
-    ]
-    assert row[-1] == "done"
-    assert not any("…" in word for word in row)
-
-
-def test_probes_stand_apart_and_small_words_are_explained(result_event) -> None:
-    plain = dict(
-        figure_lines(build_report([finished(result_event("w0"))], settings={}, elapsed_s=1.0))
-    )
-    assert not {"probes", "final mean"} & plain.keys()
-    told = result_event(
-        "w0",
-        probe_bytes_received=1_900_000,
-        probe_bytes_sent=3,
-        fragments=3,
-        final_mean_bytes=1.5e6,
-        final_mean_stall_s=1.25,
-        final_mean_rounds=3,
-        rounds_completed=9,
-        traffic={
-            "contributions": {"values": 8e6, "encoded_bytes": 2e6, "payload_bytes": 1e6},
-            "final_mean": {"values": 4e5, "encoded_bytes": 1.6e6, "payload_bytes": 1.5e6},
-        },
-        val_loss=1.25824,
-        val_loss_error=0.0468,
-    )
-    lines = dict(figure_lines(build_report([finished(told)], settings={}, elapsed_s=1.0)))
-    assert lines["bytes sent"] == plain["bytes sent"]
-    assert lines["probes"].startswith("1.9 MB received and 0.0 MB sent, not counted above")
-    assert lines["rounds"] == (
-        "9 completed (3 of the final mean), none failed; "
-        "each exchanges one of 3 fragments of the model"
-    )
-    assert lines["final mean"] == (
-        "exact, in fp32, of all replicas: 1.5 MB of these bytes, 30.00 bits per value; "
-        "1.2 s of the stall below"
-    )
-    assert lines["bits per value"] == "1.00 in contributions (2.00 before zstd)"
-    assert lines["validation loss"].startswith("1.258 ± 0.047 nats per byte (perplexity 3.52")
-
-
-def test_the_mean_curve_uses_who_has_the_step() -> None:
+def test_the_mean_curve_uses_who_has_the_step(finished: Make) -> None:
     assert mean_curve([[(1, 4.0), (2, 2.0)], [(1, 2.0)], []]) == [(1, 3.0), (2, 2.0)]
     assert mean_curve([]) == []
+    curves = ([[20, 4.0], [40, 2.0]], [[20, 5.0]])
+    report = report_of(*(finished(val_loss_curve=curve) for curve in curves))
+    assert report["val_loss_curve"] == [(20, 4.5), (40, 2.0)]
 
 
-def test_what_a_task_measures_is_a_mean_over_those_that_did(result_event) -> None:
+def test_what_a_task_measures_is_a_mean_over_those_that_did(finished: Make) -> None:
     found = [{"accuracy": 0.5, "recall": 0.25}, {"accuracy": 0.75, "recall": math.nan}, None]
-    events = [result_event(f"w{n}", val_metrics=each) for n, each in enumerate(found)]
-    report = build_report([finished(event) for event in events], settings={}, elapsed_s=1.0)
+    report = report_of(*(finished(val_metrics=each) for each in found))
     assert report["val_metrics"] == {"accuracy": 0.625, "recall": 0.25}
-    (line,) = (value for label, value in figure_lines(report) if label == "validation loss")
-    assert line.endswith("bits per byte), accuracy 0.625, recall 0.25")
 
 
-def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path, result_event) -> None:
-    event = result_event(
-        "w0", val_loss=math.nan, compute_s=math.inf, train_loss_curve=[[1, math.nan], [2, 1.0]]
-    )
-    report = build_report([finished(event)], settings={}, elapsed_s=1.0)
+def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path, finished: Make) -> None:
+    curve = [[1, math.nan], [2, 1.0]]
+    report = report_of(finished(val_loss=math.nan, compute_s=math.inf, train_loss_curve=curve))
     write_report(report, tmp_path / "report.json")
     read = json.loads((tmp_path / "report.json").read_text())
     assert (read["val_loss"], read["compute_s"]) == (None, None)
     assert read["train_loss_curve"] == [[2, 1.0]]
 
 
-def test_leaves_json_picture_and_a_copy(tmp_path: Path, result_event) -> None:
-    console = Console(file=io.StringIO(), width=120)
-    report = leave_results(
-        [finished(result_event("w0")), killed("w1")],
-        tmp_path,
-        console,
-        settings={},
-        elapsed_s=2.0,
-        json_path=tmp_path / "deep" / "copy.json",
+# -------------------------------------------------------------------------------- models in stages
+
+
+def test_the_model_is_the_sum_of_its_stages(staged: Make) -> None:
+    report = report_of(*(staged(number) for number in range(6)))
+    assert (report["params"], report["val_loss"], report["hashes_agree"]) == (1_500_000, 2.0, True)
+    assert report["checkpoint"] == "out/w0/assembled/step-00000100"
+    assert report["bytes_ratio"] == pytest.approx(40)  # 10 MB of DDP to 0.25 MB of exchange
+    assert [peer["stage"] for peer in report["peers"]] == [0, 1, 2, 0, 1, 2]
+    stages = report["stages"]
+    assert (stages["count"], stages["routing"], stages["microbatches"]) == (3, "full", 8)
+    assert stages["activation_bytes_per_iteration"] == 15_000
+    summed = {key: 6 * number for key, number in COUNTS.items()}
+    assert stages["counts"] == {**summed, "unconfirmed": 0}
+    assert stages["by_stage"][1] == {
+        "stage": 1, "replicas": 2, "reported": 2, "params": 300_000, "hashes_agree": True,
+        "spread": None,
+    }  # fmt: skip
+
+
+def test_visits_that_a_killed_origin_was_not_sure_of_are_counted(staged: Make) -> None:
+    """One that has reported has counted those that were lost itself."""
+    reported, silent = staged(0, {"lost": 1}), killed("w3", stage=0)
+    for record in (reported, silent):
+        for iteration, replica, kind in (
+            (4, "w1", "unconfirmed"),
+            (4, "w1", "unconfirmed"),  # reports may come twice
+            (4, "w2", "unconfirmed"),
+            (5, "w1", "unconfirmed"),
+            (4, "w2", "confirmed"),
+        ):
+            told = {"event": kind, "iteration": iteration, "replica": replica}
+            record.apply({**told, "microbatches": [0, 2]}, 0.0)
+    records = reported, staged(1), staged(2), silent
+    assert report_of(*records)["stages"]["counts"]["unconfirmed"] == 4
+    assert lines(*records)["microbatches"] == (
+        "1 visit lost with a replica, 4 visits left unconfirmed by a worker that did not report"
     )
-    assert report["loss_png"] == str(tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    first, copy = (tmp_path / "report.json").read_text(), (tmp_path / "deep/copy.json").read_text()
-    assert first == copy
-    assert json.loads(first)["peers"][1]["exit_code"] == -9
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_survived(tmp_path: Path, result_event) -> None:
-    (tmp_path / "file").write_text("in the way")
-    console = Console(file=io.StringIO(), width=120)
-    report = leave_results(
-        [finished(result_event("w0"))], tmp_path / "file", console, settings={}, elapsed_s=2.0
-    )
-    assert report["val_loss"] == 2.0
-    assert isinstance(console.file, io.StringIO)
-    assert "could not be written" in console.file.getvalue()
+def test_moves_and_rebuilt_stages_are_counted(staged: Make) -> None:
+    still, moved = staged(0), Record("w1")
+    for stage, to in ((1, 2), (2, 1)):
+        for event in ("moves", "moves", "rebuilt", "rebuilt"):  # reports may come twice
+            moved.apply({"event": event, "stage": stage, "to": to, "from": {}}, 0.0)
+    moved.apply({"event": "moves", "stage": 1, "to": 2}, 0.0)
+    moved.apply({"event": "progress", "step": 90, "steps": 100, "stage": 2}, 0.0)
+    stages = report_of(still, moved)["stages"]
+    assert (stages["moves"], stages["rebuilds"]) == (3, 2)
+    assert lines(still, moved)["moves"] == "3 moves of a worker to another stage, 2 stages rebuilt"
+    assert "moves" not in lines(still)
 
 
-def test_the_validation_loss_on_the_way_is_reported_printed_and_drawn(
-    tmp_path: Path, result_event
-) -> None:
-    curves = ([[20, 4.0], [40, 2.0]], [[20, 5.0]])
+def test_the_time_that_is_not_computed_in_is_split(staged: Make) -> None:
+    """8 of 10 s are computed in, by the fixture."""
+    waits = [(1.5, 0.25), (0.5, 0.0)]
     records = [
-        finished(result_event(f"w{i}", val_loss_curve=curve)) for i, curve in enumerate(curves)
+        staged(number, visits_wait_s=visits_s, rounds_wait_s=rounds_s)
+        for number, (visits_s, rounds_s) in enumerate(waits)
     ]
-    report = build_report(records, settings={}, elapsed_s=1.0)
-    assert report["val_loss_curve"] == [(20, 4.5), (40, 2.0)]
-    (line,) = [line.split() for line in printed(report).splitlines() if "on the way" in line]
-    assert (line[3], line[-1]) == ("4.50", "2.00")
-    without, drawn = tmp_path / "without.png", tmp_path / "with.png"
-    draw_loss_curve(without, {}, [], 2.0, "run")
-    draw_loss_curve(drawn, {}, [], 2.0, "run", val_curve=report["val_loss_curve"])
-    assert drawn.read_bytes() != without.read_bytes()
+    assert report_of(*records, staged(2))["stages"]["rest"] == pytest.approx(
+        {"microbatches": 0.1, "rounds": 0.0125, "other": 0.0875}
+    )
+    assert lines(*records)["the rest"] == (
+        "10.0 % waiting for microbatches, 1.2 % for rounds, 8.8 % other"
+    )
+    untold = staged(0), staged(1, visits_wait_s=1.0, rounds_wait_s=0.0, wall_s=0.0)
+    assert report_of(*untold)["stages"]["rest"] is None
+    assert "the rest" not in lines(*untold)
 
 
-def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
-    draw_loss_curve(tmp_path / "empty.png", {}, [], None, "nothing")
-    assert (tmp_path / "empty.png").exists()
+def test_without_every_stage_there_is_no_whole(staged: Make) -> None:
+    records = staged(0, assembled=None, val_loss=None), staged(2), staged(3), killed("w1", stage=1)
+    report = report_of(*records)
+    assert (report["params"], report["checkpoint"], report["stages"]["count"]) == (None, None, 3)
+    said = dict(figure_lines(report))
+    assert (
+        said["replicas"] == "equal within stage 0, bit for bit; of the others one or none reported"
+    )
+    assert said["checkpoints"] == "of single stages; `murmur assemble` makes one of a run's"
+    dead = report_of(*(killed(f"w{stage}", stage) for stage in range(3)))
+    assert (dead["params"], dead["hashes_agree"], dead["bytes_ratio"]) == (None, None, None)
+    assert "3 workers · 3 stages" in printed(dead)
 
 
-def test_smoothing_keeps_a_line_a_line_and_both_ends() -> None:
-    line = [(i, float(i)) for i in range(1000)]
-    assert [loss for _, loss in smoothed(line)] == pytest.approx([loss for _, loss in line])
-    noisy = [(i, float(i % 2)) for i in range(1000)]
-    middle = [loss for _, loss in smoothed(noisy)][100:900]
-    assert all(abs(loss - 0.5) < 0.06 for loss in middle)
-    assert smoothed([]) == []
+def test_nonsense_from_outside_is_passed_over(staged: Make) -> None:
+    nonsense = {
+        "stages": "many", "routing": 7, "skip": None, "microbatches": None, "stage_counts": [1],
+        "in_flight_peak_bytes": "x", "activation_bytes_sent": None, "iteration_s": None,
+        "iteration_p95_s": None,
+    }  # fmt: skip
+    report = report_of(*(staged(number, **nonsense) for number in range(3)))
+    assert report["params"] == 1_500_000
+    assert set(report["stages"]["counts"].values()) == {0}
+    assert "in flight" not in printed(report)
 
 
-def test_thinning_keeps_the_last_point() -> None:
-    curve = [(i, 1.0) for i in range(9_999)]
-    assert len(thinned(curve)) <= 2001
-    assert thinned(curve)[-1] == curve[-1]
-    assert thinned(curve[:10]) == curve[:10]
+# --------------------------------------------------------------------------------------- its words
+
+
+@pytest.mark.parametrize(
+    ("label", "changes", "words"),
+    [
+        ("validation loss", {}, "2.000 nats per byte (perplexity 7.39, 2.89 bits per byte)"),
+        ("validation loss", {"loss_unit": None}, "2.000"),
+        ("validation loss", {"loss_unit": "mean squared error"}, "2.000 mean squared error"),
+        ("validation loss", {"loss_unit": "nats per token"},
+         "2.000 nats per token (perplexity 7.39)"),
+        ("validation loss", {"val_loss": 1.25824, "val_loss_error": 0.0468, "loss_unit": None,
+                             "val_metrics": {"accuracy": 0.625}}, "1.258 ± 0.047, accuracy 0.625"),
+        ("validation loss", {"val_loss": None}, "not measured: no worker reported one"),
+        ("validation loss", {"val_loss": None, "reason": "SIGTERM"},
+         "not measured: stopped before the end"),
+        ("on the way", {"val_loss_curve": [[20, 4.5], [40, 2.0]]}, "4.50 █▁ 2.00"),
+        ("training loss", {}, "3.00 █▁ 2.50"),
+        ("bytes sent", {}, "2.0 MB per worker; DDP in fp32 would have sent 100.0 MB, 50 times as "
+         "much; in bf16 25 times"),
+        ("bytes sent", {"ddp_bytes": None}, "2.0 MB per worker"),
+        ("bytes sent", {"ddp_bytes": 1_000_000}, "2.0 MB per worker; DDP in fp32 would have sent "
+         "1.0 MB, 2.0 times less"),
+        ("probes", {}, None),
+        ("probes", {"probe_bytes_received": 1_900_000, "probe_bytes_sent": 3},
+         "1.9 MB received and 0.0 MB sent, not counted above: ping, doctor, status, and rates that "
+         "peers measure"),
+        ("final mean", {}, None),
+        ("final mean", {"final_mean_bytes": 1.5e6, "final_mean_stall_s": 1.25, "traffic": {
+            "final_mean": {"values": 4e5, "encoded_bytes": 1.6e6, "payload_bytes": 1.5e6}}},
+         "exact, in fp32, of all replicas: 1.5 MB of these bytes, 30.00 bits per value; 1.2 s of "
+         "the stall below"),
+        ("bits per value", {"traffic": {
+            "contributions": {"values": 8e6, "encoded_bytes": 2e6, "payload_bytes": 1e6}}},
+         "1.00 in contributions (2.00 before zstd)"),
+        ("computing", {},
+         "80.0 % of the 10 s from first to last inner step; 1.0 s stalled on average"),
+        ("inner step", {"steps_in_flight": 50, "step_s_idle": 0.051, "step_s_in_flight": 0.063},
+         "51.0 ms; 63.0 ms while a round is in flight"),
+        ("waited for", {"stall_s_by_peer": {"w2": 1.5}, "longest_stalls": [
+            {"stall_s": 0.75, "fragment": 0, "round": 3, "waited_for": "w2"}]},
+         "w2 1.5 s; longest 0.75 s, w0 for round 3 of fragment 0 from w2"),
+        ("slow", {"verdicts": [{"kind": "disk", "peer": "w1", "measured": 3.0, "usual": 0.1}]},
+         "w1's disk, 3 s a checkpoint, others 100 ms since ?, no cost"),
+        ("warning", {"warnings": ["w0 and w1 contribute the same values"]},
+         "w0 and w1 contribute the same values"),
+        ("rounds", {}, "4 completed, none failed"),
+        ("rounds", {"steps_lost": 5, "most_overlap_steps": 2}, "4 completed, none failed; 5 inner "
+         "steps lost, since values were not finite, up to 2 steps on their way"),
+        ("rounds", {"rounds_completed": 9, "final_mean_rounds": 3, "fragments": 3}, "9 completed "
+         "(3 of the final mean), none failed; each exchanges one of 3 fragments of the model"),
+        ("replicas", {}, "nothing to compare: 1 worker reported to the end"),
+        ("loop lag", {}, "p50 0.2 ms, p99 2.0 ms, max 5.0 ms (slowest worker)"),
+    ],
+)  # fmt: skip
+def test_a_figure_in_words(
+    finished: Make, label: str, changes: dict[str, Any], words: str | None
+) -> None:
+    assert lines(finished(**changes)).get(label) == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "all 2 that reported hold identical anchors and momenta, bit for bit"),
+        ({"momentum_hash": "cc"},
+         "DIFFER: the 2 that reported do not hold the same anchor and momentum"),
+        ({"momentum_hash": "cc", "preset": "local"},
+         "differ, as they must: with preset local nothing is exchanged"),
+        ({"momentum_hash": "cc", "spread": 0.02},
+         "2 % from the mean of their pair when they last met; diloco.consensus=true ends with one"),
+    ],
+)  # fmt: skip
+def test_whether_replicas_are_equal(finished: Make, changes: dict[str, Any], words: str) -> None:
+    assert lines(finished("w0"), finished("w1", **changes))["replicas"] == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "equal within each of 3 stages, bit for bit"),
+        ({5: {"momentum_hash": "x"}}, "DIFFER within stage 2: not the same anchor and momentum"),
+        ({5: {"momentum_hash": "x", "preset": "local"}},
+         "differ, as they must: with preset local nothing is exchanged"),
+        ({n: {"anchor_hash": f"own{n}", "spread": 0.01 * (1 + n % 3)} for n in range(6)},
+         "from the mean of their pair when they last met: 1 % in stage 0, 2 % in stage 1, 3 % in "
+         "stage 2; diloco.consensus=true ends with one"),
+    ],
+)  # fmt: skip
+def test_whether_the_replicas_of_stages_are(
+    staged: Make, changes: dict[int, dict[str, Any]], words: str
+) -> None:
+    records = [staged(number, **changes.get(number, {})) for number in range(6)]
+    assert lines(*records)["replicas"] == words
+
+
+def test_a_run_of_stages_in_words(staged: Make) -> None:
+    counts = {"rerouted": 5, "skipped": 1, "dropped": 2, "discarded": 1}
+    skips = {"routing": "skip", "skip": 1 / 3}
+    records = [
+        staged(0, counts, in_flight_peak_bytes=32_000_000, iteration_p95_s=9.0, **skips), staged(2)
+    ]  # fmt: skip
+    said = lines(*records)
+    assert said["bytes sent"] == (
+        "2.0 MB per worker, of which 250.0 kB to agree within stages; DDP there would have sent "
+        "10.0 MB, 40 times as much"
+    )
+    assert said["routes"] == (
+        "skip, 17 % of the stages left out; 8 microbatches an iteration from each of stage 0"
+    )
+    assert said["iteration"] == "1.50 s in the median, 9.00 s at the 95th percentile"
+    assert said["activations"] == "15.0 kB per worker and iteration, gradients included"
+    assert said["in flight"] == "at most 32.0 MB of the 64.0 MB that visits may hold"
+    assert said["microbatches"] == (
+        "5 visits re-routed to another replica, 1 visit sent past a stage without replicas, "
+        "2 microbatches dropped, 1 iteration of a stage discarded"
+    )
+    assert said["replicas"] == "nothing to compare: no stage has two that reported to the end"
+    calm = lines(*(staged(number) for number in range(6)))
+    assert not {"microbatches", "moves", "checkpoints", "the rest"} & calm.keys()
+    assert "stages" not in report_of(killed("w0"))
+
+
+def test_a_run_under_way_in_words(finished: Make) -> None:
+    goes_on = Record("w1", state="training", step=50, curve=[(50, 2.0)], loss=2.0)
+    report = build_report([goes_on], settings={"steps": 60}, elapsed_s=1.0, under_way=True)
+    said = dict(figure_lines(report))
+    assert said["under way"] == "the run goes on, at step 50 of 60; peers: 1 training"
+    assert said["training loss"] == "2.00 now"
+    assert said["bytes sent"] == "0.0 MB per worker so far"
+    assert said["validation loss"] == said["computing"] == "measured at the end"
+    assert not [line for line in said.values() if line.startswith(("not ", "nothing"))]
+
+
+def test_a_whole_report_as_it_is_printed(finished: Make) -> None:
+    records = [finished(f"w{n}", sample="def f():\n\treturn \x1b[2J1\n") for n in range(2)]
+    report = report_of(*records, killed("w2")) | {"loss_png": "out/loss.png", "out": "report.json"}
+    assert [line.rstrip() for line in printed(report, 100).splitlines()] == EXPECTED.splitlines()
+
+
+EXPECTED = """
+diloco · 3 workers · 100 inner steps · a round every 25 steps · 1.5 million parameters
+
+  validation loss  2.000 nats per byte (perplexity 7.39, 2.89 bits per byte)
+  training loss    4.00 █▄▄▁ 2.50
+  bytes sent       2.0 MB per worker; DDP in fp32 would have sent 100.0 MB, 50 times as much; in
+                   bf16 25 times
+  computing        80.0 % of the 10 s from first to last inner step; 1.0 s stalled on average
+  rounds           4 completed, 1 failed
+  replicas         all 2 that reported hold identical anchors and momenta, bit for bit
+  loop lag         p50 0.2 ms, p99 2.0 ms, max 5.0 ms (slowest worker)
+
+  worker   steps   rounds     sent   received   computing   stalled   anchor   end
+ ───────────────────────────────────────────────────────────────────────────────────────────────
+  w0         100        4   2.0 MB     1.9 MB        80 %     1.0 s   aaaa     done
+  w1         100        4   2.0 MB     1.9 MB        80 %     1.0 s   aaaa     done
+  w2          40        1   0.7 MB     0.6 MB           -         -   -        killed (SIGKILL)
+
+A sample of what it writes
+  | def f():
+  |     return �[2J1
+
+checkpoint  out/w0/checkpoints/100
+loss curve  out/loss.png
+report      report.json
+"""
+
+
+def test_a_narrow_terminal_shows_each_workers_row_whole(finished: Make) -> None:
+    text = printed(report_of(finished("worker-of-lab-3", anchor_hash="0123456789abcdef")), 80)
+    (row,) = [line.split() for line in text.splitlines() if "worker-of-lab-3" in line.split()]
+    assert row == [
+        "worker-of-lab-3",
+        "100",
+        "4",
+        "2.0",
+        "MB",
+        "80",
+        "%",
+        "1.0",
+        "s",
+        "012345",
+        "done",
+    ]
 
 
 def test_the_sparkline_falls() -> None:
     line = sparkline([(i, 5.0 / (i + 1)) for i in range(200)])
     assert (line[0], line[-1], len(line)) == ("█", "▁", 40)
     assert sparkline([(1, 2.0)]) == "▁"
-
-
-@pytest.mark.parametrize(
-    ("unit", "shown"),
-    [
-        (None, "2.000"),
-        ("mean squared error", "2.000 mean squared error"),
-        ("nats per token", "2.000 nats per token (perplexity 7.39)"),
-    ],
-)
-def test_a_loss_is_shown_in_the_tasks_own_unit(result_event, unit, shown) -> None:
-    records = [finished(result_event("w0", loss_unit=unit))]
-    text = printed(build_report(records, settings={}, elapsed_s=1.0))
-    (line,) = [line.strip() for line in text.splitlines() if "validation loss" in line]
-    assert line.removeprefix("validation loss").strip() == shown

@@ -1,15 +1,25 @@
 """Files that a run leaves, and the report of all peers from what one of them has kept."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coordinator import Failure
+from coordinator.rendezvous.records import Record
 from coordinator.report import results
-from coordinator.report.printer import figure_lines
-from coordinator.report.results import records_of, report_of_folder, report_of_swarm
+from coordinator.report.results import (
+    draw_loss_curve,
+    leave_results,
+    records_of,
+    report_of_folder,
+    report_of_swarm,
+    smoothed,
+    thinned,
+)
 from protos.exit_codes import ExitCode
 
 RESULT = {
@@ -52,7 +62,7 @@ def test_all_peers_and_the_dead_with_what_was_last_known(tmp_path: Path) -> None
     assert [dead[key] for key in ("rounds_completed", "bytes_sent", "bytes_received")] == [None] * 3
     assert report["bytes_sent_per_worker"] == 1000
     (row,) = (x for x in (tmp_path / "report.txt").read_text().splitlines() if " w2 " in x)
-    assert row.split() == ["w2", "60", *("-" * 6), "dead"]
+    assert row.split() == ["w2", "60", *("-" * 4), "dead"]
     (tmp_path / "results.json").unlink()
     assert report_of_folder(tmp_path, None) == report  # as of a swarm's folder
 
@@ -120,13 +130,7 @@ def test_of_a_run_under_way_by_what_each_says(
     ]
     assert (report["steps"], report["elapsed_s"], report["verdicts"]) == (60, 9.0, [verdict])
     assert report["under_way"]
-    said_lines = dict(figure_lines(report))
-    assert said_lines["warning"] == "w0 and w1 contribute the same values"
-    assert said_lines["under way"] == (
-        "the run goes on, at step 100 of 60; peers: 1 training, 1 done, 1 dead"
-    )
-    assert said_lines["training loss"] == "2.00 now"
-    assert not [line for line in said_lines.values() if line.startswith(("not ", "nothing"))]
+    assert report["warnings"] == ["w0 and w1 contribute the same values"]
     folder = tmp_path / "w0"  # of a worker that runs: it has left no results yet
     folder.mkdir()
     with pytest.raises(Failure, match="holds neither"):
@@ -137,3 +141,66 @@ def test_of_a_run_under_way_by_what_each_says(
     (folder / "events.jsonl").write_text(json.dumps(events[0] | {"address": "w9:7700"}))
     with pytest.raises(Failure, match="holds neither"):
         report_of_folder(folder, None)
+
+
+@pytest.fixture
+def finished(result_event) -> Record:
+    record = Record("w0")
+    record.apply(result_event("w0"), 1.0)
+    return record
+
+
+def test_leaves_json_picture_and_a_copy(tmp_path: Path, finished: Record) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    report = leave_results(
+        [finished, Record("w1", exit_code=-9)],
+        tmp_path,
+        console,
+        settings={},
+        elapsed_s=2.0,
+        json_path=tmp_path / "deep" / "copy.json",
+    )
+    assert report["loss_png"] == str(tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    first, copy = (tmp_path / "report.json").read_text(), (tmp_path / "deep/copy.json").read_text()
+    assert first == copy
+    assert json.loads(first)["peers"][1]["exit_code"] == -9
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_survived(
+    tmp_path: Path, finished: Record
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    console = Console(file=io.StringIO(), width=120)
+    report = leave_results([finished], tmp_path / "file", console, settings={}, elapsed_s=2.0)
+    assert report["val_loss"] == 2.0
+    assert isinstance(console.file, io.StringIO)
+    assert "could not be written" in console.file.getvalue()
+
+
+def test_the_validation_loss_on_the_way_is_drawn(tmp_path: Path) -> None:
+    without, drawn = tmp_path / "without.png", tmp_path / "with.png"
+    draw_loss_curve(without, {}, [], 2.0, "run")
+    draw_loss_curve(drawn, {}, [], 2.0, "run", val_curve=[(20, 4.5), (40, 2.0)])
+    assert drawn.read_bytes() != without.read_bytes()
+
+
+def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
+    draw_loss_curve(tmp_path / "empty.png", {}, [], None, "nothing")
+    assert (tmp_path / "empty.png").exists()
+
+
+def test_smoothing_keeps_a_line_a_line_and_both_ends() -> None:
+    line = [(i, float(i)) for i in range(1000)]
+    assert [loss for _, loss in smoothed(line)] == pytest.approx([loss for _, loss in line])
+    noisy = [(i, float(i % 2)) for i in range(1000)]
+    middle = [loss for _, loss in smoothed(noisy)][100:900]
+    assert all(abs(loss - 0.5) < 0.06 for loss in middle)
+    assert smoothed([]) == []
+
+
+def test_thinning_keeps_the_last_point() -> None:
+    curve = [(i, 1.0) for i in range(9_999)]
+    assert len(thinned(curve)) <= 2001
+    assert thinned(curve)[-1] == curve[-1]
+    assert thinned(curve[:10]) == curve[:10]
