@@ -60,7 +60,7 @@ ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_step
 def attackable(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Swarm, str, Certificates | None]]:
-    """Two workers and a coordinator of an encrypted run, for the attacks of `make hostile`."""
+    """Two workers and a coordinator of an encrypted run, for the attacks of the lab."""
     with coordinated_swarm(2, tmp_path_factory.mktemp("attackable"), *ENDLESS) as found:
         found[0].workers["w1"].wait_for_round(2)
         yield found

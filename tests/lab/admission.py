@@ -1,6 +1,6 @@
 """Five hosts let each other in by token, and nobody else: what each stranger is told, and how soon.
 
-    python tests/lab/admission.py
+    python -m tests.lab admission
 
 Each host is a network namespace with an address of its own. The commands are those that people
 type. A sixth host tries everything that is no valid token. Prints a Markdown table: the line that

@@ -1,6 +1,6 @@
 """The presets at equal tokens: validation loss, traffic, utilization. Writes a Markdown table.
 
-    python tests/lab/baselines.py [--steps N] [--seeds 0,1] [murmur swarm options]
+    python -m tests.lab baselines [--steps N] [--seeds 0,1] [murmur swarm options]
 
 Every preset trains the same number of inner steps on the same streams of samples; `local` is one
 worker alone, so it sees a quarter of the tokens: what a swarm gains is measured against it.

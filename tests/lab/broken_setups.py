@@ -1,6 +1,6 @@
 """Fifteen set-ups that cannot work: what `murmur join` and `murmur doctor` say, and how soon.
 
-    python tests/lab/broken_setups.py [--only NAME ...]
+    python -m tests.lab broken-setups [--only NAME ...]
 
 Two hosts in network namespaces (root, `nft`, `faketime`). On the first a worker has begun a run. On
 the second somebody types `murmur join` and `murmur doctor`, each time with something else that is

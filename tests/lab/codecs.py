@@ -1,6 +1,6 @@
 """How fast one core encodes and decodes, in how many bits, and how well.
 
-    python tests/lab/codecs.py [--mbytes 64] [--repetitions 7] [--codec NAME ...]
+    python -m tests.lab codecs [--mbytes 64] [--repetitions 7] [--codec NAME ...]
 
 Gaussian values, in blocks as the worker codes them. Medians of the thread's own time, since the
 machine is shared. Rates are in fp32 bytes. The error is the root of the mean square over that of

@@ -1,9 +1,9 @@
 """TLS connections that come, ask or are broken off, and go: does the server that they reach live?
 
-    python tests/lab/connections.py [--runs 20] [--seconds 10] [--threads 16]
-    python tests/lab/connections.py --each-handshake      # as it was: one at each handshake
-    python tests/lab/connections.py --renew-s 2             # the certificate is renewed often
-    python tests/lab/connections.py --renew-s 0.001 --at-once     # ... amid handshakes
+    python -m tests.lab connections [--runs 20] [--seconds 10] [--threads 16]
+    python -m tests.lab connections --each-handshake      # as it was: one at each handshake
+    python -m tests.lab connections --renew-s 2             # the certificate is renewed often
+    python -m tests.lab connections --renew-s 0.001 --at-once     # ... amid handshakes
 
 One server with the real transport, in a process of its own, which also computes; each run has a
 new one. Half of the connections make a call with a member's certificate. The others are a

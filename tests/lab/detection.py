@@ -1,7 +1,7 @@
 """How soon a crash is noticed, and whether a live peer is ever declared dead.
 
-    make detection
-    python tests/lab/detection.py --seeds 30 --false-seeds 1000
+    python -m tests.lab detection
+    python -m tests.lab detection --seeds 30 --false-seeds 1000
 
 Swarms of real membership machines with the default configuration, on a virtual clock. Messages take
 5 to 50 ms. A crash is silence: nothing refuses a connection, as where a host loses its power.

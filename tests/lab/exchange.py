@@ -1,7 +1,7 @@
 """How fast peers exchange when nothing trains: encode, send, decode, reduce, over loopback.
 
-    python tests/lab/exchange.py [--peers 2] [--mbytes 64] [--rounds 8] [--codec fp32] [...]
-    python tests/lab/exchange.py --tls 4     # plain and mutual TLS in turns, four times each
+    python -m tests.lab exchange [--peers 2] [--mbytes 64] [--rounds 8] [--codec fp32] [...]
+    python -m tests.lab exchange --tls 4     # plain and mutual TLS in turns, four times each
 
 Each peer is a process with the real node, transport and rounds. Printed per peer: the payload that
 it sent (its contributions and the reductions it answers with) over the time that its rounds took,

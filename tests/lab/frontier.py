@@ -1,6 +1,6 @@
 """Bytes against loss: each preset at several periods, with learning rates tuned, in one process.
 
-    python tests/lab/frontier.py [--steps 600] [--workers 4] [--seeds 1] [--first-seed 0]
+    python -m tests.lab frontier [--steps 600] [--workers 4] [--seeds 1] [--first-seed 0]
         [--lr 0.003 muon=0.01] [--outer-lr FACTOR ...] [--optimizer adamw muon]
         [--curve onebit=28,70 ...]
         [--curve 'sparse=50 diloco.codec=topk32' ...] [--set SECTION.KEY=VALUE ...]
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--curve", action="append", type=curve, metavar="PRESET=H,H [SETTING ...]")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--results", type=Path, default=Path("runs/frontier.jsonl"))
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--picture", type=Path, default=Path("runs/frontier.png"))
     parser.add_argument("--processes", type=int, help="by default as many as there are cores")
     parser.add_argument("--finished", action="store_true", help="tell the results, train nothing")
     options = parser.parse_args()
@@ -179,8 +179,7 @@ def main() -> None:
         best = grid.tune(pairs, options.lr, factors)
         found = grid.measure(best, range(options.first_seed, options.first_seed + options.seeds))
     print(table(found, best, grid, options.seeds))
-    if options.picture is not None:
-        draw(options.picture, found)
+    draw(options.picture, found)
 
 
 def curve(text: str) -> list[Point]:

@@ -1,6 +1,6 @@
 """Spoiled messages for as long as is asked: what was executed, what broke, how memory grew.
 
-    python tests/lab/fuzz.py [--seconds 20] [--seed 0] [--only NAME]
+    python -m tests.lab fuzz [--seconds 20] [--seed 0] [--only NAME]
 
 One line a target: a live swarm on the virtual clock, or a reader of bytes. A crash is any exception
 but those that are documented; its seed is printed. Exit code 1 if there was one.

@@ -1,6 +1,6 @@
 """How much of a slow link the exchange uses, beside what iperf3 gets out of the same link.
 
-    python tests/lab/goodput.py [--rates 20 100] [--rounds 6] [--seconds 6]
+    python -m tests.lab goodput [--rates 20 100] [--rounds 6] [--seconds 6]
 
 Two network namespaces (root), each behind a link of that rate both ways. iperf3 sends one way,
 then both ways at once. Then two peers with the real node, transport and rounds exchange fp32 with

@@ -1,7 +1,7 @@
 """Somebody attacks real workers, one attack after another: what happens, memory, rounds.
 
-    python tests/lab/hostile.py [--workers 3] [--seconds 8] [--per-s 10] [--only NAME]
-    python tests/lab/hostile.py --insecure    # in a run without certificates
+    python -m tests.lab hostile [--workers 3] [--seconds 8] [--per-s 10] [--only NAME]
+    python -m tests.lab hostile --insecure    # in a run without certificates
 
 An encrypted run is attacked by a stranger first, who has no certificate of it, and then by a member
 that has. Then so is one whose model is in two stages. One line an attack: the resident memory of

@@ -1,6 +1,6 @@
 """What faults cost where replicas keep what they have not sent: the loss beside no fault.
 
-    python tests/lab/keep_faults.py [--preset onebit ...] [--steps 600] [--link 20mbit]
+    python -m tests.lab keep-faults [--preset onebit ...] [--steps 600] [--link 20mbit]
 
 Five swarms of four `murmur` workers, one after another, behind the relay. In one nothing happens.
 In the others, when w3 has applied a third of its rounds, it is

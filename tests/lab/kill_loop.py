@@ -1,7 +1,7 @@
 """A worker is killed again and again, and started each time by the command line that it began with.
 
-    python tests/lab/kill_loop.py [--minutes 5] [--every 20] [--workers 3]
-    python tests/lab/kill_loop.py --steps 6000     # to the end, beside a run that nobody disturbs
+    python -m tests.lab kill-loop [--minutes 5] [--every 20] [--workers 3]
+    python -m tests.lab kill-loop --steps 6000     # to the end, beside a run that nobody disturbs
 
 Real processes on loopback. The last worker gets SIGKILL every so many seconds, as on a machine that
 is taken away again and again. Prints a row for each kill: the step that it had come to, the one of

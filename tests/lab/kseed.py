@@ -1,6 +1,6 @@
 """Fine-tuning by `kseed` beside backpropagation: accuracy, and bytes of a round.
 
-    python tests/lab/kseed.py [--steps 600] [--pretrain 1500] [--workers 4] [--seeds 1]
+    python -m tests.lab kseed [--steps 600] [--pretrain 1500] [--workers 4] [--seeds 1]
         [--lr 1e-3 3e-3] [--kseed-lr 1e-4 3e-4 1e-3] [--results runs/kseed.jsonl]
 
 One worker trains a language model of 175 thousand parameters on the sources of Python's library.

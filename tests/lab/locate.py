@@ -1,6 +1,6 @@
 """Faults are made one after another, and it is told how long it takes until they are named.
 
-    python tests/lab/locate.py [--workers 4] [--mbps 20] [--undisturbed-minutes 10]
+    python -m tests.lab locate [--workers 4] [--mbps 20] [--undisturbed-minutes 10]
                                  [--patience 120] [--preset diloco] [--only KIND ...]
 
 Real workers, each in a network namespace behind a link of its own (root, and `tc` of iproute2). The

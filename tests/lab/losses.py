@@ -1,6 +1,6 @@
 """What bits and overlap cost in validation loss, at equal tokens.
 
-    python tests/lab/losses.py [--steps 1600] [--workers 4] [--seed 0] [--head-start-after 0]
+    python -m tests.lab losses [--steps 1600] [--workers 4] [--seed 0] [--head-start-after 0]
         [--only NAME ...]
 
 Every variant trains the built-in task as `--workers` workers would, by `algorithms/reference.py` in

@@ -1,6 +1,6 @@
 """Many random schedules of leaderless means: nothing may be applied that must not.
 
-    python tests/lab/mean_schedules.py [--schedules 100000] [--processes 2] [--seed 0] [--keep]
+    python -m tests.lab mean-schedules [--schedules 100000] [--processes 2] [--seed 0] [--keep]
                                          [--shuffled]
 
 2 to 5 peers hold rounds in the product's simulator, with the live code; streams break, links are

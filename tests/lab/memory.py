@@ -1,8 +1,8 @@
 """Memory that the presets take beyond a plain training loop, as multiples of the model.
 
-    python tests/lab/memory.py [--workers 2] [--sizes 12 24] [--preset NAME ...]
-    python tests/lab/memory.py --large [--layers 18] [--preset NAME ...]
-    python tests/lab/memory.py --step-time [--repeats 5] [--workers 2] [--link 2mbit]
+    python -m tests.lab memory [--workers 2] [--sizes 12 24] [--preset NAME ...]
+    python -m tests.lab memory --large [--layers 18] [--preset NAME ...]
+    python -m tests.lab memory --step-time [--repeats 5] [--workers 2] [--link 2mbit]
 
 Real workers train a decoder of two sizes. The peak of a process (VmHWM) is read before the last
 batch, so without the checkpoint that follows, and once more when it has ended. What libraries and

@@ -1,6 +1,6 @@
 """Five hosts of which three cannot be dialled: gaps between rounds, loss, bytes, a relay's end.
 
-    python tests/lab/nat.py [--rounds 60] [--inner-steps 20]
+    python -m tests.lab nat [--rounds 60] [--inner-steps 20]
 
 Each host is a network namespace. Two are behind NATs of their own (nftables: masquerade, nothing
 comes in), one listens on all addresses of its machine, and one advertises an address that nobody

@@ -1,5 +1,7 @@
 """What it costs to be watched: the same small swarm with all of it off, and with all of it on.
 
+    python -m tests.lab observing-cost [--workers 2] [--steps 600] [--turns 5]
+
 On: mutual TLS with a run's certificates, `--metrics` and `--web` on every worker, a scrape of each
 every five seconds and a browser's questions to each page every two. Off: none of it. Both take
 turns, since machines are not equally fast all the time. Utilization is the share of the time from

@@ -1,6 +1,6 @@
 """One of eight workers lies in what it contributes: the final loss beside that of an honest run.
 
-    python tests/lab/one_hostile.py [--workers 8] [--steps 240] [--aggregation mean ...]
+    python -m tests.lab one-hostile [--workers 8] [--steps 240] [--aggregation mean ...]
 
 Real workers, the built-in task, DiLoCo. The hostile one is a member like the others
 (tests/support/liar.py). Prints a Markdown table: the loss of the honest workers' model, how far

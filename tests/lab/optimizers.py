@@ -1,6 +1,6 @@
 """Muon beside AdamW inside: alone, in DDP and in DiLoCo, each with the best of its learning rates.
 
-    python tests/lab/optimizers.py [--steps 600] [--workers 4] [--seeds 3] [--lr 0.003 ...]
+    python -m tests.lab optimizers [--steps 600] [--workers 4] [--seeds 3] [--lr 0.003 ...]
 
 Trains the built-in task by `algorithms/reference.py`, several runs at once, a core each. Learning
 rates are chosen on a seed of their own, which is not among those of the table. Prints Markdown:

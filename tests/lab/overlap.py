@@ -1,6 +1,6 @@
 """Who waits while rounds are on their way: speed beside `local`, five runs each, median and worst.
 
-    python tests/lab/overlap.py [--runs 5] [--steps 200] [--link 20mbit --link 2mbit]
+    python -m tests.lab overlap [--runs 5] [--steps 200] [--link 20mbit --link 2mbit]
         [--preset streaming --preset onebit] [--overlap measured] [--only even] [--set KEY=VALUE]
 
 Four workers of `murmur swarm` train the built-in model. A batch is one short sample and takes a

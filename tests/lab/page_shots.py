@@ -1,5 +1,7 @@
 """Pictures of the page and of `murmur status --watch`: of eight workers one is dead, slow, relayed.
 
+    python -m tests.lab page-shots [--out docs] [--seconds 150]
+
 A real swarm in network namespaces, one worker behind a slow link. The eighth joins later; nobody
 can dial what it advertises. It is this one that serves the page, which a headless Chromium draws.
 """

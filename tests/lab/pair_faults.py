@@ -1,6 +1,6 @@
 """Faults in the midst of a round in pairs: what they cost the others, and what the loss.
 
-    python tests/lab/pair_faults.py [--preset noloco ...] [--steps 560] [--stop-s 60]
+    python -m tests.lab pair-faults [--preset noloco ...] [--steps 560] [--stop-s 60]
 
 Four workers of `murmur` behind the relay, on 20 Mbit/s each, beside three more such swarms: in one
 nothing happens, in the others w2 is killed, stopped for a minute, or cut off from its partner for

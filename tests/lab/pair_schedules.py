@@ -1,6 +1,6 @@
 """Many random fault schedules of pair rounds in the product's simulator: nothing may be violated.
 
-    python tests/lab/pair_schedules.py [--schedules 100000] [--seed 0] [--processes 1]
+    python -m tests.lab pair-schedules [--schedules 100000] [--seed 0] [--processes 1]
 
 2 to 6 peers in groups of 2 to 4 hold 1 to 3 rounds on a virtual clock and network, with the machine
 of the daemon. Streams break, links are cut, halves part, messages are late, peers die, freeze, come

@@ -1,6 +1,6 @@
 """Four real workers against the one-process reference, on the default model: hashes side by side.
 
-python tests/lab/parity.py [--steps 60] [--inner-steps 10] [--preset diloco] [--seed 0]
+python -m tests.lab parity [--steps 60] [--inner-steps 10] [--preset diloco] [--seed 0]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Link speeds that Streaming DiLoCo's paper tells for each method, beside those of a simulator.
 
-    python tests/lab/plan_table.py
+    python -m tests.lab plan-table
 
 75 entries: five methods, three models, five compute utilizations. An entry is the first of 50
 speeds, evenly spaced on a logarithmic scale from 0.1 to 1000 Gbit/s, with which the utilization is

@@ -1,6 +1,6 @@
 """The bits that small fixed runs end with: anchors and outer momenta of every peer, hashed.
 
-    python tests/lab/same_bits.py
+    python -m tests.lab same-bits
 
 Real nodes and trainers on the virtual clock, so that a run takes the same course every time. A
 change that means to keep the mathematics keeps every line; compare the output of two commits. The

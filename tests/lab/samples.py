@@ -1,6 +1,6 @@
 """How often each sample of an epoch is drawn by four peers with two joins, a leave and two kills.
 
-    python tests/lab/samples.py [--seeds 20]
+    python -m tests.lab samples [--seeds 20]
 
 Real nodes and trainers on the virtual clock; each seed has other moments and other victims. Fails
 where a sample is never drawn, or more are drawn again than two crashes may repeat.

@@ -1,6 +1,6 @@
 """Do schedules deadlock when memory is short? Ascending ones must not; those with swaps may.
 
-    python tests/lab/skippipe_deadlock.py [--schedules 10000] [--seed 0]
+    python -m tests.lab skippipe-deadlock [--schedules 10000] [--seed 0]
 
 Random pipelines (2 to 7 stages, 1 to 4 replicas), costs, skips and routes, each peer with room for
 1 to 3 microbatches, in the event simulator. The same schedules are then run with swaps: up to two

@@ -1,6 +1,6 @@
 """What skipping stages in training costs, and what it saves when stages are missing afterwards.
 
-    python tests/lab/skippipe_omission.py [--steps 1000] [--processes 1] [--seed 0] [--only NAME]
+    python -m tests.lab skippipe-omission [--steps 1000] [--processes 1] [--seed 0] [--only NAME]
                                           [--own-draw]
 
 A byte-level Llama of 6 stages x 1 layer learns the Python standard library's text: 10 microbatches

@@ -1,6 +1,6 @@
 """SkipPipe's routes in the event simulator: iteration times, and how good and how fast the search.
 
-    python tests/lab/skippipe_routes.py [--seed 0] [--only twenty|regions|speed]
+    python -m tests.lab skippipe-routes [--seed 0] [--only twenty|regions|speed]
 
 twenty   20 peers, 6 stages, 30 microbatches, memory 3: 0, 17, 33 and 50 % of the stages skipped,
          and 33 % by routes of 3 and of 5 stages

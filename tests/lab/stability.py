@@ -1,6 +1,6 @@
 """The stability checks of pairs beside a Monte-Carlo of 64 replicas.
 
-    python tests/lab/stability.py [--picture docs/evidence/stability.png]
+    python -m tests.lab stability [--picture docs/evidence/stability.png]
 
 64 replicas with random anchors take the outer update in groups by `algorithms.pairing`.
 NoLoCo's, on a grid of (a, c), goes without pseudo-gradients: what is measured is by how much the

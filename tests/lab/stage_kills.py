@@ -1,6 +1,6 @@
 """A replica of each stage is killed in turn, in the middle of a visit: iterations and microbatches.
 
-    python tests/lab/stage_kills.py [--stages 4] [--every 10] [--microbatches 4]
+    python -m tests.lab stage-kills [--stages 4] [--every 10] [--microbatches 4]
 
 Two replicas of each stage train the default model; the second one of the last stage is killed
 first, that of stage 0 last. Replicas exchange at the end only, so that an iteration waits for

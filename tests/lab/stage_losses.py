@@ -1,6 +1,6 @@
 """What cutting a model into stages costs in validation loss, at equal tokens.
 
-    python tests/lab/stage_losses.py [--steps 400] [--preset NAME ...]
+    python -m tests.lab stage-losses [--steps 400] [--preset NAME ...]
 
 4 stages x 2 replicas train beside 2 workers with the whole model: both learn from two streams of
 samples, as many batches an inner step from each, and exchange by the same preset. Activations

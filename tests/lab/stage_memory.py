@@ -1,6 +1,6 @@
 """Memory of a peer that serves a stage, against one that holds the whole model.
 
-    python tests/lab/stage_memory.py [--stages 4] [--steps 6] [--preset local]
+    python -m tests.lab stage-memory [--stages 4] [--steps 6] [--preset local]
 
 Trains models of two depths, whole in one process and cut into stages of one replica each. What a
 process takes whatever the model (interpreter, libraries, activations of one layer) drops out of the

@@ -1,6 +1,6 @@
 """Real workers that train a model in stages, against one process that trains it whole.
 
-    python tests/lab/stage_parity.py [--steps 10]
+    python -m tests.lab stage-parity [--steps 10]
 
 Four stages of one replica and of two, the replicas in sync (ddp), `full` and `random` routes,
 activations in fp32, nothing clipped: each stage clips by its own norm, one process by that of all.

@@ -1,6 +1,6 @@
 """Iterations of a model in stages on unequal links, beside what the simulator predicts for them.
 
-    python tests/lab/stage_times.py [--steps 60] [--only ROUTING ...] [--plot FILE.png]
+    python -m tests.lab stage-times [--steps 60] [--only ROUTING ...] [--plot FILE.png]
 
 Eight workers serve 4 stages x 2 replicas on shaped links of 5 to 100 Mbit/s that delay what is sent
 by 5 to 100 ms; the swarm places them by these links. The prediction is made from what the workers

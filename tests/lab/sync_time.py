@@ -1,7 +1,7 @@
 """How long a round takes as the swarm grows: `noloco` beside `diloco`, on links of one speed.
 
-    python tests/lab/sync_time.py [--peers 2 4 8] [--mbps 20] [--mbytes 1.5] [--rounds 8]
-    python tests/lab/sync_time.py --tls 20 100      # plain and mutual TLS in turns, by Mbit/s
+    python -m tests.lab sync-time [--peers 2 4 8] [--mbps 20] [--mbytes 1.5] [--rounds 8]
+    python -m tests.lab sync-time --tls 20 100      # plain and mutual TLS in turns, by Mbit/s
 
 Every peer is a process with the real node, transport and rounds, in a network namespace behind a
 link of its own (root); nothing trains, but before each round there is a pause as long as 20 inner

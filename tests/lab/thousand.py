@@ -1,6 +1,6 @@
 """A thousand peers on a virtual clock: bytes a second each, and what is left when half are killed.
 
-    python tests/lab/thousand.py [--peers 1000] [--seconds 30] [--round-s 60] [--plain]
+    python -m tests.lab thousand [--peers 1000] [--seconds 30] [--round-s 60] [--plain]
 
 Real membership machines with the default configuration; messages take 5 to 50 ms. Everyone trains
 and says so twice a second; members travel signed, as in an encrypted run, unless --plain. Then half

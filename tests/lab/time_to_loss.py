@@ -1,6 +1,6 @@
 """Wall-clock seconds to a loss on links of several speeds, in the manner of AlgoPerf.
 
-    python tests/lab/time_to_loss.py [--link 2mbit ...] [--system ddp ...] [--steps 1200]
+    python -m tests.lab time-to-loss [--link 2mbit ...] [--system ddp ...] [--steps 1200]
         [--most-steps 3600] [--pace-steps 100] [--set SECTION.KEY=VALUE ...]
         [--results runs/time-to-loss.jsonl] [--picture PNG]
 
@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--results", type=Path, default=Path("runs/time-to-loss.jsonl"))
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--picture", type=Path, default=Path("runs/time_to_loss.png"))
     given = vars(parser.parse_args())
     results, picture = Results(given.pop("results")), given.pop("picture")
     options = Options(
@@ -152,8 +152,7 @@ def main() -> int:
         time_link(options, link, results)
     answers = [Answer.of(name, options, results) for name in options.systems]
     print(table(answers, options, target_of(options, results)))
-    if picture is not None:
-        draw(picture, answers, options)
+    draw(picture, answers, options)
     return ExitCode.FAILED if results.problems else ExitCode.DONE
 
 

@@ -1,7 +1,7 @@
 """Bytes that each worker sends and receives per round, for 2 to 5 workers.
 
-    python tests/lab/traffic.py [--rounds 6] [--codec fp32]
-    python tests/lab/traffic.py --preset onebit --preset sparse [--link 2mbit] [--steps 600]
+    python -m tests.lab traffic [--rounds 6] [--codec fp32]
+    python -m tests.lab traffic --preset onebit --preset sparse [--link 2mbit] [--steps 600]
 
 The wanted figure is 2 (n-1)/n of the encoded model in each direction. Counted twice: by the
 transport (messages with their gRPC and HTTP/2 framing, rounds only), and by the kernel for the

@@ -1,6 +1,6 @@
 """One worker five times slower than the other three: what the swarm makes of it.
 
-    python tests/lab/unequal.py [--steps 800] [--times 5] [--only NAME ...]
+    python -m tests.lab unequal [--steps 800] [--times 5] [--only NAME ...]
 
 The workers' steps take a pause, the slow one's a longer (tests/support/slow_task.py). `local` says
 what each makes alone, beside the others on the same machine; steps per second of a swarm are all

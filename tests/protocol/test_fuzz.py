@@ -1,6 +1,6 @@
 """Spoiled messages of every kind, to live nodes and to every reader of bytes from elsewhere.
 
-`make fuzz` goes on for longer.
+`python -m tests.lab fuzz` goes on for longer.
 """
 
 import random

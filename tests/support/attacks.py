@@ -1,7 +1,7 @@
 """What somebody may try on live workers by calls and connections: each attack says what came of it.
 
-Every attack of this file and of `attacks_on_rounds` stands in `ATTACKS`. `make hostile` measures
-them, and `tests/integration/test_hostile.py` tries each once.
+Every attack of this file and of `attacks_on_rounds` stands in `ATTACKS`; the lab
+measures them, and `tests/integration/test_hostile.py` tries each once.
 """
 
 import asyncio

@@ -62,7 +62,7 @@ def train_ours(launch: Launch) -> Ended:
     return Ended(problem=problem, exit_code=code)
 
 
-_SCRIPT = Path("tests/lab/peers/run.py")
+_SCRIPT = Path("tests/lab/bench_peers.py")
 _PYTHON = Path(".venv-peers/bin/python")
 _MODULE = "tests.lab.peers.run"
 _POLL_S = 0.1
@@ -84,7 +84,7 @@ def why_skipped(name: str, bench: Bench, link: Link, steps: int) -> str | None:
     """
     installed = name == TORCH_DDP or (bench.root / _PYTHON).exists()
     if not in_checkout(bench.root) or not installed:
-        return "not installed (make bench-peers)"
+        return "not installed (make .venv-peers/.ready)"
     if setting := bench.unshared_setting():
         return f"skipped: it trains the built-in defaults, not {setting}"
     if link.delay_s or link.jitter_s or link.loss:

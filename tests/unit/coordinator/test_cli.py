@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from coordinator import cli
 from protos.identity import IdentityError, Role
-from tests.lab.compare.command import bench
 
 
 @pytest.mark.parametrize(
@@ -49,9 +48,8 @@ def test_bad_input_is_one_line_with_its_exit_code(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("command", [cli.swarm, bench])
-def test_the_unit_of_loss_is_told(command: click.Command) -> None:
-    told = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+def test_the_unit_of_loss_is_told() -> None:
+    told = " ".join(CliRunner().invoke(cli.swarm, ["--help"]).output.split())
     assert "loss=0.1 (connections that break a minute)" in told
 
 

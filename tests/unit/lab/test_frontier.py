@@ -1,4 +1,4 @@
-"""The search of bytes against loss: what it trains, what it keeps, what it says."""
+"""The search of bytes against loss: bytes, and the losses that are compared."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,6 @@ from tests.lab.frontier import (
     Result,
     Results,
     Run,
-    curve,
-    draw,
     fewer_with_last_mean,
     finish,
     rate,
@@ -92,23 +90,6 @@ def test_what_a_run_sends_less_counts_its_last_mean(steps: int, share: int) -> N
     assert fewer_with_last_mean(streaming, result(2.0)) == pytest.approx(400)
 
 
-def test_a_run_that_is_over_is_not_run_again(tmp_path: Path) -> None:
-    path, run = tmp_path / "of" / "results.jsonl", run_of(ONE_BIT)
-    results = Results(path)
-    assert results.get(run) is None
-    results.add(run, result(2.0))
-    results.add(run_of(DDP), result(1.0))
-    again = Results(path)
-    assert again.get(run) == result(2.0)
-    for other in (
-        run_of(Point("onebit", 27)),
-        run_of(ONE_BIT, seed=1),
-        run_of(ONE_BIT, rates=Rates(0.01, outer=0.5)),
-        run_of(ONE_BIT, settings=()),
-    ):
-        assert again.get(other) is None
-
-
 def test_the_rates_with_the_least_loss_are_taken_of_what_is_finished(tmp_path: Path) -> None:
     grid = Grid(3, 2, TINY, Results(tmp_path / "results.jsonl"))  # and nothing to train in
     pairs = [(ONE_BIT, "adamw"), (DDP, "adamw")]
@@ -155,26 +136,3 @@ def test_the_share_of_what_ddp_gains() -> None:
         "| 2.000 | 2 | 0.75 |"
     )
     assert "| `local` | adamw | 0.01 | - | - | - | 2.500 | 2.000 | 3.000 | 2 | 0.00 |" in lines
-
-
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    found = {
-        (point, optimizer): [result(loss, fewer)]
-        for optimizer in ("adamw", "muon")
-        for point, loss, fewer in (
-            (ALONE, 2.0, 0.0),
-            (DDP, 1.0, 0.5),
-            (ONE_BIT, 1.5, 400.0),
-            (Point("onebit", 70), 1.6, 1e3),
-        )
-    }
-    path = tmp_path / "runs" / "frontier.png"
-    draw(path, found)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_curves_are_typed_as_a_preset_its_periods_and_settings() -> None:
-    assert curve("onebit=28,70") == [Point("onebit", 28), Point("onebit", 70)]
-    point = curve("sparse=50 diloco.codec=topk32")[0]
-    assert point == Point("sparse", 50, ("diloco.codec=topk32",))
-    assert run_of(point).training.config.plan.codec == "topk32"

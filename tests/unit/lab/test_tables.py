@@ -1,23 +1,12 @@
-"""From reports to rows, and from rows to tables."""
+"""From reports to rows."""
 
-import json
 from typing import Any
 
 import pytest
 
-from algorithms.link import Link
 from tests.lab.compare.tables import (
-    HEADS,
     Conditions,
-    LinkTable,
-    Row,
-    as_json,
-    caption,
     cells,
-    markdown,
-    notes,
-    plain_table,
-    problem_row,
     row_of,
 )
 
@@ -43,10 +32,6 @@ def report(**changes: object) -> dict[str, Any]:
         "peers": [],
         **changes,
     }
-
-
-def table(*rows: Row) -> LinkTable:
-    return LinkTable(Link(rate_mbps=20), "20mbit", list(rows), "namespaces")
 
 
 def test_every_figure_of_a_whole_run() -> None:
@@ -87,16 +72,6 @@ def test_fewer_steps_are_extrapolated_and_have_no_loss() -> None:
     assert row.val_loss is None
     assert row.notes == ("40 of 400 steps",)
     assert cells(row)[1:] == ("~26 %", "~154 s", "~26.0 %", "6 s", "115.0 kB", "4.00", "-")
-
-
-@pytest.mark.parametrize("key", sorted(report()))
-def test_any_key_may_be_none_or_missing(key: str) -> None:
-    without = {name: value for name, value in report().items() if name != key}
-    for given in (report(**{key: None}), without):
-        row = row_of("diloco", 400, given, local_speed=None)
-        assert len(cells(row)) == len(HEADS)
-        assert row.relative_speed is None
-    assert cells(row_of("diloco", 400, {}, 1.0)) == ("diloco", *["-"] * 7)
 
 
 def test_local_sends_nothing_worth_telling() -> None:
@@ -147,64 +122,3 @@ def test_frames_count_where_the_link_has_counted_them() -> None:
     for means, expected in (("namespaces", 122_500), ("relay", 115_000), (None, 115_000)):
         told = report(link_bytes=link_bytes, link_means=means)
         assert row_of("diloco", 400, told, None).sent_per_step_bytes == expected
-
-
-def test_markdown_has_a_note_column_only_where_something_is_to_be_said() -> None:
-    whole = row_of("diloco", 400, report(), 10.0)
-    quiet = markdown([table(whole)], CONDITIONS).splitlines()
-    assert quiet[0].startswith("| 20 Mbit/s | speed beside local | wall time | ")
-    assert quiet[2] == ("| `diloco` | 50 % | 80 s | 50.0 % | 1.9 s | 115.0 kB | 4.00 | 1.500 |")
-    missing = problem_row("torchft", 400, "not installed\n(make bench-peers)")
-    titled = row_of("hivemind", 400, report(system="hivemind 1 | fp32"), 10.0)
-    noted = markdown([table(whole, missing, titled)], CONDITIONS).splitlines()
-    assert noted[0].endswith("| validation loss | note |")
-    assert len({line.replace("\\|", "").count("|") for line in noted[:5]}) == 1
-    assert noted[3] == (
-        "| `torchft` | - | - | - | - | - | - | - | not installed (make bench-peers) |"
-    )
-    assert noted[4].startswith("| hivemind 1 \\| fp32 |")
-
-
-def test_the_caption_says_what_all_share() -> None:
-    whole = row_of("diloco", 400, report(), 10.0)
-    assert caption([table(whole)], CONDITIONS) == (
-        "4 workers, 400 inner steps, a round every 20 steps, a model of 382 thousand parameters, "
-        "seed 0, 2 cores shared by all workers, one thread each, links by namespaces."
-    )
-    short = row_of("ddp", 400, report(steps=20, inner_steps=1), 10.0)
-    other = row_of("streaming", 400, report(inner_steps=50), 10.0)
-    text = caption([table(whole, short, other)], CONDITIONS)
-    assert "steps between rounds: diloco 20, streaming 50" in text
-    assert "~: extrapolated from a run of fewer steps" in text
-
-
-def test_the_title_tells_the_whole_link() -> None:
-    slow = Link(rate_mbps=1000, delay_s=0.05, jitter_s=0.005, loss=0.1)
-    assert LinkTable(slow, "").title == (
-        "1,000 Mbit/s, 50 ms of delay, 5 ms of jitter, 0.1 broken connections a minute"
-    )
-
-
-def test_json_has_the_figures_as_they_are() -> None:
-    failed = problem_row("torchft", 400, "failed: w0 has ended", failed=True)
-    rows = (row_of("diloco", 400, report(wall_s=1 / 3), 1.0), failed)
-    document = json.loads(json.dumps(as_json([table(*rows)], CONDITIONS), allow_nan=False))
-    (link,) = document["links"]
-    assert (link["link"], link["link_means"], document["params"]) == (
-        *("20mbit", "namespaces", 381_600),
-    )
-    assert link["rows"][0]["wall_s"] == 1 / 3
-    assert link["rows"][1]["problem"] == "failed: w0 has ended"
-
-
-def test_the_terminal_shows_titles_figures_and_notes() -> None:
-    rows = (row_of("diloco", 400, report(), 10.0), problem_row("torchft", 400, "skipped: [why]"))
-    shown = plain_table(table(*rows))
-    assert all(words in shown for words in ("20 Mbit/s", "115.0 kB", "torchft"))
-    assert notes(table(*rows)) == ["torchft: skipped: [why]"]
-
-
-def test_control_characters_of_a_failed_run_do_not_pass() -> None:
-    row = problem_row("torchft", 400, "failed:\x1b[31m red\n  twice")
-    assert "\x1b" not in str(row.problem)
-    assert "\n" not in str(row.problem)

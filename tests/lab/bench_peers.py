@@ -1,13 +1,13 @@
 """Trains the `diloco` preset's model on other systems instead of Murmuration, and reports.
 
-    python tests/lab/peers/run.py torch-ddp|torchft|hivemind [--workers 4] [--steps 200]
+    python -m tests.lab bench-peers torch-ddp|torchft|hivemind [--workers 4] [--steps 200]
         [--inner-steps 20] [--seed 0] [--fp 32|16] [--json FILE]
         [--mbps RATE | [--prefix 'ip netns exec NS0' --address 10.0.0.1]...]
 
 Model, samples, inner optimizer and outer settings are those of `murmur swarm --preset diloco` with
 as many workers, steps and inner steps. This launcher runs in the project's own environment and
 imports no other system: torchft's and hivemind's workers run in `.venv-peers`, which
-`make bench-peers` makes. PyTorch's DDP is in the project's own, and averages in every step.
+`make .venv-peers/.ready` makes. PyTorch's DDP is in the project's own, and averages in every step.
 
 On loopback the workers share one byte counter, and with it whatever else uses loopback: exact
 figures of bytes take a network namespace per worker. `--mbps` makes such, each behind a link of
@@ -36,7 +36,7 @@ from tests.lab.peers.report import Report, combine
 
 KINDS = {"torch-ddp": "torch_ddp", "torchft": "torchft_diloco", "hivemind": "hivemind_averager"}
 OWN = ("torch-ddp",)  # systems that the project's own environment has
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[2]
 _BIN = _ROOT / ".venv-peers" / "bin"
 _START_S = 180.0
 _LIGHTHOUSE = "lighthouse"
@@ -157,7 +157,7 @@ def _check(
     if kind in OWN and inner_steps != 1:
         raise ValueError(f"{kind} exchanges in every step; use --inner-steps 1")
     if kind not in OWN and not (_BIN / "python").exists():
-        raise ValueError(f"{_BIN.parent} is missing: `make bench-peers` makes it")
+        raise ValueError(f"{_BIN.parent} is missing: `make .venv-peers/.ready` makes it")
 
 
 def _start_lighthouse(running: Children, prefix: str, address: str, workers: int) -> str:

@@ -1,4 +1,10 @@
-"""The command `make bench`. What is heavy to import is imported where it is needed."""
+"""Presets, PyTorch's DDP, torchft and hivemind on links of several speeds: loss, time, bytes.
+
+    python -m tests.lab bench [--link 20mbit ...] [--preset NAME ...] [--peers NAME] [--steps 400]
+    make bench ARGS="..."    # the same
+
+What is heavy to import is imported where it is needed.
+"""
 
 import os
 import sys
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
     type=click.Choice(("auto", "none", *SYSTEMS)),
     default=("auto",),
     show_default=True,
-    help="Other systems; auto: all, and those of `make bench-peers` where they are installed.",
+    help="Other systems; auto: all that are installed (`make .venv-peers/.ready`).",
 )
 @click.option("--workers", type=click.IntRange(2, 64), default=4, show_default=True)
 @click.option("--steps", type=int, default=400, show_default=True, help="Inner steps of each run.")

@@ -1,0 +1,131 @@
+"""Every experiment once, as small as it goes: whether it still runs, not what it finds.
+
+    python -m tests.lab smoke [NAME ...]
+
+An experiment may end with 0 or, where a run this small does not hold its claim, with 1; a traceback
+or another exit code fails. What needs a program that is not there, or root, is skipped, and said.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.lab.__main__ import experiments
+
+_PATIENCE_S = 900.0
+# {out} is a folder that goes when the experiment has ended.
+ARGUMENTS = {
+    "admission": "",
+    "baselines": "--steps 40 --seeds 0",
+    "bench": "--link 100mbit --preset diloco --peers none --steps 40 --limit 20 --out {out}/runs",
+    "bench-peers": "torch-ddp --workers 2 --steps 8",
+    "broken-setups": "--only port",
+    "codecs": "--mbytes 1 --repetitions 1 --codec int8",
+    "connections": "--runs 1 --seconds 1",
+    "detection": "--seeds 1 --false-seeds 1",
+    "exchange": "--mbytes 1 --rounds 2",
+    "frontier": "--steps 8 --workers 2 --curve diloco=4 --optimizer adamw --lr 0.003 "
+    "--results {out}/results.jsonl --picture {out}/frontier.png",
+    "fuzz": "--seconds 1",
+    "goodput": "--rates 100 --rounds 2 --seconds 1",
+    "hostile": "--seconds 1 --only flood",
+    "keep-faults": "--steps 60 --link 100mbit --fault late",
+    "kill-loop": "--minutes 0.5 --every 15",
+    "kseed": "--steps 4 --pretrain 4 --workers 2 --lr 1e-3 --kseed-lr 1e-3 "
+    "--results {out}/results.jsonl",
+    "locate": "--workers 2 --undisturbed-minutes 0 --patience 20 --only uplink",
+    "losses": "--steps 8 --workers 2 --only diloco",
+    "mean-schedules": "--schedules 5",
+    "memory": "--sizes 2 3 --preset diloco",
+    "nat": "--rounds 4",
+    "observing-cost": "--steps 40 --turns 1",
+    "one-hostile": "--steps 40",
+    "optimizers": "--steps 4 --workers 2 --seeds 1 --lr 0.003",
+    "overlap": "--runs 1 --steps 40 --only even --preset streaming",
+    "page-shots": "--seconds 5 --out {out}",
+    "pair-faults": "--steps 60 --pause-s 0.02 --stop-s 5",
+    "pair-schedules": "--schedules 5",
+    "parity": "--steps 40",
+    "plan-table": "",
+    "same-bits": "",
+    "samples": "--seeds 1",
+    "skippipe-deadlock": "--schedules 50",
+    "skippipe-omission": "--steps 4 --only full",
+    "skippipe-routes": "--only speed",
+    "stability": "--picture {out}/stability.png",
+    "stage-kills": "--stages 2 --every 4",
+    "stage-losses": "--steps 20 --inner-steps 10 --preset diloco",
+    "stage-memory": "--stages 2 --steps 2",
+    "stage-parity": "--steps 2",
+    "stage-times": "--steps 8 --only full --plot {out}/stages.png",
+    "sync-time": "--peers 2 --rounds 2",
+    "thousand": "--peers 20 --seconds 5 --after-s 5",
+    "time-to-loss": "--link 100mbit --system local --steps 40 --most-steps 60 --pace-steps 20 "
+    "--results {out}/results.jsonl --picture {out}/picture.png",
+    "traffic": "--rounds 2",
+    "unequal": "--steps 40 --only local",
+}
+_NEEDS = {
+    **dict.fromkeys(
+        ("admission", "locate", "stage-times", "sync-time", "time-to-loss", "bench"), ("root", "ip")
+    ),
+    "broken-setups": ("root", "ip", "nft", "faketime"),
+    "goodput": ("root", "ip", "iperf3"),
+    "nat": ("root", "ip", "nft"),
+    "page-shots": ("root", "ip", "chromium"),
+}
+
+
+def missing(name: str) -> list[str]:
+    """What an experiment needs and this machine lacks."""
+    return [
+        need
+        for need in _NEEDS.get(name, ())
+        if (os.geteuid() != 0 if need == "root" else shutil.which(need) is None)
+    ]
+
+
+def smoke(name: str) -> str:
+    """Runs it; why it fails, or nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = shlex.split(ARGUMENTS[name].format(out=folder))
+        command = [sys.executable, "-m", "tests.lab", name, *arguments]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"still runs after {_PATIENCE_S:g} s"
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode in (0, 1) and "Traceback (most recent call last)" not in said:
+        return ""
+    return f"exit code {done.returncode}:\n{said[-2000:]}"
+
+
+def main() -> int:
+    """A line for each; 1 if one fails, or has no arguments here."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these only")
+    asked = parser.parse_args().names
+    failed = [name for name in experiments() if name != "smoke" and name not in ARGUMENTS]
+    for name in failed:
+        print(f"{name:<18} has no arguments in {Path(__file__).name}")
+    for name in asked or ARGUMENTS:
+        if lacking := missing(name):
+            print(f"{name:<18} skipped: needs {', '.join(lacking)}", flush=True)
+            continue
+        began = time.monotonic()
+        why = smoke(name)
+        print(f"{name:<18} {time.monotonic() - began:6.1f} s  {why or 'runs'}", flush=True)
+        failed += [name] if why else []
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
