@@ -1,4 +1,4 @@
-"""Carries out what the machine of leases says, over the transport."""
+"""Carries out what the rules of leases say, over the transport."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,15 +13,11 @@ from worker.leases.ledger import Ledger
 from worker.leases.table import LeaseTable
 from worker.leases.types import (
     Announce,
-    AnnouncementAnswered,
-    AnnouncementLost,
     LeaseAction,
-    LeaseEvent,
     LeaseMessage,
     LeaseNews,
-    LeaseTick,
-    MembersChanged,
     PeerSilent,
+    ShareMessage,
     StreamsDiffer,
 )
 from worker.membership.io import GossipService
@@ -72,18 +68,18 @@ class LeaseService:
 
     def on_view(self, _view: View) -> None:
         """Membership has changed."""
-        self.handle(MembersChanged(self._gossip.swarm, self._gossip.me.epoch))
+        self._carry_out(self._table.on_view(self._gossip.swarm, self._gossip.me.epoch))
 
     def tick(self) -> None:
         """Time passes."""
-        self.handle(LeaseTick())
+        self._carry_out(self._table.tick())
 
     async def close(self) -> None:
         """Nothing is left to do: `leave` came before."""
 
-    def handle(self, event: LeaseEvent) -> None:
-        """Feeds the machine and does what it says."""
-        self._carry_out(self._table.handle(event))
+    def handle(self, message: ShareMessage) -> None:
+        """The train thread says something."""
+        self._carry_out(self._table.heard(message))
 
     async def on_lease(self, request: bytes) -> bytes:
         """Answers another peer's announcement. Raises WireError."""
@@ -131,9 +127,9 @@ class LeaseService:
                 raise TransportError("no address known")
             raw = await self._host.transport.call(address, "Control/Lease", request, _CALL_S)
             theirs = wire.lease_news_from_message(wire.parse(pb.LeaseNews, raw), self._run)
-            self.handle(AnnouncementAnswered(peer, number, theirs))
+            self._carry_out(self._table.answered(peer, number, theirs))
         except (TransportError, wire.WireError):
-            self.handle(AnnouncementLost(peer))
+            self._carry_out(self._table.unanswered(peer))
 
 
 def _difference(found: StreamsDiffer) -> str:

@@ -1,4 +1,4 @@
-"""Who holds which block of samples, as a state machine: `handle(event) -> actions`.
+"""Who holds which block of samples, as pure rules: what happens is a method, which says what to do.
 
 No peer leads. A peer says which free blocks it asks for to all that are alive, and has them when
 all have answered and nothing stands against it:
@@ -28,8 +28,6 @@ from worker.leases.ledger import Ledger
 from worker.leases.types import (
     EPOCH_BLOCKS,
     Announce,
-    AnnouncementAnswered,
-    AnnouncementLost,
     Block,
     BlockBegun,
     BlockLeased,
@@ -37,11 +35,8 @@ from worker.leases.types import (
     Exhausted,
     Holding,
     LeaseAction,
-    LeaseEvent,
     LeaseNews,
     LeaseRevoked,
-    LeaseTick,
-    MembersChanged,
     OpenedStream,
     PeerSilent,
     SampleStream,
@@ -119,31 +114,43 @@ class LeaseTable:
         """Whether all that are alive know what this peer knows."""
         return self._announcement is None and not self._news_to_tell
 
-    def handle(self, event: LeaseEvent) -> list[LeaseAction]:
-        """Takes one event and says what to do."""
-        self._actions = []
-        match event:
-            case LeaseTick():
-                self._look_for_free()
-            case MembersChanged(view, epoch):
-                self._view, self._epoch = view, epoch
-            case AnnouncementAnswered(peer, number, news):
-                self._calling.discard(peer)
-                self._merge(news)
-                if self._announcement is not None and self._announcement.number == number:
-                    self._announcement.answered.add(peer)
-            case AnnouncementLost(peer):
-                self._calling.discard(peer)
-                self._actions.append(PeerSilent(peer))
-                return self._actions  # again at the next tick
-            case _:
-                self._heard_from_loop(event)
+    # ------------------------------------------------------- what happens; each says what to do
+
+    def tick(self) -> list[LeaseAction]:
+        """Time passes."""
+        self._look_for_free()
+        return self._done()
+
+    def on_view(self, view: View, epoch: int) -> list[LeaseAction]:
+        """Membership has changed. Args: epoch: this peer's own."""
+        self._view, self._epoch = view, epoch
+        return self._done()
+
+    def answered(self, peer: str, number: int, news: LeaseNews) -> list[LeaseAction]:
+        """A peer has answered an `Announce`."""
+        self._calling.discard(peer)
+        self._merge(news)
+        if self._announcement is not None and self._announcement.number == number:
+            self._announcement.answered.add(peer)
+        return self._done()
+
+    def unanswered(self, peer: str) -> list[LeaseAction]:
+        """An `Announce` has failed: it is made again at the next tick."""
+        self._calling.discard(peer)
+        return [PeerSilent(peer)]
+
+    def heard(self, message: ShareMessage) -> list[LeaseAction]:
+        """The train thread says something."""
+        self._heard_from_loop(message)
+        return self._done()
+
+    def _done(self) -> list[LeaseAction]:
         self._go_on()
-        return self._actions
+        actions, self._actions = self._actions, []
+        return actions
 
     def answer(self, news: LeaseNews) -> tuple[LeaseNews, list[LeaseAction]]:
         """What to say to a peer that announces this, and what to do."""
-        self._actions = []
         asker, *_ = news.holdings
         for block in [block for block in asker.blocks if block in self._asked]:
             if weight(_key(block), asker.peer) > weight(_key(block), self._me):
@@ -152,12 +159,11 @@ class LeaseTable:
         wanted = set(asker.blocks)
         against = (each for each in self._live_holdings() if not wanted.isdisjoint(each.blocks))
         known = [each for each in against if each.peer != asker.peer]
-        self._go_on()
-        return self._news(known, wanted), self._actions
+        actions = self._done()
+        return self._news(known, wanted), actions
 
     def close(self) -> list[LeaseAction]:
         """Nothing more is drawn here: gives back what is held, and says what to do."""
-        self._actions = []
         for stream in list(self._opened):
             self._close(stream)
         if (
@@ -165,8 +171,7 @@ class LeaseTable:
         ):  # to all at once: earlier calls may wait for a silent peer, or never begin
             self._announcement, self._news_to_tell = None, True
             self._calling.clear()
-        self._go_on()
-        return self._actions
+        return self._done()
 
     # --------------------------------------------------------------------------------- inside
 

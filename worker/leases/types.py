@@ -1,11 +1,10 @@
-"""What the train thread, the machine and other peers tell each other of blocks of samples."""
+"""The messages about blocks of samples: of the train thread, of the rules, and between peers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from algorithms.fragments import Ranges
-from worker.exchange.types import View
 
 EPOCH_BLOCKS = 1 << 32  # block i of epoch e has the number e * EPOCH_BLOCKS + i
 
@@ -200,46 +199,12 @@ class Exhausted:
 
 LeaseMessage = BlockLeased | LeaseRevoked | UseKnown | Exhausted
 
-# ------------------------------------------------------------------------------ machine's events
-
-
-@dataclass(frozen=True)
-class LeaseTick:
-    """Time passes."""
-
-
-@dataclass(frozen=True)
-class MembersChanged:
-    """Membership has changed; `epoch` is this peer's own."""
-
-    view: View
-    epoch: int
-
-
-@dataclass(frozen=True)
-class AnnouncementAnswered:
-    """A peer has answered an `Announce`."""
-
-    peer: str
-    number: int
-    news: LeaseNews
-
-
-@dataclass(frozen=True)
-class AnnouncementLost:
-    """An `Announce` has failed."""
-
-    peer: str
-
-
-LeaseEvent = LeaseTick | MembersChanged | AnnouncementAnswered | AnnouncementLost | ShareMessage
-
-# ----------------------------------------------------------------------------- machine's actions
+# ------------------------------------------------------------------------ what the rules ask for
 
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell a peer; report `AnnouncementAnswered` or `AnnouncementLost`."""
+    """Tell a peer; then `answered` or `unanswered`."""
 
     peer: str
     number: int

@@ -1,4 +1,4 @@
-"""Through which peers this one is reached, where nobody can dial it: a machine without I/O.
+"""Through which peers this one is reached, where nobody can dial it: rules without I/O.
 
 Two relays are kept where there are two. A connection comes first: the peer that answers soonest is
 asked at once. Rates are measured afterwards, one at a time, of the relays and of some that answer
@@ -9,7 +9,7 @@ replaced too, where there is another.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -37,16 +37,6 @@ class ChoiceConfig:
     most_failed_tries: int = 3
 
 
-# ------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Nobody reaches this peer: it wants relays from now on, and first the one at `address`."""
-
-    address: str
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A member that can be dialled. Args: rtt_s: of a small call; None: not known."""
@@ -56,59 +46,12 @@ class Candidate:
     rtt_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Members as they are now. Args: gone: addresses of those that have died or left."""
-
-    candidates: tuple[Candidate, ...]
-    gone: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Reserved:
-    """A peer that was asked is a relay now. Args: asked: where; address: that it advertises."""
-
-    asked: str
-    peer: str
-    address: str
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A relay has ended, or one that was asked is none."""
-
-    address: str
-
-
-@dataclass(frozen=True)
-class RateMeasured:
-    """Args: rate_bytes_s: None where it did not answer in time."""
-
-    address: str
-    rate_bytes_s: float | None
-
-
-@dataclass(frozen=True)
-class Tried:
-    """Whether the relay at this address has led a call to this peer itself."""
-
-    address: str
-    leads_here: bool
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passes."""
-
-
-Event = Wanted | Seen | Reserved | Lost | RateMeasured | Tried | Tick
-
 # ------------------------------------------------------------------------------------ actions
 
 
 @dataclass(frozen=True)
 class Reserve:
-    """Ask the peer at this address to be a relay; report `Reserved` or `Lost`."""
+    """Ask the peer at this address to be a relay; then `reserved` or `lost`."""
 
     address: str
 
@@ -122,14 +65,14 @@ class Release:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure the rate to a peer; report `RateMeasured`."""
+    """Measure the rate to a peer; then `measured`."""
 
     address: str
 
 
 @dataclass(frozen=True)
 class Try:
-    """Call this peer itself through this relay, over a new connection; report `Tried`."""
+    """Call this peer itself through this relay, over a new connection; then `tried`."""
 
     address: str
 
@@ -189,44 +132,18 @@ class RelayChoice:
         held = [self._known[a] for a in self._advertised if a in self._known]
         return tuple(known.peer for known in held if known.state is _State.HELD)
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event at monotonic time `now` (s) and says what to do."""
-        match event:
-            case Wanted(address):
-                self.wanted = True
-                known = self._known.setdefault(address, _Known(address))
-                return self._ask([known]) if known.state is _State.IDLE else []
-            case Seen(candidates, gone):
-                return self._seen(candidates, gone, now)
-            case Reserved():
-                return self._reserved(event, now)
-            case Lost(address):
-                return self._lost(address, now)
-            case RateMeasured(address, rate_bytes_s):
-                return self._measured(address, rate_bytes_s)
-            case Tried(address, leads_here):
-                return self._tried(address, leads_here, now)
-            case Tick():
-                return self._tick(now) if self.wanted else []
+    # ------------------------------------------------------- what happens; each says what to do
 
-    # --------------------------------------------------------------------------------- inside
+    def want(self, address: str) -> list[Action]:
+        """Nobody reaches this peer: it wants relays from now on, and first the one at `address`."""
+        self.wanted = True
+        known = self._known.setdefault(address, _Known(address))
+        return self._ask([known]) if known.state is _State.IDLE else []
 
-    def _in(self, *states: _State) -> list[_Known]:
-        return sorted(
-            (known for known in self._known.values() if known.state in states),
-            key=lambda known: known.rank,
-        )
-
-    def _ask(self, relays: Iterable[_Known]) -> list[Action]:
-        actions: list[Action] = []
-        for known in relays:
-            known.state = _State.ASKED
-            actions.append(Reserve(known.address))
-        return actions
-
-    def _seen(
-        self, candidates: Iterable[Candidate], gone: frozenset[str], now: float
+    def seen(
+        self, candidates: Iterable[Candidate], gone: Collection[str], now: float
     ) -> list[Action]:
+        """Members as they are now. Args: gone: addresses of those that have died or left."""
         there = {each.address: each for each in candidates}
         for address, known in list(self._known.items()):
             if known.state is _State.IDLE and address not in there:
@@ -237,13 +154,14 @@ class RelayChoice:
             known.rtt_s = math.inf if each.rtt_s is None else each.rtt_s
         actions: list[Action] = []
         for address in [each.address for each in self._in(_State.HELD) if each.address in gone]:
-            actions += [Release(address), *self._lost(address, now)]
+            actions += [Release(address), *self.lost(address, now)]
         return actions
 
-    def _reserved(self, event: Reserved, now: float) -> list[Action]:
-        was = self._known.pop(event.asked, None)
-        known = self._known.setdefault(event.address, was or _Known(event.address))
-        known.address, known.peer = event.address, event.peer
+    def reserved(self, asked: str, peer: str, address: str, now: float) -> list[Action]:
+        """The peer that was asked at `asked` is a relay now, which is advertised at `address`."""
+        was = self._known.pop(asked, None)
+        known = self._known.setdefault(address, was or _Known(address))
+        known.address, known.peer = address, peer
         known.state, known.failures, known.failed_tries = _State.HELD, 0, 0
         self._try_at = min(self._try_at, now + self._config.try_s)
         self._measure_at = min(self._measure_at, now + self._config.first_measure_s)
@@ -253,7 +171,8 @@ class RelayChoice:
             actions.append(Release(worst.address))
         return [*self._advertise(), *actions]
 
-    def _lost(self, address: str, now: float) -> list[Action]:
+    def lost(self, address: str, now: float) -> list[Action]:
+        """A relay has ended, or one that was asked is none."""
         known = self._known.get(address)
         if known is None or known.state is _State.IDLE:
             return []
@@ -263,7 +182,8 @@ class RelayChoice:
         known.rate_bytes_s = None
         return [*self._advertise(), *self._replace(now)]
 
-    def _measured(self, address: str, rate_bytes_s: float | None) -> list[Action]:
+    def measured(self, address: str, rate_bytes_s: float | None) -> list[Action]:
+        """A `Measure` has ended. Args: rate_bytes_s: None where it did not answer in time."""
         if known := self._known.get(address):
             known.rate_bytes_s = rate_bytes_s
         self._to_measure = self._to_measure[1:]
@@ -278,7 +198,8 @@ class RelayChoice:
                 actions += self._ask([best])
         return actions
 
-    def _tried(self, address: str, leads_here: bool, now: float) -> list[Action]:
+    def tried(self, address: str, now: float, *, leads_here: bool) -> list[Action]:
+        """Whether the relay at this address has led a call to this peer itself."""
         known = self._known.get(address)
         if known is None or known.state is not _State.HELD:
             return []
@@ -287,9 +208,12 @@ class RelayChoice:
         if known.failed_tries < self._config.most_failed_tries or not others:
             return []
         known.failures = _LONG_PAUSE
-        return [Release(address), *self._lost(address, now)]
+        return [Release(address), *self.lost(address, now)]
 
-    def _tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[Action]:
+        """Time passes."""
+        if not self.wanted:
+            return []
         actions = self._replace(now)
         held = self._in(_State.HELD)
         if now >= self._measure_at and held and not self._to_measure:
@@ -301,6 +225,21 @@ class RelayChoice:
         if now >= self._try_at:
             self._try_at = now + self._config.try_s
             actions += [Try(known.address) for known in held]
+        return actions
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _in(self, *states: _State) -> list[_Known]:
+        return sorted(
+            (known for known in self._known.values() if known.state in states),
+            key=lambda known: known.rank,
+        )
+
+    def _ask(self, relays: Iterable[_Known]) -> list[Action]:
+        actions: list[Action] = []
+        for known in relays:
+            known.state = _State.ASKED
+            actions.append(Reserve(known.address))
         return actions
 
     def _replace(self, now: float) -> list[Action]:

@@ -17,19 +17,11 @@ from worker.relay.choice import (
     Action,
     Advertise,
     Candidate,
-    Event,
-    Lost,
     Measure,
-    RateMeasured,
     RelayChoice,
     Release,
     Reserve,
-    Reserved,
-    Seen,
-    Tick,
-    Tried,
     Try,
-    Wanted,
 )
 from worker.relay.service import ALIVE_S, SILENT_S
 from worker.relay.tunnels import first_of, message, own_port, pump, received
@@ -80,7 +72,7 @@ class RelayedPeer:
         if self._choice.relays or split_relayed(address) is not None:
             return False
         asked = self._asked.setdefault(address, asyncio.get_running_loop().create_future())
-        self._handle(Wanted(address))
+        self._do(self._choice.want(address))
         return await asyncio.shield(asked)
 
     def on_view(self, view: View) -> None:
@@ -89,8 +81,8 @@ class RelayedPeer:
     def tick(self) -> None:
         """Time passes."""
         if self._choice.wanted:
-            self._handle(self._seen())
-            self._handle(Tick())
+            self._do(self._choice.seen(*self._members(), self._host.clock()))
+            self._do(self._choice.tick(self._host.clock()))
 
     async def close(self) -> None:
         """Ends the reservations."""
@@ -99,25 +91,23 @@ class RelayedPeer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _seen(self) -> Seen:
-        members = self._gossip.others
-        away = self._gossip.me.unreachable
-        return Seen(
-            tuple(
-                Candidate(member.peer, member.address, self._round_trip_s(member.peer))
-                for member in members
-                if member.health is Health.ALIVE
-                and member.peer not in away
-                and split_relayed(member.address) is None
-            ),
-            frozenset(member.address for member in members if not member.live),
-        )
+    def _members(self) -> tuple[list[Candidate], set[str]]:
+        """Those that may relay, and the addresses of those that are gone."""
+        members, away = self._gossip.others, self._gossip.me.unreachable
+        candidates = [
+            Candidate(member.peer, member.address, self._round_trip_s(member.peer))
+            for member in members
+            if member.health is Health.ALIVE
+            and member.peer not in away
+            and split_relayed(member.address) is None
+        ]
+        return candidates, {member.address for member in members if not member.live}
 
-    def _handle(self, event: Event) -> None:
-        for action in self._choice.handle(event, self._host.clock()):
-            self._do(action)
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._do_one(action)
 
-    def _do(self, action: Action) -> None:
+    def _do_one(self, action: Action) -> None:
         match action:
             case Reserve(address):
                 self._held[address] = asyncio.ensure_future(self._hold(address))
@@ -144,7 +134,7 @@ class RelayedPeer:
             address = opened.address
             wire.check_name(address)
             self._held[address] = self._held.pop(asked)
-            self._handle(Reserved(asked, opened.peer, address))
+            self._do(self._choice.reserved(asked, opened.peer, address, self._host.clock()))
             reserved = True
             self._answer(asked, True)
             await first_of(self._live(stream), self._listen(stream, asked))
@@ -155,7 +145,7 @@ class RelayedPeer:
             stream.cancel()
             self._answer(asked, False)
         if self._held.pop(address, None) is not None:
-            self._handle(Lost(address))
+            self._do(self._choice.lost(address, self._host.clock()))
             if not self._choice.relays and any(member.live for member in self._gossip.others):
                 self._warnings.add("no relay is left: nobody reaches this peer until there is one")
 
@@ -195,9 +185,10 @@ class RelayedPeer:
             await transport.call(address, "Control/Measure", request, _TRY_S, me)
         except TransportError as error:
             self._warnings.add(f"nothing comes through the relay {relay}: {shown(str(error))}")
-            self._handle(Tried(relay, leads_here=False))
+            leads_here = False
         else:
-            self._handle(Tried(relay, leads_here=True))
+            leads_here = True
+        self._do(self._choice.tried(relay, self._host.clock(), leads_here=leads_here))
 
     async def _measure(self, address: str) -> None:
         """Some bytes at once to a peer that does nothing with them."""
@@ -212,4 +203,4 @@ class RelayedPeer:
             )
             took_s = max(1e-6, self._host.clock() - began)
             rate_bytes_s = _MEASURED_CALLS * len(request) / took_s
-        self._handle(RateMeasured(address, rate_bytes_s))
+        self._do(self._choice.measured(address, rate_bytes_s))

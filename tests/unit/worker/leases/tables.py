@@ -7,14 +7,11 @@ from worker.exchange.types import View
 from worker.leases import LeaseTable, Ledger
 from worker.leases.types import (
     Announce,
-    AnnouncementAnswered,
-    AnnouncementLost,
     LeaseAction,
-    LeaseEvent,
     LeaseMessage,
-    LeaseTick,
-    MembersChanged,
+    LeaseNews,
     PeerSilent,
+    ShareMessage,
     StreamsDiffer,
 )
 from worker.membership import Health, Member
@@ -60,40 +57,45 @@ class Tables:
 
     def see(self, name: str, members: Iterable[Member]) -> None:
         view = View({member.peer: member for member in members})
-        self.handle(name, MembersChanged(view, self.members[name].epoch))
+        self._done(name, self.tables[name].on_view(view, self.members[name].epoch))
 
-    def handle(self, name: str, event: LeaseEvent) -> None:
-        """Feeds one event, and lets all messages arrive that it gives rise to."""
-        self._carry_out(name, self.tables[name].handle(event))
-        self.deliver()
+    def handle(self, name: str, message: ShareMessage) -> None:
+        """Its train thread says something, and all messages arrive that it gives rise to."""
+        self._done(name, self.tables[name].heard(message))
 
     def close(self, name: str) -> None:
-        self._carry_out(name, self.tables[name].close())
-        self.deliver()
+        self._done(name, self.tables[name].close())
 
-    def tick(self) -> None:
-        for name in [name for name in self.tables if name not in self.gone]:
-            self.handle(name, LeaseTick())
+    def tick(self, *names: str) -> None:
+        for name in names or [name for name in self.tables if name not in self.gone]:
+            self._done(name, self.tables[name].tick())
+
+    def _done(self, name: str, actions: Iterable[LeaseAction]) -> None:
+        self._carry_out(name, actions)
+        self.deliver()
 
     def deliver(self) -> None:
         """What is under way arrives everywhere before any answer does: all speak at once."""
         waiting: list[tuple[str, Announce]] = []
         while self._under_way:
             sent, self._under_way = self._under_way, []
-            answers: list[tuple[str, LeaseEvent]] = []
+            answers: list[tuple[str, str, int, LeaseNews | None]] = []
             for sender, announce in sent:
                 peer = announce.peer
                 if {sender, peer} & self.held_back:
                     waiting.append((sender, announce))
                 elif peer in self.gone:
-                    answers.append((sender, AnnouncementLost(peer)))
+                    answers.append((sender, peer, announce.number, None))
                 else:
                     reply, actions = self.tables[peer].answer(announce.news)
                     self._carry_out(peer, actions)
-                    answers.append((sender, AnnouncementAnswered(peer, announce.number, reply)))
-            for sender, answer in answers:
+                    answers.append((sender, peer, announce.number, reply))
+            for sender, peer, number, news in answers:
+                table = self.tables[sender]
                 if sender not in self.gone:
-                    self._carry_out(sender, self.tables[sender].handle(answer))
+                    lost = news is None
+                    actions = table.unanswered(peer) if lost else table.answered(peer, number, news)
+                    self._carry_out(sender, actions)
         self._under_way = waiting
 
     def _carry_out(self, name: str, actions: Iterable[LeaseAction]) -> None:

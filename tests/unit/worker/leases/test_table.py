@@ -8,7 +8,6 @@ import pytest
 from tests.unit.worker.leases.tables import Tables
 from worker.leases.types import (
     Announce,
-    AnnouncementAnswered,
     Block,
     BlockBegun,
     BlockLeased,
@@ -18,7 +17,6 @@ from worker.leases.types import (
     LeaseMessage,
     LeaseNews,
     LeaseRevoked,
-    LeaseTick,
     PeerSilent,
     SampleStream,
     SampleStreamClosed,
@@ -83,17 +81,17 @@ def test_an_answer_says_that_the_other_asks_for_it_too(first: str) -> None:
     asks = {}
     for name, other in (("a", "b"), ("b", "a")):
         table = tables.tables[name]
-        (joins,) = table.handle(opened(only))
+        (joins,) = table.heard(opened(only))
         assert isinstance(joins, Announce)
         # As if the other had not opened the stream yet: it does not know that it is asked for.
         fresh = LeaseNews((Holding(other, 1, 0),))
-        (asks[name],) = table.handle(AnnouncementAnswered(other, joins.number, fresh))
+        (asks[name],) = table.answered(other, joins.number, fresh)
     had = []
     for name in (first, *({"a", "b"} - {first})):
         ask, other = asks[name], ({"a", "b"} - {name}).pop()
         assert isinstance(ask, Announce)
         reply, _ = tables.tables[other].answer(ask.news)
-        actions = tables.tables[name].handle(AnnouncementAnswered(other, ask.number, reply))
+        actions = tables.tables[name].answered(other, ask.number, reply)
         had += [name for action in actions if isinstance(action, BlockLeased)]
     assert len(had) == 1
 
@@ -139,7 +137,7 @@ def test_nothing_is_given_before_all_that_are_alive_have_answered() -> None:
     tables.kill("c", seen=False)
     tables.handle("a", opened())
     assert tables.silent == [PeerSilent("c")]
-    tables.handle("a", LeaseTick())
+    tables.tick("a")
     assert not tables.received["a"]
     tables.members["c"] = replace(tables.members["c"], health=Health.SUSPECT)
     tables.all_see()
@@ -219,7 +217,7 @@ def test_a_peer_that_leaves_says_again_what_it_had_no_time_to_say() -> None:
     tables = Tables("a", "b")
     tables.handle("a", opened())
     (number,) = leased(tables.received["a"])
-    (lost,) = tables.tables["a"].handle(SamplesUsed(1, 6, {Block(1, number): 6}, ()))
+    (lost,) = tables.tables["a"].heard(SamplesUsed(1, 6, {Block(1, number): 6}, ()))
     assert isinstance(lost, Announce)
     tables.close("a")
     assert tables.tables["b"].ledger.cursors == {Block(1, number): 6}

@@ -8,80 +8,73 @@ from worker.relay.choice import (
     Advertise,
     Candidate,
     ChoiceConfig,
-    Lost,
     Measure,
-    RateMeasured,
     RelayChoice,
     Release,
     Reserve,
-    Reserved,
-    Seen,
-    Tick,
-    Tried,
     Try,
-    Wanted,
 )
 
 
-def seen(*rtts_s: float, gone: Sequence[str] = ()) -> Seen:
+def seen(*rtts_s: float, gone: Sequence[str] = ()) -> tuple[list[Candidate], Sequence[str]]:
     """Peers p0, p1, ... at a0, a1, ..."""
-    there = tuple(Candidate(f"p{i}", f"a{i}", rtt_s) for i, rtt_s in enumerate(rtts_s))
-    return Seen(tuple(each for each in there if each.address not in gone), frozenset(gone))
+    there = [Candidate(f"p{i}", f"a{i}", rtt_s) for i, rtt_s in enumerate(rtts_s)]
+    return [each for each in there if each.address not in gone], gone
 
 
 def begun(*rtts_s: float) -> RelayChoice:
     """p0 is its first relay, and the next fastest its second."""
     choice = RelayChoice()
-    assert choice.handle(Wanted("a0"), 0.0) == [Reserve("a0")]
-    assert choice.handle(Reserved("a0", "p0", "a0"), 0.1) == [Advertise(("a0",))]
-    choice.handle(seen(*rtts_s), 0.2)
-    for action in choice.handle(Tick(), 0.3):
+    assert choice.want("a0") == [Reserve("a0")]
+    assert choice.reserved("a0", "p0", "a0", 0.1) == [Advertise(("a0",))]
+    choice.seen(*seen(*rtts_s), 0.2)
+    for action in choice.tick(0.3):
         assert isinstance(action, Reserve)
-        choice.handle(Reserved(action.address, f"p{action.address[1:]}", action.address), 0.4)
+        choice.reserved(action.address, f"p{action.address[1:]}", action.address, 0.4)
     return choice
 
 
 def measured(choice: RelayChoice, now: float, **rates: float | None) -> list[Action]:
     """What follows once all that it measures have these rates."""
-    actions, asked = choice.handle(Tick(), now), []
+    actions, asked = choice.tick(now), []
     while actions and isinstance(actions[0], Measure):
         (measure,) = actions  # one at a time
         asked.append(measure.address)
-        actions = choice.handle(RateMeasured(measure.address, rates[measure.address]), now)
+        actions = choice.measured(measure.address, rates[measure.address])
     assert sorted(asked) == sorted(rates)
     return actions
 
 
 def test_nothing_is_done_as_long_as_others_dial_this_peer() -> None:
     choice = RelayChoice()
-    assert choice.handle(seen(0.01, 0.02), 0.0) == []
-    assert choice.handle(Tick(), 1000.0) == []
+    assert choice.seen(*seen(0.01, 0.02), 0.0) == []
+    assert choice.tick(1000.0) == []
 
 
 def test_two_relays_are_kept_the_second_of_those_that_answer_soonest() -> None:
     choice = begun(0.05, 0.03, 0.01)
     assert choice.relays == ("p2", "p0")
-    assert choice.handle(Tick(), 0.5) == []
+    assert choice.tick(0.5) == []
 
 
 def test_a_relay_is_known_by_the_address_that_it_advertises() -> None:
     choice = RelayChoice()
-    choice.handle(Wanted("name:1"), 0.0)
-    assert choice.handle(Reserved("name:1", "p0", "a0"), 0.1) == [Advertise(("a0",))]
-    choice.handle(seen(0.01), 0.2)
-    assert choice.handle(Tick(), 0.3) == []
+    choice.want("name:1")
+    assert choice.reserved("name:1", "p0", "a0", 0.1) == [Advertise(("a0",))]
+    choice.seen(*seen(0.01), 0.2)
+    assert choice.tick(0.3) == []
 
 
 def test_a_relay_that_is_lost_is_out_at_once_and_the_next_is_asked() -> None:
     choice = begun(0.01, 0.02, 0.03)
     assert choice.relays == ("p0", "p1")
-    assert choice.handle(Lost("a0"), 1.0) == [Advertise(("a1",)), Reserve("a2")]
-    assert choice.handle(Reserved("a2", "p2", "a2"), 1.1) == [Advertise(("a1", "a2"))]
+    assert choice.lost("a0", 1.0) == [Advertise(("a1",)), Reserve("a2")]
+    assert choice.reserved("a2", "p2", "a2", 1.1) == [Advertise(("a1", "a2"))]
 
 
 def test_one_that_died_is_released_though_its_stream_seems_to_live() -> None:
     choice = begun(0.01, 0.02)
-    actions = choice.handle(seen(0.01, 0.02, gone=["a0"]), 1.0)
+    actions = choice.seen(*seen(0.01, 0.02, gone=["a0"]), 1.0)
     assert actions == [Release("a0"), Advertise(("a1",))]
 
 
@@ -90,9 +83,9 @@ def test_one_that_fails_is_asked_again_after_a_pause_that_doubles() -> None:
     asked_at, now, state = [], 1.0, "held"
     while len(asked_at) < 5:
         if state != "idle":
-            assert choice.handle(Lost("a0"), now) == []  # nobody else is there to advertise
+            assert choice.lost("a0", now) == []  # nobody else is there to advertise
             state = "idle"
-        if Reserve("a0") in choice.handle(Tick(), now):
+        if Reserve("a0") in choice.tick(now):
             asked_at.append(now)
             state = "asked"
         now += 0.5
@@ -105,7 +98,7 @@ def test_a_much_faster_peer_takes_the_place_of_the_slowest_relay() -> None:
     choice = begun(0.01, 0.02, 0.03)
     actions = measured(choice, 5.0, a0=1e6, a1=3e6, a2=9e6)
     assert actions == [Advertise(("a1", "a0")), Reserve("a2")]
-    assert choice.handle(Reserved("a2", "p2", "a2"), 5.1) == [
+    assert choice.reserved("a2", "p2", "a2", 5.1) == [
         Advertise(("a2", "a1")),
         Release("a0"),
     ]
@@ -115,7 +108,7 @@ def test_a_much_faster_peer_takes_the_place_of_the_slowest_relay() -> None:
 def test_a_little_faster_is_no_reason_to_change() -> None:
     choice = begun(0.01, 0.02, 0.03)
     assert measured(choice, 5.0, a0=1.0e6, a1=1.2e6, a2=1.4e6) == []
-    assert choice.handle(Tick(), 6.0) == []
+    assert choice.tick(6.0) == []
     assert choice.relays == ("p0", "p1")
 
 
@@ -131,11 +124,9 @@ def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alon
     def tried(**leads_here: bool) -> list[Action]:
         nonlocal now
         now += config.try_s + 1
-        tries = [each for each in choice.handle(Tick(), now) if isinstance(each, Try)]
+        tries = [each for each in choice.tick(now) if isinstance(each, Try)]
         assert {each.address for each in tries} == set(leads_here)
-        actions = [
-            choice.handle(Tried(each, leads_here=leads_here[each]), now) for each in leads_here
-        ]
+        actions = [choice.tried(each, now, leads_here=leads_here[each]) for each in leads_here]
         return [action for each in actions for action in each]
 
     assert tried(a0=False, a1=True) == []
@@ -143,13 +134,13 @@ def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alon
     assert tried(a0=True, a1=True) == []  # it had been busy
     assert [tried(a0=False, a1=True) for _ in range(2)] == [[], []]
     assert tried(a0=False, a1=True) == [Release("a0"), Advertise(("a1",)), Reserve("a2")]
-    choice.handle(Lost("a2"), now)
-    assert Reserve("a0") not in choice.handle(Tick(), now + config.most_retry_s - 1)
-    assert choice.handle(Tried("a0", leads_here=False), now) == []  # it is none any more
+    choice.lost("a2", now)
+    assert Reserve("a0") not in choice.tick(now + config.most_retry_s - 1)
+    assert choice.tried("a0", now, leads_here=False) == []  # it is none any more
 
 
 def test_the_only_one_is_kept_whatever_it_does() -> None:
     choice = begun(0.01)
     for _ in range(9):
-        assert choice.handle(Tried("a0", leads_here=False), 1.0) == []
+        assert choice.tried("a0", 1.0, leads_here=False) == []
     assert choice.relays == ("p0",)
