@@ -5,7 +5,6 @@
     outer step     Nesterov momentum over pseudo-gradients, with state per fragment
     going on       merge, keep_unsent before it where replicas keep what was not sent; or carry_over
                    for a peer whose contribution was not counted
-    eager          others_share, eager_mean: go on from a guess while the round is on its way
 
 Kept progress: a replica goes on from the new anchor minus all it has learned that is not in its
 contribution. The model itself then holds what error feedback (arXiv:2505.23725, arXiv:2508.15706)
@@ -13,12 +12,7 @@ needs a buffer for.
 
     s <- Q(D), D = anchor - local;  local <- anchor_new - ((anchor - local_now) - s)
 
-Eager updates: the guess takes this peer's fresh pseudo-gradient with what the others contributed to
-the round before. Only the local parameters follow it: the anchor waits for the true mean, so that
-anchors agree bit for bit, and then the local parameters are corrected by the difference.
-
-Ref: arXiv:2311.08105 (DiLoCo), arXiv:2501.18512 (merge); arXiv:2502.12996 for
-eager updates, which lets the outer parameters themselves follow the guess.
+Ref: arXiv:2311.08105 (DiLoCo), arXiv:2501.18512 (merge).
 """
 
 import math
@@ -275,13 +269,3 @@ def carry_over(local: Tensor, old_anchor: Tensor, new_anchor: Tensor) -> Tensor:
     `new_anchor - local` is the old `old_anchor - local`, so nothing learned is dropped.
     """
     return local + (new_anchor - old_anchor)
-
-
-def others_share(mean: Tensor, own: Tensor, contributors: int) -> Tensor:
-    """What the others brought into a mean: (1/M) sum over j != m of g_j."""
-    return mean - own * (1 / contributors)
-
-
-def eager_mean(own: Tensor, others: Tensor, contributors: int) -> Tensor:
-    """The mean to expect: (1/M) [g_m(t) + sum over j != m of g_j(t - H)]."""
-    return own * (1 / contributors) + others

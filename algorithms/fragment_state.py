@@ -29,11 +29,9 @@ from algorithms.counted import (
 )
 from algorithms.diloco import (
     carry_over,
-    eager_mean,
     go_on_with_integers,
     keep_unsent,
     merge,
-    others_share,
     take_integers,
     take_mean,
 )
@@ -70,7 +68,6 @@ class Contribution:
     Args:
         step: the inner step after which it was taken.
         g: the pseudo-gradient, or the gradient; values: what travels, `g` or with a momentum.
-        guess: the anchor that the local parameters went on from (eager updates).
         work_steps: the inner steps that it stands for.
         everyone: it is the anchor or the local parameters, for the final average of a run.
         again: it is what an earlier try of the round has sent. What was learned since comes later.
@@ -80,29 +77,19 @@ class Contribution:
     step: int
     g: Tensor
     values: Tensor
-    guess: Tensor | None = None
     work_steps: int = 1
     everyone: bool = False
     again: bool = False
 
     def plain(self) -> dict[str, Any]:
         """As numbers and tensors, for a checkpoint."""
-        found = {"round": self.round, "step": self.step, "work_steps": self.work_steps}
-        tensors = {"g": self.g, "guess": self.guess}
-        if self.values is not self.g:
-            tensors["values"] = self.values
-        return found | {key: value for key, value in tensors.items() if value is not None}
+        found = {"round": self.round, "step": self.step, "work_steps": self.work_steps, "g": self.g}
+        return found if self.values is self.g else found | {"values": self.values}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Contribution":
         """What `plain` has made."""
         return cls(**{"values": plain["g"], **plain})
-
-    def without_guess(self, old_anchor: Tensor, local: Tensor) -> Tensor:
-        """The local parameters as if they had not gone on from a guess."""
-        if self.guess is None:
-            return local
-        return carry_over(local, self.guess, old_anchor - self.g)
 
 
 @dataclass(frozen=True)
@@ -206,7 +193,6 @@ class FragmentOptimizer:
         self.failed = False
         self.work_steps = 0
         self.spread: float | None = None
-        self._others: tuple[Tensor, int] | None = None  # their share of the last mean, of how many
         self._plan, self._state_hash = plan, state_hash
         self._nesterov = plan.nesterov
         self._update = plan.group_update() if plan.exchange == "pairs" else None
@@ -239,7 +225,7 @@ class FragmentOptimizer:
 
         What others have decoded of earlier rounds is left out: should one of these have been
         reduced twice, the difference is not made up for after a restart."""
-        state, sent, others = self.state, self.in_flight, self._others
+        state, sent = self.state, self.in_flight
         again = sent is not None and sent.again
         found = {
             "version": state.version,
@@ -256,7 +242,6 @@ class FragmentOptimizer:
             else None,
             "failed_try": self._failed_try.plain() if self._failed_try is not None else None,
             "sent_again_at": sent.step if sent is not None and again else None,
-            "others": {"share": others[0], "count": others[1]} if others is not None else None,
         }
         return {key: value for key, value in found.items() if value is not None}
 
@@ -275,13 +260,12 @@ class FragmentOptimizer:
         )
         self.work_steps, self.failed = plain.get("work_steps", 0), plain.get("failed", False)
         self._start = plain.get("start")
-        tried, sent, others = (plain.get(key) for key in ("failed_try", "in_flight", "others"))
+        tried, sent = plain.get("failed_try"), plain.get("in_flight")
         self._failed_try = None if tried is None else _FailedTry.from_plain(tried)
         self.in_flight = None if sent is None else Contribution.from_plain(sent)
         if self._failed_try is not None and (step := plain.get("sent_again_at")) is not None:
             earlier = self._failed_try.contribution
-            self.in_flight = replace(earlier, step=step, guess=None, again=True)
-        self._others = None if others is None else (others["share"], others["count"])
+            self.in_flight = replace(earlier, step=step, again=True)
         self._sent.clear()
 
     def start_from_anchor(self) -> None:
@@ -301,20 +285,13 @@ class FragmentOptimizer:
             g: 1-D fp32, fresh.
             step: the inner step after which it was taken.
         """
-        plan, state = self._plan, self.state
         if (earlier := self._to_send_again()) is not None:
-            self.in_flight = replace(earlier, step=step, guess=None, again=True)
+            self.in_flight = replace(earlier, step=step, again=True)
             self.work_steps = max(0, self.work_steps - earlier.work_steps)
             return self.in_flight
-        guess = None
-        if plan.eager and self._others is not None:
-            expected = eager_mean(g, *self._others)
-            stepped = self._nesterov.step(state.anchor, state.momentum, expected)
-            guess, _ = take_mean(stepped, state.anchor, expected, self._averaged)
-            if self._exact:  # as they are
-                take_integers(guess, state.anchor - g, self._exact)
+        state = self.state
         values = g if self._update is None else self._update.contribution(g, state.momentum)
-        self.in_flight = Contribution(state.version, step, g, values, guess, self.work_steps)
+        self.in_flight = Contribution(state.version, step, g, values, self.work_steps)
         self.work_steps = 0
         return self.in_flight
 
@@ -361,8 +338,8 @@ class FragmentOptimizer:
         """Whether the local parameters after a round that closed are, value by value, a `merge` of
         those before it and the new anchor; then `advance` will do, and `apply` is not needed."""
         again = self.in_flight is not None and self.in_flight.again
-        special = self._plan.eager or self._plan.keeps or self._update is not None or self._exact
-        return not (special or again or result.missed or self.has_guess)
+        special = self._plan.keeps or self._update is not None or self._exact
+        return not (special or again or result.missed or self._start is not None)
 
     def advance(self, result: RoundResult) -> None:
         """Commits a round that closed and `only_merges`. The memory of its mean is used again."""
@@ -372,12 +349,10 @@ class FragmentOptimizer:
     def apply(self, result: RoundResult, local: Tensor) -> Tensor:
         """Commits a round that closed, and returns the local parameters to go on from."""
         old, begun, contribution = self.state, self.start, self._closed()
-        own = contribution.without_guess(old.anchor, self._from_anchor(local))
+        own = self._from_anchor(local)
         self._start = None
         anchor, momentum = self._outer_step(result)
-        if contribution.guess is not None:
-            merged = carry_over(local, contribution.guess, anchor)
-        elif contribution.again and not self._plan.keeps:
+        if contribution.again and not self._plan.keeps:
             merged = carry_over(own + contribution.g, old.anchor, anchor)
         else:
             base = anchor
@@ -393,9 +368,6 @@ class FragmentOptimizer:
         if self._plan.keeps and result.sent is not None:
             taken = complement(result.missed, len(merged))
             self._sent.append(SentRound(result.round, result.sent, taken))
-        if self._plan.eager:
-            share = others_share(result.mean, contribution.g, result.contributors)
-            self._others = share, result.contributors
         self._commit_round(result, anchor, momentum)
         return go_on_with_integers(merged, local, old.anchor, contribution.g, anchor, self._exact)
 
@@ -453,9 +425,7 @@ class FragmentOptimizer:
             self.failed = False
         self.work_steps += contribution.work_steps
         self._count(contribution, counted, error)
-        if contribution.guess is None:
-            return local if moved else None
-        return contribution.without_guess(self.state.anchor, local)
+        return local if moved else None
 
     def release(
         self, version: int, local: Tensor, counted: Ranges = (), error: Tensor | None = None
@@ -468,7 +438,7 @@ class FragmentOptimizer:
             counted, error: as in `abandon`, as far as they are known.
 
         Returns:
-            The local parameters, a guess or another start taken out of them.
+            The local parameters, another start taken out of them.
         """
         local, self._start = self._from_anchor(local), None
         back = version < self.state.version
@@ -479,7 +449,7 @@ class FragmentOptimizer:
             if error is None and self._plan.keeps:
                 error = contribution.values - self._encoded(contribution.values)()
             self._count(contribution, counted, error)
-        return contribution.without_guess(self.state.anchor, local)
+        return local
 
     def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool, me: str = "") -> Tensor:
         """Takes over another peer's state.
@@ -504,22 +474,12 @@ class FragmentOptimizer:
             if counted is not None:
                 earlier = replace(earlier, ranges=counted)
             self._take_out(earlier, local)
-        if self.in_flight is not None and self.in_flight.guess is not None:
-            moved = carry_over(self.in_flight.guess, mine.anchor, theirs.anchor)
-            self.in_flight = replace(self.in_flight, guess=moved)
         self.state, self.failed = theirs, False
-        self._others = None
         if not keep:
             self._sent.clear()
             return theirs.anchor
         moved = carry_over(local, mine.anchor, theirs.anchor)
         return take_integers(moved, theirs.anchor, self._exact)
-
-    @property
-    def has_guess(self) -> bool:
-        """Whether the local parameters went on from a guess, or from another start."""
-        guess = self.in_flight is not None and self.in_flight.guess is not None
-        return guess or self._start is not None
 
     def _ended(self) -> Contribution:
         """The round in flight is over."""

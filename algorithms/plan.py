@@ -47,8 +47,6 @@ class Plan:
             anchor minus what it has learned that is not in its contribution, which is what the
             encoding has left out and the steps since. Other methods keep that in a buffer.
         merge_alpha: share of the local parameters that survives a merge.
-        eager: go on from a guess of the new anchor (own fresh pseudo-gradient, the others' last)
-            while the round is on its way, and correct it when the mean is there.
         dylu: inner steps per period by speed: a peer that is half as fast as the fastest makes half
             as many, so that nobody waits for it (arXiv:2401.09135).
         weighting: `uniform` means, or by `work`: the inner steps that a contribution stands for.
@@ -83,7 +81,6 @@ class Plan:
     overlap: Overlap = "fixed"
     merge: Merge = "reset"
     merge_alpha: float = 0.0
-    eager: bool = False
     dylu: bool = False
     weighting: Weighting = "uniform"
     mean_over: MeanOver = "all"
@@ -114,20 +111,6 @@ class Plan:
             raise ValueError(
                 f"merge_alpha is {self.merge_alpha}; it must be in 0..1, below 1 (1 would be no "
                 "communication: use the preset `local`)"
-            )
-        if self.eager and (self.merge_alpha, self.payload) != (0, "pseudo_gradient"):
-            raise ValueError(
-                "eager updates go on from a guess instead of merging: they need merge_alpha = 0 "
-                "and pseudo-gradients; leave merge_alpha out"
-            )
-        if self.eager and self.overlap_steps == 0:
-            raise ValueError(
-                "eager updates need overlap_steps of at least 1: without overlap there is nothing "
-                "to guess"
-            )
-        if self.eager and self.weighting == "work":
-            raise ValueError(
-                "eager updates guess a mean in which all count alike; leave weighting out"
             )
         if self.payload == "gradient" and (self.dylu or self.weighting == "work"):
             raise ValueError(
@@ -162,21 +145,14 @@ class Plan:
             self._check_keeping()
         elif exchanges and self.payload == "pseudo_gradient":
             self._refuse_few_bits()
-        if self.mean_over == "senders" and (
-            self.eager or (self.exchange, self.payload) != ("mean", "pseudo_gradient")
-        ):
+        over_all = (self.exchange, self.payload) == ("mean", "pseudo_gradient")
+        if self.mean_over == "senders" and not over_all:
             raise ValueError(
-                'mean_over = "senders" is for means of pseudo-gradients over all, without eager '
-                "updates, whose guess divides by all; leave it out"
+                'mean_over = "senders" is for means of pseudo-gradients over all; leave it out'
             )
         self._check_outer()
 
     def _check_keeping(self) -> None:
-        if self.eager:
-            raise ValueError(
-                'merge = "keep" and eager updates exclude each other: a guess goes on from the '
-                "anchor; leave one of them out"
-            )
         if self.exchange == "none" or self.payload == "gradient":
             raise ValueError(
                 'merge = "keep" is for pseudo-gradients, of which an encoding leaves something '
@@ -213,11 +189,8 @@ class Plan:
                 )
             return
         self.group_update()
-        if self.payload == "gradient" or self.eager:
-            raise ValueError(
-                "pairs exchange pseudo-gradients and go on from their own anchors: leave out "
-                "payload and eager"
-            )
+        if self.payload == "gradient":
+            raise ValueError("pairs exchange pseudo-gradients: leave out payload")
 
     @property
     def nesterov(self) -> Nesterov:

@@ -214,7 +214,6 @@ def _variants(base: Plan, inner_steps: int, tau: int | None, workload: Workload)
         counts.append(base.fragments)
     # By how many there are in fact; the base's own way of saying it wins.
     by_size = {len(workload.fragments(count, base.pattern)): count for count in counts}
-    eager = base.eager and tau > 0
     for size, fragments in sorted(by_size.items()):
         if size > inner_steps:
             continue
@@ -224,9 +223,8 @@ def _variants(base: Plan, inner_steps: int, tau: int | None, workload: Workload)
             overlap_steps=tau,
             overlap=base.overlap if tau else "fixed",
             fragments=fragments,
-            eager=eager,
             # Without overlap there are no local steps to keep; with it, half of them are, or all.
-            merge_alpha=0.0 if eager or base.keeps or not tau else base.merge_alpha or _MERGE_ALPHA,
+            merge_alpha=0.0 if base.keeps or not tau else base.merge_alpha or _MERGE_ALPHA,
         )
 
 

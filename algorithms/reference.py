@@ -14,12 +14,10 @@ from torch import Tensor
 from algorithms.codecs import Codec, codec_by_name
 from algorithms.diloco import (
     carry_over,
-    eager_mean,
     go_on_with_integers,
     keep_unsent,
     mean_in_order,
     merge,
-    others_share,
     pseudo_gradient,
     take_integers,
     take_mean,
@@ -123,8 +121,6 @@ class _Run:
         self.reduction_residuals: dict[int, Tensor] = {}
         self.in_flight: dict[tuple[str, int], Means] = {}
         self.sent: dict[tuple[str, int], Tensor] = {}
-        self.guesses: dict[tuple[str, int], Tensor] = {}
-        self.others: dict[tuple[str, int], Tensor] = {}
         self.head_starts = head_starts
         self.starts: dict[tuple[str, int], Tensor] = {}
         self.begun: dict[tuple[str, int], Tensor] = {}  # what those in flight count from
@@ -202,15 +198,7 @@ class _Run:
         else:
             mean = self.exchange(index, own)
             self.in_flight.update({(peer, index): Means(mean) for peer in self.peers})
-        for peer, g in own.items():
-            self.sent[peer, index] = g
-            if (peer, index) in self.others:
-                state = self.outer[peer][index]
-                expected = eager_mean(g, self.others[peer, index], len(self.peers))
-                guess, _ = self.step(index, state, Means(expected))
-                take_integers(guess, state.anchor - g, fragment.exact)
-                self.guesses[peer, index] = guess
-                self.write(peer, fragment, guess)
+        self.sent.update({(peer, index): g for peer, g in own.items()})
 
     def apply(self, index: int) -> None:
         fragment = self.fragments[index]
@@ -219,21 +207,16 @@ class _Run:
             old, start = state.anchor, self.begun.pop((peer, index))
             state.anchor, state.momentum = self.step(index, state, means)
             local, own = self.local(peer, fragment), self.sent.pop((peer, index))
-            if (guess := self.guesses.pop((peer, index), None)) is not None:
-                merged = carry_over(local, guess, state.anchor)
-            else:
-                base = state.anchor
-                if self.plan.keeps:
-                    error = self.errors.pop((peer, index))
-                    base = keep_unsent(local, start, state.anchor, own, error)
-                merged = merge(local, base, self.plan.merge_alpha)
+            base = state.anchor
+            if self.plan.keeps:
+                error = self.errors.pop((peer, index))
+                base = keep_unsent(local, start, state.anchor, own, error)
+            merged = merge(local, base, self.plan.merge_alpha)
             self.write(
                 peer,
                 fragment,
                 go_on_with_integers(merged, local, old, own, state.anchor, fragment.exact),
             )
-            if self.plan.eager:
-                self.others[peer, index] = others_share(means.g, own, len(self.peers))
 
     def step(self, index: int, state: Outer, means: Means) -> tuple[Tensor, Tensor]:
         plan, averaged = self.plan, self.fragments[index].averaged

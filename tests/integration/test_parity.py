@@ -42,7 +42,6 @@ def test_four_workers_equal_the_reference(
 
 
 FOUR_BITS = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
-EAGER = {"diloco__eager": "true", "diloco__merge_alpha": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -51,10 +50,6 @@ EAGER = {"diloco__eager": "true", "diloco__merge_alpha": 0.0}
         ("streaming", {**FOUR_BITS, "diloco__overlap_steps": 3}),
         ("streaming", {"diloco__codec": "int8"}),
         ("onebit", {"diloco__codec": "topk", "diloco__reduction_codec": "bf16"}),
-        (
-            "streaming",
-            {**FOUR_BITS, **EAGER},
-        ),
         ("onebit", {}),
         ("sparse", {}),
         ("co2", {"diloco__staleness_penalty": 1.0, "diloco__outer_momentum_clip": 0.001}),
@@ -62,7 +57,7 @@ EAGER = {"diloco__eager": "true", "diloco__merge_alpha": 0.0}
         ("kseed", {"diloco__codec": "int8", "diloco__reduction_codec": "int8"}),
     ],
     ids=[
-        *("streaming in e3m0", "int8", "topk and bf16", "eager"),
+        *("streaming in e3m0", "int8", "topk and bf16"),
         *("onebit", "sparse", "co2", "kseed", "kseed in int8"),
     ],
 )
@@ -113,13 +108,12 @@ def test_streaming_without_its_parts_is_diloco(tmp_path: Path) -> None:
         ("diloco", {"diloco__codec": "int8"}),
         ("ddp", {}),
         ("streaming", FOUR_BITS | {"diloco__overlap_steps": 2, "diloco__merge_alpha": 0.5}),
-        ("streaming", EAGER | {"diloco__overlap_steps": 2}),
         ("onebit", {"diloco__overlap_steps": 1}),
         ("noloco", {"diloco__anchor_codec": "bf16"}),
         ("noloco", {"diloco__codec": "sign", "diloco__merge": "keep"}),
     ],
     ids=[
-        *("diloco", "int8", "ddp", "streaming", "eager", "onebit", "noloco"),
+        *("diloco", "int8", "ddp", "streaming", "onebit", "noloco"),
         "noloco in one bit",
     ],
 )

@@ -32,15 +32,6 @@ PLANS = {
         inner_steps=3, codec="topk", reduction_codec="bf16", merge="keep", outer_momentum=0.0
     ),
     "streaming preset": replace(PRESETS["streaming"], inner_steps=4, overlap_steps=2),
-    "eager": Plan(inner_steps=3, overlap_steps=3, eager=True),
-    "eager streaming, four bits": Plan(
-        inner_steps=4,
-        fragments=2,
-        overlap_steps=3,
-        eager=True,
-        codec="e3m0",
-        reduction_codec="int8",
-    ),
     "keep, four bits": Plan(
         inner_steps=3, codec="e3m0", reduction_codec="e3m0", merge="keep", consensus=True
     ),

@@ -24,7 +24,6 @@ MERGING = Plan(
 PLANS = {
     "merging": MERGING,
     "keep": replace(MERGING, merge_alpha=0.0, codec="sign", merge="keep", consensus=True),
-    "eager": replace(MERGING, merge_alpha=0.0, eager=True),
 }
 
 Fault = Callable[[Swarm], Awaitable[None]]

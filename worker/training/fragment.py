@@ -116,7 +116,7 @@ class FragmentReplica(FragmentOptimizer):
         sent again, or since the start; returns how many inner steps that was."""
         start, sent = self.as_held(self.start), self.last_contribution
         if sent is not None:
-            start = start - sent.g if sent.guess is None else sent.guess
+            start = start - sent.g
         self.write(start)
         lost, self.work_steps = self.work_steps, 0
         return lost

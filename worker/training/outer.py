@@ -336,9 +336,7 @@ class OuterLoop:
         if not is_finite(g):  # in a shard that another process of the site holds
             self._put_back([each])
             g = pseudo_gradient(start, each.local)
-        sent = self._begin_round(each, g)
-        if sent.guess is not None:
-            each.write(sent.guess)
+        self._begin_round(each, g)
 
     def _put_back(self, known: Sequence[FragmentReplica] = ()) -> None:
         """Puts back all fragments that are not finite, to where this peer's last contribution has

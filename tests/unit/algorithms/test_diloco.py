@@ -12,10 +12,8 @@ from torch import Tensor
 from algorithms.diloco import (
     Nesterov,
     carry_over,
-    eager_mean,
     mean_in_order,
     merge,
-    others_share,
     pseudo_gradient,
 )
 from algorithms.fragments import shard_bounds
@@ -253,18 +251,3 @@ class TestGoingOn:
     def test_carry_over_is_exact_where_the_numbers_are(self) -> None:
         moved = carry_over(torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([1.5]))
         assert moved.tolist() == [0.5]
-
-    @pytest.mark.parametrize(
-        ("mean", "own", "g", "contributors", "others", "expected"),
-        [
-            (6.0, 3.0, 8.0, 4, 5.25, 7.25),
-            (1.0, 2.0, 2.0, 2, 0.0, 1.0),  # the same again: the guess is the mean
-            (2.5, 2.5, -1.5, 1, 0.0, -1.5),  # alone: its own
-        ],
-    )
-    def test_the_mean_to_expect_is_ones_own_and_the_others_last(
-        self, mean: float, own: float, g: float, contributors: int, others: float, expected: float
-    ) -> None:
-        share = others_share(torch.tensor([mean]), torch.tensor([own]), contributors)
-        assert share.tolist() == [others]
-        assert eager_mean(torch.tensor([g]), share, contributors).tolist() == [expected]

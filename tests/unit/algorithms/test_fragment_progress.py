@@ -6,8 +6,8 @@ order. For each element, and at every moment:
     learned = counted in the anchor + anchor - local + given away by the merge
 
 With an outer learning rate of 1, no momentum and small dyadic numbers that holds exactly. A merge
-gives away (1 - alpha) of the steps that were taken while the round was on its way; where a guess
-was out there is none, nor where replicas keep what was not sent.
+gives away (1 - alpha) of the steps that were taken while the round was on its way; where
+replicas keep what was not sent there are none.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,6 @@ BASE = Plan(outer_lr=1.0, outer_momentum=0.0, overlap_steps=1)
 PLANS = {
     "plain": BASE,
     "alpha": replace(BASE, merge_alpha=0.5),
-    "eager": replace(BASE, eager=True),
     "keep": replace(BASE, codec="bf16", merge="keep"),
 }
 
@@ -69,8 +68,6 @@ class Peer:
         self.last: Last | None = None
         self.untold: set[int] = set()  # closed with this peer's part, of which it got no word
         self.answer: RoundResult | Failed | None = None
-        if plan.eager:  # as after a round with another peer: the first guess is no good one
-            self.outer._others = torch.full((ELEMENTS,), 2.0), 2
 
     # -------------------------------------------- what may happen; passed over where it cannot
 
@@ -117,7 +114,7 @@ class Peer:
         answer, self.answer = self.answer, None
         sent = self.outer.in_flight
         before = self.outer.state.anchor
-        gives = sent.guess is None and not (sent.again or self.plan.keeps)
+        gives = not (sent.again or self.plan.keeps)
         self.local = end(self.outer, answer, self.local)
         if isinstance(answer, RoundResult):
             self.last = Last(sent, before, dict(self.closed))
@@ -207,10 +204,7 @@ class Peer:
     # -------------------------------------------------------------------------------- the invariant
 
     def check(self) -> None:
-        sent, local, anchor = self.outer.in_flight, self.local, self.outer.state.anchor
-        if sent is not None and sent.guess is not None:
-            local = local - sent.guess + anchor - sent.g
-        found = self.counted + (anchor - local) + self.given_away
+        found = self.counted + (self.outer.state.anchor - self.local) + self.given_away
         assert (found - self.learned).tolist() == [0] * ELEMENTS
 
 

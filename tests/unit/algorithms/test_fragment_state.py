@@ -13,7 +13,6 @@ from algorithms.plan import Plan
 from tests.unit.algorithms.four_values import (
     ANCHOR,
     BOTH,
-    EAGER,
     GROUP,
     LEFT,
     LOCAL,
@@ -40,7 +39,7 @@ def test_a_round_without_overlap_ends_on_the_new_anchor() -> None:
     local = send(outer, LOCAL, step=5)
     assert outer.in_flight is not None
     sent = outer.in_flight
-    assert (sent.round, sent.step, sent.guess) == (0, 5, None)
+    assert (sent.round, sent.step) == (0, 5)
     assert sent.g.tolist() == sent.values.tolist() == [2, 2, 2, 2]
     local = end(outer, done(0, contributors=3), local)
     assert local.tolist() == outer.state.anchor.tolist() == [6, 6, 6, 6]
@@ -88,7 +87,6 @@ def test_what_is_more_than_a_merge_is_applied() -> None:
     outer = optimizer(PLAIN)
     send(outer, LOCAL)
     assert not outer.only_merges(done(0, missed=LEFT))
-    assert not optimizer(EAGER).only_merges(done(0))
     assert not optimizer(replace(PLAIN, merge="keep")).only_merges(done(0))
     tried, local = first_try_counted_left()
     send(tried, local)
@@ -280,24 +278,15 @@ def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan: Plan) -
         (Failed(BOTH), [1, 1, 1, 1]),
     ],
 )
-@pytest.mark.parametrize("plan", [replace(PLAIN, overlap_steps=2), EAGER], ids=["plain", "eager"])
 def test_what_counted_in_a_round_that_was_overtaken_is_not_contributed_again(
-    plan: Plan, arrived: Failed | None, expected: list[float]
+    arrived: Failed | None, expected: list[float]
 ) -> None:
-    """2 contributed, 1 learned since. Where a guess is out it is taken back."""
-    outer = optimizer(plan)
-    if plan.eager:  # as after a round with another peer: there is a guess
-        local = end(outer, done(0), send(outer, LOCAL))
-        outer.state = replace(outer.state, version=0)
-        local = send(outer, local - 2) - 1
-        assert outer.in_flight is not None
-        assert outer.in_flight.guess is not None
-    else:
-        local = send(outer, LOCAL) - 1
+    """2 contributed, 1 learned since."""
+    outer = optimizer(replace(PLAIN, overlap_steps=2))
+    local = send(outer, LOCAL) - 1
     local = take_over(outer, state_at(2, values(5, 5, 5, 5)), local, arrived)
     assert outer.in_flight is None
     assert lacks(outer, local) == expected
-    assert send(outer, local) is local  # what the others brought is not known of that state
 
 
 @pytest.mark.parametrize(
@@ -367,79 +356,3 @@ def test_a_second_try_does_not_forget_what_the_first_has_counted(
     arrived = failed if overtaken else None
     local = take_over(outer, state_at(1, values(6, 6, 6, 6)), local, arrived)
     assert lacks(outer, local) == expected
-
-
-# --------------------------------------------------------------------------- eager updates
-
-
-def after_a_round(plan: Plan = EAGER) -> tuple[FragmentOptimizer, Tensor]:
-    """Of two peers: mean 4, own 2, so the other one has brought 3 to it. Anchor and local are 6."""
-    outer = optimizer(plan)
-    local = send(outer, LOCAL)
-    assert local is LOCAL  # without others to guess from
-    local = end(outer, done(0), local)
-    assert local.tolist() == outer.state.anchor.tolist()
-    return outer, local
-
-
-def test_the_guess_takes_the_own_fresh_part_with_the_others_last() -> None:
-    """Own 1 over 2 peers, and 3: the anchor is expected 3.5 further down, at 2.5."""
-    outer, local = after_a_round()
-    local = send(outer, local - 1)
-    assert local.tolist() == [2.5] * 4
-    assert outer.state.anchor.tolist() == [6] * 4  # waits for the true mean
-
-
-def test_the_true_mean_corrects_the_guess_and_keeps_the_steps_since() -> None:
-    outer, local = after_a_round()
-    local = end(outer, done(1, values(1, 2, 3.5, 5)), send(outer, local - 1) - 0.25)
-    assert outer.state.anchor.tolist() == [5, 4, 2.5, 1]
-    assert lacks(outer, local) == [0.25] * 4
-    # The others' share follows: mean less half of the own 1.
-    local = send(outer, outer.state.anchor - 2)
-    assert local.tolist() == [5 - 1.5, 4 - 2.5, 2.5 - 4, 1 - 5.5]
-
-
-def test_the_guess_goes_through_the_outer_step_with_its_momentum() -> None:
-    outer, local = after_a_round(replace(EAGER, outer_lr=0.5, outer_momentum=0.5))
-    assert local.tolist() == [7] * 4  # momentum 4
-    local = send(outer, local - 1)
-    # Expected 0.5 * 1 + 3 = 3.5: momentum 5.5, and 0.5 * (3.5 + 2.75) down.
-    assert local.tolist() == [7 - 3.125] * 4
-    assert outer.state.momentum.tolist() == [4] * 4
-
-
-def test_a_round_that_fails_takes_the_guess_back() -> None:
-    """6 - 1 - 0.25: as if there had been none."""
-    outer, local = after_a_round()
-    local = end(outer, Failed(), send(outer, local - 1) - 0.25)
-    assert local.tolist() == [4.75] * 4
-    assert lacks(outer, local) == [1.25] * 4
-    assert send(outer, local) is local  # and there is none in the next try
-
-
-def test_where_a_round_missed_this_peer_the_guess_is_taken_back_too() -> None:
-    outer, local = after_a_round()
-    local = end(outer, done(1, missed=LEFT), send(outer, local - 1) - 0.25)
-    assert outer.state.anchor.tolist() == [2] * 4
-    assert lacks(outer, local) == [1.25, 1.25, 0.25, 0.25]
-
-
-def test_after_a_guess_another_try_leaves_what_came_later() -> None:
-    outer, local = after_a_round()
-    local = end(outer, Failed(LEFT), send(outer, local - 1) - 0.25)
-    local = send(outer, local) - 0.5  # contributes 1 again
-    assert lacks(outer, end(outer, done(1), local)) == [0.75] * 4
-
-
-def test_a_round_on_its_way_keeps_its_guess_when_another_state_of_its_version_comes() -> None:
-    outer, local = after_a_round()
-    local = send(outer, local - 1)
-    assert outer.release(outer.state.version, local) is local
-    before = outer.in_flight
-    outer.adopt(state_at(outer.state.version, values(7, 7, 7, 7)), local, keep=True)
-    assert before is not None
-    assert outer.in_flight is not None
-    assert outer.in_flight.guess is not None
-    assert before.guess is not None
-    assert (outer.in_flight.guess - before.guess).tolist() == [1] * 4  # it moves with the anchor

@@ -75,8 +75,6 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"pattern": "zigzag"}, r"pattern is 'zigzag'; use one of strided, sequential"),
         ({"payload": "gradient"}, r"averaging gradients needs inner_steps = 1"),
         ({"payload": "gradient", "inner_steps": 1, "overlap_steps": 1}, r"overlap_steps = 0"),
-        ({"eager": True}, r"eager updates need overlap_steps of at least 1"),
-        ({"eager": True, "overlap_steps": 1, "merge_alpha": 0.5}, r"merge_alpha = 0"),
         ({"overlap": "measured"}, r"grows from overlap_steps, which is 0.*at least 1"),
         ({"overlap": "late"}, r"overlap is 'late'; use one of fixed, measured"),
         ({"fragments": -2}, r"fragments"),
@@ -84,15 +82,10 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({"mean_over": "some"}, r"mean_over is 'some'; use one of all, senders"),
         ({"mean_over": "senders", "exchange": "pairs"}, r"mean_over = \"senders\" is for means of"),
         ({"mean_over": "senders", "payload": "gradient", "inner_steps": 1}, r"leave it out"),
-        (
-            {"mean_over": "senders", "eager": True, "overlap_steps": 1},
-            r"whose guess divides by all",
-        ),
         ({"merge": "take"}, r"merge is 'take'; use one of reset, keep"),
         ({"codec": "sign"}, r'sign leaves out most .*; set merge = "keep"'),
         ({"codec": "ternary", "merge_alpha": 0.5}, r'ternary .*; set merge = "keep"'),
         ({"codec": "topk256", "exchange": "pairs"}, r'topk256 .*; set merge = "keep"'),
-        ({"merge": "keep", "eager": True, "overlap_steps": 1}, r"exclude each other"),
         ({"merge": "keep", "exchange": "none"}, r"is for pseudo-gradients"),
         (
             {"merge": "keep", "payload": "gradient", "inner_steps": 1},
@@ -117,7 +110,6 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ),
         ({**SHARED, "outer_lr": math.nan}, r"b is nan"),
         ({**PAIRS, "payload": "gradient", "inner_steps": 1}, r"pairs exchange pseudo-gradients"),
-        ({**PAIRS, "eager": True, "overlap_steps": 1}, r"pairs exchange pseudo-gradients"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -> None:

@@ -48,7 +48,7 @@ def test_each_reaches_the_target_and_none_replaces_another(target: float, mbps: 
             assert is_whole(plan)
         else:
             assert plan.overlap_steps <= min(10, plan.inner_steps / 4)
-        assert (plan.merge_alpha > 0) == (plan.overlap_steps > 0) or plan.eager or plan.keeps
+        assert (plan.merge_alpha > 0) == (plan.overlap_steps > 0) or plan.keeps
         assert proposal.fragments == len(SMALL.fragments(plan.fragments))
         keys.append((is_whole(plan), like_steps(plan), -proposal.bits, plan.overlap_steps))
     assert keys == sorted(keys)
@@ -158,13 +158,6 @@ def test_few_bits_come_behind_a_period_that_is_short_with_more_bits() -> None:
     assert (best.plan.inner_steps, best.plan.codec) == (5, "fp32")
     own = propose(0.95, {"onebit": PRESETS["onebit"]}, LLAMA, link, 4).ranked[0]
     assert own.plan.inner_steps < best.plan.inner_steps
-
-
-def test_eager_plans_stay_eager_with_overlap_only() -> None:
-    eager = {"eager": Plan(eager=True, overlap_steps=1)}
-    for proposal in propose(0.95, eager, SMALL, Link(rate_mbps=1), 4).ranked:
-        assert proposal.plan.eager == (proposal.plan.overlap_steps > 0)
-        assert proposal.plan.merge_alpha == 0
 
 
 def test_without_anything_to_vary_or_a_possible_target_it_is_refused() -> None:

@@ -223,7 +223,7 @@ def test_replicas_end_on_the_anchor_when_nothing_is_in_flight() -> None:
     assert all(torch.equal(each.parameters["x"], state.anchor) for each in replicas.values())
 
 
-# ------------------------------------------------------ requantized means, kept progress, eager
+# ------------------------------------------------------------- requantized means, kept progress
 
 
 def odd(peers: int, names: tuple[str, ...] = ("x",)) -> dict[str, Bowl]:
@@ -315,40 +315,6 @@ def test_kept_progress_is_all_there_in_the_end(codec: str) -> None:
     moved, exact, run = steady_run(replace(KEEP, codec=codec), 3, rounds=20)
     assert torch.allclose(moved, exact, rtol=0, atol=1e-3)
     assert run.reduction_residuals == {}
-
-
-def test_eager_by_hand() -> None:
-    """Two peers, H = 2, tau = 1, outer lr 1: a goes down by 0.5 a step, b by 0.25.
-
-    Round 0, sent after step 2: g is 1 and 0.5, the mean 0.75; there is no guess yet, so the third
-    step is discarded and both go on from 4 - 0.75 = 3.25. The other one's share is 0.25 for a and
-    0.5 for b. Step 4 brings a to 2.75 and b to 3.0: g is 0.5 and 0.25, and the guesses are
-    3.25 - (0.25 + 0.25) = 2.75 for a, 3.25 - (0.125 + 0.5) = 2.625 for b. After step 5 they are at
-    2.25 and 2.375; the true anchor is 3.25 - 0.375 = 2.875, so a is put right by 0.125 and b by
-    0.25: 2.375 and 2.625. Step 6 brings them to 1.875 and 2.375, and the closing round to the
-    anchor 2.875 - (1 + 0.5) / 2 = 2.125.
-    """
-    plan = Plan(inner_steps=2, overlap_steps=1, eager=True, outer_lr=1.0, outer_momentum=0.0)
-    replicas = {"a": slope("x"), "b": slope("x")}
-    replicas["a"].lr = 0.5
-    run = _Run(plan, fragments_of("x"), replicas, 6, run=0)
-    at = []
-    for step in range(1, 7):
-        for peer in run.peers:
-            replicas[peer].inner_step(step, replicas[peer].backward(step))
-        run.outer_rounds(step)
-        at.append(tuple(replicas[peer].parameters["x"][0].item() for peer in "ab"))
-    assert at == [
-        (3.5, 3.75), (3.0, 3.5), (3.25, 3.25), (2.75, 2.625), (2.375, 2.625), (2.125, 2.125)
-    ]  # fmt: skip
-    assert only(agreed(run.outer)) == (2.125, 0.75)
-
-
-def test_eager_replicas_that_agree_are_guessed_right() -> None:
-    """Equal replicas: every guess but the first is the new anchor, and no step is discarded."""
-    plan = Plan(inner_steps=2, overlap_steps=2, eager=True, outer_lr=1.0, outer_momentum=0.0)
-    anchor, _ = only(train(plan, fragments_of("x"), {p: slope("x") for p in "abc"}, steps=12))
-    assert anchor == 4.0 - 0.25 * (12 - 2)  # without a guess the first overlap's two steps go
 
 
 @pytest.mark.parametrize("peers", ["ab", "abc", "abcd"])

@@ -168,7 +168,7 @@ def test_what_is_not_finite_at_first_is_refused() -> None:
         Swarm(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-@pytest.mark.parametrize("settings", [{}, {"diloco.merge": "keep"}, {"diloco.eager": True}])
+@pytest.mark.parametrize("settings", [{}, {"diloco.merge": "keep"}])
 def test_what_is_on_its_way_counts_as_without_such_a_batch(settings: dict[str, object]) -> None:
     """The round of step 12 is applied after step 14, whatever becomes of step 13."""
     anchors: list[Tensor] = []

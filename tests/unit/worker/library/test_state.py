@@ -23,10 +23,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "streaming-noloco": {"diloco.overlap_steps": 2},
     "ddp": {},
     "local": {},
-    "diloco, eager": {
-        "diloco.eager": True,
-        "diloco.overlap_steps": 3,
-    },
 }
 Saved = dict[str, Any]
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from algorithms.fragments import TensorSpec, partition
 from algorithms.plan import Plan
 from tests.support.statistics_task import Normalised
-from tests.unit.algorithms.four_values import done
 from worker.config import Config, RunConfig
 from worker.exchange.allreduce.residuals import Residuals
 from worker.manifest import Manifest
@@ -153,23 +152,3 @@ def test_only_an_outer_update_has_a_momentum(changes: dict[str, object], momentu
     (state,) = trainer.states
     assert (state.version, state.contributors, state.group) == (0, 0, ())
     assert state.momentum.numel() == (state.anchor.numel() if momentum else 0)
-
-
-def test_a_guess_that_is_out_is_still_out_after_a_checkpoint(tmp_path: Path) -> None:
-    plan = Plan(inner_steps=4, overlap_steps=2, eager=True, outer_lr=1.0, outer_momentum=0.0)
-    before, after = trainer_of(plan), trainer_of(plan)
-    (fragment,) = before.fragments
-    one = torch.ones(fragment.fragment.elements)
-    # Round 0: own 1, the other 3, mean 2. Then 1 more is learned and contributed with a guess.
-    fragment.contribute(one, 1)
-    fragment.write(fragment.apply(done(0, 2 * one), fragment.state.anchor - one))
-    fragment.write(fragment.local - one)
-    sent = fragment.contribute(fragment.state.anchor - fragment.local, 2)
-    assert sent.guess is not None
-    fragment.write(sent.guess)
-    checkpoint.save(tmp_path, 2, *snapshot_of(before, plan))
-    restore(after, checkpoint.load(tmp_path)[0])
-    for each in (fragment, after.fragments[0]):
-        each.write(each.apply(done(1, 3 * one), each.local))
-    assert torch.equal(after.fragments[0].local, fragment.local)
-    assert torch.equal(after.fragments[0].state.anchor, fragment.state.anchor)
