@@ -18,10 +18,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from worker.library.schedules import advance, follows_position
 from worker.library.state import load_state, save_state
 from worker.library.steps import before_entering
-from worker.library.swarm import Swarm, log
+from worker.library.swarm import Swarm
 from worker.library.trainers import TrainersSwarm
 
 _SWARM = "swarm"
@@ -85,10 +84,11 @@ class SwarmCallback(TrainerCallback):
         given = dict(self._arguments)
         if not given.get("join"):
             given.setdefault("steps", state.max_steps)
+        saved = _saved_with(args, state) if state.global_step > 0 else None
         swarm = Swarm(model, optimizer, **given)
-        if state.global_step > 0 and (saved := _saved_with(args, state)) is not None:
-            swarm.load_state_dict(load_state(saved))
-        self._entered.enter(swarm, state.max_steps)
+        self._entered.enter(
+            swarm, state.max_steps, state.global_step, load_state(saved) if saved else None
+        )
         self._training, self._scheduler = _Training(self._entered), lr_scheduler
         self._catch_up(state)
 
@@ -151,18 +151,8 @@ class SwarmCallback(TrainerCallback):
 
     def _catch_up(self, state: TrainerState) -> None:
         """Scheduler and count of steps go on where the run is."""
-        assert self.swarm is not None
-        ahead = self.swarm.step - state.global_step
-        if ahead <= 0:
-            return
-        state.global_step = self.swarm.step
-        if follows_position(self._scheduler):
-            advance(self._scheduler, ahead)
-        elif self._scheduler is not None:
-            self.swarm.warn(
-                f"{type(self._scheduler).__name__} does not follow the position in the run: "
-                f"{ahead} steps of it are left out here"
-            )
+        schedulers = [] if self._scheduler is None else [(self._scheduler, 1)]
+        state.global_step += self._entered.catch_up(state.global_step, schedulers)
 
 
 def _leave_failed() -> None:
@@ -244,8 +234,4 @@ def _saved_with(args: TrainingArguments, state: TrainerState) -> Path | None:
     named = args.resume_from_checkpoint
     folders = [Path(named)] if named and Path(named).is_dir() else []
     folders.append(_folder_of(args, state))
-    for folder in folders:
-        if (folder / _SWARM).is_dir():
-            return folder / _SWARM
-    log.warning("%s is of no swarm: what is agreed on begins with its values", folders[0])
-    return None
+    return next((each / _SWARM for each in folders if (each / _SWARM).is_dir()), None)

@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 
-from worker.library.schedules import advance, follows_position
 from worker.library.swarm import Swarm
 from worker.library.trainers import TrainersSwarm
 
@@ -54,10 +53,9 @@ class LightningCallback(Callback):
         if not given.get("join") and schedule is not None:
             given.setdefault("steps", schedule)
         swarm = Swarm(pl_module, trainer.optimizers, **given)
-        if self._saved is not None:
-            swarm.load_state_dict(self._saved)
-            self._saved = None
-        self._entered.enter(swarm, schedule)
+        step = trainer.global_step if self._counts(trainer) else 0
+        saved, self._saved = self._saved, None
+        self._entered.enter(swarm, schedule, step, saved)
         self._catch_up(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -111,27 +109,20 @@ class LightningCallback(Callback):
 
     def _catch_up(self, trainer: Trainer) -> None:
         """Schedulers and the count of steps go on where the run is."""
-        assert self.swarm is not None
         if not self._counts(trainer):
             return
-        ahead = self.swarm.step - trainer.global_step
-        if ahead <= 0:
-            return
+        epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
+        schedulers = [
+            (each.scheduler, each.frequency)
+            if each.interval != "epoch"
+            else (each.scheduler, None if math.isinf(epoch) else each.frequency * math.ceil(epoch))
+            for each in trainer.lr_scheduler_configs
+        ]
+        behind = self._entered.catch_up(trainer.global_step, schedulers)
         loop = trainer.fit_loop.epoch_loop
-        before, count = trainer.global_step, loop.automatic_optimization.optim_progress.optimizer
-        count.step.total.ready += ahead
-        count.step.total.completed += ahead
-        epoch = trainer.num_training_batches
-        epoch = 0 if math.isinf(epoch) else math.ceil(epoch / trainer.accumulate_grad_batches)
-        for config in trainer.lr_scheduler_configs:
-            every = config.frequency * (epoch if config.interval == "epoch" else 1)
-            if every and follows_position(config.scheduler):
-                advance(config.scheduler, self.swarm.step // every - before // every)
-            else:
-                self.swarm.warn(
-                    f"{type(config.scheduler).__name__} does not follow the position in the run: "
-                    f"{ahead} steps of it are left out here"
-                )
+        count = loop.automatic_optimization.optim_progress.optimizer.step.total
+        count.ready += behind
+        count.completed += behind
 
 
 def _is_over(callback: Callback, epoch: int) -> bool:

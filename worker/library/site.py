@@ -278,6 +278,9 @@ class SiteRank:
     def report(self, loss: float | Tensor) -> None:
         """Rank 0's loss is told."""
 
+    def warn(self, text: str) -> None:
+        """Rank 0 tells of it."""
+
     def state_dict(self) -> dict[str, Any]:
         """Empty: rank 0 has the outer state."""
         return {}

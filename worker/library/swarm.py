@@ -596,7 +596,11 @@ class Swarm:
         if self._session is not None:
             raise UsageError("load_state_dict comes before `with`: create the Swarm, load, enter")
         if "manifest" not in state:
-            raise UsageError("this is no state of swarm.state_dict(), or one of an earlier version")
+            what = "no state of swarm.state_dict(), or one of an earlier version"
+            what = (
+                what if state else "empty, as on all ranks of a site but the first: load rank 0's"
+            )
+            raise UsageError(f"this state is {what}")
         if (reason := refusal(state, self._manifest)) is not None:
             raise UsageError(
                 f"this state {reason}; make Swarm with the model and the settings of then"

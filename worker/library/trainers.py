@@ -1,7 +1,10 @@
 """The swarm of a trainer's callback: entered when training begins, left when it ends or fails."""
 
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from typing import Any
 
+from worker.library.schedules import advance, follows_position
 from worker.library.swarm import Swarm
 
 
@@ -16,20 +19,54 @@ class TrainersSwarm:
         self.swarm: Swarm | None = None
         self._open, self._ended_with = ExitStack(), ""
 
-    def enter(self, swarm: Swarm, schedule: int | None) -> Swarm:
-        """Joins or starts the run. Raises as `Swarm`.
+    def enter(
+        self, swarm: Swarm, schedule: int | None, step: int, saved: Mapping[str, Any] | None
+    ) -> None:
+        """Joins or starts the run, or goes on with it.
 
         Args:
             schedule: optimizer steps of the trainer, where it knows how many.
+            step: where the trainer begins.
+            saved: what its checkpoint has of the swarm.
+
+        Raises:
+            UsageError: that is of another run.
+            as `Swarm`.
         """
         self._ended_with = ""
+        if saved is not None:
+            swarm.load_state_dict(saved)
         self.swarm = self._open.enter_context(swarm)
+        if saved is None and step > swarm.step:
+            swarm.warn(
+                f"the trainer goes on from step {step}, and its checkpoint has no state of a "
+                f"swarm: this peer begins at step {swarm.step} of the run"
+            )
         if schedule is not None and swarm.steps is not None and schedule != swarm.steps:
             swarm.warn(
                 f"the run has {swarm.steps} steps, and this trainer {schedule}: its learning rates "
                 "follow its own number; give it that of the run"
             )
-        return self.swarm
+
+    def catch_up(self, step: int, schedulers: Iterable[tuple[Any, int | None]]) -> int:
+        """Brings a trainer's schedulers to where the run is. Returns the steps that it is behind.
+
+        Args:
+            step: of the trainer.
+            schedulers: each with the optimizer's steps between two of its own; None: not known.
+        """
+        assert self.swarm is not None
+        behind = self.swarm.step - step
+        for scheduler, every in schedulers if behind > 0 else ():
+            if every and follows_position(scheduler):
+                advance(scheduler, self.swarm.step // every - step // every)
+                continue
+            why = "steps once in an epoch, whose length is not known"
+            why = why if every is None else "does not follow the position in the run"
+            self.swarm.warn(
+                f"{type(scheduler).__name__} {why}: {behind} steps of the run are left out in it"
+            )
+        return max(0, behind)
 
     def leave(self) -> None:
         """After the last step, with the anchor in the model; later calls do nothing."""
@@ -43,7 +80,8 @@ class TrainersSwarm:
 
     def tell_replaced(self, what: str) -> None:
         """Warns where the model does not hold the anchor any more. Args: what: may have done it."""
-        if isinstance(self.swarm, Swarm) and self.swarm.model_hash() != self._ended_with:
+        left = self._ended_with  # empty where leaving has failed
+        if left and isinstance(self.swarm, Swarm) and self.swarm.model_hash() != left:
             self.swarm.warn(
                 f"the model does not hold what the swarm agrees on: {what} has replaced it after "
                 "the last step, and has the last word"

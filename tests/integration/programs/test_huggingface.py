@@ -112,6 +112,16 @@ def test_a_schedule_that_cannot_catch_up_is_told(tmp_path: Path, caplog: Any) ->
     assert state.global_step == STEPS
 
 
+@row("A trainer that goes on from a checkpoint of no swarm", "told", "this peer begins at step 0")
+def test_a_checkpoint_without_a_swarms_state_is_told(tmp_path: Path, caplog: Any) -> None:
+    hf(tmp_path, [], save_strategy="steps", save_steps=9).train()
+    callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
+    hf(tmp_path, [callback]).train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+    assert "goes on from step 9, and its checkpoint has no state of a swarm" in caplog.text
+    assert callback.swarm is not None
+    assert callback.swarm.step == STEPS - 9
+
+
 def test_a_trainer_ends_with_the_anchor(tmp_path: Path, caplog: Any) -> None:
     callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
     trainer = hf(tmp_path, [callback])

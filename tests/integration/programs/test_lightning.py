@@ -84,6 +84,16 @@ def test_lightning_resumes_to_the_same_bits(tmp_path: Path, preset: str) -> None
     assert trained(str(tmp_path / "step=8.ckpt"), **longer) == whole
 
 
+def test_a_lightning_checkpoint_without_a_swarms_state_is_told(tmp_path: Path, caplog: Any) -> None:
+    keeps = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{step}")
+    fitted(tmp_path, Module(), [keeps], enable_checkpointing=True, max_steps=8)
+    callback = murmuration.lightning.LightningCallback(**swarm_of("diloco"))
+    fitted(tmp_path, Module(), [callback], str(tmp_path / "step=8.ckpt"), max_steps=16)
+    assert "goes on from step 8, and its checkpoint has no state of a swarm" in caplog.text
+    assert callback.swarm is not None
+    assert callback.swarm.step == 8
+
+
 def test_a_lightning_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     keeps = lightning.callbacks.ModelCheckpoint(
         tmp_path, every_n_train_steps=8, save_top_k=-1, filename="{step}"

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import (
 
 from murmuration import Swarm, UsageError
 from worker.library.schedules import catch_up
+from worker.library.trainers import TrainersSwarm
 
 STEPS = 60
 KINDS: dict[str, Callable[[Optimizer], Any]] = {
@@ -88,3 +89,41 @@ def test_a_loop_that_goes_on_from_a_state_has_the_learning_rate_of_its_step() ->
     swarm.catch_up(scheduler)
     assert (swarm.steps, rate_of(optimizer)) == (12, pytest.approx(0.1 * 7 / 12))
     assert Swarm(model, optimizer).steps is None
+
+
+def of_a_trainer(optimizer: Optimizer) -> tuple[torch.nn.Module, TrainersSwarm]:
+    """The swarm of a trainer that has taken six steps in it."""
+    model, entered = torch.nn.Linear(2, 1), TrainersSwarm()
+    optimizer.param_groups[0]["params"] = [*model.parameters()]
+    entered.enter(Swarm(model, optimizer, inner_steps=3, steps=9), 9, 0, None)
+    for _ in range(6):
+        optimizer.step()
+    return model, entered
+
+
+def test_what_a_trainers_schedulers_leave_out_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    optimizer = optimizer_of()
+    decays = StepLR(optimizer, 1)
+    others = [(ReduceLROnPlateau(optimizer), 1), (KINDS["cosine"](optimizer), None)]
+    _, entered = of_a_trainer(optimizer)
+    assert entered.catch_up(1, [(decays, 3), *others]) == 5
+    assert decays.last_epoch == 2
+    entered.leave()
+    assert "ReduceLROnPlateau does not follow the position in the run: 5 steps" in caplog.text
+    assert "CosineAnnealingLR steps once in an epoch, whose length is not known" in caplog.text
+    assert entered.catch_up(6, [(decays, 3)]) == 0
+
+
+def test_a_swarm_that_cannot_be_left_says_nothing_of_what_the_model_holds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_swarm: Swarm) -> None:
+        raise UsageError("no")
+
+    model, entered = of_a_trainer(optimizer_of())
+    monkeypatch.setattr(Swarm, "_end", fails)
+    with pytest.raises(UsageError):
+        entered.leave()
+    torch.nn.init.ones_(model.weight)
+    entered.tell_replaced("another callback")
+    assert "has replaced it" not in caplog.text

@@ -144,6 +144,8 @@ def test_a_state_that_does_not_fit_is_refused_with_the_setting_that_differs(
 
 
 def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(UsageError, match="empty, as on all ranks of a site but the first"):
+        swarm_of(Loop(), "diloco").load_state_dict({})
     with pytest.raises(UsageError, match=r"no state of swarm\.state_dict"):
         swarm_of(Loop(), "diloco").load_state_dict({"step": 3})
 
