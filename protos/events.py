@@ -16,6 +16,7 @@ from typing import Literal
 from protos.figures import percent, seconds
 
 EVENTS = "events.jsonl"  # the log, in a worker's folder
+NO_END = 1 << 40  # steps of a run that ends when its loops do
 
 EventKind = Literal[
     # parameters, preset, inner_steps (null: without rounds), steps, tokens of a step (null: the

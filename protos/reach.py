@@ -154,10 +154,25 @@ async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
 
 
 def numeric(address: str) -> str:
-    """HOST:PORT by the first address of a name, for what dials but one. Blocks. Raises
-    UnknownName."""
-    named = _named(address)
-    return address if named is None else join_address(resolved(named[0])[0][1], named[1])
+    """HOST:PORT by that address of a name which takes a connection, or the first, for what dials
+    but one. Blocks. Raises UnknownName."""
+    if (named := _named(address)) is None:
+        return address
+    with suppress(OSError), _connected(*named, _HANDSHAKE_S) as there:
+        return join_address(there.getpeername()[0], named[1])
+    return join_address(resolved(named[0])[0][1], named[1])
+
+
+def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A connection to the first address of a host that takes one. Blocks for at most twice the
+    time. Raises OSError, UnknownName."""
+    places, why = resolved(host, timeout_s), OSError()
+    for _, place in places:
+        try:
+            return socket.create_connection((place, port), timeout_s / len(places))
+        except OSError as error:
+            why = error
+    raise why
 
 
 def _named(address: str) -> tuple[str, int] | None:
@@ -231,14 +246,14 @@ def is_encrypted_run(address: str, timeout_s: float = _HANDSHAKE_S) -> bool:
     """Whether a member of an encrypted run answers at HOST:PORT: it shows a certificate of one.
 
     Nothing but that is asked, shown or believed: the certificate is not verified. Blocks for at
-    most twice `timeout_s`.
+    most three times `timeout_s`: for the name, a connection and the handshake.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols([_ALPN])
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, UnknownName):
         with (
-            socket.create_connection(split_address(address), timeout_s) as plain,
+            _connected(*split_address(address), timeout_s) as plain,
             context.wrap_socket(plain) as encrypted,
         ):
             shown = encrypted.getpeercert(binary_form=True)

@@ -8,6 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -39,6 +40,8 @@ _GLANCE_S = 2.0
 _PAUSE_S, _EAGER_S, _LATER_S = 0.25, 10.0, 2.0
 _TELL_S, _TELL_AGAIN_S = 2.0, 30.0
 _SKEW_S = 60.0
+_CLOSE_S = 5.0
+_WITHOUT_END = "until one does (if all of them join, start one by `murmur up`, or without join=)"
 _TURNED_AWAY = 3  # times in a row: it is there, and is no peer of this run
 
 
@@ -104,7 +107,8 @@ class Newcomer:
     def __exit__(self, *_: object) -> None:
         if self._thread is not None:
             if self._transport is not None:
-                self._thread.do(self._transport.close)
+                with suppress(TimeoutError):
+                    self._thread.do(self._transport.close, _CLOSE_S)
             self._thread.close()
 
     # ------------------------------------------------------------------------------ what it asks
@@ -214,7 +218,7 @@ class Newcomer:
                 )
             if now >= tell_at:
                 tell_at = now + _TELL_AGAIN_S
-                until = "until one does" if left_s == math.inf else f"for {duration(left_s)} more"
+                until = _WITHOUT_END if left_s == math.inf else f"for {duration(left_s)} more"
                 self._tell(f"nobody answers yet: {why}; {CHECK_ADDRESS}; trying {until}")
             pause_s = _PAUSE_S if now < began + _EAGER_S else _LATER_S
             await asyncio.sleep(min(pause_s, left_s))
@@ -311,7 +315,7 @@ class _Apart(LoopThread):
     def close(self) -> None:
         if self._loop is not None and self._closing is not None:
             self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
 
     async def _main(self) -> None:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()

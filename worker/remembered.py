@@ -5,7 +5,7 @@ them: who answers there has to show that it is of the run.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,18 @@ class Remembered:
 NOTHING = Remembered()
 
 
-def remembered(folder: Path | None, contacts: Sequence[str]) -> Remembered:
-    """What a peer knows that goes on in this folder; nothing where the user names others by now, or
-    what is there cannot be read."""
-    if folder is None:
+def remembered(
+    folder: Path | None, contacts: Sequence[str], tell: Callable[[str], None]
+) -> Remembered:
+    """Reads what a peer knows that goes on in this folder; nothing where the user names others by
+    now. Args: tell: takes a line where what is there cannot be read."""
+    if folder is None or not (path := folder / _MEMBERS).exists():
         return NOTHING
     try:
-        with (folder / _MEMBERS).open("rb") as file:
+        with path.open("rb") as file:
             found = _read(json.loads(file.read(_MOST_BYTES)))
     except (OSError, ValueError, RecursionError):
+        tell(f"{path} is damaged or cannot be read: its members of the run are not tried")
         return NOTHING
     same = set(contacts) & {*found.contacts, *found.members} or not {*contacts, *found.contacts}
     return found if same else NOTHING

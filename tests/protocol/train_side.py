@@ -84,10 +84,10 @@ class TrainSide(Mailbox):
         return message
 
     def wait_lease(self) -> LeaseMessage | Stop:
-        while (message := self.poll_lease()) is None:
+        while self._to_share.empty():
             self._waits = True
             self._pause()
-        return message
+        return super().wait_lease()
 
     def computes(self, seconds: float) -> None:
         """Takes virtual time."""

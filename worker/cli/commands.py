@@ -210,7 +210,7 @@ class WorkerFlags:
             contacts,
             proxy=self.proxy,
             wait_s=wait_s,
-            remembered=NOTHING if self.fresh else remembered(self.out, contacts),
+            remembered=NOTHING if self.fresh else remembered(self.out, contacts, tell),
             tell=tell,
         )
 

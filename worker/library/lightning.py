@@ -112,12 +112,9 @@ class LightningCallback(Callback):
         if not self._counts(trainer):
             return
         epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
-        schedulers = [
-            (each.scheduler, each.frequency)
-            if each.interval != "epoch"
-            else (each.scheduler, None if math.isinf(epoch) else each.frequency * math.ceil(epoch))
-            for each in trainer.lr_scheduler_configs
-        ]
+        steps = {"step": 1, "epoch": None if math.isinf(epoch) else math.ceil(epoch)}
+        every = [(each, steps[each.interval]) for each in trainer.lr_scheduler_configs]
+        schedulers = [(each.scheduler, once and once * each.frequency) for each, once in every]
         behind = self._entered.catch_up(trainer.global_step, schedulers)
         loop = trainer.fit_loop.epoch_loop
         count = loop.automatic_optimization.optim_progress.optimizer.step.total

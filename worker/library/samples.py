@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from hashlib import sha256
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
@@ -22,7 +23,9 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     Sampler,
+    SequentialSampler,
     Subset,
     TensorDataset,
 )
@@ -45,6 +48,7 @@ _KEPT = (
     "prefetch_factor",
 )
 _PARTS = ("num_replicas", "num_processes", "world_size")  # of samplers that give a part of the data
+_MOST_HELD = 64  # of a list that a sampler holds
 _LOOKED_AT = 8  # items of the data, and values of an item
 
 
@@ -195,6 +199,9 @@ class _SamplerOrder:
             )
 
     def __call__(self, epoch: int) -> _Order:
+        if type(plain := self._sampler) in (SequentialSampler, RandomSampler):
+            of, again = len(plain.data_source), getattr(plain, "replacement", None)
+            return _plain_order(self._length, of, again, self._seed + epoch)
         with _seeded(self._seed + epoch, self._parts):
             for each in self._parts:
                 if (set_epoch := getattr(each, "set_epoch", None)) is not None:
@@ -210,13 +217,35 @@ class _SamplerOrder:
 
 
 def _samplers_in(sampler: Any) -> Iterator[Any]:
-    """A sampler, and those that it draws from."""
-    found = [sampler]
+    """A sampler, and those that it draws from, in lists and maps too."""
+    found, seen = [sampler], set[int]()
     while found:
         each = found.pop()
-        yield each
-        held = getattr(each, "__dict__", {}).values()
-        found += [other for other in held if isinstance(other, Sampler)]
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, list | tuple | Mapping):
+            values = each.values() if isinstance(each, Mapping) else each
+            found += islice(values, _MOST_HELD)
+        elif each is sampler or _gives_samples(each):
+            yield each
+            found += getattr(each, "__dict__", {}).values()
+
+
+def _gives_samples(held: Any) -> bool:
+    """Tells what is drawn from apart from data, which is indexed."""
+    kind = type(held)
+    return isinstance(held, Sampler) or hasattr(kind, "__iter__") > hasattr(kind, "__getitem__")
+
+
+@lru_cache(maxsize=4)  # a loop that breaks off asks again
+def _plain_order(length: int, of: int, replacement: bool | None, seed: int) -> _Order:
+    """The order of torch's own samplers. Args: replacement: None: in file order."""
+    sampler: Any = SequentialSampler(range(of))
+    if replacement is not None:
+        sampler = RandomSampler(range(of), replacement, length)
+    with _seeded(seed, [sampler]):
+        return _compact(list(sampler))
 
 
 @contextmanager

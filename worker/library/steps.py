@@ -13,11 +13,13 @@ elsewhere a gradient of before is still to be used. Where one of them does not s
 `GradScaler` skips it, the next set makes up for what was due.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -87,11 +89,13 @@ class OptimizerSteps:
             look()
         if not _in_a_swarm.isdisjoint(self._parameters):
             raise UsageError(
-                "this model is in a swarm already: leave the first Swarm before the second begins"
+                "this model is in a swarm already: leave the first Swarm before the second begins; "
+                "where it has no name any more, by murmuration.Swarm.leave_all()"
             )
+        untraced: Any = torch.compiler.disable
         handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
+            register_optimizer_step_pre_hook(untraced(self._before)),
+            register_optimizer_step_post_hook(untraced(self._after)),
         ]
         _in_a_swarm.update(self._parameters)
         try:
@@ -103,12 +107,14 @@ class OptimizerSteps:
 
     def finish(self) -> None:
         """No step is to come: one that has begun ends as it is."""
-        if self._stepped:
+        if self._stepped - self._within:
             self._end(moves=True)
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if not self._counts(optimizer):
+        if not self._counts(optimizer) or _is_within_step(optimizer):
             return
+        if optimizer in self._within:  # that one has failed
+            self._stepped.discard(optimizer)
         if optimizer in self._stepped:
             self._end(moves=False)
         self._within.add(optimizer)
@@ -126,6 +132,8 @@ class OptimizerSteps:
             self._listener._step_begins(in_closure=closure is not None)
 
     def _after(self, optimizer: Optimizer, *_: object) -> None:
+        if _is_within_step(optimizer):
+            return
         self._within.discard(optimizer)
         if not self._within and self._stepped and self._expected <= self._stepped:
             self._end(moves=True)
@@ -148,6 +156,16 @@ class OptimizerSteps:
             if free:
                 self._listener._others_step(optimizer, len(free))
         return False
+
+
+def _is_within_step(optimizer: Optimizer) -> bool:
+    """Says that this is called from within the optimizer's own step, as by `super().step()`."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_skipped(optimizer: Optimizer) -> bool:

@@ -25,6 +25,7 @@ from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.distributed import get_rank
@@ -75,6 +76,7 @@ _UNSEEN = (
 _UNSEEN_MOVES = 3  # before the first step is seen: a loop may set first values
 
 log = logging.getLogger("murmuration")
+_entered: WeakSet["Swarm"] = WeakSet()
 
 
 class Swarm:
@@ -183,6 +185,7 @@ class Swarm:
         self._identity: Identity | None = None
         self._lines = LoopLines(progress=progress)
         default_name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self._name, self._inside = name or default_name, False
 
         def terms() -> Terms:
             addresses = Addresses(listen, advertise, joins)
@@ -196,18 +199,19 @@ class Swarm:
                 public=addresses.public,
                 listen=addresses.listen,
             )
-            with Newcomer(joins, wait_s=wait_s, remembered=known, tell=self._warn) as newcomer:
+            with Newcomer(joins, wait_s=wait_s, remembered=known, tell=self.warn) as newcomer:
                 self._identity = admission.identity(newcomer)
                 return agree_on_terms(given, addresses, schema, newcomer, self._identity)
 
-        known = remembered(self._out, joins)
+        known = remembered(self._out, joins, self.warn)
         decided: Terms = agreed(terms) if is_site() else terms()
         self._config, first, found = decided
+        self._name = self._identity.name if self._identity else self._name
         self._manifest = Manifest.of(self._config, schema)
         self._fragments = fragments_of(schema, self._config)
         self._listen = listen
         self._node = NodeConfig(
-            peer=self._identity.name if self._identity else name or default_name,
+            peer=self.name,
             advertise=join_address(found.host, 0) if found else advertise,
             advertise_origin=found.origin if found else "",
             joins=first.peers(joins) if first else (),
@@ -222,7 +226,7 @@ class Swarm:
         )
         self._mailbox = Mailbox()
         self._session: Session | None = None
-        self._open, self._inside, self._resumes = ExitStack(), False, False
+        self._open, self._resumes = ExitStack(), False
         self._process = os.getpid()
         self._resumed_s, self._address, self._moves = 0.0, "", 0
         self._known: tuple[float, tuple[str, ...]] = (-inf, ())
@@ -288,6 +292,8 @@ class Swarm:
             self._open = opening.pop_all()
         atexit.register(self._end_with_program)
         self._open.callback(atexit.unregister, self._end_with_program)
+        _entered.add(self)
+        self._open.callback(_entered.discard, self)
         self._resumed_s = time.monotonic()
         self._replica.has_moved()
         return self
@@ -298,7 +304,7 @@ class Swarm:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._is_forked():
+        if self._is_forked() or not self._inside:
             self._open.pop_all()
             return
         with self._open:
@@ -310,6 +316,12 @@ class Swarm:
             else:
                 self._inside = False
                 self._loop.outer.handle(Stop(f"{type(error).__name__} in the training loop"))
+
+    @staticmethod
+    def leave_all() -> None:
+        """Leaves each Swarm of this process as the end of its block does, whatever its name."""
+        for each in list(_entered):
+            each.__exit__(None, None, None)
 
     def _end_with_program(self) -> None:
         """The program ends within the block, which was entered by hand."""
@@ -373,6 +385,8 @@ class Swarm:
         if not self._loop.trains:
             return
         self._replica.refresh()
+        if self._loop.in_step and self._config.plan.payload == "gradient":
+            self._loop.end_step(exchange=False)  # it has failed here, and the others have taken it
         self._loop.begin_step(self._resumed_s)
         if self._config.plan.payload == "gradient":
             if in_closure:
@@ -432,7 +446,7 @@ class Swarm:
     @property
     def name(self) -> str:
         """This peer's."""
-        return self._node.peer
+        return self._name
 
     @property
     def address(self) -> str:
@@ -703,6 +717,3 @@ class Swarm:
             tokens=None,
             device=str(next(iter(trained.values())).device),
         )
-
-    def _warn(self, text: str) -> None:
-        self._lines(new_event("warning", text=text))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from algorithms.fragments import TensorSpec
 from protos.addresses import is_loopback, is_wildcard, split_address, with_host
+from protos.events import NO_END
 from protos.identity import Identity
 from protos.manifest import first_difference
 from worker.addresses import FoundHost, find_host
@@ -22,7 +23,6 @@ from worker.newcomer import FirstAnswer, Newcomer, check_version
 from worker.tasks import OWN_LOOP
 from worker.training.config import KSEED
 from worker.views import PagePlace
-from worker.views.lines import NO_END
 
 
 @dataclass(frozen=True)

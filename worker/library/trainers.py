@@ -22,16 +22,12 @@ class TrainersSwarm:
     def enter(
         self, swarm: Swarm, schedule: int | None, step: int, saved: Mapping[str, Any] | None
     ) -> None:
-        """Joins or starts the run, or goes on with it.
+        """Joins or starts the run, or goes on with it. Raises as `Swarm`, and `load_state_dict`.
 
         Args:
             schedule: optimizer steps of the trainer, where it knows how many.
             step: where the trainer begins.
             saved: what its checkpoint has of the swarm.
-
-        Raises:
-            UsageError: that is of another run.
-            as `Swarm`.
         """
         self._ended_with = ""
         if saved is not None:
@@ -61,8 +57,8 @@ class TrainersSwarm:
             if every and follows_position(scheduler):
                 advance(scheduler, self.swarm.step // every - step // every)
                 continue
-            why = "steps once in an epoch, whose length is not known"
-            why = why if every is None else "does not follow the position in the run"
+            unknown = "steps once in an epoch, whose length is not known"
+            why = unknown if every is None else "does not follow the position in the run"
             self.swarm.warn(
                 f"{type(scheduler).__name__} {why}: {behind} steps of the run are left out in it"
             )

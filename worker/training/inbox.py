@@ -271,16 +271,9 @@ class Mailbox:
         except queue.Empty:
             return None
 
-    def poll_lease(self) -> LeaseMessage | Stop | None:
-        """train: the next message of a stream of samples if there is one. These have a queue of
-        their own, since others are for between two steps, and samples are drawn at any time."""
-        try:
-            return self._kept(self._to_share.get_nowait())
-        except queue.Empty:
-            return None
-
     def wait_lease(self) -> LeaseMessage | Stop:
-        """train: the next message of a stream of samples; at the end of the run always a Stop."""
+        """train: the next message of a stream of samples; at the end of the run always a Stop.
+        These have a queue of their own, since samples are drawn at any time."""
         return self._kept(self._to_share.get())
 
     def _kept(self, message: LeaseMessage | Stop) -> LeaseMessage | Stop:

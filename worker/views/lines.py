@@ -8,6 +8,7 @@ from datetime import datetime
 
 from protos.addresses import is_loopback, split_address
 from protos.events import (
+    NO_END,
     Event,
     float_of,
     int_of,
@@ -23,7 +24,6 @@ from protos.files import print_line
 from protos.text import shown
 from worker.views.place import page_words
 
-NO_END = 1 << 40  # steps of a run that ends when its loops do
 _SILENCE_S = 30.0
 _MAX_SEEN = 10_000
 _MAX_LINE = 500  # characters
@@ -177,7 +177,7 @@ def _put_back(event: Event) -> str:
 
 def _adopted(event: Event) -> str:
     nobody = event.get("confirmed_by") == []
-    alone = " (on its word alone: nobody else has it)" if nobody else ""
+    alone = " (no third peer has it, to compare)" if nobody else ""
     words = "took over {donor}'s state at step {step}: {reason}{alone}"
     if int_of(event, "rounds_given_up"):  # what this peer had trained, and the state has not got
         words += (

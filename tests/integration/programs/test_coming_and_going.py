@@ -145,7 +145,9 @@ def endless(peer: Peer) -> None:
     """Trains until it is killed, and says when it will find all others again."""
     first = {"inner_steps": 5, "min_peers": 2} if peer.index == 0 else {}
     with training(peer, **first) as (_, step):
-        while len(remembered(peer.out, [peer.address][: peer.index]).members) < peer.count - 1:
+        while (
+            len(remembered(peer.out, [peer.address][: peer.index], print).members) < peer.count - 1
+        ):
             step()
         peer.tell("remembers")
         while True:

@@ -112,7 +112,11 @@ def test_values_of_buffers_that_are_no_numbers_stay_at_home(
         ] * 3
 
 
-@row("a batch of NaN on one peer", "told", "its steps since the last round are undone and counted")
+@row(
+    "a batch of NaN or infinite values, or such a loss",
+    "told",
+    "its steps since the last round are undone and counted",
+)
 @pytest.mark.parametrize("loop", [streaming, onebit, noloco, gradients])
 def test_one_batch_on_one_peer_does_no_harm(
     tmp_path: Path, loop: Callable[[Peer], dict[str, object]]

@@ -26,7 +26,9 @@ def splits_at_random(peer: Peer) -> None:
 
 
 @row(
-    "`random_split` without a generator: a validation split leaks into training", "told", "by both"
+    "`random_split` without a generator: a validation split leaks into training",
+    "told",
+    "by both",
 )
 def test_a_split_that_differs_is_told(tmp_path: Path) -> None:
     outcomes = run(tmp_path, splits_at_random, splits_at_random)

@@ -38,15 +38,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         "two.example": [(V4, "192.0.2.7"), (V4, "192.0.2.8"), (V4, "192.0.2.7")],
         "both.example": [(V6, "2001:db8::7"), (V4, "192.0.2.7")],
         "six.example": [(V6, "2001:db8::7")],
+        "here.example": [(V4, "127.0.0.2"), (V4, "127.0.0.1")],
+        "127.0.0.1": [(V4, "127.0.0.1")],
     }
 
-    def look_up(host: str, port: None, type: int) -> list[object]:
+    def look_up(host: str, port: int | None, *_: int, **__: int) -> list[object]:
         hosts.append(host)
         if host == "silent.example":
             over.wait()
         if host not in known:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(family, type, 6, "", (place, 0)) for family, place in known[host]]
+        return [
+            (family, socket.SOCK_STREAM, 6, "", (place, port or 0)) for family, place in known[host]
+        ]
 
     monkeypatch.setattr(reach.socket, "getaddrinfo", look_up)
     monkeypatch.setattr(reach, "_look_ups", {})
@@ -75,10 +79,19 @@ def test_a_name_is_dialled_at_all_its_addresses(
     assert len(asked) == (1 if ".example" in address and "@" not in address else 0)
 
 
-def test_a_proxy_is_dialled_at_the_first_address_of_its_name(asked: list[str]) -> None:
+def test_a_proxy_is_dialled_at_that_address_of_its_name_which_answers(asked: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert numeric(f"here.example:{port}") == f"127.0.0.1:{port}"
     assert numeric("two.example:3128") == "192.0.2.7:3128"
     assert numeric("six.example:3128") == "[2001:db8::7]:3128"
     assert numeric("192.0.2.7:3128") == "192.0.2.7:3128"
+
+
+def test_whether_a_run_is_encrypted_is_not_asked_of_a_silent_name_for_long(
+    asked: list[str],
+) -> None:
+    assert not is_encrypted_run("silent.example:7700", 0.01)
 
 
 def test_a_name_that_nobody_knows_is_said_to_be_one(asked: list[str]) -> None:

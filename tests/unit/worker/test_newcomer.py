@@ -90,7 +90,7 @@ def test_one_that_was_a_member_tries_without_end_and_at_the_others_too() -> None
             first = asks.ask_run(None)
             assert asks.remembered == (other,)
     assert first.address == other
-    assert told[0].endswith("; trying until one does")
+    assert "; trying until one does (if all of them join, start one by `murmur up`" in told[0]
 
 
 def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone() -> None:
@@ -162,7 +162,21 @@ def test_nothing_is_started_where_nobody_is_asked() -> None:
         assert asks._thread is None
 
 
+def test_a_client_that_does_not_close_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_transport: GrpcTransport) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(newcomer, "_CLOSE_S", 0.01)
+    with peer() as address, Newcomer([address]) as asks:
+        asks.ask_run(None)
+        monkeypatch.setattr(GrpcTransport, "close", never)
+
+
 # ---------------------------------------------------------------------------- what is remembered
+
+
+def quiet(line: str) -> None:
+    raise AssertionError(line)
 
 
 def test_members_are_remembered_for_the_same_command(tmp_path: Path) -> None:
@@ -170,17 +184,17 @@ def test_members_are_remembered_for_the_same_command(tmp_path: Path) -> None:
     kept.keep(tmp_path)
     known = Remembered(RUN.run, ("a:1",), ("b:2", "d:4"))  # nobody dials a relayed one at once
     for contacts in (["a:1"], ["x:1", "a:1"], ["b:2"]):
-        assert remembered.remembered(tmp_path, contacts) == known
+        assert remembered.remembered(tmp_path, contacts, quiet) == known
     for contacts in (["x:1"], []):  # another run's, in the same folder
-        assert remembered.remembered(tmp_path, contacts) == NOTHING
-    assert remembered.remembered(None, ["a:1"]) == NOTHING
-    assert remembered.remembered(tmp_path / "new", ["a:1"]) == NOTHING
+        assert remembered.remembered(tmp_path, contacts, quiet) == NOTHING
+    assert remembered.remembered(None, ["a:1"], quiet) == NOTHING
+    assert remembered.remembered(tmp_path / "new", ["a:1"], quiet) == NOTHING
 
 
 def test_the_first_peer_of_a_run_remembers_too(tmp_path: Path) -> None:
     Remembered(RUN.run, (), ("b:2",)).keep(tmp_path)
-    assert remembered.remembered(tmp_path, []).members == ("b:2",)
-    assert remembered.remembered(tmp_path, ["x:1"]) == NOTHING
+    assert remembered.remembered(tmp_path, [], quiet).members == ("b:2",)
+    assert remembered.remembered(tmp_path, ["x:1"], quiet) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -204,10 +218,15 @@ def test_the_first_peer_of_a_run_remembers_too(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read_is_not_believed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "members.json").write_bytes(content)
-    assert remembered.remembered(tmp_path, ["a:1"]) == NOTHING
+    told: list[str] = []
+    assert remembered.remembered(tmp_path, ["a:1"], told.append) == NOTHING
+    assert told == [
+        f"{tmp_path}/members.json is damaged or cannot be read: its members of the run are not "
+        "tried"
+    ]
 
 
 def test_many_members_are_kept_as_a_few(tmp_path: Path) -> None:
     members = tuple(f"host{number}.example:7700" for number in range(4096))
     Remembered(RUN.run, ("a:1",), members).keep(tmp_path)
-    assert remembered.remembered(tmp_path, ["a:1"]).members == members[:32]
+    assert remembered.remembered(tmp_path, ["a:1"], quiet).members == members[:32]

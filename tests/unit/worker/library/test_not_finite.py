@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from murmuration import Swarm, UsageError
-from tests.support.peers import row
 
 NAN, INF = float("nan"), float("inf")
 STEPS, INNER_STEPS = 16, 4
@@ -77,7 +76,6 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     ]
 
 
-@row("a batch whose loss is NaN or infinite", "told", "the steps since the last round are undone")
 @pytest.mark.parametrize("at", [1, 4, 6, STEPS - 1, STEPS])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_one_batch_costs_some_steps_and_no_more(

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,19 @@ class Rows(Dataset[Any]):
         return (torch.tensor(index).reshape(-1),)
 
 
+class Chained(Sampler[int]):
+    """Draws from samplers in a list."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = [*parts]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.parts)
+
+
 def _seeded(peer: int) -> torch.Generator:
     return torch.Generator().manual_seed(peer)
 
@@ -108,6 +122,10 @@ SHARED: dict[str, tuple[Callable[[int], Any], int]] = {
     "fewer": (lambda _: _loader(RandomSampler(DATA, num_samples=60)), 60),
     "global generators": (lambda _: _loader(OfGlobals()), N),
     "a generator of its own": (lambda p: _loader(Held(p)), N),
+    "samplers in a list": (
+        lambda p: _loader(Chained(Held(p), RandomSampler(DATA, generator=_seeded(p)))),
+        2 * N,
+    ),
     "DistributedSampler of one": (
         lambda _: _loader(DistributedSampler(DATA, num_replicas=1, rank=0)),
         N,
@@ -205,6 +223,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "leave it out",
     ),
+    "in a list": (
+        lambda: _loader(Chained(DistributedSampler(DATA, num_replicas=2, rank=0))),
+        "DistributedSampler gives this process a part",
+    ),
     "another order each time": (lambda: _loader(Stateful()), r"set_epoch\(epoch\)"),
     "more than it says": (lambda: _loader(Says(5, 7)), "gives more samples"),
     "without end": (lambda: _loader(Says(5, 100)), "gives more samples"),
@@ -284,7 +306,7 @@ DIFFERENT: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("kind", DIFFERENT)
 @row(
-    "`random_split` without a generator; other data or another order on each peer",
+    "other data or another order on each peer",
     "told",
     "both say so once, and each draws all of its own",
 )

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -119,7 +120,36 @@ def test_an_optimizer_within_another_and_one_that_fails_count_once() -> None:
         with pytest.raises(ZeroDivisionError):
             twice.step(fail)
         twice.step()
-    assert listener.words == "[+][+][|[+]"
+    assert listener.words == "[+][+][[+]"
+
+
+def test_a_step_by_super_is_one_step() -> None:
+    model, listener = model_of(), Told()
+
+    class Own(SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step()
+
+    SGD(model.parameters(), lr=0.1)  # torch follows its own step by now
+    with UserReplica(model, own := Own(model.parameters(), lr=0.1)).followed(listener) as followed:
+        own.step()
+        own.step()
+        followed.finish()
+    assert listener.words == "[][]"
+
+
+def test_a_last_step_that_fails_is_none() -> None:
+    model, listener = model_of(), Told()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def fail() -> float:
+        raise ZeroDivisionError
+
+    with UserReplica(model, optimizer).followed(listener) as followed:
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(fail)
+        followed.finish()
+    assert listener.words == "["
 
 
 def test_a_fused_step_that_a_scaler_skips_is_none() -> None:

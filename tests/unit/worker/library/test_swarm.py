@@ -3,6 +3,7 @@
 import argparse
 import doctest
 import json
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,8 @@ from torch import nn
 
 import murmuration
 from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
+from tests.support.workers import free_addresses
+from worker import newcomer
 from worker.library import swarm, terms
 from worker.training import optimizers
 
@@ -190,6 +193,44 @@ def test_a_second_swarm_around_one_model_is_one_line_and_leaves_the_first_alone(
         one_step(model, optimizer)
         assert first.done
     assert "\n" not in str(refused.value)
+
+
+def test_a_swarm_whose_name_is_gone_can_be_left() -> None:
+    model, optimizer = model_of()
+    first = Swarm(model, optimizer).__enter__()
+    with pytest.raises(UsageError, match=r"by murmuration\.Swarm\.leave_all\(\)$"):
+        Swarm(model, optimizer).__enter__()
+    Swarm.leave_all()
+    first.__exit__(None, None, None)  # it has left
+    with Swarm(model, optimizer):
+        one_step(model, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's of itself
+def test_a_compiled_step_is_followed_without_a_warning_of_the_compilers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, optimizer = model_of()
+    step = torch.compile(optimizer.step, backend="eager")
+    with caplog.at_level(logging.WARNING), Swarm(model, optimizer, inner_steps=1) as swarm:
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            step()
+    assert swarm.step == 2
+    assert "Graph break" not in caplog.text
+
+
+def test_what_is_told_before_the_block_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newcomer, "_TELL_S", 0.0)
+    (address,) = free_addresses(1)
+    (tmp_path / "members.json").write_text("{")
+    with pytest.raises(PeersUnreachable):
+        Swarm(*model_of(), join=address, wait_s=0.1, out=tmp_path)
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert "members.json is damaged or cannot be read" in told[0]["text"]
+    assert told[1]["text"].startswith(f"nobody answers yet: {address}")
 
 
 def test_a_wrapper_of_a_model_in_a_swarm_is_the_same_model() -> None:

@@ -109,7 +109,7 @@ from worker.views.lines import PlainLines, SwarmLines, describe
         ),
         (
             {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead", "confirmed_by": []},
-            "took over w2's state at step 60: ahead (on its word alone: nobody else has it)",
+            "took over w2's state at step 60: ahead (no third peer has it, to compare)",
         ),
         (
             {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead",
