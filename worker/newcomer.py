@@ -238,6 +238,7 @@ class Newcomer:
         addresses = (*dict.fromkeys((*self.contacts, *self._known.members)),)
         asked = (self._glance(address, looks, timeout_s) for address in addresses)
         found = await asyncio.gather(*asked, return_exceptions=True)
+        self._problems = {a: self._problems[a] for a in addresses if a in self._problems}
         answers = [each for each in found if isinstance(each, FirstAnswer)]
         for address, each in zip(addresses, found, strict=True):
             strange = isinstance(each, IdentityError) and not answers and address in self.contacts

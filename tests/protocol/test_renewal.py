@@ -5,13 +5,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from protos import murmuration_pb2 as pb
 from protos.identity import Authority, Identity, Renewal, Role
 from tests.protocol.virtual_time import run
+from worker.identity.renewal import KeyHolders
+from worker.transport import Unreachable
 
 T = TypeVar("T")
 HOUR_S = 3600.0
@@ -75,3 +77,22 @@ def test_who_has_no_key_asks_once_a_minute_and_says_that_nobody_renews_it(tmp_pa
     assert there.held is there.first
     (warning,) = there.events
     assert "nobody that answers holds the run's key" in str(warning["text"])
+
+
+def test_those_that_may_hold_the_key_are_asked_in_their_order_until_one_gives_a_certificate() -> (
+    None
+):
+    asked: list[str] = []
+
+    class Transport:
+        async def call(self, address: str, *_: object) -> bytes:
+            asked.append(address)
+            if address == "coordinator":
+                raise Unreachable("it is away")
+            refusal = "" if address == "third" else "the key is not here"
+            return pb.EnrolReply(refusal=refusal, certificate=b"later").SerializeToString()
+
+    there: Any = Transport()
+    holders = KeyHolders(there, lambda: ["coordinator", "joined", "third", "fourth"])
+    assert run(holders.ask(pb.EnrolRequest())) == b"later"
+    assert asked == ["coordinator", "joined", "third"]

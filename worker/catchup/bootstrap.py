@@ -25,7 +25,7 @@ from worker.training.inbox import AllStarted, Published, SkipAhead, Started
 _HINT_S = 0.5
 _TELL_S = 2.0  # then it is said for whom the start waits
 _TELL_AGAIN_S = 30.0
-_DESERTED_S = 20.0  # without anybody that has begun the run, or would begin it
+DESERTED_S = 20.0  # without anybody that has begun the run, or would begin it
 _START_POLL_S = 0.05
 _TOGETHER_S = 5.0
 _REPAIR_S = 0.25
@@ -155,7 +155,7 @@ class Bootstrap:
         elif self._deserted_since is None:
             self._deserted_since = now
         since = self._deserted_since
-        return since is not None and now - since >= min(_DESERTED_S, self._config.wait_s)
+        return since is not None and now - since >= min(DESERTED_S, self._config.wait_s)
 
     async def _try_hints(self) -> None:
         known = {member.address for member in self._gossip.members if member.live}

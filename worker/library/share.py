@@ -24,7 +24,7 @@ from worker.wire import hash64
 
 T = TypeVar("T")
 
-_MOST_SAMPLES, _LEAST_BLOCKS = 1024, 128  # of a block, and of an epoch
+MOST_SAMPLES, LEAST_BLOCKS = 1024, 128  # of a block, and of an epoch
 _UNKNOWN_LENGTH = 8  # batches of a block where nobody knows the length
 
 
@@ -115,7 +115,7 @@ class Shares:
     ) -> SampleStream:
         if block is None:
             known = length is not None
-            block = max(1, min(_MOST_SAMPLES, (length or 0) // _LEAST_BLOCKS))
+            block = max(1, min(MOST_SAMPLES, (length or 0) // LEAST_BLOCKS))
             block = block if known else _UNKNOWN_LENGTH
         stream = SampleStream(
             hash64(f"{name}/{length}/{block}/{mark}".encode()), block, length, length is None, name

@@ -272,8 +272,7 @@ class Mailbox:
             return None
 
     def wait_lease(self) -> LeaseMessage | Stop:
-        """train: the next message of a stream of samples; at the end of the run always a Stop.
-        These have a queue of their own, since samples are drawn at any time."""
+        """train: the next message of a stream of samples; at the end of the run always a Stop."""
         return self._kept(self._to_share.get())
 
     def _kept(self, message: LeaseMessage | Stop) -> LeaseMessage | Stop:

@@ -60,7 +60,7 @@ def waits_for_all(peer: Peer) -> None:
 
 
 def joins(peer: Peer) -> int:
-    bootstrap._DESERTED_S = 1.0  # so that the test does not take half a minute
+    bootstrap.DESERTED_S = 1.0  # so that the test does not take half a minute
     with training(peer) as (swarm, step):
         for _ in range(H):
             step()

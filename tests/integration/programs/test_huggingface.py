@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import murmuration
@@ -124,10 +125,12 @@ def test_a_checkpoint_without_a_swarms_state_is_told(tmp_path: Path, caplog: Any
 
 def test_a_trainer_ends_with_the_anchor(tmp_path: Path, caplog: Any) -> None:
     callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
-    trainer = hf(tmp_path, [callback])
+    trainer = hf(tmp_path, [callback], save_strategy="steps", save_steps=STEPS)
     trainer.train()
     anchor, _, model = ends(callback.swarm, trainer.model)
     assert anchor == model
+    saved = load_file(tmp_path / f"checkpoint-{STEPS}/model.safetensors")
+    assert all(torch.equal(saved[n], p) for n, p in trainer.model.named_parameters())
     assert "does not hold" not in caplog.text
 
 

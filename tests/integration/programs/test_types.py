@@ -32,6 +32,24 @@ def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 2, dtype=dtype, device="cpu"))
 
 
+def draws_first_values(peer: Peer) -> list[list[float]]:
+    torch.manual_seed(peer.index)
+    model = model_of()
+    drawn = model[0].weight.flatten().tolist()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with murmuration.Swarm(model, optimizer, inner_steps=2, **peer.arguments):
+        return [drawn, model[0].weight.flatten().tolist()]
+
+
+@row("peers that draw other first parameters", "shared", "all begin with the first peer's by name")
+def test_all_begin_with_the_first_values_of_the_first_peer_by_name(tmp_path: Path) -> None:
+    (drawn, first), (others, second) = (
+        each.value for each in run(tmp_path, draws_first_values, draws_first_values)
+    )
+    assert drawn != others
+    assert first == second == drawn
+
+
 def default_float16(peer: Peer) -> list[float]:
     torch.set_default_dtype(torch.float16)
     return train(peer, model_of(), preset="streaming")

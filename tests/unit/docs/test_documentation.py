@@ -16,10 +16,14 @@ from protos.files import LOG_BYTES
 from protos.identity import TOKEN_USES, TOKEN_VALID_S
 from protos.identity.revocation import MOST
 from tests.support import programs_table
+from worker.catchup.bootstrap import DESERTED_S
 from worker.cli import cli
 from worker.config import parse_config
+from worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from worker.library.site import SiteRank
 from worker.manifest import PROTOCOL
+from worker.relay.choice import ChoiceConfig
+from worker.relay.service import SILENT_S
 from worker.relay.table import RelayLimits
 from worker.server import MOST_TUNNELS, TUNNELS_EACH
 from worker.session import AWAIT_OTHERS_S
@@ -122,6 +126,12 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
     ("page", "says"),
     [
         ("library", f"at most {AWAIT_OTHERS_S:g} s"),
+        ("library", f"1/{LEAST_BLOCKS} of the epoch, at most {MOST_SAMPLES} samples"),
+        ("commands", f"it waits {DESERTED_S:g} s for one of them"),
+        ("commands", f"within {SILENT_S:g} s if it falls silent"),
+        ("commands", f"each of its relays every {ChoiceConfig().try_s:g} s"),
+        ("commands", f"every {ChoiceConfig().measure_s / 60:g} minutes, R measures"),
+        ("commands", f"One that is {ChoiceConfig().better:g} times as fast as a relay"),
         ("commands", f"speaks protocol {PROTOCOL - 1}, and this version speaks {PROTOCOL}"),
         ("commands", f"At {LOG_BYTES >> 20} MiB a log"),
         ("commands", f"at most {RelayLimits().rate_mbps:g} Mbit/s for all together"),

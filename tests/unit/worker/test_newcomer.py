@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,27 @@ def test_how_long_to_try_is_for_the_user_to_say(wait_s: float) -> None:
     says = rf"^nobody answers: {address}: connection refused \(\d+ tries in \d.\d s\); check the "
     with Newcomer([address], wait_s=wait_s) as asks, pytest.raises(PeersUnreachable, match=says):
         asks.ask_run(None)
+
+
+def test_the_user_is_told_after_two_seconds_and_every_half_minute_until_two_minutes_are_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    now_s, told = 0.0, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    async def nobody() -> None:
+        """Answers."""
+
+    monkeypatch.setattr(newcomer, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(newcomer, "asyncio", SimpleNamespace(sleep=sleep))
+    asks = Newcomer(["a:1"], tell=lambda line: told.append(now_s))
+    with pytest.raises(PeersUnreachable):
+        asyncio.run(asks._until_answered(nobody))
+    assert (told, now_s) == ([2.0, 32.0, 62.0, 92.0], 120.0)
 
 
 def test_one_that_was_a_member_tries_without_end_and_at_the_others_too() -> None:

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from worker import supervision
+from worker import daemon, supervision
 from worker.supervision import Systemd, end_on_sigterm, few_open_files, is_noticed, leaving_on
+from worker.training.inbox import Mailbox, Stop
 
 PATIENCE_S = 60.0
 TOKEN = "a token"
@@ -197,3 +200,15 @@ def test_sigterm_before_there_is_anything_to_save_ends_with_0() -> None:
         assert ended.value.code == 0
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_second_signal_ends_a_worker_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(daemon.os, "_exit", ended.append)
+    worker: Any = SimpleNamespace(_interrupted_by=None, _mailbox=Mailbox(), _done=False)
+    with daemon.Worker._signals(worker):
+        signal.raise_signal(signal.SIGINT)
+        assert worker._mailbox.poll() == Stop("SIGINT")
+        assert ended == []
+        signal.raise_signal(signal.SIGTERM)
+    assert ended == [128 + signal.SIGTERM]

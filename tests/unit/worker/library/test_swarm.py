@@ -233,6 +233,14 @@ def test_what_is_told_before_the_block_is_in_the_log(
     assert told[1]["text"].startswith(f"nobody answers yet: {address}")
 
 
+def test_a_site_of_several_processes_averages_no_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terms, "is_site", lambda: True)
+    with pytest.raises(UsageError, match="use diloco or streaming between sites"):
+        Swarm(*model_of(), preset="ddp")
+
+
 def test_a_wrapper_of_a_model_in_a_swarm_is_the_same_model() -> None:
     model, optimizer = model_of()
     compiled = torch.compile(model, backend="eager")
