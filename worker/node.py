@@ -58,7 +58,6 @@ from worker.membership.io import GossipService
 from worker.membership.swim import MAX_MEMBERS
 from worker.pipeline.context import StageContext
 from worker.pipeline.node import StageNode
-from worker.pipeline.rebalancing import StageExchange
 from worker.relay.io import RelayedPeer
 from worker.relay.service import RelayService
 from worker.relay.table import RelayLimits, RelayTable
@@ -339,7 +338,6 @@ class Node:
         )
         self.stages = StageNode(
             context,
-            StageExchange.of(config.plan, config.stages, self._manifest.elements),
             publish=lambda profile: gossip.update(profile=profile),
         )
         self.server.calls["Control/Finished"] = self.stages.on_finished

@@ -3,8 +3,7 @@
 The model and its peers
 partition.py     which layers make up which stage, by parameters or measured cost, within memory
 pipeline.py      links, what a hop and a visit cost, who serves which stage with how much memory
-placement.py     a genetic search for who serves which stage
-assignment.py    its answer, turned to where an iteration is fastest; who joins or moves where
+assignment.py    who serves which stage at the beginning; who joins or moves where
 
 Routes
 route.py         a route, what it may not do, and how two routes trade
@@ -15,10 +14,9 @@ gradients.py     the gradient of a stage: sum and visits
 
 The search behind skip
 search.py        its phases in order; A and B: equal coverage, bounded memory
-planner.py       the best route of one microbatch alone, and what no routes can beat
-untangle.py      C: collisions, as a timetable finds them
-local_search.py  D: routes trade, and visits move to replicas with room
-scores.py        the simulated time that decides, effort spent, candidates rejected
+planner.py       the best route of one microbatch alone
+local_search.py  C: routes trade, and visits move to replicas with room
+scores.py        the simulated time that decides, and the effort spent
 
 Ref: arXiv:2502.19913.
 """

@@ -1,29 +1,27 @@
 """Which peer should serve which stage: at the beginning, when it joins, and when others are slow.
 
-At the beginning: the searched placement, turned to where it is fastest. The tour of a placement is
-a circle, so its score does not say which of its stages is stage 0 or which way round it goes; an
-iteration does. Each turn is judged by a quick search and a simulation.
-
-Later: a peer joins the slowest stage, moves only for a real gain, and of those that could move that
-one goes whose links fit best.
+At the beginning: a short search over placements, each of which is judged by a quick search of
+routes, and simulated. Later: a peer joins the slowest stage, and moves only for a real gain.
 
 Ref: Petals, arXiv:2209.01188: a joining server takes the blocks with the least throughput, and
-moves when that gains enough; ours: a stage is never left without a replica, and placement's score
-chooses among movers.
+moves when that gains enough; ours: a stage is never left without a replica.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from algorithms.skippipe.draws import Draws
 from algorithms.skippipe.pipeline import Costs, Floats, Links, Pipeline
-from algorithms.skippipe.placement import Groups, PlacementScore, place
 from algorithms.skippipe.route import Rules
 from algorithms.skippipe.routing import origins_in_turns, predict
 
+Groups = tuple[tuple[int, ...], ...]
+
 MOVE_GAIN = 1.2
-_JUDGING_EFFORT_S = 0.05
+_DRAWN, _SWAPS = 16, 32
+_JUDGING_EFFORT_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,8 +31,8 @@ class StageCandidates:
     Args:
         links: between them.
         message_bytes: of one microbatch's activations, and of their gradient.
-        exchange_s: what two replicas of a stage take to exchange its parameters, as a share of the
-            time of one wave of microbatches, shape (P, P); zeros leave it out.
+        exchange_s: what two replicas of a stage take to exchange its parameters, spread over the
+            iterations from one exchange to the next, shape (P, P); zeros leave it out.
         memory: of each peer, how many microbatches it may hold.
         forward_s, backward_s: of a visit of each stage on each peer, shape (P, S).
         loss_s: on each peer, shape (P,).
@@ -70,47 +68,85 @@ def propose_placement(
     rules: Rules,
     microbatches: int,
     *,
+    routing: str = "skip",
     seed: int = 0,
     shared_uplinks: bool = False,
 ) -> Groups:
-    """The peers of each stage.
+    """The peers of each stage: the best of some drawn placements, then of swaps of two peers.
+
+    Each is judged by its predicted iteration, after a quick search where routes are searched, and
+    by its slowest exchange inside a stage.
 
     Args:
         sizes: replicas of each stage.
-        rules: of the routes by which turns are judged.
+        rules: of the routes by which placements are judged.
         microbatches: of each replica of stage 0.
+        routing: by which they go.
 
     Raises:
         ValueError: sizes that do not add up to the peers.
     """
-    edge_s = candidates.links.edge_s(candidates.message_bytes)
-    placement = place(sizes, edge_s, candidates.exchange_s, seed=seed)
+    peers, exchange_s = range(candidates.links.peers), candidates.exchange_s
+    if sum(sizes) != len(peers) or min(sizes) < 1:
+        raise ValueError(f"stages of sizes {tuple(sizes)} do not share out {len(peers)} peers")
 
-    def iteration_s(stages: Groups) -> float:
+    def judged(stages: Groups) -> tuple[float, Groups]:
         pipeline = candidates.pipeline(stages)
-        return predict(
+        told = predict(
             pipeline,
             rules,
             origins_in_turns(pipeline, microbatches),
-            "skip",
+            routing,
             seed,
             shared_uplinks=shared_uplinks,
             effort_s=_JUDGING_EFFORT_S,
-        ).iteration_s
+        )
+        slowest_s = max(exchange_s[np.ix_(group, group)].max() for group in stages)
+        return told.iteration_s + float(slowest_s), stages
 
-    return min(_turned(placement.stages), key=lambda stages: (iteration_s(stages), stages))
+    draws = Draws(seed)
+    best = min(judged(_cut(draws.shuffled(peers), sizes)) for _ in range(_DRAWN))
+    for _ in range(_SWAPS if len(sizes) > 1 else 0):
+        best = min(best, judged(_swapped(best[1], draws)))
+    return best[1]
 
 
-def _turned(stages: Groups) -> Iterator[Groups]:
-    """The circle from each of its stages and either way, where that keeps the stages' sizes."""
-    sizes = list(map(len, stages))
-    seen = set()
-    for circle in (stages, stages[::-1]):
-        for begin in range(len(circle)):
-            turned = (*circle[begin:], *circle[:begin])
-            if turned not in seen and list(map(len, turned)) == sizes:
-                seen.add(turned)
-                yield turned
+def stage_sizes(peers: int, stage_load_s: Sequence[float]) -> tuple[int, ...]:
+    """How many replicas each stage gets: the next peer always goes to the most loaded stage.
+
+    Args:
+        peers: at least one for each stage.
+        stage_load_s: of each stage, the time of a visit times how often it is visited.
+
+    Raises:
+        ValueError: fewer peers than stages.
+    """
+    if peers < len(stage_load_s):
+        raise ValueError(f"{peers} peers cannot serve {len(stage_load_s)} stages: add peers")
+    sizes = [1] * len(stage_load_s)
+    for _ in range(peers - len(sizes)):
+        loads_s = [load_s / size for load_s, size in zip(stage_load_s, sizes, strict=True)]
+        sizes[loads_s.index(max(loads_s))] += 1
+    return tuple(sizes)
+
+
+def _cut(peers: Sequence[int], sizes: Sequence[int]) -> Groups:
+    groups, begin = [], 0
+    for size in sizes:
+        groups.append(tuple(sorted(peers[begin : begin + size])))
+        begin += size
+    return tuple(groups)
+
+
+def _swapped(groups: Groups, draws: Draws) -> Groups:
+    """Two peers of two groups change places."""
+    one = draws.below(len(groups))
+    other = (one + 1 + draws.below(len(groups) - 1)) % len(groups)
+    mine, theirs = draws.one_of(groups[one]), draws.one_of(groups[other])
+    changed = list(groups)
+    changed[one] = tuple(sorted({*groups[one], theirs} - {mine}))
+    changed[other] = tuple(sorted({*groups[other], mine} - {theirs}))
+    return tuple(changed)
 
 
 @dataclass(frozen=True)
@@ -157,20 +193,3 @@ def stage_to_move_to(
     return MoveDecision(
         there, f"stage {there} is the slowest, at {totals[there]:.3g} microbatches/s"
     )
-
-
-def best_mover(movers: Sequence[int], to: int, stages: Groups, score: PlacementScore) -> int:
-    """The one after whose move the swarm's placement scores best; the first of equals.
-
-    Args:
-        movers: each on a stage with other replicas.
-        to: the stage that is to have one of them.
-        stages: the peers of each; those that have none are no part of the tour.
-    """
-
-    def moved(peer: int) -> Groups:
-        groups = [tuple(each for each in group if each != peer) for group in stages]
-        groups[to] = tuple(sorted((*groups[to], peer)))
-        return tuple(group for group in groups if group)
-
-    return min(movers, key=lambda peer: score.of(moved(peer)))

@@ -4,7 +4,6 @@ Coverage says how often each stage and each peer is visited. The draws are the s
 and Python version.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import TypeVar
@@ -52,17 +51,6 @@ def stage_quota(routes: int, rules: Rules, seed: int = 0) -> tuple[int, ...]:
     # Of n places in a circle, those with (place * more) mod n < more are `more`, evenly spread.
     extra = ((stage - seed) * more % others < more for stage in range(others))
     return (routes, *(each + one for one in extra))
-
-
-def fewest_visits(pipeline: Pipeline, rules: Rules, origins: Sequence[int]) -> int:
-    """Of any stage but 0: in each whole wave all slots share their visits evenly.
-
-    A last wave that is not whole may pass a stage by.
-    """
-    begun = Counter(origins)
-    slots = sum(min(pipeline.memory[origin], count) for origin, count in begun.items())
-    waves = min(max(1, count // pipeline.memory[origin]) for origin, count in begun.items())
-    return waves * (slots * (rules.visited - 1) // max(1, rules.stages - 1))
 
 
 def peer_limits(pipeline: Pipeline, quota: Sequence[int]) -> tuple[int, ...]:

@@ -21,7 +21,6 @@ from heapq import heapify, heapreplace
 
 from algorithms.skippipe.draws import Draws, even_stage_sets, peer_limits, stage_quota
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.planner import lower_bound_s, uplink_bound_s
 from algorithms.skippipe.route import Route, Rules
 from algorithms.skippipe.search import EFFORT_S, Found, search_routes
 from algorithms.skippipe.simulator import Timeline, simulate
@@ -131,7 +130,6 @@ class RoutingPrediction:
         rules: those that its routes keep.
         routes: of each microbatch, in the order of the origins.
         timeline: what each peer computes, and when.
-        bound_s: no routes within the rules take less.
         found: what the search says of its answer, if there was one.
     """
 
@@ -139,18 +137,12 @@ class RoutingPrediction:
     rules: Rules
     routes: tuple[Route, ...]
     timeline: Timeline
-    bound_s: float
     found: Found | None = None
 
     @cached_property
     def iteration_s(self) -> float:
         """Until the last microbatch has finished."""
         return self.timeline.iteration_s
-
-    @property
-    def of_bound(self) -> float:
-        """How many times the lower bound it takes; 1 is optimal."""
-        return self.iteration_s / self.bound_s
 
     @cached_property
     def utilization(self) -> tuple[float, ...]:
@@ -198,15 +190,11 @@ def predict(
         routes = found.routes
     else:
         routes = tuple(ROUTINGS[routing](pipeline, kept, origins, seed))
-    bound_s = lower_bound_s(pipeline, kept, origins)
-    if shared_uplinks:
-        bound_s = max(bound_s, uplink_bound_s(pipeline, kept, origins))
     return RoutingPrediction(
         routing=routing,
         rules=kept,
         routes=routes,
         timeline=simulate(pipeline, routes, shared_uplinks=shared_uplinks),
-        bound_s=bound_s,
         found=found,
     )
 

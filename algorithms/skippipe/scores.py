@@ -1,37 +1,24 @@
 """How long an iteration takes with given routes: the slots' routes, simulated wave after wave."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import Route
 from algorithms.skippipe.simulator import finish_times
 
 
-@dataclass(frozen=True)
-class Rejection:
-    """Args: phase: `stages`, `memory`, `collisions` or `trades`. reason: in words."""
-
-    phase: str
-    reason: str
-
-
 @dataclass
-class Journal:
+class Budget:
     """Effort is counted from operations and not by a clock: all machines stop at the same place.
 
     Args:
         effort_s: what may be spent, in seconds of one usual core, about.
         spent_s: what was spent.
-        rejections: in order.
     """
 
     effort_s: float
     spent_s: float = 0.0
-    rejections: list[Rejection] = field(default_factory=list)
-
-    def reject(self, phase: str, reason: str) -> None:
-        self.rejections.append(Rejection(phase, reason))
 
     def spend(self, effort_s: float) -> None:
         self.spent_s += effort_s
@@ -72,7 +59,7 @@ class Scores:
 
     Args:
         slots: of each microbatch of the iteration.
-        journal: where the effort is counted.
+        budget: where the effort is counted.
         shared_uplinks: as in `simulate`.
     """
 
@@ -80,24 +67,20 @@ class Scores:
         self,
         pipeline: Pipeline,
         slots: Sequence[int],
-        journal: Journal,
+        budget: Budget,
         *,
         shared_uplinks: bool = False,
     ) -> None:
-        self._pipeline, self._slots, self._journal = pipeline, slots, journal
+        self._pipeline, self._slots, self._budget = pipeline, slots, budget
         self._shared_uplinks = shared_uplinks
         self._known: dict[tuple[Route, ...], list[float]] = {}
-
-    def knows(self, routes: tuple[Route, ...]) -> bool:
-        """Whether these were simulated before."""
-        return routes in self._known
 
     def finish_s(self, routes: tuple[Route, ...]) -> list[float]:
         """Of each microbatch, when its last backward ends."""
         known = self._known.get(routes)
         if known is None:
             steps = sum(2 * len(routes[slot].peers) + 1 for slot in self._slots)
-            self._journal.spend(_VISIT_EFFORT_S * steps)
+            self._budget.spend(_VISIT_EFFORT_S * steps)
             known = finish_times(
                 self._pipeline,
                 [routes[slot] for slot in self._slots],

@@ -3,12 +3,11 @@
     root  every slot's best route by itself
     A     stages: surplus visits are banned until every stage is visited equally often
     B     memory: the same for peers, within the stages that A chose
-    C     collisions: conflict-based search over who waits, goes around or trades (untangle.py)
-    D     steps: routes trade replicas, stages or ways, or move a visit (local_search.py)
+    C     steps: routes trade replicas, stages or ways, or move a visit (local_search.py)
 
 Each microbatch of an origin takes one of its slots in turn: as many as it has memory for. Waves of
-microbatches repeat the slots' routes. The answer is judged by the event simulator and set against
-a lower bound. Nothing is measured by a clock: the same arguments give the same routes everywhere.
+microbatches repeat the slots' routes. The event simulator judges. Nothing is measured by a clock:
+the same arguments give the same routes everywhere.
 
 A and B: where a limit is exceeded, the surplus is banned from there and planned again. The fastest
 routes go first, as they can best afford a detour; in a second branch those whose detour is least.
@@ -23,10 +22,9 @@ from dataclasses import dataclass
 from algorithms.skippipe.draws import even_stage_sets, peer_limits, stage_quota
 from algorithms.skippipe.local_search import LocalSearch
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.planner import Planner, lower_bound_s
+from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.scores import Journal, Rejection, Scores, plan_effort_s, slots_of
-from algorithms.skippipe.untangle import Untangling
+from algorithms.skippipe.scores import Budget, Scores, plan_effort_s, slots_of
 
 EFFORT_S = 2.0
 WIDTH = 3
@@ -39,30 +37,20 @@ class Found:
     Args:
         routes: of each microbatch, in the order of the origins that were asked for.
         iteration_s: simulated.
-        bound_s: no routes within the rules take less.
         first_s: simulated, of the first routes that kept all limits.
-        rejections: what was not followed, and why.
         spent_s: effort, in seconds of one usual core, about; counted, not measured.
     """
 
     routes: tuple[Route, ...]
     iteration_s: float
-    bound_s: float
     first_s: float
-    rejections: tuple[Rejection, ...]
     spent_s: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times the lower bound it takes; 1 is optimal."""
-        return self.iteration_s / self.bound_s
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Args: what: in words. peers: whose visits count. most: how many of the routes may visit."""
+    """Args: peers: whose visits count. most: how many of the routes may visit."""
 
-    what: str
     peers: frozenset[int]
     most: int
 
@@ -96,24 +84,20 @@ def search_routes(
         ValueError: other stages than the pipeline's, or an origin that is not on stage 0.
     """
     _check(pipeline, rules, origins)
-    journal = Journal(effort_s)
+    budget = Budget(effort_s)
     slots, slot_origins = slots_of(origins, pipeline)
-    scores = Scores(pipeline, slots, journal, shared_uplinks=shared_uplinks)
+    scores = Scores(pipeline, slots, budget, shared_uplinks=shared_uplinks)
     planner = Planner(pipeline, rules)
     quota = stage_quota(len(slot_origins), rules, seed)
     limits = peer_limits(pipeline, quota)
-    drafts = _drafts(pipeline, rules, slot_origins, quota, limits, planner, journal, seed)
+    drafts = _drafts(pipeline, rules, slot_origins, quota, limits, planner, budget, seed)
     first = min(drafts, key=lambda draft: scores.score(draft.routes))
-    untangling = Untangling(pipeline, planner, scores, limits, journal)
-    routes = untangling.run(first.routes, first.banned)
-    routes = LocalSearch(pipeline, rules, scores, slots, limits, journal, seed).run(routes)
+    routes = LocalSearch(pipeline, rules, scores, slots, limits, budget, seed).run(first.routes)
     return Found(
         routes=tuple(routes[slot] for slot in slots),
         iteration_s=scores.score(routes)[0],
-        bound_s=lower_bound_s(pipeline, rules, origins),
         first_s=scores.score(first.routes)[0],
-        rejections=tuple(journal.rejections),
-        spent_s=journal.spent_s,
+        spent_s=budget.spent_s,
     )
 
 
@@ -133,18 +117,17 @@ def _drafts(
     quota: Sequence[int],
     limits: Sequence[int],
     planner: Planner,
-    journal: Journal,
+    budget: Budget,
     seed: int,
 ) -> list[Draft]:
     """Phases A and B; where they find nothing, visits are dealt out evenly."""
     free = frozenset[int]()
     plan_s = plan_effort_s(pipeline, rules.visited)
     stage_limits = [
-        Limit(f"stage {stage}", frozenset(pipeline.stages[stage]), quota[stage])
-        for stage in range(1, rules.stages)
+        Limit(frozenset(pipeline.stages[stage]), quota[stage]) for stage in range(1, rules.stages)
     ]
     peer_loads = [
-        Limit(f"peer {peer}", frozenset([peer]), limits[peer])
+        Limit(frozenset([peer]), limits[peer])
         for replicas in pipeline.stages[1:]
         for peer in replicas
     ]
@@ -156,14 +139,12 @@ def _drafts(
     root = Draft(tuple(route for route in alone if route), (free,) * len(alone))
     assert len(root.routes) == len(alone), "rules admit a route from every origin"
     equally_visited = keep_limits(
-        [root], stage_limits, planner, journal, phase="stages", plan_effort_s=plan_s, share=0.25
+        [root], stage_limits, planner, budget, plan_effort_s=plan_s, share=0.25
     )
     chosen = [[route.stages(pipeline) for route in draft.routes] for draft in equally_visited]
     chosen.append(drawn)
     frozen = [_frozen(slot_origins, stages, pipeline, planner) for stages in chosen]
-    held = keep_limits(
-        frozen, peer_loads, planner, journal, phase="memory", plan_effort_s=plan_s, share=0.5
-    )
+    held = keep_limits(frozen, peer_loads, planner, budget, plan_effort_s=plan_s, share=0.5)
     return held or [_dealt(draft, pipeline, limits) for draft in frozen]
 
 
@@ -205,27 +186,24 @@ def keep_limits(
     drafts: Sequence[Draft],
     limits: Sequence[Limit],
     planner: Planner,
-    journal: Journal,
+    budget: Budget,
     *,
-    phase: str,
     plan_effort_s: float,
     share: float,
 ) -> list[Draft]:
     """Drafts that keep all limits, best first; empty if none was found within the effort."""
     frontier = list(drafts)
     kept: list[Draft] = []
-    while frontier and not kept and journal.has_left(share):
+    while frontier and not kept and budget.has_left(share):
         children: dict[tuple[Route, ...], Draft] = {}
         for draft in frontier:
             over = _worst(draft, limits)
             if over is None:
                 kept.append(draft)
                 continue
-            for child in _branches(draft, over, planner, journal, phase, plan_effort_s):
+            for child in _branches(draft, over, planner, budget, plan_effort_s):
                 children.setdefault(child.routes, child)
         ranked = sorted(children.values(), key=lambda draft: _cost(draft, planner))
-        for draft in ranked[WIDTH:]:
-            journal.reject(phase, f"{WIDTH} better drafts than {_cost(draft, planner)[0]:.3f} s")
         frontier = ranked[:WIDTH]
     return sorted(kept, key=lambda draft: _cost(draft, planner))
 
@@ -251,8 +229,7 @@ def _branches(
     draft: Draft,
     over: Limit,
     planner: Planner,
-    journal: Journal,
-    phase: str,
+    budget: Budget,
     plan_effort_s: float,
 ) -> Iterator[Draft]:
     visitors = _visitors(draft, over)
@@ -260,16 +237,11 @@ def _branches(
     for index in visitors:
         route, banned = draft.routes[index], draft.banned[index] | over.peers
         detour = planner.best(route.origin, banned, visited=len(route.peers))
-        journal.spend(plan_effort_s)
-        if detour is None:
-            journal.reject(phase, f"route {index} has no other way than by {over.what}")
-        else:
+        budget.spend(plan_effort_s)
+        if detour is not None:
             detours[index] = detour
     surplus = len(visitors) - over.most
     if len(detours) < surplus:
-        journal.reject(
-            phase, f"{over.what}: {surplus} visits too many, {len(detours)} routes can do without"
-        )
         return
     before_s = {index: planner.loop_s(draft.routes[index]) for index in detours}
     fastest = sorted(detours, key=lambda index: (before_s[index], index))

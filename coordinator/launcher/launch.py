@@ -184,7 +184,7 @@ class Launch:
             shared += ["--set", setting]
         placed = list(self.held)
         if self.stages and not placed:
-            placed = stages_of(self.link_of(), self.workers, self.stages)
+            placed = stages_of(self.link_of(), self.workers, self.stages, self.routing or "full")
         commands = {}
         for index, (name, address) in enumerate(zip(self.names, addresses, strict=True)):
             place = (places or {}).get(name, Place(address))
@@ -275,12 +275,15 @@ def ask_worker(
     return answer
 
 
-def stages_of(links: Mapping[str, Link | None], workers: int, stages: int) -> list[int]:
-    """The stage of each worker, in turns; on links of their own, where the way round is shortest.
+def stages_of(
+    links: Mapping[str, Link | None], workers: int, stages: int, routing: str
+) -> list[int]:
+    """The stage of each worker, in turns; on links of their own, where an iteration is shortest.
 
     Args:
         links: by name, `w0`, `w1`, ...; empty or all alike leaves them in turns.
         workers: a multiple of `stages`.
+        routing: of the run.
     """
     known = [links.get(f"w{index}") for index in range(workers)]
     if len(set(known)) < 2:
@@ -305,6 +308,7 @@ def stages_of(links: Mapping[str, Link | None], workers: int, stages: int) -> li
         (workers // stages,) * stages,
         Rules(stages=stages, visited=stages),
         _MICROBATCHES,
+        routing=routing,
         shared_uplinks=True,
     )
     stage_of = {worker: stage for stage, served in enumerate(placed) for worker in served}

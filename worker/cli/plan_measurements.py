@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.link import Link
+from algorithms.skippipe.assignment import Groups
 from algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Floats, Links
-from algorithms.skippipe.placement import Groups
 from worker.errors import UsageError
 
 RECOMPUTED_RATIO = 1 + BACKWARD_RATIO  # a backward computes its stage's forward again

@@ -1,7 +1,6 @@
 """`murmur plan --stages`: the swarm that is described, and an iteration of it with each routing."""
 
 import json
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from algorithms.codecs import codec_by_name
 from algorithms.link import Link
-from algorithms.skippipe.assignment import StageCandidates, propose_placement
+from algorithms.skippipe.assignment import StageCandidates, propose_placement, stage_sizes
 from algorithms.skippipe.pipeline import LOSS_RATIO, Floats, Links, Pipeline
-from algorithms.skippipe.placement import stage_sizes
 from algorithms.skippipe.route import Rules, visited_stages
 from algorithms.skippipe.routing import ROUTINGS, origins_in_turns, predict
 from algorithms.skippipe.search import EFFORT_S
@@ -146,7 +144,7 @@ def case_of(run: StagedRun) -> StageCase:
     swarm = StageCandidates(
         links=known.links,
         message_bytes=_first(options.activation_bytes, known.activation_bytes, of_model),
-        exchange_s=_exchange_s(known, model, run.config, math.ceil(microbatches / min(memory))),
+        exchange_s=_exchange_s(known, model, run.config),
         memory=memory,
         forward_s=np.broadcast_to(visits.forward_s, rows),
         backward_s=np.broadcast_to(visits.backward_s, rows),
@@ -242,14 +240,12 @@ def _model(known: Measurements, stages: int, run: StagedRun) -> StagedModel | No
     return None
 
 
-def _exchange_s(
-    known: Measurements, model: StagedModel | None, config: "Config", waves: int
-) -> Floats:
-    """Of a stage's parameters, as a share of a wave: once in H iterations of `waves` waves each."""
+def _exchange_s(known: Measurements, model: StagedModel | None, config: "Config") -> Floats:
+    """Of a stage's parameters, spread over the H iterations from one exchange to the next."""
     if model is None or config.plan.exchange == "none":
         return np.zeros_like(known.links.latency_s)
     size = codec_by_name(config.plan.codec).encoded_bytes(model.stage_parameters)
-    return known.links.edge_s(size) / (config.plan.inner_steps * waves)
+    return known.links.edge_s(size) / config.plan.inner_steps
 
 
 def _visits(

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from algorithms.skippipe.assignment import StageCandidates
+from algorithms.skippipe.assignment import Groups, StageCandidates
 from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.placement import Groups
 from algorithms.skippipe.route import Rules
 from algorithms.skippipe.routing import RoutingPrediction
 from algorithms.skippipe.simulator import Kind
@@ -70,10 +69,6 @@ class RoutingRow:
     def iteration_s(self) -> float:
         """Mean over the draws."""
         return sum(draw.iteration_s for draw in self.draws) / len(self.draws)
-
-    @property
-    def of_bound(self) -> float:
-        return self.iteration_s / self.first.bound_s
 
     @cached_property
     def utilization(self) -> tuple[float, ...]:
@@ -173,8 +168,6 @@ class StagesReport:
             "iteration_s": row.iteration_s,
             "draws": len(row.draws),
             "of_full": self.of_full(row),
-            "bound_s": first.bound_s,
-            "of_bound": row.of_bound,
             "utilization": row.mean_utilization,
             "utilization_of_peers": list(row.utilization),
             "in_flight_of_peers": list(row.peak),
@@ -184,7 +177,6 @@ class StagesReport:
             told["search"] = {
                 "effort_s": first.found.spent_s,
                 "first_s": first.found.first_s,
-                "rejected": len(first.found.rejections),
             }
         return told
 
@@ -231,8 +223,7 @@ def remarks(report: StagesReport) -> list[str]:
     assert found is not None, "skip is searched"
     lines = [
         f"skip: {found.spent_s:.2g} s of search, about; from {seconds(found.first_s)} to "
-        f"{seconds(found.iteration_s)}, {skip.of_bound:.2f} times the lower bound; "
-        f"{count(len(found.rejections), 'candidate')} rejected",
+        f"{seconds(found.iteration_s)}",
         f"random: mean of {len(report.rows['random'].draws)} draws",
     ]
     working = {peer for route in skip.first.routes for peer in route.peers}
@@ -289,7 +280,7 @@ def cut_remark(cuts: StageCuts) -> str:
 
 
 def _routings_table(report: StagesReport) -> str:
-    heads = ["visits", "iteration", "of full", "bound", "of bound", "utilization", "in flight"]
+    heads = ["visits", "iteration", "of full", "utilization", "in flight"]
     if report.better is not None:
         heads += ["placed better", "of full"]
     rows = []
@@ -300,8 +291,6 @@ def _routings_table(report: StagesReport) -> str:
             _visits(row.first.rules),
             seconds(row.iteration_s),
             f"{report.of_full(row):.2f}",
-            seconds(row.first.bound_s),
-            f"{row.of_bound:.2f}",
             f"{_whole(row.mean_utilization)} ({' to '.join(each)})",
             str(max(row.peak)),
         ]

@@ -14,7 +14,7 @@ from worker.pipeline.forwarder import Forwarder
 from worker.pipeline.origin import RouteOrigin
 from worker.pipeline.planner import RoutePlanner
 from worker.pipeline.profile import PROBE_BYTES, LinkProber
-from worker.pipeline.rebalancing import OrphanedStages, Rebalancer, StageExchange
+from worker.pipeline.rebalancing import OrphanedStages, Rebalancer
 from worker.pipeline.server import StageServer
 from worker.training.inbox import IterationStarted, StageJobDone
 from worker.transport import Stream, TransportError
@@ -26,13 +26,10 @@ class StageNode:
     """What a node does for its stage. io thread only.
 
     Args:
-        exchange: of a stage's parameters, by which placement is judged.
         publish: takes this peer's profile, packed, to be gossiped.
     """
 
-    def __init__(
-        self, context: StageContext, exchange: StageExchange, publish: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, context: StageContext, publish: Callable[[bytes], None]) -> None:
         self.context, self._publish = context, publish
         self.tracker, self.planner = IterationTracker(), RoutePlanner(context)
         self._forwarder = Forwarder(context)
@@ -40,7 +37,7 @@ class StageNode:
         self._origin = RouteOrigin(context, self.tracker, self._forwarder, self.planner)
         self._barrier = BarrierReceiver(context.run, self.tracker, self.tick)
         self._prober = LinkProber(context.me, context.measurements.measured_at)
-        self._rebalancer = Rebalancer(context.me, context.config.count, exchange)
+        self._rebalancer = Rebalancer(context.me, context.config.count)
         self._orphaned = OrphanedStages(context.config.count)
         self._tasks = Tasks()
 

@@ -105,16 +105,6 @@ def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
     )
 
 
-def measured_share(snapshot: NetworkSnapshot) -> float:
-    """Of the pairs of peers, how many know their latency, and a rate one way at least."""
-    if len(snapshot.peers) < 2:
-        return 0.0
-    rate = _known_rate(snapshot.peers, snapshot.profiles)
-    known = ~np.isnan(_known_latency_s(snapshot.peers, snapshot.profiles) + np.fmax(rate, rate.T))
-    np.fill_diagonal(known, False)
-    return float(known.sum()) / (known.size - len(known))
-
-
 def links_document(snapshot: NetworkSnapshot, config: StagesConfig) -> dict[str, object]:
     """What `murmur plan --links` reads: plain values, None for what nobody has measured."""
     peers, profiles = snapshot.peers, snapshot.profiles

@@ -5,27 +5,18 @@ peers know may differ for as long as gossip takes: the same peer has to be the o
 while before it does.
 """
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 
-import numpy as np
-
-from algorithms.codecs import codec_by_name
-from algorithms.plan import Plan
-from algorithms.skippipe.assignment import best_mover, stage_to_join, stage_to_move_to
-from algorithms.skippipe.pipeline import Floats
-from algorithms.skippipe.placement import PlacementScore
+from algorithms.skippipe.assignment import stage_to_join, stage_to_move_to
 from protos import murmuration_pb2 as pb
 from protos.documents import STATUS_BYTES
 from worker import wire
 from worker.membership import Health, Member, Phase
 from worker.pipeline.config import StagesConfig
-from worker.pipeline.planner import links_of, measured_share, snapshot_of
 from worker.pipeline.profile import Profile
 from worker.training.inbox import StageMove
 from worker.transport import Transport, TransportError
@@ -38,9 +29,6 @@ _END_S = 20.0  # without stage 0: time for one of its replicas to start again
 _EVEN_S = 20.0  # that a stage is slower: newcomers go there by themselves
 _TURN_S = 20.0  # for a peer that has left to move, before another is chosen
 _LOOK_S = 2.0  # between two choices of movers: large swarms have news all the time
-
-_ENOUGH = 0.5  # of the links, measured, to choose by them
-_NEAR_S = 0.01  # hops that take less count alike: such figures tell of machines, not of links
 
 
 def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
@@ -126,44 +114,17 @@ class OrphanedStages:
         return now - self._since.get(0, now) >= _END_S
 
 
-@dataclass(frozen=True)
-class StageExchange:
-    """What replicas of a stage exchange of its parameters, the same for all stages.
-
-    Args:
-        message_bytes: to a replica; 0 where nothing is exchanged.
-        every_iterations: H.
-        microbatches: of an origin and iteration.
-    """
-
-    message_bytes: int
-    every_iterations: int
-    microbatches: int
-
-    @classmethod
-    def of(cls, plan: Plan, stages: StagesConfig, elements: int) -> "StageExchange":
-        """Args: elements: of the whole model; stages are about equal."""
-        codec = codec_by_name(plan.codec)
-        return cls(
-            message_bytes=0
-            if plan.exchange == "none"
-            else codec.encoded_bytes(elements // stages.count),
-            every_iterations=plan.inner_steps,
-            microbatches=stages.microbatches,
-        )
-
-
 class StageAssignment:
     """The peers that train and their stages, and which of them had better serve another.
 
-    Where fewer than half of the links between them are measured, the last by name moves.
+    Of those that could move it is the last by name.
 
     Args:
         members: those peers; stages: how many there are.
     """
 
-    def __init__(self, members: Iterable[Member], stages: int, exchange: StageExchange) -> None:
-        self._members, self._exchange = sorted(members, key=lambda member: member.peer), exchange
+    def __init__(self, members: Iterable[Member], stages: int) -> None:
+        self._members = sorted(members, key=lambda member: member.peer)
         self._stage_of = [member.stage for member in self._members]
         self._stages = stages
 
@@ -174,7 +135,7 @@ class StageAssignment:
         for stage in orphaned:
             if not (spare := self._spare()):
                 break
-            mover = self._best(spare, stage)
+            mover = spare[0]
             self._stage_of[mover] = stage
             movers[stage] = self._members[mover].peer
         return movers
@@ -195,7 +156,7 @@ class StageAssignment:
         if not gaining:
             return None
         to = 1 + next(stage for stage in moves.values() if stage is not None)
-        return self._members[self._best(gaining, to)].peer, to
+        return self._members[gaining[0]].peer, to
 
     def _spare(self) -> list[int]:
         replicas = Counter(self._stage_of)
@@ -206,29 +167,6 @@ class StageAssignment:
         able = (fullest - {0}) or fullest
         spare = [n for n in reversed(range(len(self._members))) if self._stage_of[n] in able]
         return sorted(spare, key=lambda n: self._stage_of[n])
-
-    def _best(self, movers: Sequence[int], to: int) -> int:
-        if self._score is None:
-            return movers[0]
-        numbered = list(enumerate(self._stage_of))
-        groups = [tuple(n for n, each in numbered if each == s) for s in range(self._stages)]
-        return best_mover(movers, to, tuple(groups), self._score)
-
-    @cached_property
-    def _score(self) -> PlacementScore | None:
-        snapshot = snapshot_of(self._members)
-        if snapshot is None or measured_share(snapshot) < _ENOUGH:
-            return None
-        exchange, pipeline = self._exchange, snapshot.pipeline
-        waves = math.ceil(exchange.microbatches / min(pipeline.memory))
-        links = links_of(snapshot.peers, snapshot.profiles)
-        share = 1 / (exchange.every_iterations * waves) if exchange.message_bytes else 0.0
-        exchange_s = share * _coarse(links.edge_s(exchange.message_bytes))
-        return PlacementScore(_coarse(pipeline.costs.edge_s), exchange_s)
-
-
-def _coarse(edge_s: Floats) -> Floats:
-    return np.where(edge_s > 0, np.maximum(edge_s, _NEAR_S), 0.0)
 
 
 @dataclass(frozen=True)
@@ -255,8 +193,8 @@ class Rebalancer:
     Times are monotonic seconds.
     """
 
-    def __init__(self, me: str, stages: int, exchange: StageExchange) -> None:
-        self._me, self._stages, self._exchange = me, stages, exchange
+    def __init__(self, me: str, stages: int) -> None:
+        self._me, self._stages = me, stages
         self._turns: dict[int, _Turn] = {}
         self._even: _Turn | None = None
         self._choice: _Choice | None = None
@@ -298,7 +236,7 @@ class Rebalancer:
         last = self._choice
         changed = last is not None and last.members != seen and now - last.at >= _LOOK_S
         if last is None or last.orphaned != orphaned or changed:
-            assignment = StageAssignment(training, self._stages, self._exchange)
+            assignment = StageAssignment(training, self._stages)
             even = None if orphaned else assignment.mover_to_slowest()
             last = _Choice(now, seen, orphaned, assignment.movers_to(orphaned), even)
             self._choice = last

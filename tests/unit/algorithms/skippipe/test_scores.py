@@ -1,7 +1,7 @@
 """Slots, and scores that are simulated once."""
 
 from algorithms.skippipe.route import Route
-from algorithms.skippipe.scores import Journal, Scores, slots_of
+from algorithms.skippipe.scores import Budget, Scores, slots_of
 from algorithms.skippipe.simulator import simulate
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
@@ -14,14 +14,12 @@ def test_an_origin_takes_as_many_slots_in_turns_as_it_has_memory() -> None:
 
 
 def test_waves_repeat_the_slots_and_known_routes_cost_nothing() -> None:
-    pipeline, journal = even_pipeline((1, 2)), Journal(1.0)
-    scores = Scores(pipeline, (0, 1, 0, 1), journal)
+    pipeline, budget = even_pipeline((1, 2)), Budget(1.0)
+    scores = Scores(pipeline, (0, 1, 0, 1), budget)
     routes = (Route((0, 1)), Route((0, 2)))
-    assert not scores.knows(routes)
     score = scores.score(routes)
     assert score[0] == simulate(pipeline, [*routes, *routes]).iteration_s
-    spent_s = journal.spent_s
+    spent_s = budget.spent_s
     assert spent_s > 0
-    assert scores.knows(routes)
     assert scores.score(routes) == score
-    assert journal.spent_s == spent_s
+    assert budget.spent_s == spent_s

@@ -14,7 +14,7 @@ from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.planner import Planner
 from algorithms.skippipe.route import Route, Rules, stage_refusals
 from algorithms.skippipe.routing import random
-from algorithms.skippipe.scores import Journal, slots_of
+from algorithms.skippipe.scores import Budget, slots_of
 from algorithms.skippipe.search import Draft, Found, Limit, keep_limits, search_routes
 from algorithms.skippipe.simulator import finish_times, simulate
 from tests.lab.skippipe_routes import placed, scattered_links
@@ -27,7 +27,7 @@ from tests.unit.algorithms.skippipe.pipelines import (
 
 Case = tuple[Pipeline, Rules, list[int], int]
 EFFORT_S = 0.02
-TWENTY = placed(scattered_links(20, 0), 6, visited=4, seed=0, children=50)
+TWENTY = placed(scattered_links(20, 0), 6, visited=4, seed=0)
 ORIGINS = list(TWENTY.stages[0]) * 6
 FOUR_OF_SIX = Rules(stages=6, visited=4)
 
@@ -58,7 +58,6 @@ def test_routes_keep_the_constraints_and_the_answer_is_what_the_simulator_says(c
     assert tuple(visits[stage] for stage in range(rules.stages)) == quota
     assert found.iteration_s == simulate(pipeline, found.routes).iteration_s
     assert found.iteration_s <= found.first_s
-    assert found.ratio >= 1 - 1e-9
 
 
 def least_s(pipeline: Pipeline, rules: Rules, origins: list[int]) -> float:
@@ -117,7 +116,7 @@ def test_routes_may_be_searched_for_uplinks_that_are_shared() -> None:
 
 def test_the_same_seed_gives_the_same_routes_and_another_others(found: Found) -> None:
     again, other = (
-        search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, seed=seed, effort_s=0.3) for seed in (0, 1)
+        search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, seed=seed, effort_s=0.3) for seed in (0, 2)
     )
     assert again == found
     assert other.routes != found.routes
@@ -144,12 +143,6 @@ def test_searched_routes_beat_random_ones_by_far_on_unequal_links(found: Found) 
     assert lengths[3] == lengths[5] >= 12
 
 
-def test_every_rejection_has_its_reason(found: Found) -> None:
-    phases = {rejection.phase for rejection in found.rejections}
-    assert {"memory", "trades"} <= phases <= {"stages", "memory", "collisions", "trades"}
-    assert all(rejection.reason for rejection in found.rejections)
-
-
 @pytest.mark.parametrize(
     ("rules", "origins", "reason"),
     [
@@ -163,54 +156,41 @@ def test_what_cannot_be_searched_is_refused(rules: Rules, origins: list[int], re
         search_routes(even_pipeline((1, 1, 1)), rules, origins)
 
 
-def test_the_bound_is_reached_where_nothing_can_overlap() -> None:
-    """One microbatch at a time, by the only route there is."""
-    pipeline = even_pipeline((1, 1, 1), memory=1)
-    found = search_routes(pipeline, Rules(stages=3, visited=3), [0, 0], effort_s=0.0)
-    assert found.ratio == pytest.approx(1.0)
-
-
 THREE_STAGES = even_pipeline((3, 2, 2))
 FREE = frozenset[int]()
 
 
-def settled(limits: list[Limit], journal: Journal, visited: int = 2) -> list[Draft]:
+def settled(limits: list[Limit], budget: Budget, visited: int = 2) -> list[Draft]:
     planner = Planner(THREE_STAGES, Rules(stages=3, visited=visited))
     alone = [planner.best(origin) for origin in THREE_STAGES.stages[0]]
     root = Draft(tuple(route for route in alone if route), (FREE,) * 3)
-    return keep_limits(
-        [root], limits, planner, journal, phase="stages", plan_effort_s=0.001, share=1.0
-    )
+    return keep_limits([root], limits, planner, budget, plan_effort_s=0.001, share=1.0)
 
 
 def test_the_surplus_goes_where_there_is_room() -> None:
     """On equal links all three would go by peer 3, the first on stage 1."""
-    limits = [Limit(f"peer {peer}", frozenset([peer]), 1) for peer in range(3, 7)]
-    drafts = settled(limits, Journal(1.0))
+    limits = [Limit(frozenset([peer]), 1) for peer in range(3, 7)]
+    drafts = settled(limits, Budget(1.0))
     assert sorted(route.peers[1] for route in drafts[0].routes) == [3, 4, 5]
 
 
 def test_a_limit_on_a_stage_counts_all_its_replicas() -> None:
-    limits = [Limit("stage 1", frozenset([3, 4]), 1), Limit("stage 2", frozenset([5, 6]), 2)]
-    draft = settled(limits, Journal(1.0))[0]
+    limits = [Limit(frozenset([3, 4]), 1), Limit(frozenset([5, 6]), 2)]
+    draft = settled(limits, Budget(1.0))[0]
     assert sorted(route.peers[1] for route in draft.routes) == [3, 5, 5]
     assert sum(bool(banned) for banned in draft.banned) == 2
 
 
-def test_limits_that_cannot_be_kept_are_told() -> None:
-    journal = Journal(1.0)
-    assert settled([Limit("stage 1", frozenset([3, 4]), 2)], journal, visited=3) == []
-    reasons = [rejection.reason for rejection in journal.rejections]
-    assert "route 0 has no other way than by stage 1" in reasons
-    assert "stage 1: 1 visits too many, 0 routes can do without" in reasons
+def test_limits_that_cannot_be_kept_give_no_draft() -> None:
+    assert settled([Limit(frozenset([3, 4]), 2)], Budget(1.0), visited=3) == []
 
 
 def test_without_effort_nothing_is_tried() -> None:
-    journal = Journal(0.0)
-    assert settled([Limit("stage 1", frozenset([3, 4]), 1)], journal) == []
-    assert journal.spent_s == 0.0
+    budget = Budget(0.0)
+    assert settled([Limit(frozenset([3, 4]), 1)], budget) == []
+    assert budget.spent_s == 0.0
 
 
 def test_the_peers_of_a_draft_that_keeps_its_limits_stay() -> None:
-    draft = settled([Limit("stage 1", frozenset([3, 4]), 3)], Journal(1.0))[0]
+    draft = settled([Limit(frozenset([3, 4]), 3)], Budget(1.0))[0]
     assert draft.routes == tuple(Route((origin, 3)) for origin in THREE_STAGES.stages[0])

@@ -21,7 +21,6 @@ from worker.pipeline.planner import (
     RoutePlanner,
     links_document,
     links_of,
-    measured_share,
     planned_rules,
     snapshot_name,
     snapshot_of,
@@ -80,23 +79,6 @@ def test_a_links_latency_is_the_shorter_that_was_told_and_its_rate_the_senders()
     assert links.latency_s[0, 1] == links.latency_s[1, 0] == 0.01
     assert links.rate_bytes_per_s[0, 1] == 1e6
     assert links.rate_bytes_per_s[1, 0] == 5e6
-
-
-def test_a_link_counts_as_measured_with_a_latency_and_a_rate_one_way() -> None:
-    members = members_of(0, 1, 1)
-    profiles = {
-        0: Profile(latency_s={"p1": 0.1, "p2": 0.1}, rate_bytes_per_s={"p2": 1e6}),
-        1: Profile(rate_bytes_per_s={"p0": 1e6, "p2": 1e6}),
-    }
-    for told, expected in (([], 0.0), ([0], 1 / 3), ([0, 1], 2 / 3)):
-        snapshot = snapshot_of(
-            [telling(c, profiles[n]) if n in told else c for n, c in enumerate(members)]
-        )
-        assert snapshot is not None
-        assert measured_share(snapshot) == pytest.approx(expected)
-    alone = snapshot_of(members_of(0))
-    assert alone is not None
-    assert measured_share(alone) == 0.0
 
 
 def test_a_document_has_what_was_told_and_null_for_the_rest(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Which stage is orphaned and the one peer that moves there, by its links or else by name; and the
-stage that a newcomer serves."""
+"""Which stage is orphaned, which one peer moves there, and the stage that a newcomer serves."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +7,6 @@ from itertools import permutations
 
 import pytest
 
-from algorithms.presets import PRESETS
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import members_of, telling
 from worker import wire
@@ -18,7 +16,6 @@ from worker.pipeline.profile import Profile
 from worker.pipeline.rebalancing import (
     Rebalancer,
     StageAssignment,
-    StageExchange,
     members_at,
     slowest_stage,
 )
@@ -26,7 +23,6 @@ from worker.training.inbox import StageMove
 from worker.transport import Caller, Stream
 
 STAGES = 3
-EXCHANGE = StageExchange(message_bytes=1000, every_iterations=10, microbatches=4)
 
 
 def member(
@@ -46,7 +42,7 @@ def movers(members: list[Member], *times: float) -> dict[str, StageMove]:
     """Who moves where, when all have looked at these times."""
     found: dict[str, StageMove] = {}
     for each in members:
-        rebalancer = Rebalancer(each.peer, STAGES, EXCHANGE)
+        rebalancer = Rebalancer(each.peer, STAGES)
         for now in times:
             if each.live and (to := rebalancer.tick(members, now)) is not None:
                 found[each.peer] = to
@@ -111,7 +107,7 @@ def test_two_orphaned_stages_get_one_peer_each() -> None:
 def test_a_stage_that_is_served_in_between_is_orphaned_again() -> None:
     served = [member("0a"), member("1a"), member("2a"), member("2b")]
     orphaned = [served[0], member("1a", Health.DEAD), *served[2:]]
-    rebalancer = Rebalancer("2b", STAGES, EXCHANGE)
+    rebalancer = Rebalancer("2b", STAGES)
     assert rebalancer.tick(orphaned, 0.0) is None
     assert rebalancer.tick(served, 1.0) is None
     assert rebalancer.tick(orphaned, 2.0) is None
@@ -120,7 +116,7 @@ def test_a_stage_that_is_served_in_between_is_orphaned_again() -> None:
 
 def test_who_does_not_go_in_its_turn_is_passed_over_for_another() -> None:
     members = [member("0a"), member("0b"), member("1a", Health.DEAD), member("2a"), member("2b")]
-    rebalancer = Rebalancer("0b", STAGES, EXCHANGE)
+    rebalancer = Rebalancer("0b", STAGES)
     assert rebalancer.tick(members, 0.0) is None
     frozen = [*members[:-1], member("2b", Health.DEAD)]
     assert rebalancer.tick(frozen, 10.0) is None
@@ -137,142 +133,46 @@ def test_one_peer_leaves_a_fast_stage_for_a_slow_one() -> None:
     assert movers([*members[:-1], member("2c", Health.SUSPECT, visit_s=0.1)], 0.0, 20.0) == {}
 
 
-def near(member: Member, peers: str) -> Member:
-    """With links of 1 MB/s: 1 ms to these peers, 0.5 s to all others."""
-    names = ["0a", "2a", "2b", "2c"]
-    profile = Profile(
-        latency_s={name: 0.001 if name in peers else 0.5 for name in names},
-        rate_bytes_per_s=dict.fromkeys(names, 1e6),
-    )
-    return replace(member, profile=profile.pack())
-
-
-def test_who_is_to_move_is_so_by_two_choices() -> None:
-    """The second look waits until gossip has told everyone; news in between begin it again."""
-    rest = [member("0a"), member("1a", Health.DEAD), member("2c")]
-    first = [*rest, near(member("2a"), "0a"), near(member("2b"), "")]
-    later = [*rest, near(member("2a"), ""), near(member("2b"), "0a")]
-    rebalancer = Rebalancer("2b", STAGES, EXCHANGE)
-    assert rebalancer.tick(first, 0.0) is None  # it is 2a's turn
-    assert rebalancer.tick(later, 1.0) is None
-    assert rebalancer.tick(later, 2.5) is None  # from here on it is this peer's
-    assert rebalancer.tick(later, 4.4) is None
-    assert rebalancer.tick(later, 4.5) == StageMove(1, orphaned=True)
-    assert {peer: to.stage for peer, to in movers(first, 0.0, 2.0).items()} == {"2a": 1}
-
-
 # ---------------------------------------------------------------------------------- who it is
 
 
-LITTLE = StageExchange(message_bytes=100, every_iterations=100, microbatches=4)
-MUCH = StageExchange(message_bytes=10_000_000, every_iterations=1, microbatches=4)
-
-
-def linked(
-    members: list[Member], near: list[tuple[int, int]], visit_s: dict[int, float] | None = None
-) -> list[Member]:
-    """All links are measured: 1 MB/s, 10 MB/s between those that are near."""
-    pairs = {frozenset((f"p{one}", f"p{other}")) for one, other in near}
-    speeds = visit_s or {}
+def members_at_speed(visit_s: dict[int, float], *stages: int) -> list[Member]:
+    """Members of these stages; by number, what a visit takes (0.2 s)."""
+    times = [visit_s.get(n, 0.2) / 2 for n in range(len(stages))]
     return [
-        telling(
-            member,
-            Profile(
-                latency_s={other.peer: 0.01 for other in members if other is not member},
-                rate_bytes_per_s={
-                    other.peer: 1e7 if frozenset((member.peer, other.peer)) in pairs else 1e6
-                    for other in members
-                    if other is not member
-                },
-                forward_s=speeds.get(n, 0.2) / 2,
-                backward_s=speeds.get(n, 0.2) / 2,
-            ),
-        )
-        for n, member in enumerate(members)
+        telling(member, Profile(forward_s=half_s, backward_s=half_s))
+        for member, half_s in zip(members_of(*stages), times, strict=True)
     ]
 
 
-@pytest.mark.parametrize(("near", "mover"), [((0, 1), "p1"), ((0, 2), "p2"), ((0, 3), "p3")])
-def test_an_orphaned_stage_gets_the_peer_with_the_best_links(
-    near: tuple[int, int], mover: str
-) -> None:
-    """Stage 1 is orphaned; peers 1 to 3 serve stage 2, which is not next to stage 0."""
-    members = linked(members_of(0, 2, 2, 2, 3), [near])
-    assert StageAssignment(members, 4, LITTLE).movers_to([1]) == {1: mover}
-
-
 def test_the_same_members_in_any_order_give_the_same_mover() -> None:
-    members = linked(members_of(0, 2, 2, 3), [(0, 1)])
-    found = [StageAssignment(order, 4, LITTLE).movers_to([1]) for order in permutations(members)]
-    assert found == [{1: "p1"}] * 24
+    members = members_of(0, 2, 2, 3)
+    found = [StageAssignment(order, 4).movers_to([1]) for order in permutations(members)]
+    assert found == [{1: "p2"}] * 24
 
 
-def test_where_too_little_is_measured_the_last_by_name_moves() -> None:
-    members = linked(members_of(0, 2, 2, 2, 3), [(0, 1)])
-    assert StageAssignment(members, 4, LITTLE).movers_to([1]) == {1: "p1"}
-    few = [*members[:1], *members_of(0, 2, 2, 2, 3)[1:]]  # 4 of 10 links
-    assert StageAssignment(few, 4, LITTLE).movers_to([1]) == {1: "p3"}
-
-
-def test_between_near_peers_the_last_by_name_moves_whatever_was_measured() -> None:
-    """All on one machine: a millisecond or two, by chance."""
-    members = members_of(0, 2, 2, 2, 3)
-    for lucky in range(1, 4):
-        told = [
-            Profile(
-                latency_s={
-                    c.peer: 0.001 if n == lucky else 0.002 for c in members if c is not member
-                },
-                rate_bytes_per_s={c.peer: 9e7 if n == lucky else 5e7 for c in members},
-            )
-            for n, member in enumerate(members)
-        ]
-        measured = [telling(member, each) for member, each in zip(members, told, strict=True)]
-        assert StageAssignment(measured, 4, LITTLE).movers_to([1]) == {1: "p3"}
-
-
-def test_the_stage_with_the_most_replicas_gives_one_up_whatever_the_links() -> None:
-    members = linked(members_of(0, 2, 2, 3, 3, 3), [(0, 1), (0, 2)])
-    assert StageAssignment(members, 4, LITTLE).movers_to([1]).keys() == {1}
-    assert StageAssignment(members, 4, LITTLE).movers_to([1])[1] in {"p3", "p4", "p5"}
+def test_the_stage_with_the_most_replicas_gives_one_up() -> None:
+    members = members_of(0, 2, 2, 3, 3, 3)
+    assert StageAssignment(members, 4).movers_to([1]) == {1: "p5"}
 
 
 def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared() -> None:
-    members = linked(members_of(0, 3, 3, 3), [(0, 3)])
-    assert StageAssignment(members, 4, LITTLE).movers_to([1, 2]) == {1: "p3", 2: "p2"}
-    assert StageAssignment(members[:3], 4, LITTLE).movers_to([1, 2]) == {1: "p2"}
-    assert StageAssignment(members[:2], 4, LITTLE).movers_to([1, 2]) == {}
+    members = members_of(0, 3, 3, 3)
+    assert StageAssignment(members, 4).movers_to([1, 2]) == {1: "p3", 2: "p2"}
+    assert StageAssignment(members[:3], 4).movers_to([1, 2]) == {1: "p2"}
+    assert StageAssignment(members[:2], 4).movers_to([1, 2]) == {}
 
 
-def test_a_slow_stage_gets_of_those_that_help_enough_the_one_near_to_its_replicas() -> None:
-    visits_s = {1: 0.8, 2: 0.1, 3: 0.1, 4: 0.1}
-    for near, mover in (((1, 2), "p2"), ((1, 3), "p3"), ((1, 4), "p4")):
-        members = linked(members_of(0, 1, 2, 2, 2), [near], visits_s)
-        assert StageAssignment(members, 3, MUCH).mover_to_slowest() == (mover, 1)
-
-
-def test_who_is_too_slow_to_help_does_not_go_however_near_it_is() -> None:
-    visits_s = {1: 0.8, 2: 9.0, 3: 0.1, 4: 0.1}
-    members = linked(members_of(0, 1, 2, 2, 2), [(1, 2)], visits_s)
-    found = StageAssignment(members, 3, MUCH).mover_to_slowest()
+def test_a_peer_that_is_too_slow_to_help_does_not_go() -> None:
+    visits_s = {1: 0.8, 2: 0.1, 3: 0.1, 4: 9.0}
+    members = members_at_speed(visits_s, 0, 1, 2, 2, 2)
+    found = StageAssignment(members, 3).mover_to_slowest()
     assert found is not None
-    assert found[0] in {"p3", "p4"}
+    assert found == ("p3", 1)
 
 
 def test_nobody_moves_between_stages_that_are_about_equal() -> None:
-    assert (
-        StageAssignment(linked(members_of(0, 1, 1, 2, 2), []), 3, MUCH).mover_to_slowest() is None
-    )
-
-
-def test_an_exchange_is_that_of_a_stage_of_the_mean_size() -> None:
-    stages = StagesConfig(count=4, microbatches=6)
-    found = StageExchange.of(PRESETS["diloco"], stages, 4000)
-    expected = StageExchange(
-        message_bytes=4000, every_iterations=PRESETS["diloco"].inner_steps, microbatches=6
-    )
-    assert found == expected
-    assert StageExchange.of(PRESETS["local"], stages, 4000).message_bytes == 0
+    assert StageAssignment(members_of(0, 1, 1, 2, 2), 3).mover_to_slowest() is None
 
 
 # --------------------------------------------------------------------------------- a newcomer
