@@ -23,7 +23,8 @@ help:  ## what there is; `python -m tests.lab` lists what measures us
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib  # on all cores; pip would take one
 	touch $@
 
 swarm: $(READY)  ## train on four local worker processes and report; ARGS="--steps 300 ..."

@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from coordinator.cli import report, status
 from coordinator.report.status import ask
 from protos import murmuration_pb2 as pb
 from protos.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
+from tests.support.fork_server import run as fork
 from tests.support.stranger import Stranger, serving
 from tests.support.workers import MURMUR, QUICK, SMALL, WorkerProcess, free_addresses, settings_of
 from worker.cli.doctor import doctor
@@ -202,9 +202,7 @@ def test_a_second_holder_of_the_key_lets_in_when_the_first_is_gone(tmp_path: Pat
 
 def murmur(arguments: list[str]) -> None:
     """Runs a command that ends by itself."""
-    subprocess.run(
-        [sys.executable, "-m", *MURMUR, *arguments], check=True, capture_output=True, timeout=60
-    )
+    fork([sys.executable, "-m", *MURMUR, *arguments], timeout=60).check_returncode()
 
 
 def test_a_stranger_is_refused_at_the_handshake(folder: Path, run: Authority, first: str) -> None:

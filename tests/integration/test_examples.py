@@ -1,6 +1,6 @@
-"""The examples in docs/examples, as people type them: two or three processes each."""
+"""The examples in docs/examples: two or three processes each, of which one test starts them as
+people type them."""
 
-import os
 import re
 import subprocess
 import sys
@@ -13,23 +13,26 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import murmuration
+from tests.support.fork_server import EXAMPLES, ForkedPopen
 from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
 STORY = "the flock turns as one , and no bird leads ."
-EXAMPLES = Path(murmuration.__file__).parent / "docs/examples"
 
 
-def run_peers(script: str, *options: str, peers: int = 2) -> list[str]:
+def run_peers(
+    script: str, *options: str, peers: int = 2, popen: type[subprocess.Popen[str]] = ForkedPopen
+) -> list[str]:
     """What a first peer and those that join it print."""
-    with started(script, options, *[options] * (peers - 1)) as processes:
+    with started(script, options, *[options] * (peers - 1), popen=popen) as processes:
         printed = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * peers, printed
     return printed
 
 
 @contextmanager
-def started(script: str, *each: tuple[str, ...]) -> Iterator[list[subprocess.Popen[str]]]:
+def started(
+    script: str, *each: tuple[str, ...], popen: type[subprocess.Popen[str]] = ForkedPopen
+) -> Iterator[list[subprocess.Popen[str]]]:
     """A process of the example for each of these options; the others join the first."""
     (address,) = free_addresses(1)
     processes: list[subprocess.Popen[str]] = []
@@ -40,12 +43,11 @@ def started(script: str, *each: tuple[str, ...]) -> Iterator[list[subprocess.Pop
             first = ("--listen", address, "--min-peers", str(len(each)))
             where = ("--name", f"w{number}", *(("--join", address) if number else first))
             processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-W", "ignore", str(EXAMPLES / script), *options, *where],
+                popen(
+                    [sys.executable, str(EXAMPLES / script), *options, *where],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # three peers share the cores
                 )
             )
         yield processes
@@ -67,7 +69,8 @@ def started(script: str, *each: tuple[str, ...]) -> Iterator[list[subprocess.Pop
     ids=["own loop", "accelerate", "transformers", "lora", "lightning"],
 )
 def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> None:
-    printed = run_peers(script, *options)
+    typed = script == "loop.py"
+    printed = run_peers(script, *options, popen=subprocess.Popen if typed else ForkedPopen)
     weights = [re.findall(r"weights (\S+)", text) for text in printed]
     assert weights[0] == weights[1] != []
     losses = [re.findall(r"^loss ([\d.]+)", text, re.MULTILINE) for text in printed]

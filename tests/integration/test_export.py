@@ -2,22 +2,19 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.fork_server import MURMUR, ForkedPopen
+from tests.support.fork_server import MURMUR, run
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import PATIENCE_S, SMALL
 
 
 def printed(*module_and_arguments: str) -> str:
     """What `python -m` prints with these."""
-    command = [sys.executable, "-m", *module_and_arguments]
-    with ForkedPopen(command, stdout=subprocess.PIPE, text=True) as process:
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
-    return str(said)
+    done = run([sys.executable, "-m", *module_and_arguments], timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def murmur(*arguments: str) -> str:

@@ -17,7 +17,7 @@ from tests.support.attacker import AT_THE_HANDSHAKE, Target, aiming, attacked
 from tests.support.attacks import ATTACKS, CONNECTIONS, forged_end, more_files
 from tests.support.attacks_on_rounds import false_state, foreign_manifest, join_through
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
-from tests.support.members import Certificates, coordinated_swarm
+from tests.support.members import Certificates, coordinated_swarm, resident_mib
 from tests.support.stranger import Stranger, calling, handing_out, serving
 from tests.support.workers import (
     PATIENCE_S,
@@ -216,7 +216,7 @@ def test_a_state_that_nobody_else_has_is_not_taken(
 def test_what_a_few_bytes_unfold_to_is_refused_in_one_line(
     swarm: Swarm, stranger: Stranger
 ) -> None:
-    before = resident_bytes(swarm)
+    before = resident_mib(swarm)
     plain = b"\x81\xa1x\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000
     bomb = zstandard.ZstdCompressor().compress(plain)
     assert len(bomb) <= 128
@@ -229,7 +229,7 @@ def test_what_a_few_bytes_unfold_to_is_refused_in_one_line(
     large = pb.JoinRequest(member=pb.Member(peer="x", address="x", profile=b"x" * 1_000_000))
     large.manifest = stranger.manifest().pack()
     assert "takes at most 65536 bytes" in stranger.refusal("Control/Join", large)
-    assert resident_bytes(swarm) < before + (64 << 20)
+    assert resident_mib(swarm) < before + 64
 
 
 def test_a_name_of_three_megabytes_does_not_fill_the_log(swarm: Swarm, stranger: Stranger) -> None:
@@ -342,10 +342,3 @@ def test_a_member_with_a_certificate_forges_the_end_and_the_words_of_another(
         for worker in (first, second):
             if worker is not None:
                 worker.end()
-
-
-def resident_bytes(swarm: Swarm) -> int:
-    """Of the worker that is attacked."""
-    status = Path(f"/proc/{swarm.workers['w0'].process.pid}/status").read_text()
-    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
-    return int(line.split()[1]) * 1024

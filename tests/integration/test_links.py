@@ -13,7 +13,7 @@ import pytest
 
 from algorithms.link import Link
 from coordinator.links.namespaces import Namespaces
-from tests.support.fork_server import MURMUR
+from tests.support.fork_server import MURMUR, run
 from tests.support.gate import gate, gates
 from tests.support.namespaces import why_not
 from tests.support.shaped import relayed_swarm
@@ -42,9 +42,7 @@ def swarm_report(out: Path, *args: str) -> dict[str, Any]:
     ]
     # Whoever has a proxy for the web has exceptions from it; they must not count here.
     env = {**os.environ, "no_proxy": "*", "NO_PROXY": "*"}
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    done = run(command, env=env, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert f"each way, by {args[args.index('--link-means') + 1]}" in done.stdout
     report: dict[str, Any] = json.loads((out / "report.json").read_text())

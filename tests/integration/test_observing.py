@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.report.status import ask
-from tests.support.fork_server import MURMUR
+from tests.support.fork_server import MURMUR, ForkedPopen, run
 from tests.support.workers import SMALL, free_addresses, running_swarm, settings_of
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
@@ -97,7 +97,7 @@ def test_a_watch_shows_every_peer_and_outlives_the_one_it_began_with(tmp_path: P
         swarm.start_all()
         swarm.workers["w0"].wait_for_round(1)
         command = ("status", swarm.addresses["w0"], "--watch", "--json", "--every", "0.1")
-        watch = subprocess.Popen(
+        watch = ForkedPopen(
             [sys.executable, "-m", "worker.cli", *command], stdout=subprocess.PIPE, text=True
         )
         with watch:
@@ -126,13 +126,12 @@ def test_the_validation_loss_on_the_way_is_reported_and_changes_no_bit(tmp_path:
     reports = []
     for every_steps in (0, 10):
         out = tmp_path / str(every_steps)
-        done = subprocess.run(
+        done = run(
             [
                 *MURMUR, "swarm", "--workers", "2", "--steps", "24", "--inner-steps", "8",
                 "--out", str(out), *SMALL,
                 *settings_of(run__evaluate_every=every_steps),
             ],
-            capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(": step ") == (2 if every_steps else 0)
@@ -150,7 +149,7 @@ def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> No
     (address,) = free_addresses(1)
     command = [*MURMUR, "swarm", "--workers", "2"]
     command += [*SMALL, *ENDLESS, "--out", str(tmp_path / "run"), "--web", address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as swarm:
+    with ForkedPopen(command, stdout=subprocess.PIPE, text=True) as swarm:
         assert swarm.stdout is not None
         try:
             line = next(line for line in swarm.stdout if "the page of the swarm" in line)

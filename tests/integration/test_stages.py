@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from coordinator.report.status import ask
 from protos.figures import measured
 from protos.identity import member_identity
-from tests.support.fork_server import MURMUR
+from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.gate import Gate
 from tests.support.stage_accounts import Accounts
 from tests.support.stage_tasks import held
@@ -41,13 +41,11 @@ SMALL = (
 def swarm(out: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
     """A swarm that is gone afterwards, whatever happens."""
     command = [*MURMUR, "swarm", *SMALL, "--out", str(out), *args]
-    process = subprocess.Popen(
+    process = ForkedPopen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
     )
     try:
         assert process.stdout is not None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from protos.figures import measured
-from tests.support.fork_server import MURMUR
+from tests.support.fork_server import MURMUR, run
 from tests.support.workers import PATIENCE_S, SMALL, settings_of
 
 AS_INSTALLED = (sys.executable, "-m", "worker.cli")
@@ -29,9 +29,10 @@ PEER_KEYS = {
 
 
 def murmur(*args: str, program: Sequence[str] = AS_INSTALLED) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*program, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    if program == AS_INSTALLED:
+        words = [*program, *args]
+        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    return run([*program, *args], timeout=PATIENCE_S)
 
 
 def processes_of(folder: Path) -> list[str]:

@@ -1,13 +1,12 @@
 """Bandwidth-throttled training: on slow links real swarms learn what they would on fast ones."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fork_server import MURMUR
+from tests.support.fork_server import MURMUR, run
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.workers import PATIENCE_S, SMALL, Hashes, settings_of
@@ -20,7 +19,7 @@ def train(out: Path, preset: str, *args: str, **settings: object) -> dict[str, A
     """The report of a swarm of three that reaches its end with all rounds in order."""
     command = [*MURMUR, "swarm", "--workers", "3", "--preset", preset]
     command += ["--out", str(out), *args, *SMALL, *settings_of(**settings)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = run(command, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads((out / "report.json").read_text())
     assert report["workers"] == len(report["peers"]) == 3

@@ -16,7 +16,7 @@ from tests.support.mean_schedules import Run, accounts, play, random_run, violat
 from worker.membership import Health
 from worker.simulation.faults import BrittleStreams, Crash, Doubt, Fault, Late
 
-SCHEDULES = 120
+SCHEDULES = 40
 PEERS = (2, 3, 4, 5)
 ROUNDS = 2
 DURING_S = 4.0

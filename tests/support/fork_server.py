@@ -11,6 +11,7 @@ is `murmur` whose own children are forked likewise: those of `murmur swarm`.
 
 import atexit
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -20,7 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,16 +30,23 @@ from typing import Any
 WORKER = (sys.executable, "-m", "worker.cli")  # for `ForkedPopen`
 MURMUR = (sys.executable, "-m", "tests.support.fork_server")  # its children are forked
 _ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test share one server
-_PRELOADED = ("torch._dynamo", "torch.optim", "worker.cli.commands", "worker.daemon")
+_PRELOADED = (
+    *("torch._dynamo", "torch.optim", "worker.cli.commands", "worker.daemon"),
+    # Not transformers.trainer, which starts a thread.
+    *("lightning.pytorch", "peft", "transformers.models.llama.modeling_llama"),
+)
 _SERVED = ("worker.cli", "worker.cli.preflight", "tests.")
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 _LEASH = ("-I", "-S")  # how the launcher starts what dies with it
 _NAMESPACE = "--net="  # of nsenter
 _CLONE_NEWNET = 0x40000000
 _MAX_REQUEST_BYTES = 1 << 20
+_STEP_S = 0.01
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """A `Popen` that forks `python -m MODULE` from the server, and spawns everything else.
+    """A `Popen` that forks `python -m MODULE` and examples from the server, and spawns what else
+    there is.
 
     The launcher's prefixes are taken off: the leash, and the namespace, which the child enters.
     (Types are ignored below where `Popen`'s stubs leave its private parts out.)
@@ -50,13 +59,13 @@ class ForkedPopen(subprocess.Popen[Any]):
         if request is None:
             super()._execute_child(args, *rest, **named)  # type: ignore[misc]
             return
-        pipes = rest[9:15]
+        (cwd, environment), pipes = rest[4:6], rest[9:15]
         read_in, _, _, write_out, _, write_err = pipes
         fds = [
             os.open(os.devnull, os.O_RDWR) if fd == -1 else os.dup(fd)
             for fd in (read_in, write_out, write_err)
         ]
-        request |= {"cwd": os.getcwd(), "environment": dict(os.environ)}
+        request |= {"cwd": cwd or os.getcwd(), "environment": dict(environment or os.environ)}
         self._connection = _connected()
         socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
         for fd in fds:
@@ -87,6 +96,19 @@ class ForkedPopen(subprocess.Popen[Any]):
         return self.returncode
 
 
+def run(command: Sequence[str], **given: Any) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` with `text` and `capture_output`, by a `ForkedPopen`."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    timeout_s = given.pop("timeout", None)
+    with ForkedPopen(command, text=True, **pipes, **given) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
 def _request(command: list[str]) -> dict[str, Any] | None:
     """What the server is to fork; None for a command that is to be spawned."""
     if command[:3] == [sys.executable, *_LEASH]:
@@ -96,6 +118,8 @@ def _request(command: list[str]) -> dict[str, Any] | None:
         namespace, command = command[1].removeprefix(_NAMESPACE), command[2:]
     if command[1] == "-P":
         command = [command[0], *command[2:]]
+    if command[0] == sys.executable and Path(command[1]).parent == EXAMPLES:
+        return {"argv": command[1:], "namespace": namespace}
     ours = command[:2] == [sys.executable, "-m"] and command[2].startswith(_SERVED)
     return {"argv": command[2:], "namespace": namespace} if ours else None
 
@@ -137,6 +161,7 @@ def serve(fd: int) -> None:
     for module in _PRELOADED:
         __import__(module)
     _spare_workers()
+    gc.freeze()  # no child looks through what was imported
     listening = socket.socket(fileno=fd)
     running: dict[int, socket.socket] = {}
     woken, wake = socket.socketpair()
@@ -173,7 +198,8 @@ def serve(fd: int) -> None:
 
 def _spare_workers() -> None:
     """Workers of tests share the text of the library, and end their runs with a short sample: these
-    two took more than half of the time of a run of 40 steps."""
+    two took more than half of the time of a run of 40 steps. Each step takes a while without the
+    cores, which other tests need while a swarm trains for as long as a test looks at it."""
     from worker.tasks import llama_bytes, text
     from worker.training import evaluation
 
@@ -184,6 +210,15 @@ def _spare_workers() -> None:
         return corpus if source == text.STDLIB else load(source, min_bytes=min_bytes)
 
     llama_bytes.load_text = load_text
+    batches = llama_bytes.LlamaBytes.batches
+
+    def paced(task: Any, split: str, cursor: Any) -> Iterator[Any]:
+        for batch in batches(task, split, cursor):
+            if split == "train":
+                time.sleep(_STEP_S)
+            yield batch
+
+    llama_bytes.LlamaBytes.batches = paced  # type: ignore[method-assign]
 
 
 def _reap(running: dict[int, socket.socket]) -> None:
@@ -210,7 +245,12 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
         os.chdir(request["cwd"])
         os.environ.update(request["environment"])
         sys.argv = list(request["argv"])
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        if sys.argv[0] == __name__:
+            main()
+        elif sys.argv[0].endswith(".py"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.fork_server import MURMUR, ForkedPopen
+
 Report = dict[str, Any]
 
 
@@ -39,8 +41,10 @@ def run_swarm(
         command = [*program, "swarm"]
         where = ["--out", str(out or Path(folder) / "run"), "--json", str(path)]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*command, *where, *args], stdout=sys.stderr, env=env, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"murmur swarm {' '.join(args)} exited with {done.returncode}")
+        popen = ForkedPopen if program == MURMUR else subprocess.Popen
+        with popen([*command, *where, *args], stdout=sys.stderr, env=env) as process:
+            code = process.wait()
+        if code != 0:
+            raise SystemExit(f"murmur swarm {' '.join(args)} exited with {code}")
         report: Report = json.loads(path.read_text())
     return report

@@ -27,7 +27,7 @@ def digests(version: int) -> tuple[Digest, ...]:
 
 @pytest.mark.parametrize("loss", [0.0, 0.1])
 def test_everyone_learns_a_death_a_leave_and_a_new_state(loss: float) -> None:
-    for seed in range(15):
+    for seed in range(6):
         swarm = Simulation(8, seed, loss)
         train(swarm, 4, steps_per_round=1000)
         swarm.crash("w0")
@@ -45,7 +45,7 @@ def test_everyone_learns_a_death_a_leave_and_a_new_state(loss: float) -> None:
 
 @pytest.mark.parametrize(("loss", "within_s"), [(0.0, 2.0), (0.1, 6.0)])
 def test_everyone_learns_a_new_state_soon(loss: float, within_s: float) -> None:
-    for seed in range(30):
+    for seed in range(12):
         swarm = Simulation(8, seed, loss)
         train(swarm, 4, steps_per_round=1000)
         swarm.update("w2", 9, digests(1))
@@ -75,8 +75,8 @@ def test_a_hundred_peers_take_two_kilobytes_a_second_each() -> None:
     """At a round every 30 s; with signatures at a round a minute. What it brings is told for some
     seconds, here those at either end; what is between them goes on until the next."""
     swarm = Simulation(100, seed=0, signed=True)
-    train(swarm, 6, steps_per_round=60)
-    last_told, between, told = (rates(swarm, s, steps_per_round=60) for s in (10, 12, 8))
+    train(swarm, 6, steps_per_round=44)
+    last_told, between, told = (rates(swarm, s, steps_per_round=44) for s in (10, 4, 8))
     for round_s, *each in zip((30, 60), last_told, between, told, strict=True):
         for last, middle, first in zip(*each, strict=True):
             assert (10 * last + (round_s - 18) * middle + 8 * first) / round_s <= 2000
@@ -85,9 +85,9 @@ def test_a_hundred_peers_take_two_kilobytes_a_second_each() -> None:
     assert swarm.deaths() == []
 
 
-@pytest.mark.parametrize("peers", [13, 30])
-def test_a_crash_is_noticed_as_fast_where_not_everybody_probes_all(peers: int) -> None:
-    for seed in range(3):
+@pytest.mark.parametrize(("peers", "seeds"), [(13, 3), (30, 1)])
+def test_a_crash_is_noticed_as_fast_where_not_everybody_probes_all(peers: int, seeds: int) -> None:
+    for seed in range(seeds):
         swarm = Simulation(peers, seed)
         train(swarm, 4, steps_per_round=1000)
         swarm.crash("w0")

@@ -1,0 +1,106 @@
+"""A worker, a trainer or a swarm that was stopped goes on as if it had not been."""
+
+import json
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.fork_server import MURMUR, run
+from tests.support.gate import gate
+from tests.support.workers import (
+    PATIENCE_S,
+    SMALL,
+    Hashes,
+    WorkerProcess,
+    running_swarm,
+    settings_of,
+)
+
+TRAINER = ("tests.support.resumed_trainer",)
+STREAMING = settings_of(
+    run__steps=40,
+    diloco__preset="streaming",
+    diloco__inner_steps=8,
+    diloco__overlap_steps=6,
+    inner__warmup_steps=0,
+)
+
+
+@pytest.mark.parametrize("preset", ["streaming", "onebit"])
+def test_a_worker_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
+    tmp_path: Path, preset: str
+) -> None:
+    held = gate(tmp_path, 20)
+    settings = (*SMALL, *STREAMING, *settings_of(diloco__preset=preset), *held.settings)
+    with (
+        running_swarm(1, tmp_path / "cut", *settings) as swarm,
+        running_swarm(1, tmp_path / "whole", *settings) as undisturbed,
+    ):
+        swarm.start("w0").wait_for_round(0)
+        swarm.workers["w0"].send(signal.SIGTERM)
+        with held.opened():
+            assert swarm.wait()["w0"]["step"] <= 20
+            undisturbed.start("w0")
+            whole = undisturbed.wait()["w0"]
+            swarm.start("w0")
+            assert Hashes.of(swarm.wait()["w0"]) == Hashes.of(whole)
+            swarm.start("w0", "--set", "run.steps=48")
+            assert swarm.wait()["w0"]["step"] == 48
+            refused = swarm.start("w0", "--set", "run.seed=1")
+            assert refused.wait() == 8
+    assert "run.seed: 0 in it, 1 asked for" in refused.errors
+
+
+def test_a_killed_trainer_goes_on_to_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+    """The checkpoint is between two rounds: anchor, momentum and position in the period count."""
+    whole = WorkerProcess([str(tmp_path / "whole")], "whole", TRAINER)
+    killed = WorkerProcess([str(tmp_path / "out"), "--stop-at", "14"], "killed", TRAINER)
+    try:
+        killed.wait_for(lambda e: e["event"] == "stopped", "step 14")
+        killed.send(signal.SIGKILL)
+        assert killed.wait() == -signal.SIGKILL
+        assert whole.wait() == 0, whole.errors
+    finally:
+        whole.end()
+        killed.end()
+    resumed = WorkerProcess([str(tmp_path / "out"), "--resume"], "resumed", TRAINER)
+    try:
+        assert resumed.wait() == 0, resumed.errors
+    finally:
+        resumed.end()
+    assert resumed.result == whole.result
+    assert resumed.result["version"] == 5  # after 4, 8, 12, 16 and 18 steps
+
+
+def swarm(out: Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    command = [
+        *MURMUR, "swarm", "--stages", "2", "--replicas", "1", "--steps", "4", "--inner-steps", "2",
+        "--out", str(out), *SMALL, *args,
+    ]  # fmt: skip
+    return run(command, timeout=PATIENCE_S)
+
+
+def stages(out: Path) -> list[int]:
+    return [json.loads((out / name / "result.json").read_text())["stage"] for name in ("w0", "w1")]
+
+
+def test_workers_keep_the_stages_that_they_have_moved_to(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = swarm(out)
+    assert first.returncode == 0, first.stderr
+    assert stages(out) == [0, 1]
+    (out / "w0").rename(out / "moved")
+    (out / "w1").rename(out / "w0")
+    (out / "moved").rename(out / "w1")
+    resumed = swarm(out, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert stages(out) == [1, 0]
+
+    shutil.rmtree(out / "w0" / "checkpoints")
+    refused = swarm(out, "--resume")
+    assert refused.returncode == 8
+    (line,) = refused.stderr.splitlines()
+    assert "not of stages 0 to 1, one of each worker's: w0 of none, w1 of 0" in line
