@@ -34,14 +34,14 @@ link_means_option = click.option(
     type=click.Choice(MEANS),
     default="auto",
     show_default=True,
-    help="What makes links slow; namespaces need root.",
+    help="The means that make links slow; namespaces need root.",
 )
 
 
 web_option = click.option(
     "--web",
     metavar="[HOST:]PORT",
-    help="Serve the page of the swarm; a port alone on loopback.",
+    help="Serve a page that shows the swarm; without HOST on loopback only.",
 )
 
 
@@ -49,23 +49,22 @@ _member_option = click.option(
     "--run",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="The folder of a worker of that run on this machine: an encrypted run answers its own.",
+    help="The folder of a worker of that run on this machine. An encrypted run answers only its "
+    "members.",
 )
 
 
 @click.command()
 @click.option("--listen", default="127.0.0.1:7600", show_default=True, metavar="HOST:PORT")
-@click.option("--expect", type=click.IntRange(min=1), help="End once N workers are through.")
+@click.option("--expect", type=click.IntRange(min=1), help="End when so many workers have ended.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("runs/coordinator"),
     show_default=True,
-    help="Where report.json and loss.png go.",
+    help="Write report.json and loss.png here.",
 )
-@click.option(
-    "--log-json", "--json", "as_json", is_flag=True, help="Events as JSON lines on stdout."
-)
+@click.option("--log-json", "--json", "as_json", is_flag=True, help="Print events as JSON lines.")
 @click.option("--insecure", is_flag=True, help="Encrypt nothing, and let anybody join.")
 @web_option
 def coordinator(
@@ -73,9 +72,9 @@ def coordinator(
 ) -> None:
     """Introduce workers to each other, and watch the swarm.
 
-    Optional: training goes on when it ends, and started again it learns the swarm back. It ends
-    by itself once --expect workers have delivered their results (or have been silent for 30 s), on
-    Ctrl-C or SIGTERM with what it has.
+    It is optional: training goes on when it ends. A coordinator that is started again learns the
+    swarm back. It ends when --expect workers have delivered their results or been silent for 30 s.
+    On Ctrl-C or SIGTERM it ends with what it has.
     """
     host, _ = _check_address(listen)
     page = _page_place(web, out)
@@ -118,14 +117,14 @@ def coordinator(
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --watch.",
+    help="Ask every so many seconds with --watch.",
 )
 @_member_option
 def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path | None) -> None:
-    """Show how the swarm is, as any worker or coordinator sees it.
+    """Show the state of the swarm, as any worker or coordinator sees it.
 
-    With --watch: a row for each peer, by its own word, until Ctrl-C or the end of the run; a line
-    each time where the output is no terminal, and one JSON object a line with --json.
+    With --watch it shows a row for each peer until Ctrl-C or the end of the run. Without a terminal
+    it prints a line each time. With --json each line is a JSON object.
     """
     _check_address(address)
     from coordinator.report.status import Swarm, ask
@@ -146,15 +145,15 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
 
 @click.command()
 @click.argument("target", metavar="RUN|HOST:PORT")
-@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--picture/--no-picture", default=True, help="Draw loss.png too.", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Write the files in RUN, and print nothing.")
 @_member_option
 def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | None) -> None:
-    """Report on all peers of a run: one that has ended, or one under way.
+    """Report on all peers of a run that has ended or is under way.
 
-    RUN is the folder of one of its workers, or of `murmur swarm`; each has what all peers have come
-    to. HOST:PORT is any peer that lives: then the report is of what its peers say now.
+    RUN is the folder of `murmur swarm` or of one of the run's workers. HOST:PORT is any live peer:
+    then the report is about what its peers say now.
     """
     from coordinator.report.results import report_of_folder, report_of_swarm
     from protos.identity import member_identity
@@ -177,23 +176,23 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
 
 
 @click.command()
-@click.option("--workers", type=int, help="Processes, 1 to 64.  [default: 4]")
+@click.option("--workers", type=int, help="The number of processes, up to 64.  [default: 4]")
 @click.option(
     "--preset",
     shell_complete=complete_preset,
-    help="diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, ddp or local.  "
-    "[default: the config's, else diloco]",
+    help="The preset: diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, ddp"
+    " or local.  [default: the config's, else diloco]",
 )
-@click.option("--steps", type=int, metavar="N", help="Inner steps of the whole run.")
-@click.option("--inner-steps", type=int, metavar="H", help="Inner steps between rounds.")
+@click.option("--steps", type=int, metavar="N", help="The inner steps of the whole run.")
+@click.option("--inner-steps", type=int, metavar="H", help="The inner steps between rounds.")
 @click.option("--seed", type=int, metavar="S")
 @click.option("--text", metavar="PATH", help="A file, folder or glob to learn from.")
-@click.option("--model", metavar="NAME", help="tiny, small, ...")
-@click.option("--device", metavar="NAME", help="auto, cpu, cuda, ...  [default: auto]")
-@click.option("--stages", type=click.IntRange(2), metavar="S", help="Stages to cut the model into.")
-@click.option("--replicas", type=click.IntRange(1), metavar="R", help="Workers of each stage.")
-@click.option("--routing", metavar="NAME", help="full, random, stochastic or skip.")
-@click.option("--skip", type=float, metavar="SHARE", help="Of the stages, left out by each route.")
+@click.option("--model", metavar="NAME", help="The model: tiny, small or base.")
+@click.option("--device", metavar="NAME", help="A device: cpu, cuda, ...  [default: auto]")
+@click.option("--stages", type=click.IntRange(2), metavar="S", help="Cut the model into so many.")
+@click.option("--replicas", type=click.IntRange(1), metavar="R", help="The workers of each stage.")
+@click.option("--routing", metavar="NAME", help="A routing: full, random, stochastic or skip.")
+@click.option("--skip", type=float, metavar="SHARE", help="Leave this share out of each route.")
 @click.option("--config", type=click.Path(path_type=Path), metavar="RUN.toml")
 @click.option(
     "--set",
@@ -201,25 +200,25 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=complete_setting,
-    help="Any config key.",
+    help="Set one key of the configuration; may be given several times.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Checkpoints, logs and the report.  [default: runs/PRESET-TIME]",
+    help="The folder for checkpoints, logs and report.  [default: runs/PRESET-TIME]",
 )
-@click.option("--json", "json_path", metavar="FILE", help="The report once more; - for stdout.")
 @click.option(
-    "--coordinator/--no-coordinator", default=False, help="Start one too, as a process of its own."
+    "--json", "json_path", metavar="FILE", help="Write the report there too; - is stdout."
 )
+@click.option("--coordinator/--no-coordinator", default=False, help="Start a coordinator too.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoints in --out.")
 @click.option(
     "--link",
     "links",
     multiple=True,
     metavar="LINK",
-    help="Each worker's, as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1 (connections that "
-    "break a minute); w0=LINK for one.",
+    help="The link of each worker, such as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1 "
+    "(connections that break a minute). w0=LINK is for one worker.",
 )
 @link_means_option
 @click.option("--insecure", is_flag=True, help="Encrypt nothing.")
@@ -227,14 +226,14 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
     "--track",
     multiple=True,
     type=click.Choice(TRACKERS),
-    help="Tell this tracker of each worker's figures; more than one may be named.",
+    help="Send each worker's figures to this tracker; may be given several times.",
 )
 @web_option
 def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     """Train on worker processes of this machine, and report.
 
-    Real processes and real sockets on loopback, or on links as slow as --link says. Ctrl-C saves,
-    stops and still reports.
+    The workers are processes with sockets on loopback, or on links as slow as --link says. Ctrl-C
+    saves, stops and still reports.
     """
     from coordinator.launcher.launch import Launch
 

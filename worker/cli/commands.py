@@ -48,26 +48,26 @@ class RunFlags:
     preset: str | None = option(
         "--preset",
         shell_complete=complete_preset,
-        help="diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, ddp or "
-        "local.",
+        help="The preset: diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, "
+        "ddp or local.",
     )
     steps: int | None = option(
-        "--steps", type=int, metavar="N", help="Inner steps of the whole run."
+        "--steps", type=int, metavar="N", help="The inner steps of the whole run."
     )
     inner_steps: int | None = option(
-        "--inner-steps", type=int, metavar="H", help="Inner steps between rounds."
+        "--inner-steps", type=int, metavar="H", help="The inner steps between rounds."
     )
     seed: int | None = option("--seed", type=int, metavar="S")
     text: str | None = option(
         "--text", metavar="PATH", help="A file, folder or glob to learn from."
     )
-    model: str | None = option("--model", metavar="NAME", help="tiny, small, ...")
+    model: str | None = option("--model", metavar="NAME", help="The model: tiny, small or base.")
     settings: tuple[str, ...] = option(
         "--set",
         multiple=True,
         metavar="SECTION.KEY=VALUE",
         shell_complete=complete_setting,
-        help="Any config key.",
+        help="Set one key of the configuration; may be given several times.",
     )
 
     def read(self) -> tuple[list[str], dict[str, str]]:
@@ -82,54 +82,50 @@ class RunFlags:
 class WorkerFlags:
     """The options that `up` and `join` share."""
 
-    name: str | None = option(
-        "--name", help="This peer's name; by default the host's, and a mark of --out."
+    name: str | None = option("--name", help="Name this peer.  [default: from the host and --out]")
+    listen: str = option(
+        "--listen", default="127.0.0.1:0", help="Listen there; port 0 is a free one."
     )
-    listen: str = option("--listen", default="127.0.0.1:0", help="HOST:PORT; port 0: a free one.")
-    advertise: str | None = option("--advertise", help="HOST:PORT that others reach this peer at.")
-    coordinator: str | None = option(
-        "--coordinator", help="HOST:PORT of a coordinator, if there is one."
-    )
-    proxy: str | None = option(
-        "--proxy", help="HOST:PORT of an HTTP CONNECT proxy to reach others by."
-    )
+    advertise: str | None = option("--advertise", help="Tell others to dial this HOST:PORT.")
+    coordinator: str | None = option("--coordinator", help="Use the coordinator at this HOST:PORT.")
+    proxy: str | None = option("--proxy", help="Reach others through an HTTP CONNECT proxy.")
     no_relay: bool = option(
-        "--no-relay", is_flag=True, help="End with 9 where others cannot dial this peer."
+        "--no-relay", is_flag=True, help="End with 9 if others cannot dial this peer."
     )
     relay_mbps: float = option(
         "--relay-mbps",
         type=click.FloatRange(min=0),
         default=100.0,
         show_default=True,
-        help="At which to relay for peers that nobody can dial; 0: for none.",
+        help="Relay at most this many Mbit/s for peers that nobody can dial; 0 relays for none.",
     )
     metrics: str | None = option(
         "--metrics",
         metavar="[HOST:]PORT",
-        help="Serve Prometheus at /metrics; by default not, and a port alone on loopback.",
+        help="Serve figures for Prometheus at /metrics; without HOST on loopback only.",
     )
     web: str | None = option(
         "--web",
         metavar="[HOST:]PORT",
-        help="Serve the page of the swarm; a port alone on loopback.",
+        help="Serve a page that shows the swarm; without HOST on loopback only.",
     )
     out: Path = option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
     fresh: bool = option(
-        "--fresh", is_flag=True, help="Start from step 0, and put the checkpoints in OUT aside."
+        "--fresh", is_flag=True, help="Start from step 0, and put earlier checkpoints aside."
     )
     resume: bool = option(
-        "--resume", is_flag=True, help="Go on from a checkpoint in OUT, and refuse without one."
+        "--resume", is_flag=True, help="Go on from a checkpoint in OUT, or refuse to start."
     )
     leave_on: str | None = option(
         "--leave-on",
         metavar="FILE|URL",
-        help="Leave, save and exit 0 once this exists, or answers: a notice of preemption.",
+        help="Leave, save and exit 0 as soon as this file exists or this URL answers.",
     )
     token: str | None = option(
-        "--token", help="That lets this peer in; or the variable MURMUR_TOKEN, or --token-file."
+        "--token", help="Join with this token; or set MURMUR_TOKEN, or give --token-file."
     )
     token_file: Path | None = option(
-        "--token-file", type=click.Path(path_type=Path), help="A file that holds the token."
+        "--token-file", type=click.Path(path_type=Path), help="Read the token from this file."
     )
     insecure: bool = option(
         "--insecure", is_flag=True, help="Encrypt nothing, and let anybody join."
@@ -138,31 +134,29 @@ class WorkerFlags:
         "--track",
         multiple=True,
         type=click.Choice(TRACKERS),
-        help="Tell this tracker of the run's figures; more than one may be named.",
+        help="Send the run's figures to this tracker; may be given several times.",
     )
     reports: bool = option(
         "--report/--no-report",
         default=True,
-        help="At the end, write what all peers have come to: report.json and report.txt in OUT.",
+        help="Write a report of all peers at the end: report.json and report.txt in OUT.",
     )
-    as_json: bool = option(
-        "--log-json", "--json", is_flag=True, help="Events as JSON lines on stdout."
-    )
-    quiet: bool = option("-q", "--quiet", is_flag=True, help="Only what needs somebody.")
+    as_json: bool = option("--log-json", "--json", is_flag=True, help="Print events as JSON lines.")
+    quiet: bool = option("-q", "--quiet", is_flag=True, help="Print only what needs attention.")
     verbose: bool = option(
-        "-v", "--verbose", is_flag=True, help="Each report and each round, not a line a round."
+        "-v", "--verbose", is_flag=True, help="Print each report and the times of each round."
     )
     stage: int | None = option(
-        "--stage", type=click.IntRange(0), help="Of a model in stages, to serve."
+        "--stage", type=click.IntRange(0), help="Serve this stage of a model in stages."
     )
     threads: int | None = option(
-        "--threads", type=click.IntRange(1), help="Of torch; its own default."
+        "--threads", type=click.IntRange(1), help="The number of CPU threads for torch."
     )
     device: str = option(
         "--device",
         default="auto",
         show_default=True,
-        help="To train on: auto, cpu, cuda, cuda:1 or mps.",
+        help="Train on this device: auto, cpu, cuda, cuda:1 or mps.",
     )
 
     def share_cores(self) -> None:
@@ -283,9 +277,17 @@ class WorkerFlags:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
-@click.option("--join", "joins", multiple=True, help="HOST:PORT of a peer, tried until the start.")
-@click.option("--min-peers", type=click.IntRange(1), help="Start with this many peers: 1, or 2.")
-@click.option("--wait-s", type=click.FloatRange(min=0.1), default=120.0, show_default=True)
+@click.option("--join", "joins", multiple=True, help="Join the peer at this HOST:PORT.")
+@click.option(
+    "--min-peers", type=click.IntRange(1), help="Start with this many peers.  [default: 1, or 2]"
+)
+@click.option(
+    "--wait-s",
+    type=click.FloatRange(min=0.1),
+    default=120.0,
+    show_default=True,
+    help="Wait so many seconds for others.",
+)
 @options("said", RunFlags)
 @options("flags", WorkerFlags)
 def up(
@@ -298,7 +300,7 @@ def up(
 ) -> int:
     """Start a worker, the first of a swarm or one of several.
 
-    RUN is the run's TOML file; without one the defaults train on Python's own sources.
+    RUN is the run's TOML file. Without one the defaults train on Python's own sources.
     """
     end_on_sigterm()
     check_memory()
@@ -327,12 +329,12 @@ def up(
 
 @click.command()
 @click.argument("words", metavar="HOST:PORT... [RUN]", nargs=-1, required=True)
-@click.option("--config", type=click.Path(path_type=Path), help="RUN, in other words.")
+@click.option("--config", type=click.Path(path_type=Path), help="Give RUN as an option.")
 @click.option(
     "--wait-s",
     type=click.FloatRange(min=0.1),
-    help="Where nobody answers, and for the start.  [default: 120 the first time, then no end; for "
-    "the start as long as the others]",
+    help="Wait so long where nobody answers, and for the start.  [default: 120 the first time, "
+    "then no end; for the start as long as the others]",
 )
 @options("said", RunFlags)
 @options("flags", WorkerFlags)
@@ -345,11 +347,10 @@ def join(
 ) -> int:
     """Join the swarm that the workers or the coordinator at HOST:PORT belong to.
 
-    One that answers is enough, and members that --out remembers are asked too. The run's settings
-    come from there. RUN is a TOML file, as `murmur up` takes it. What it and options say of the run
-    must agree with the swarm, else the first difference is named; what they say of this machine is
-    used. Code to load and files to read must be named by them: what only the swarm names is
-    refused.
+    One address that answers is enough, and members that --out remembers are asked too. The run's
+    settings come from there. RUN is a TOML file, as `murmur up` takes it. Its settings of the run
+    must agree with the swarm. Those of this machine are used. Code and files must be named there
+    or by options: what only the swarm names is refused.
     """
     addresses, config = addresses_and_run(words, config)
     if not addresses:
@@ -409,7 +410,8 @@ _of_task = click.option(
     "settings",
     multiple=True,
     metavar="task.KEY=VALUE",
-    help="In place of what the checkpoint says; code and files it cannot name by itself.",
+    help="Set an option of the task. Code and files must be named here, because a checkpoint "
+    "cannot.",
 )
 
 
@@ -441,10 +443,8 @@ def generate(
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="CHECKPOINT")
-@click.option(
-    "--stages", type=click.IntRange(1), metavar="S", help="By default as many as the run had."
-)
-@click.option("--omit", metavar="2,3", help="Stages to leave out; never 0.")
+@click.option("--stages", type=click.IntRange(1), metavar="S", help="Cut the model into so many.")
+@click.option("--omit", metavar="2,3", help="Leave these stages out.")
 @click.option(
     "--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True
 )
@@ -454,9 +454,9 @@ def evaluate(
 ) -> int:
     """Print loss and perplexity of the newest anchor under the folder CHECKPOINT.
 
-    Measured on as many batches as a run's report takes, and on the same ones. With --omit, what
-    enters a stage that is left out goes on to the next as it is. Stages are cut as the run's were;
-    into another number of them, by parameters.
+    It takes the batches of a run's report. With --omit, what enters a stage that is left out goes
+    on to the next as it is. Stages are cut as the run's were. Another number of stages is cut by
+    parameters.
     """
     from worker.training.evaluation import evaluate_checkpoint
     from worker.training.initial import find_checkpoint
@@ -480,7 +480,7 @@ def evaluate(
     "--to",
     "layout",
     type=click.Choice(["hf", "safetensors"]),
-    help="Hugging Face's layout, or the tensors alone.  [default: hf where the model has it]",
+    help="Write Hugging Face's layout or only the tensors.  [default: hf where the model has it]",
 )
 @_of_task
 def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, ...]) -> int:
@@ -511,15 +511,15 @@ def _stage_numbers(text: str) -> list[int]:
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the checkpoint goes.  [default: RUN/assembled]",
+    help="Write the checkpoint to this folder.  [default: RUN/assembled]",
 )
 @_of_task
 def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> int:
     """Put the newest checkpoints of all stages below the folder RUN together.
 
-    A run that ends in good order has done so already, in the folder of one of its workers; this is
-    for one that was cut off. Where its newest checkpoints are of different steps, a warning says
-    which. `murmur generate` and `murmur evaluate` take its result.
+    A run that ends in good order has done so already. This is for one that was cut off. If its
+    newest checkpoints are of different steps, a warning says which. `murmur generate` and
+    `murmur evaluate` take the result.
     """
     from worker.pipeline.part import assemble as assemble_stages
 

@@ -56,15 +56,15 @@ class Finding:
 
 @click.command()
 @click.argument("words", metavar="[HOST:PORT] [RUN]", nargs=-1)
-@click.option("--config", type=click.Path(path_type=Path), help="RUN, in other words.")
+@click.option("--config", type=click.Path(path_type=Path), help="Give RUN as an option.")
 @options("said", RunFlags)
 @options("flags", WorkerFlags)
 def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: WorkerFlags) -> int:
     """Say whether this machine can join the swarm at HOST:PORT, and if not, what to do.
 
     It takes what `murmur join` takes: type `doctor` in place of `join`. A token is tried, and not
-    used up: the join after it takes the same. Nothing is written. Without
-    HOST:PORT it looks at the machine alone. Ends with 0 if nothing is wrong, with 1 otherwise.
+    used up. Nothing is written. Without HOST:PORT it looks at the machine alone. The exit code is
+    0 if nothing is wrong, and 1 otherwise.
     """
     addresses, config = addresses_and_run(words, config)
     if len(addresses) > 1:

@@ -42,19 +42,19 @@ class Pinged:
 
 @click.command()
 @click.argument("target", metavar="PEER|HOST:PORT")
-@click.option("--from", "knows", metavar="HOST:PORT", help="A peer that knows PEER.")
+@click.option("--from", "knows", metavar="HOST:PORT", help="Ask this peer where PEER is.")
 @click.option(
     "--run",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of a worker on this machine: its certificate is used, and it may know PEER.",
+    help="Use the certificate of the worker of this folder; that worker may know PEER.",
 )
 @click.option("--count", type=click.IntRange(1, 100), default=5, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: bool) -> int:
     """Measure the way from this machine to a peer: path, round trips, rate.
 
-    PEER is the name of one that --from knows, or its address as `murmur status` shows it, such as
-    w3@192.0.2.7:7700 for one that is reached through a relay. Ends with 6 if it does not answer.
+    PEER is a name that --from knows, or an address as `murmur status` shows it, such as
+    w3@192.0.2.7:7700 for a relayed peer. The exit code is 6 if it does not answer.
     """
     identity = None if run is None else Identity.load(run)
     if run is not None and identity is None:

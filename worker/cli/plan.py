@@ -37,11 +37,11 @@ _STEPS = Repetitions(untimed=3, fewest=5, most=100, enough_s=1.0)
 def plan(run: Path | None, given: PlanOptions, staged: StageOptions) -> int:
     """Predict how much of the time workers compute on a link, and propose settings.
 
-    RUN is the run's TOML file; without one the defaults are taken. Everything is simulated: no
+    RUN is the run's TOML file. Without one the defaults are taken. Everything is simulated: no
     worker is started and nothing is sent.
 
-    With --stages the model is cut into stages on several peers: predicts the iteration time of
-    each routing, and proposes which peer serves which stage.
+    With --stages the model is cut into stages on several peers. The command then predicts the
+    iteration time of each routing, and proposes which peer serves which stage.
     """
     from worker.config import file_says, load_config
 

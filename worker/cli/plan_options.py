@@ -24,30 +24,30 @@ class PlanOptions:
         required=True,
         metavar="RATE[,delay=TIME][,jitter=TIME]",
         help="A worker's link, such as 20mbit,delay=50ms; may be given several times. With "
-        "--stages those of all peers, or a FILE.json of measurements.",
+        "--stages the links of all peers, or a FILE.json of measurements.",
     )
     peers: int = option("--peers", type=click.IntRange(2), default=4, show_default=True)
-    preset: str | None = option("--preset", help="diloco, ddp, ...; the file's by default.")
+    preset: str | None = option("--preset", help="The preset, such as diloco.")
     settings: tuple[str, ...] = option("--set", multiple=True, metavar="SECTION.KEY=VALUE")
     target: float = option(
         "--target",
         type=click.FloatRange(0, 1, min_open=True, max_open=True),
         default=0.95,
         show_default=True,
-        help="Share of the time that workers shall compute.",
+        help="Propose settings with which workers compute for this share of the time.",
     )
     step_s: float | None = option(
         "--step-time",
         type=_ABOVE_0,
         metavar="SECONDS",
-        help="Of one inner step; by default some are timed here.",
+        help="The seconds of one inner step.  [default: some are timed here]",
     )
-    params: int | None = option("--params", type=_FROM_1, help="Of another model than the run's.")
-    layers: int | None = option("--layers", type=_FROM_1, help="Of that model.")
+    params: int | None = option("--params", type=_FROM_1, help="Plan for this many parameters.")
+    layers: int | None = option("--layers", type=_FROM_1, help="Plan for this many layers.")
     threads: int = option(
-        "--threads", type=_FROM_1, default=1, show_default=True, help="To time on."
+        "--threads", type=_FROM_1, default=1, show_default=True, help="Time with so many threads."
     )
-    as_json: bool = option("--json", is_flag=True, help="One JSON object.")
+    as_json: bool = option("--json", is_flag=True, help="Print one JSON object.")
 
     @property
     def time_source(self) -> str:
@@ -68,50 +68,52 @@ class PlanOptions:
 class StageOptions:
     """The options of `--stages`; None where the file or a default says it."""
 
-    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into this many.")
-    replicas: int | None = option("--replicas", type=_FROM_1, help="Of each stage; 2.")
+    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into so many.")
+    replicas: int | None = option("--replicas", type=_FROM_1, help="The replicas of each stage; 2.")
     skip: float | None = option(
         "--skip",
         type=click.FloatRange(0, 1, max_open=True),
-        help="Share of the stages that a route leaves out; 0.25.",
+        help="Leave this share of the stages out of each route; 0.25.",
     )
     spread: int | None = option(
         "--spread",
         type=click.IntRange(0),
-        help="Stages that half of such routes visit more, and the others fewer; 0.",
+        help="Let half of such routes visit so many stages more, and the others fewer; 0.",
     )
     microbatches: int | None = option(
-        "--microbatches", type=_FROM_1, help="Of each origin in an iteration; 8."
+        "--microbatches", type=_FROM_1, help="The microbatches of each origin; 8."
     )
     memory: int | None = option(
-        "--memory", type=_FROM_1, help="Microbatches that a peer may hold; 3."
+        "--memory", type=_FROM_1, help="The microbatches that a peer may hold; 3."
     )
     stage_mib: float | None = option(
-        "--stage-mib", type=_ABOVE_0, help="Memory of a peer for its stage; bounds the cut."
+        "--stage-mib", type=_ABOVE_0, help="The memory of a peer for its stage."
     )
     forward_ms: float | None = option(
-        "--forward-ms", type=_ABOVE_0, help="Of a visit; by default timed here."
+        "--forward-ms", type=_ABOVE_0, help="The time of one forward; else timed here."
     )
     activation_bytes: int | None = option(
-        "--activation-bytes", type=_FROM_1, help="Of a microbatch."
+        "--activation-bytes", type=_FROM_1, help="The bytes of a microbatch."
     )
     activations: str | None = option(
-        "--activations", type=click.Choice(("bf16", "fp32", "int8")), help="bf16 by default."
+        "--activations",
+        type=click.Choice(("bf16", "fp32", "int8")),
+        help="The type of activations.",
     )
-    model: str | None = option(
-        "--model", help="Short for --set task.model=...: tiny, small or base."
-    )
+    model: str | None = option("--model", help="The model: tiny, small or base.")
     shared_uplinks: bool | None = option(
         "--shared-uplinks/--own-uplinks",
         default=None,
-        help="Whether a peer's messages leave one after another, as a run plans; shared.",
+        help="Let a peer's messages leave one after another, or each by its own link.",
     )
     effort_s: float | None = option(
-        "--effort", type=_ABOVE_0, metavar="SECONDS", help="Of the search; 2."
+        "--effort", type=_ABOVE_0, metavar="SECONDS", help="The effort of the search; 2."
     )
-    seed: int | None = option("--seed", type=click.IntRange(0), help="Of searches and draws; 0.")
+    seed: int | None = option(
+        "--seed", type=click.IntRange(0), help="The seed of searches and draws; 0."
+    )
     plot_file: Path | None = option(
-        "--plot", type=click.Path(path_type=Path), help="Draws the schedule."
+        "--plot", type=click.Path(path_type=Path), help="Draw the schedule."
     )
 
     @property

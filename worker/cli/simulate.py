@@ -38,41 +38,45 @@ _COLOURS = {"noloco": "#15466b", "diloco": "#c8553d"}
     multiple=True,
     default=("noloco",),
     show_default=True,
-    help="May be given twice, to compare.",
+    help="The preset; may be given twice, to compare.",
 )
 @click.option("--peers", default="4,16,64", show_default=True, metavar="N[,N...]")
-@click.option("--rounds", type=int, default=20, show_default=True, help="Of every peer.")
-@click.option("--inner-steps", type=int, default=50, show_default=True, help="H.")
+@click.option("--rounds", type=int, default=20, show_default=True, help="The rounds of every peer.")
+@click.option(
+    "--inner-steps", type=int, default=50, show_default=True, help="The inner steps between rounds."
+)
 @click.option(
     "--step-time", "step_s", type=float, default=0.1, show_default=True, metavar="SECONDS"
 )
 @click.option(
-    "--step-spread", type=float, default=0.0, help="Standard deviation over mean of a step's time."
+    "--step-spread", type=float, default=0.0, help="The standard deviation over mean of a step."
 )
 @click.option(
     "--link",
     default="20mbit,delay=50ms",
     show_default=True,
     metavar="RATE[,delay=TIME][,jitter=TIME][,loss=PER_MINUTE]",
-    help="Of every peer; loss: connections that break a minute.",
+    help="The link of every peer; loss is in connections that break a minute.",
 )
 @click.option(
     "--latency-spread", type=float, default=0.0, help="The same of a message's delay, lognormal."
 )
-@click.option("--straggler", metavar="FACTORx:SHARE", help="5x:0.1: a tenth is five times slower.")
-@click.option("--dylu", is_flag=True, help="Stragglers take fewer inner steps instead.")
-@click.option("--partition", metavar="FROM:TO", help="10s:20s: two halves from 10 s to 20 s.")
-@click.option("--crash", "crash_share", type=float, default=0.0, help="Share of peers that die.")
-@click.option("--freeze", metavar="SHARE:TIME", help="0.1:60s: a tenth stands still for a minute.")
+@click.option("--straggler", metavar="FACTORx:SHARE", help="Make peers slower; 5x:0.1: a tenth.")
+@click.option("--dylu", is_flag=True, help="Let stragglers take fewer inner steps.")
+@click.option("--partition", metavar="FROM:TO", help="Part the swarm; 10s:20s: for 10 s.")
 @click.option(
-    "--group-size", type=int, default=2, show_default=True, help="Of noloco; 2 is a pair."
+    "--crash", "crash_share", type=float, default=0.0, help="The share of the peers that die."
+)
+@click.option("--freeze", metavar="SHARE:TIME", help="Stop peers; 0.1:60s: a tenth for 60 s.")
+@click.option(
+    "--group-size", type=int, default=2, show_default=True, help="The size of noloco's groups."
 )
 @click.option("--params", type=int, default=1_000_000, show_default=True)
-@click.option("--codec", default="fp32", show_default=True, help="Of pseudo-gradients.")
-@click.option("--merge", default="reset", show_default=True, help="Of diloco: reset or keep.")
+@click.option("--codec", default="fp32", show_default=True, help="The codec of pseudo-gradients.")
+@click.option("--merge", default="reset", show_default=True, help="The merge: reset or keep.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes all figures.")
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Writes a PNG.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw a PNG.")
 def simulate(
     presets: tuple[str, ...],
     peers: str,

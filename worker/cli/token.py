@@ -32,19 +32,19 @@ def token() -> None:
     type=click.IntRange(1),
     default=TOKEN_USES,
     show_default=True,
-    help="Peers that it lets in.",
+    help="The number of peers that it lets in.",
 )
 @click.option(
     "--hours",
     type=click.FloatRange(min=0.01, max=24 * 366),
     default=TOKEN_VALID_S / _HOUR_S,
     show_default=True,
-    help="Until it expires.",
+    help="The hours until the token expires.",
 )
 def create(run: Path, uses: int, hours: float) -> int:
     """Print a new token, to be pasted as `murmur join HOST:PORT --token TOKEN`.
 
-    In a folder without a key one is made: a worker that begins its run there is encrypted.
+    In a folder without a key it makes one. A worker that begins its run there is encrypted.
     """
     authority = Authority.load(run) or _made(run)
     made = authority.create_token(uses, hours * _HOUR_S)
@@ -59,9 +59,9 @@ def create(run: Path, uses: int, hours: float) -> int:
 
 @token.command("list")
 @_run
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_tokens(run: Path, as_json: bool) -> int:
-    """Show the tokens of RUN, and whom they have let in; not the secrets."""
+    """Show the tokens of RUN, and whom they have let in, without the secrets."""
     records, now = _held(run).tokens(), time.time()
     if as_json:
         rows = [
@@ -86,7 +86,7 @@ def list_tokens(run: Path, as_json: bool) -> int:
 @_run
 @click.argument("token_id", metavar="ID")
 def revoke(run: Path, token_id: str) -> int:
-    """End a token: nobody is let in by it any more. Peers that it has let in stay."""
+    """End a token, so that it lets nobody in. Peers that it has let in stay."""
     _held(run).revoke(token_id)
     click.echo(f"token {token_id} is revoked")
     return 0
@@ -111,9 +111,8 @@ def expel(run: Path, peer: str) -> int:
 def share(run: Path, folder: Path) -> int:
     """Give the run's key to a second worker, whose --out is DIR: it lets machines in as well.
 
-    DIR holds the run's secret afterwards: move it to the other machine as one moves a secret. The
-    tokens that there are work at both, each as if it had not been used at the other; revoke and
-    expel count for all.
+    DIR holds the run's secret afterwards: move it to the other machine as one moves a secret.
+    Tokens from before work at both, as often as each allows. Revoke and expel count for all.
     """
     _held(run).share(folder)
     click.echo(f"{folder} holds the run's key too; `murmur token create {folder}` works there")

@@ -76,22 +76,36 @@ def test_the_table_of_programs_is_what_its_tests_say() -> None:
     assert held == programs_table.table(), "python -m tests.support.programs_table writes it anew"
 
 
-def options(command: click.Command) -> Iterator[str]:
-    """Those of a command and of what is below it."""
-    for each in command.params:
-        yield from each.opts
+def commands(command: click.Command) -> Iterator[click.Command]:
+    """A command and all that are below it."""
+    yield command
     if isinstance(command, click.Group):
         for name in command.list_commands(click.Context(command)):
             below = command.get_command(click.Context(command), name)
             assert below is not None
-            yield from options(below)
+            yield from commands(below)
+
+
+def test_a_help_text_stands_without_the_name_above_it() -> None:
+    """It begins with a verb or an article."""
+    texts = [text for each in commands(cli) for text in (each.help, *helps_of(each)) if text]
+    assert len(texts) > 100
+    unclear = re.compile(r"(Of|What|Whether|That|With|To|Where|Which|As|At|In|From|By|On)\b|[a-z]")
+    assert [text for text in texts if unclear.match(text)] == []
+
+
+def helps_of(command: click.Command) -> list[str | None]:
+    return [each.help for each in command.params if isinstance(each, click.Option)]
 
 
 def test_every_option_that_a_page_names_is_one() -> None:
     code = re.findall(r"`([^`\n]+)`", (ROOT / "docs/commands.md").read_text())
     named = set(re.findall(r"(?<!\S)--[a-z][a-z-]+", " ".join(code))) - {"--help"}
     assert len(named) > 20
-    assert named - set(options(cli)) == set()
+    assert (
+        named - {name for each in commands(cli) for option in each.params for name in option.opts}
+        == set()
+    )
 
 
 def test_every_test_that_a_page_names_is_there() -> None:
