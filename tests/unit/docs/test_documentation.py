@@ -142,12 +142,15 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
         ("commands", f"each of its relays every {ChoiceConfig().try_s:g} s"),
         ("commands", f"every {ChoiceConfig().measure_s / 60:g} minutes, R measures"),
         ("commands", f"One that is {ChoiceConfig().better:g} times as fast as a relay"),
-        ("commands", f"speaks protocol {PROTOCOL - 1}, and this version speaks {PROTOCOL}"),
+        (
+            "evidence/reliability",
+            f"speaks protocol {PROTOCOL - 1}, and this version speaks {PROTOCOL}",
+        ),
         ("commands", f"At {LOG_BYTES >> 20} MiB a log"),
         ("commands", f"at most {RelayLimits().rate_mbps:g} Mbit/s for all together"),
         ("commands", f"for at most {RelayLimits().places} peers"),
         ("commands", f"{TUNNELS_EACH} streams of tunnels there, and all peers {MOST_TUNNELS}"),
-        ("commands", f"up to\n{MOST}"),
+        ("security", f"up to\n{MOST}"),
     ],
 )
 def test_a_figure_of_a_page_is_that_of_the_code(page: str, says: str) -> None:
@@ -170,3 +173,11 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
             there = page.parent / path if path else page
             assert there.exists(), (page, target)
             assert not anchor or anchor in anchors(there), (page, target)
+
+
+def test_what_a_user_reads_is_short() -> None:
+    """Words outside of code."""
+    pages = [page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
+    words = re.sub(r"```.*?```", "", "\n".join(pages), flags=re.DOTALL).split()
+    assert len(pages[0].splitlines()) <= 120
+    assert sum(bool(re.search(r"\w", word)) for word in words) <= 12_000
