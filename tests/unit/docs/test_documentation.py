@@ -44,9 +44,7 @@ def block(page: str, language: str, of: str = "") -> str:
 def test_the_toml_example_is_the_defaults() -> None:
     document = tomllib.loads(block("docs/configuration.md", "toml"))
     shown = parse_config(document, "docs/configuration.md")
-    task = document["task"]
-    defaults = parse_config({"task": task}, "defaults")
-    assert shown == defaults
+    assert shown == parse_config({"task": document["task"]}, "defaults")
 
 
 def test_the_task_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,15 +54,12 @@ def test_the_task_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     model, steps = task.model(), 300
     cursor = Cursor(seed=1, stream="w0")
     first, second = islice(task.batches("train", cursor), 2)
-    again = next(task.batches("train", first.cursor))
-    assert (second.inputs == again.inputs).all()
+    assert (second.inputs == next(task.batches("train", first.cursor)).inputs).all()
     before = validate(task, model, seed=1)
     inner = InnerReplica(task, model, InnerConfig(), cursor, steps)
     for step in range(1, steps + 1):
         inner.inner_step(step, inner.backward(step))
     after = validate(task, model, seed=1)
-    assert before is not None
-    assert after is not None
     assert before.loss > 1.9
     assert before.metrics["accuracy"] < 0.25
     assert after.loss < 0.2
@@ -81,9 +76,7 @@ def commands(command: click.Command) -> Iterator[click.Command]:
     yield command
     if isinstance(command, click.Group):
         for name in command.list_commands(click.Context(command)):
-            below = command.get_command(click.Context(command), name)
-            assert below is not None
-            yield from commands(below)
+            yield from commands(command.get_command(click.Context(command), name))
 
 
 def test_a_help_text_stands_without_the_name_above_it() -> None:
@@ -98,10 +91,8 @@ def test_every_option_that_a_page_names_is_one() -> None:
     code = re.findall(r"`([^`\n]+)`", (ROOT / "docs/commands.md").read_text())
     named = set(re.findall(r"(?<!\S)--[a-z][a-z-]+", " ".join(code))) - {"--help"}
     assert len(named) > 20
-    assert (
-        named - {name for each in commands(cli) for option in each.params for name in option.opts}
-        == set()
-    )
+    options = {name for each in commands(cli) for option in each.params for name in option.opts}
+    assert named - options == set()
 
 
 def test_every_test_that_a_page_names_is_there() -> None:
@@ -111,8 +102,7 @@ def test_every_test_that_a_page_names_is_there() -> None:
 
 
 def test_the_exit_codes_of_the_page_are_all() -> None:
-    page = (ROOT / "docs/commands.md").read_text()
-    _, _, table = page.partition("| code | meaning |")
+    table = (ROOT / "docs/commands.md").read_text().partition("| code | meaning |")[2]
     rows = re.findall(r"^\| (\d+) \|", table.partition("\n\n")[0], re.MULTILINE)
     assert [int(code) for code in rows] == [*ExitCode]
     assert cli.help is not None
@@ -126,10 +116,9 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
     assert {"shard", "done", "catch_up", "anchor", "report", "metrics", "state_dict"} <= named
     for kind in (Swarm, SiteRank):
         assert [name for name in named if not hasattr(kind, name)] == []
-    taken = set(inspect.signature(Swarm.__init__).parameters)
     arguments = re.findall(r"`(web|no_relay|relay_mbps|progress|out|settings|steps)=", page)
     assert len(set(arguments)) == 7
-    assert set(arguments) <= taken
+    assert set(arguments) <= set(inspect.signature(Swarm.__init__).parameters)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +165,6 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
 
 
 def test_what_a_user_reads_is_short() -> None:
-    """Words outside of code."""
     pages = [page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
     words = re.sub(r"```.*?```", "", "\n".join(pages), flags=re.DOTALL).split()
     assert len(pages[0].splitlines()) <= 120
