@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from coordinator.report.report import Report
-from coordinator.report.terminal import drawn_table, two_columns
+from coordinator.report.terminal import two_columns
 from protos.events import Curve, verdict_words
 from protos.exit_codes import exit_words
 from protos.figures import (
@@ -27,6 +27,7 @@ from protos.figures import (
     size,
 )
 from worker.views.summary import known, known_columns
+from worker.views.table import drawn_table
 
 _NATS = "nats per "
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -47,7 +48,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(two_columns(figure_lines(report), {"replicas": _style(report)}))
     narrow = console.width < _WIDE
     heads, rows = known_columns(_COLUMNS | (_NARROW if narrow else {}), report["peers"])
-    console.print(drawn_table(heads, rows, collapse_padding=narrow, pad_edge=not narrow))
+    align = "".join("<" if head in ("worker", "anchor", "end") else ">" for head in heads)
+    console.print(drawn_table(heads, rows, align, collapse_padding=narrow, pad_edge=not narrow))
     if report["sample"]:
         console.print(Text("A sample of what it writes", style="dim"))
         lines = str(report["sample"]).expandtabs(4).splitlines()[:_MAX_SAMPLE_LINES]

@@ -9,9 +9,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.padding import Padding
@@ -27,12 +26,11 @@ from protos.figures import duration, size
 from protos.text import shown as cut
 from worker.views.history import History, Look
 from worker.views.summary import Document, SwarmSummary, map_of, maps_of
+from worker.views.table import drawn_table
 
 _GONE_S = 30.0  # without any answer, before that is an error
 _LAST_WORDS_S = 5.0  # at the end of a run: a mean over all, an evaluation
-_TEXT_COLUMNS = ("peer", "worker", "state", "end", "anchor", "relayed by", "not taken")
-_STATES = ("state", "end")
-_WRAPPED = ("stage", "not taken")
+_WORDS = ("peer", "state", "relayed by", "not taken")  # columns
 _PAGE_ONLY = ("gradient norm",)  # a terminal is narrower
 
 # ------------------------------------------------------------------------------- again and again
@@ -101,33 +99,12 @@ def screen_for(console: Console, began_s: float) -> Screen:
 
 def swarm_table(swarm: SwarmSummary, elapsed: str = "") -> Table:
     """The figures of all, and a row for each peer."""
-
     run = f"run {swarm.run[:8]}, {swarm.preset}" if swarm.run else ""
     lines = ["  ".join(filter(None, (run, elapsed, *(f"{n} {v}" for n, v in swarm.facts()))))]
     lines += [f"slow: {verdict}" for verdict in swarm.verdicts]
-    title = Text("\n".join(lines))
-    return drawn_table(*swarm.table(leave_out=_PAGE_ONLY), title=title)
-
-
-def drawn_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, title: Text | None = None, **more: Any
-) -> Table:
-    """Words on the left, figures on the right; states have colours. Args: more: of rich's table."""
-    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="dim", **more)
-    for head in heads:
-        left = head in _TEXT_COLUMNS
-        drawn.add_column(head, justify="left" if left else "right", no_wrap=head not in _WRAPPED)
-    for row in rows:
-        cells = zip(heads, row, strict=True)
-        drawn.add_row(*(Text(c, style=_style(c) if h in _STATES else "") for h, c in cells))
-    return drawn
-
-
-def _style(state: str) -> str:
-    if state in ("training", "done"):
-        return "green"
-    bad = state.startswith(("dead", "lost", "killed", "exit", "silent"))
-    return "red" if bad else "yellow"
+    heads, rows = swarm.table(leave_out=_PAGE_ONLY)
+    align = "".join("<" if head in _WORDS else ">" for head in heads)
+    return drawn_table(heads, rows, align, title="\n".join(lines))
 
 
 def summary_of_records(records: Sequence[Record], now_s: float) -> SwarmSummary:
@@ -320,23 +297,15 @@ def _is_table(value: object) -> bool:
 
 
 def _table(title: str, rows: Sequence[Document]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD)
-    cells: list[list[Text]] = []
-    for column in dict.fromkeys(key for row in rows for key in row):
-        values = [row.get(column) for row in rows]
-        rounds = column == "versions"  # of each fragment, how many are closed
+    heads, columns, align = [], [], ""
+    for key in dict.fromkeys(key for row in rows for key in row):
+        values = [row.get(key) for row in rows]
+        rounds = key == "versions"  # of each fragment, how many are closed
         numeric = rounds or all(isinstance(value, int | float | None) for value in values)
-        table.add_column(
-            "round" if rounds else _words(column),
-            justify="right" if numeric else "left",
-            no_wrap=True,
-        )
-        cells.append([Text(_span(v) if rounds else shown(column, v)) for v in values])
-    for row_cells in zip(*cells, strict=True):
-        table.add_row(*row_cells)
-    return table
+        heads.append("round" if rounds else _words(key))
+        align += ">" if numeric else "<"
+        columns.append([_span(v) if rounds else shown(key, v) for v in values])
+    return drawn_table(heads, list(zip(*columns, strict=True)), align, title=title)
 
 
 def _span(versions: object) -> str:

@@ -12,7 +12,7 @@ from algorithms.proposals import MAX_INNER_STEPS, Proposal, Proposals
 from algorithms.utilization import PlanPrediction
 from algorithms.workload import Workload
 from protos.figures import count, optional, percent, rate, ratio, seconds, size
-from protos.tables import text_table
+from worker.views.table import text_table
 
 
 @dataclass(frozen=True, kw_only=True)

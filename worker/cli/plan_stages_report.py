@@ -14,9 +14,9 @@ from algorithms.skippipe.route import Rules
 from algorithms.skippipe.routing import RoutingPrediction
 from algorithms.skippipe.simulator import Kind
 from protos.figures import count, percent, seconds, size
-from protos.tables import text_table
 from worker.cli.plan_measurements import Measurements
 from worker.cli.plan_stages_cut import StageCuts
+from worker.views.table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protos.figures import optional, percent, seconds, size
-from protos.tables import text_table
 from worker.cli.options import link_of, write_file
 from worker.errors import UsageError
+from worker.views.table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from algorithms.diagnosis import PeerFigures
-from protos.addresses import split_relayed
 from worker.config import Config
 from worker.exchange.context import Context
 from worker.membership import Member
@@ -16,6 +15,7 @@ from worker.pipeline.profile import Profile
 from worker.status.figures import to_document
 from worker.status.rounds import RoundLog
 from worker.transport import Traffic, Transport
+from worker.views.summary import relays_of
 
 _PERIOD_S = 0.05
 _SAMPLES = 20_000
@@ -170,9 +170,8 @@ def _member(
 
 def _path(member: Member, names: Mapping[str, str]) -> str:
     """How others reach it. Args: names: of peers, by address."""
-    if (through := split_relayed(member.address)) is None:
-        return "direct"
-    return f"relayed by {' or '.join(names.get(relay, relay) for relay in through[1])}"
+    relays = relays_of(member.address, names)
+    return f"relayed by {' or '.join(relays)}" if relays else "direct"
 
 
 def _accusations(gossip: GossipService) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 lines.py    events as lines
 summary.py  each peer in short, and all of them: the table and the figures that every view draws
+table.py    tables on a terminal, and as text
 history.py  what the peers have said so far, within bounds
 place.py    where the page is served, and the secret that its readers show
 page.py     the page: it asks the peers again and again, and serves what they say

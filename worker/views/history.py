@@ -153,7 +153,7 @@ class History:
         """Plain values: how it is now, and the points and rounds later than this time."""
         with self._lock:
             swarm, peers = self._summary(), sorted(self._peers.items())
-            heads, rows = swarm.table()
+            heads, rows = swarm.table(leave_out=("validation", "RTT"))  # which are drawn
             return {
                 "time_s": self._time_s,
                 "every_s": self._every_s,
@@ -205,7 +205,7 @@ class History:
         peer.steps.add(after.step, now_s)
         if own is None:
             after.seen_s = seen_s
-            after.steps_per_s = peer.steps.per_s
+            after.steps_per_s = peer.steps.per_s if after.live else None
             for key in _KEPT:
                 if getattr(after, key) is None:
                     setattr(after, key, getattr(before, key))

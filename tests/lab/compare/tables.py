@@ -7,9 +7,9 @@ from typing import Any
 from algorithms.link import Link
 from protos.events import float_of, int_of, printable, text_of
 from protos.figures import count, optional, parameters, percent, seconds, size
-from protos.tables import text_table
 from tests.lab.compare.budget import Measured, wall_of
 from tests.lab.compare.options import LOCAL
+from worker.views.table import text_table
 
 Report = Mapping[str, Any]
 

@@ -64,6 +64,16 @@ def test_what_a_dead_peer_said_last_stays() -> None:
     assert history.since(100.0)["news"] == [{"time_s": 102.0, "peer": "w1", "text": "dead"}]
 
 
+def test_the_pace_of_a_relayed_peer_is_that_of_its_step_while_it_lives() -> None:
+    history = History(2.0)
+    for time_s, step, health in ((100.0, 90, "alive"), (102.0, 96, "alive"), (104.0, 96, "dead")):
+        document = status("w0", "w1")
+        document["members"][1] |= {"address": "w1@a:1", "step": step, "health": health}
+        history.add(look(time_s, document))
+        pace = history.since(0)["peers"][1]["steps_per_s"]
+        assert pace == (3.0 if time_s == 102.0 else None)
+
+
 def test_one_look_that_a_peer_misses_is_no_news() -> None:
     history = History(2.0)
     history.add(look(100.0, status("w0", "w1"), status("w1", "w0")))

@@ -1,6 +1,6 @@
 """Tables as text."""
 
-from protos.tables import text_table
+from worker.views.table import text_table
 
 ROWS = [["w0", "3 MB", "done"], ["worker-1", "33 MB", "a|b"]]
 
