@@ -69,6 +69,7 @@ same-bits: $(READY)  ## what small fixed runs end with, hashed: compare two comm
 
 schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs, and as many for means
 	$(LAB) pair-schedules --processes 2 $(ARGS)
+	$(LAB) pair-schedules --processes 2 --shuffled $(ARGS)
 	$(LAB) mean-schedules $(ARGS)
 	$(LAB) mean-schedules --shuffled $(ARGS)
 	$(LAB) mean-schedules --keep $(ARGS)

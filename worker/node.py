@@ -31,7 +31,7 @@ from worker.exchange.allreduce.reducer import Reducer
 from worker.exchange.arrivals import Arrivals
 from worker.exchange.compression import Compression
 from worker.exchange.context import Context
-from worker.exchange.pairwise.io import Pairs
+from worker.exchange.pairwise.pairs import Pairs
 from worker.exchange.types import View
 from worker.identity import Expulsions, Gate, KeyHolders, SignedWords
 from worker.leases.io import LeaseService
@@ -288,13 +288,12 @@ class Node:
         """Means over all; in a plan of pairs, these and one mean at the end. Replicas that keep
         what they have not sent end with an exact one, by a method of its own."""
         means, gossip = self.context, self.gossip
-        ways = (self.transport, gossip.address_of, self.finished)
         mean_rounds: type[Contributor] | type[FinalAverage] = Contributor
         if means.plan.exchange == "pairs":
             schedule = means.plan.schedule(
                 fragments=len(means.elements), steps=self._config.run.steps
             )
-            self._pairs = Pairs(means, schedule, *ways, self.post, gossip.suspect)
+            self._pairs = Pairs(means, schedule, gossip, self, self.post)
             self.server.streams["Data/PairRound"] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan, ends_run=True)
             mean_rounds = FinalAverage

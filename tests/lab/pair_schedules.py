@@ -1,10 +1,12 @@
 """Many random fault schedules of pair rounds in the product's simulator: nothing may be violated.
 
     python -m tests.lab pair-schedules [--schedules 100000] [--seed 0] [--processes 1]
+                                       [--shuffled]
 
-2 to 6 peers in groups of 2 to 4 hold 1 to 3 rounds on a virtual clock and network, with the machine
-of the daemon. Streams break, links are cut, halves part, messages are late, peers die, freeze, come
-late, and take each other for dead. Prints what went wrong, how the rounds ended, and how often a
+2 to 6 peers in groups of 2 to 4 hold 1 to 3 rounds on a virtual clock and network, with the live
+code. Streams break, links are cut, halves part, messages are late, peers die, freeze, come late,
+and take each other for dead. With `--shuffled` what is ready at one time runs in an order that the
+seed draws. Prints what went wrong, how the rounds ended, and how often a
 peer gave up a round that another has applied (the two generals), by what excuses it. Fails on any
 violation, such as a peer left behind without an excuse.
 """
@@ -15,6 +17,9 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+
+import torch
 
 from tests.support.pair_schedules import (
     endings,
@@ -30,13 +35,14 @@ BATCH = 500
 Counts = tuple[Counter[str], Counter[str], Counter[str], list[str]]
 
 
-def play(seeds: range) -> Counts:
+def play(seeds: range, shuffled: bool) -> Counts:
     """What happened in the schedules of these seeds: faults, endings, excuses, violations."""
+    torch.set_num_threads(1)
     faults, rounds, causes = Counter[str](), Counter[str](), Counter[str]()
     violated: list[str] = []
     gc.disable()
     for seed in seeds:
-        world = random_world(seed).play()
+        world = random_world(seed, shuffled=shuffled).play()
         faults.update(type(fault).__name__ for fault in world.faults)
         rounds.update(endings(world))
         rounds["undisturbed groups"] += sum(1 for _ in undisturbed(world))
@@ -47,12 +53,13 @@ def play(seeds: range) -> Counts:
     return faults, rounds, causes, violated
 
 
-def results(batches: list[range], processes: int) -> Iterator[Counts]:
+def results(batches: list[range], processes: int, shuffled: bool) -> Iterator[Counts]:
+    work = partial(play, shuffled=shuffled)
     if processes == 1:
-        yield from map(play, batches)
+        yield from map(work, batches)
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(play, batches)
+        yield from pool.imap_unordered(work, batches)
 
 
 def main() -> int:
@@ -61,12 +68,15 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--shuffled", action="store_true", help="the ready queue, by the seed")
     options = parser.parse_args()
     began, end = time.monotonic(), options.seed + options.schedules
     faults, rounds, causes = Counter[str](), Counter[str](), Counter[str]()
     violated = 0
     batches = [range(at, min(at + BATCH, end)) for at in range(options.seed, end, BATCH)]
-    for of_faults, of_rounds, of_causes, texts in results(batches, options.processes):
+    for of_faults, of_rounds, of_causes, texts in results(
+        batches, options.processes, options.shuffled
+    ):
         faults.update(of_faults)
         rounds.update(of_rounds)
         causes.update(of_causes)

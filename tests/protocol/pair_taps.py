@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from protos import murmuration_pb2 as pb
 from tests.protocol.taps import Passing, Tap
-from worker.exchange.pairwise.stream import ANCHOR, CONTRIBUTION
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
 
 PARTS = {ANCHOR: "anchor", CONTRIBUTION: "contribution"}
 

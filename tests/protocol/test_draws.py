@@ -17,8 +17,7 @@ from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.views import member
 from tests.protocol.virtual_time import run
-from worker.exchange.pairwise.rounds import draw_group
-from worker.exchange.pairwise.stream import PairSettings
+from worker.exchange.pairwise.pairs import draw_group
 from worker.exchange.types import View
 from worker.membership import Phase
 
@@ -46,10 +45,7 @@ def with_the_same_pairs_in_the_end(how_many: int) -> list[Problem]:
 
 def group(problem: Problem, me: str, view: View, round_: int) -> Group:
     """As the peer draws it."""
-    settings = PairSettings(
-        me=me, run=problem.manifest.run, forms=[], rounds=[ROUNDS], config=problem.rounds
-    )
-    return draw_group(settings, view, 0, round_)
+    return draw_group(me, problem.manifest.run, 2, view, (0, round_))
 
 
 @pytest.mark.parametrize("problem", with_the_same_pairs_in_the_end(4), ids=lambda p: str(p.seed))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from algorithms.plan import Plan
 from worker import wire
-from worker.exchange.pairwise.messages import codec_of
-from worker.exchange.pairwise.stream import ANCHOR, CONTRIBUTION
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
+from worker.exchange.pairwise.values import codec_of
 
 Key = tuple[int, int]  # fragment, round
 

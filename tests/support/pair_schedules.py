@@ -4,19 +4,15 @@ Small swarms hold a few rounds while a plan of faults is carried out. One seed g
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
 from algorithms.link import Link
-from worker.exchange.pairwise.rounds import PairRounds
-from worker.exchange.pairwise.stream import (
-    CONTRIBUTION,
-    PARTS,
-    Action,
-    PairBuffer,
-)
-from worker.exchange.types import Failed, RoundConfig, Succeeded
+from worker.exchange.pairwise.buffer import CONTRIBUTION, PARTS, OwnPart, PairBuffer
+from worker.exchange.pairwise.pairs import Pairs
+from worker.exchange.pairwise.round import Event
+from worker.exchange.types import RoundConfig
 from worker.simulation.faults import (
     BreakStreams,
     BrittleStreams,
@@ -31,16 +27,18 @@ from worker.simulation.faults import (
     Partition,
     random_faults,
 )
+from worker.simulation.loop import running
 from worker.simulation.network import SimulatedStream
 from worker.simulation.pairs import PairPeer
 from worker.simulation.peer import Account
 from worker.simulation.scenario import Scenario
 from worker.simulation.swarm import SimulatedSwarm
 from worker.simulation.task import Quadratic
+from worker.training.inbox import RoundDone, RoundFailed
 
 CONFIG = RoundConfig(floor_mbps=20.0, slack_s=4.0)
 NEWS_S = 1.5  # in which all views are right again after what they noticed is over
-EPSILON_S = 1e-6
+EPSILON_S = 1e-5  # timers are a microsecond late
 # What the two generals cannot help: a word lost with its stream, a peer that died or froze with it.
 EXCUSES = frozenset({"broken", "cut", "dead", "frozen"})
 
@@ -71,57 +69,62 @@ class Attendance:
         return self.ended_at is not None and not self.failed
 
 
+class WatchedPairs(Pairs):
+    """Tells of its buffers whenever something has changed."""
+
+    note: Callable[[PairBuffer], None]
+
+    def step(self, buffer: PairBuffer, event: Event) -> None:
+        self.note(buffer)  # it may end at once
+        super().step(buffer, event)
+        self.note(buffer)
+
+    def _lay(self, fragment: int, round_: int, own: dict[int, OwnPart]) -> PairBuffer:
+        buffer = super()._lay(fragment, round_, own)
+        self.note(buffer)
+        return buffer
+
+
 class WatchedPeer(PairPeer):
     """Keeps the books of its rounds; the machine may be a spoiled one."""
 
-    kind: type[PairRounds] = PairRounds
+    kind: type[WatchedPairs] = WatchedPairs
 
     def __init__(self, world: "PairWorld", number: int) -> None:
         super().__init__(world.swarm, number, world.task, world.account, world.peers)
         self.world, self.attended = world, list[Attendance]()
         self.laid: dict[int, set[tuple[str, ...]]] = defaultdict(set)  # the groups of each round
-        if self.kind is not PairRounds:
-            self.rounds = self.kind(self.rounds._settings)
+        self.pairs.__class__ = self.kind
+        self.pairs.note = self._note
 
-    def _carry(self, actions: list[Action]) -> None:
-        for buffer in self.rounds._buffers.values():
-            self.laid[buffer.round].add(buffer.group)
-            part = self._part_of(buffer)
-            if part is not None and buffer.complete and part.staged_at is None:
+    def _note(self, buffer: PairBuffer) -> None:
+        self.laid[buffer.round].add(buffer.group)
+        if buffer.machine is None:
+            return
+        if not any(part.buffer is buffer for part in self.attended):
+            self.attended.append(Attendance(self.me, buffer, buffer.began))
+        for part in self.attended:
+            if part.buffer is buffer and buffer.complete and part.staged_at is None:
                 part.staged_at = self.now
-        super()._carry(actions)
 
-    def ended(self, buffer: PairBuffer, outcome: Succeeded | Failed) -> None:
-        part = self._part_of(buffer)
-        assert part is not None
-        assert part.ended_at is None or self.world.lenient, "a round ends once"
+    def finished(self, result: RoundDone | RoundFailed) -> None:
+        part = next(part for part in reversed(self.attended) if part.round == result.round)
+        assert part.ended_at is None, "a round ends once"
         part.ended_at = self.now
-        if buffer.complete and part.staged_at is None:
-            part.staged_at = self.now
-        if isinstance(outcome, Failed):
-            part.failed, part.waiting_for = outcome.reason, outcome.waiting_for
+        if isinstance(result, RoundFailed):
+            part.failed, part.waiting_for = result.reason, result.waiting_for
         else:
             part.used = {
                 (peer, index): each.hash
                 for index in PARTS
-                for peer, each in zip(buffer.group, buffer.parts(index, self.me), strict=True)
+                for peer, each in zip(part.group, part.buffer.parts(index, self.me), strict=True)
             }
-        super().ended(buffer, outcome)
+        super().finished(result)
 
     def broken(self, stream: SimulatedStream) -> None:
         ends = frozenset((self.me, self.swarm.names[stream.other(self.number)]))
         self.world.breaks.append((ends, self.now))
         super().broken(stream)
-
-    def _part_of(self, buffer: PairBuffer | None) -> Attendance | None:
-        if buffer is None or buffer.machine is None:
-            return None
-        for part in reversed(self.attended):
-            if part.buffer is buffer:
-                return part
-        part = Attendance(self.me, buffer, buffer.began)
-        self.attended.append(part)
-        return part
 
 
 class PairWorld:
@@ -131,23 +134,27 @@ class PairWorld:
         self,
         scenario: Scenario,
         faults: FaultPlan,
-        kind: type[PairRounds] = PairRounds,
+        kind: type[WatchedPairs] = WatchedPairs,
         *,
-        lenient: bool = False,
+        shuffled: bool = False,
     ) -> None:
-        self.faults, self.lenient = faults, lenient
+        self.faults = faults
+        self._shuffle = Random(f"ready {scenario.seed}") if shuffled else None
         self.swarm = SimulatedSwarm(scenario, faults, CONFIG)
         self.task, self.account = Quadratic(scenario.peers, scenario.seed), Account()
         self.breaks: list[tuple[frozenset[str], float]] = []
+        self.problems: list[str] = []
         peer = type("WatchedPeer", (WatchedPeer,), {"kind": kind})
         self.peers: list[WatchedPeer] = []
         self.peers += (peer(self, number) for number in range(scenario.peers))
         self.swarm.endpoints = self.peers
 
     def play(self) -> "PairWorld":
-        for peer in self.peers:
-            peer.start()
-        self.swarm.clock.run(lambda: self.account.unfinished == 0, 2000.0)
+        with running(self.swarm.clock, self.swarm.act, self._shuffle) as loop:
+            for peer in self.peers:
+                peer.start()
+            self.swarm.clock.run(lambda: self.account.unfinished == 0, 2000.0)
+        self.problems = loop.problems
         return self
 
     @property
@@ -166,7 +173,7 @@ class PairWorld:
         return {int(name[1:]) for name in group}
 
 
-def random_world(seed: int, kind: type[PairRounds] = PairRounds, **options: bool) -> PairWorld:
+def random_world(seed: int, kind: type[WatchedPairs] = WatchedPairs, **options: bool) -> PairWorld:
     """2 to 6 peers in groups of 2 to 4, 1 to 3 rounds, and faults of random kinds."""
     rng = Random(f"pair world {seed}")
     scenario = Scenario(
@@ -189,8 +196,13 @@ def random_world(seed: int, kind: type[PairRounds] = PairRounds, **options: bool
 
 def violations(world: PairWorld) -> list[str]:
     """Everything that must not be, in words; each starts with the name of its check."""
-    checks = (twice, mixed, unstaged, overdue, delayed, unfinished, torn)
+    checks = (raised, twice, mixed, unstaged, overdue, delayed, unfinished, torn)
     return [f"{check.__name__}: {text}" for check in checks for text in check(world)]
+
+
+def raised(world: PairWorld) -> Iterator[str]:
+    """No task ends with an exception."""
+    yield from world.problems
 
 
 def twice(world: PairWorld) -> Iterator[str]:

@@ -21,7 +21,7 @@ from algorithms.fragment_state import Contribution, FragmentOptimizer, RoundResu
 from protos import murmuration_pb2 as pb
 from worker import daemon
 from worker.cli import main
-from worker.exchange.pairwise.stream import CONTRIBUTION
+from worker.exchange.pairwise.buffer import CONTRIBUTION
 from worker.training.fragment import FragmentReplica
 from worker.transport import Caller, Stream
 from worker.transport.base import Handler

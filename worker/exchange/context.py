@@ -130,6 +130,7 @@ class Context:
     arrivals: measures how fast payloads come.
     most_visits: of a stage by one iteration's microbatches, at most.
     ends_run: the mean is that of models that ends a run, where peers may well have the same.
+    frame_bytes: of a part of a pair's round, at most; 0 for what the wire takes.
     """
 
     me: str
@@ -147,6 +148,7 @@ class Context:
     most_visits: int = 1
     exact: Sequence[int] = ()
     ends_run: bool = False
+    frame_bytes: int = 0
 
     @property
     def contributions_sent(self) -> Flow:

@@ -1,9 +1,9 @@
 """Rounds of thousands of peers on a virtual clock: the code that runs live, all in one process.
 
 Read in this order: `scenario` (what is asked for), `faults` (what goes wrong), `clock`, `pipe` and
-`network`, `task`, `beliefs` and `swarm` (membership, and faults carried out), `peer` (inner steps
-and the account of time), `loop`, `streams`, `allreduce` and `means` (the live coroutines of mean
-rounds), `pairs` (which carries out what the machines of pairs say), `run` (what comes out).
+`network`, `task`, `beliefs` and `swarm` (membership, and faults carried out), `loop` and `streams`
+(on which the live coroutines run), `peer` (inner steps and the account of time), `allreduce` and
+`means`, `pairs`, `run` (what comes out).
 """
 
 from worker.simulation.run import simulate

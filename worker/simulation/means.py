@@ -29,6 +29,8 @@ _REPAIR_S = 1.0  # between two tries to find somebody to take the state from
 class MeanPeer(MeanRounds):
     """Args: peers: all of the swarm, by number."""
 
+    _peers: "Sequence[MeanPeer]"
+
     def __init__(
         self,
         swarm: SimulatedSwarm,
@@ -38,7 +40,7 @@ class MeanPeer(MeanRounds):
         peers: "Sequence[MeanPeer]",
     ) -> None:
         super().__init__(swarm, number, task, account, peers)
-        self._peers, self.version = peers, 0
+        self.version = 0
         plan = replace(PRESETS["diloco"], merge=swarm.scenario.merge)
         state = FragmentState(0, 0, self._group, self.anchor, self.momentum, 0)
         self.optimizer = FragmentOptimizer(plan, state, _state_hash)
@@ -134,7 +136,7 @@ class MeanPeer(MeanRounds):
         if due is None:
             return False
         donor = self._peers[int(due.donor.peer[1:])]
-        stream = self.swarm.network.open(self.number, donor.number, 1)
+        stream = self.swarm.network.open(self.number, donor.number)
         self._fetching = (stream, then)
         stream.send(self.number, lambda: donor.asked(stream))
         return True

@@ -42,20 +42,12 @@ class Transfer:
         self._up: Load = network.up[sender].add(size, self._left)
         network.clock.after(self._delay_s, self._enter)
 
-    def cancel(self, sender: int) -> float:
-        """Stops; returns the bytes that have come through to the receiver."""
-        not_sent = self._network.up[sender].remove(self._up)
-        not_here = float(self.size)
+    def cancel(self, sender: int) -> None:
+        """Stops; what has not been sent does not count."""
+        self._network.sent_bytes -= self._network.up[sender].remove(self._up)
         if self._down is not None:
-            not_here = self._network.down[self._to].remove(self._down)
+            self._network.down[self._to].remove(self._down)
         self._passed = -2  # never arrives
-        self._network.sent_bytes -= not_sent
-        return self.size - max(not_sent, not_here)
-
-    @property
-    def arriving(self) -> bool:
-        """The first bytes have come to the receiver."""
-        return self._down is not None
 
     def _enter(self) -> None:
         if self._passed >= 0:
@@ -72,12 +64,10 @@ class Transfer:
 
 
 class _Message:
-    __slots__ = ("deliver", "here", "left", "partly", "size", "transfer")
+    __slots__ = ("deliver", "here", "left", "size", "transfer")
 
-    def __init__(
-        self, deliver: Act, size: int, partly: Callable[[float], None] | None, left: Act | None
-    ) -> None:
-        self.deliver, self.size, self.partly, self.left = deliver, size, partly, left
+    def __init__(self, deliver: Act, size: int, left: Act | None) -> None:
+        self.deliver, self.size, self.left = deliver, size, left
         self.here = False
         self.transfer: Transfer | None = None
 
@@ -85,21 +75,20 @@ class _Message:
 class SimulatedStream:
     """Messages both ways between two peers, in order, until an end closes it or it breaks.
 
-    `attempt` is the caller's count of its tries; `users` are what uses it, by the peer at that end.
+    `users` are what uses it, by the peer at that end.
     """
 
     __slots__ = (
         *("_breaks_after", "_network", "_queues", "_unsent"),
-        *("attempt", "callee", "caller", "ended", "number", "said", "users"),
+        *("callee", "caller", "ended", "number", "users"),
     )
 
-    def __init__(self, network: "Network", number: int, ends: tuple[int, int], attempt: int):
-        self._network, self.number, self.attempt = network, number, attempt
+    def __init__(self, network: "Network", number: int, ends: tuple[int, int]):
+        self._network, self.number = network, number
         self.caller, self.callee = ends
         self.ended = False
         self.users: dict[int, object] = {}
         self._breaks_after = math.inf
-        self.said: dict[int, set[str]] = {self.caller: set(), self.callee: set()}
         self._queues: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
         self._unsent: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
 
@@ -111,14 +100,12 @@ class SimulatedStream:
         sender: int,
         deliver: Act,
         size: int = 0,
-        partly: Callable[[float], None] | None = None,
         left: Act | None = None,
     ) -> None:
         """Sends to the other end, which does `deliver` when it has come.
 
         Args:
             size: payload in bytes.
-            partly: takes the bytes that have come when the stream ends before all have.
             left: is done when all bytes have left the sender; for messages with a payload.
         """
         if self.ended:
@@ -127,7 +114,7 @@ class SimulatedStream:
         if self._breaks_after < 0:
             self._network.stall(self, 0.0)
             return
-        message = _Message(deliver, size, partly, left)
+        message = _Message(deliver, size, left)
         self._queues[sender].append(message)
         self._unsent[sender].append(message)
         if len(self._unsent[sender]) == 1:
@@ -160,20 +147,6 @@ class SimulatedStream:
         """Breaks instead of sending the next message after this many, of either end."""
         self._breaks_after = messages
 
-    def arriving(self, sender: int) -> bool:
-        """Whether bytes of the sender's are coming in at the other end."""
-        return self._network.connected(self.caller, self.callee) and any(
-            message.transfer is not None and message.transfer.arriving
-            for message in self._queues[sender]
-        )
-
-    def drop_unsent(self, sender: int) -> None:
-        """What has not left the sender yet does not, or only in part."""
-        for message in self._unsent[sender]:
-            self._queues[sender].remove(message)
-            self._stop(sender, message)
-        self._unsent[sender].clear()
-
     def close(self) -> None:
         """Nothing more is to come. Bytes under way stop, and nobody is told."""
         if self.ended:
@@ -182,15 +155,10 @@ class SimulatedStream:
         self._network.forget(self)
         for sender, queue in self._queues.items():
             for message in queue:
-                self._stop(sender, message)
+                if message.transfer is not None:
+                    message.transfer.cancel(sender)
             queue.clear()
             self._unsent[sender].clear()
-
-    def _stop(self, sender: int, message: _Message) -> None:
-        if message.transfer is not None:
-            came = message.transfer.cancel(sender)
-            if message.partly is not None:
-                message.partly(came)
 
     def _here(self, sender: int, message: _Message) -> None:
         if self.ended or not self._network.connected(self.caller, self.callee):
@@ -264,10 +232,10 @@ class Network:
         link = frozenset((one, other))
         return self._found_s.get(link, STALL_S) if self._cut[link] else STALL_S
 
-    def open(self, caller: int, callee: int, attempt: int) -> SimulatedStream:
+    def open(self, caller: int, callee: int) -> SimulatedStream:
         """A stream that is used at once; it breaks if nobody can be reached."""
         self._opened += 1
-        stream = SimulatedStream(self, self._opened, (caller, callee), attempt)
+        stream = SimulatedStream(self, self._opened, (caller, callee))
         self._streams[stream.number] = stream
         if callee in self._dead:
             self.clock.after(2 * self.delay_s(caller, callee), lambda: self.break_off(stream))

@@ -1,18 +1,34 @@
-"""What every simulated peer does: inner steps, then a round, and where the time goes."""
+"""What every simulated peer does: inner steps, then a round, and where the time goes.
+
+Its rounds are held by the live code, whose coroutines run on a `SimulatedLoop`, over streams of the
+simulated network.
+"""
 
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from algorithms.link import MessageTime
+from worker.exchange.arrivals import Arrivals
+from worker.exchange.compression import Compression
+from worker.exchange.context import Tasks
+from worker.exchange.types import ExchangeConfig
 from worker.simulation.clock import Act
+from worker.simulation.loop import context_of
 from worker.simulation.network import SimulatedStream
-from worker.simulation.swarm import SimulatedSwarm
+from worker.simulation.streams import Sizes, StreamEnd, open_stream
+from worker.simulation.swarm import RUN, SimulatedSwarm
 from worker.simulation.task import VALUES, Quadratic
+from worker.training.inbox import RoundDone, RoundFailed
+from worker.transport import Stream, TransportError
+
+T = TypeVar("T")
 
 _PEER = re.compile(r"p\d{5}")
 
@@ -41,19 +57,28 @@ class Account:
             self.reasons[_PEER.sub("a peer", part)] += 1
 
 
+async def _at_once(work: Callable[[], T], /) -> T:
+    return work()
+
+
 class Peer(ABC):
     """One replica; subclasses hold the rounds.
 
     Args:
         swarm, task, account: what all share.
         number: of this peer.
-        steps: inner steps of its round.
+        peers: all of the swarm, by number.
     """
 
     def __init__(
-        self, swarm: SimulatedSwarm, number: int, task: Quadratic, account: Account
+        self,
+        swarm: SimulatedSwarm,
+        number: int,
+        task: Quadratic,
+        account: Account,
+        peers: "Sequence[Peer]",
     ) -> None:
-        scenario = swarm.scenario
+        scenario, self._peers = swarm.scenario, peers
         self.swarm, self.number, self.me = swarm, number, swarm.names[number]
         self.task, self.account = task, account
         self.anchor = task.local[number].clone()
@@ -66,6 +91,7 @@ class Peer(ABC):
         self._time = MessageTime(mean_s, scenario.step_spread / self._steps**0.5)
         self._chance = Random(f"steps {scenario.seed} {number}")
         self._began_at = 0.0
+        self._own, self._tasks, self._serving = context_of(number), Tasks(), 0
         account.unfinished += 1
 
     @abstractmethod
@@ -73,12 +99,20 @@ class Peer(ABC):
         """The inner steps are done: hold a round."""
 
     @abstractmethod
-    def broken(self, stream: SimulatedStream) -> None:
-        """A stream has broken, and this end has found out."""
+    def ended(self, result: RoundDone | RoundFailed) -> None:
+        """The own round has come to this."""
 
     @abstractmethod
     def start(self) -> None:
         """From the beginning of the run."""
+
+    @abstractmethod
+    def sizes(self) -> tuple[Sizes, Sizes]:
+        """Of the messages on a stream that this peer opens: its own, and the other's."""
+
+    @abstractmethod
+    def on_stream(self, stream: Stream) -> Coroutine[None, None, None]:
+        """Serves a stream that another peer has opened."""
 
     def died(self) -> None:
         """This peer is not waited for."""
@@ -132,3 +166,69 @@ class Peer(ABC):
         """All rounds are over for this peer."""
         self.done = True
         self.account.unfinished -= 1
+
+    # ------------------------------------------------------------------ what the live code asks for
+
+    def surroundings(self) -> dict[str, Any]:
+        """What each simulated peer's `Context` has of the simulation."""
+        clock = self.swarm.clock
+        return {
+            "me": self.me,
+            "run": RUN,
+            "detection_s": self.swarm.detection_s(),
+            "clock": lambda: clock.now,
+            "offload": _at_once,
+            "log": lambda event: None,
+            "compression": Compression(ExchangeConfig(compression="never")),
+            "arrivals": Arrivals(lambda: clock.now),
+        }
+
+    def finished(self, result: RoundDone | RoundFailed) -> None:
+        """The train side hears of it."""
+        self.later(0.0, lambda: self.ended(result))
+
+    def open(self, peer: str, method: str) -> Stream:
+        """A stream to another peer."""
+        other = self._peers[int(peer[1:])]
+        near, far = open_stream(self.swarm.network, self.number, other.number, self.sizes())
+        far.opens(lambda: other.serve(far))
+        return near
+
+    def suspect(self, peer: str) -> None:  # noqa: B027 (nothing to do)
+        """Membership is modelled: it finds out by itself."""
+
+    def serve(self, end: StreamEnd) -> None:
+        """Another peer has come."""
+
+        async def work() -> None:
+            self._serving += 1
+            try:
+                await self.on_stream(end)
+                end.returned()
+            except TransportError:
+                pass
+            finally:
+                self._serving -= 1
+
+        def begin() -> None:
+            end.task = self._tasks.spawn(work())
+
+        self.as_own(begin)
+
+    def broken(self, stream: SimulatedStream) -> None:
+        """A stream has broken, and this end has found out."""
+        end = stream.users.get(self.number)
+        if isinstance(end, StreamEnd):
+            end.broke()
+
+    def as_own(self, act: Act) -> None:
+        """Does something whose callbacks belong to this peer."""
+        self._own.copy().run(act)
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Runs a coroutine of this peer's."""
+
+        def begin() -> None:
+            self._tasks.spawn(work)
+
+        self.as_own(begin)

@@ -1,7 +1,8 @@
 """Streams of the live code over the simulated network, message by message.
 
 A stream is opened by its first message, which the callee's `serve` takes. A frame counts as many
-bytes on the links as the payload that it stands for; any other message takes only the delay.
+bytes on the links as the payload that it stands for (`Sizes`); any other message takes only the
+delay.
 """
 
 import asyncio
@@ -13,6 +14,9 @@ from protos import murmuration_pb2 as pb
 from worker.simulation.network import Network, SimulatedStream
 from worker.transport import Unreachable
 
+Sizes = Callable[[bytes], int]
+"""The bytes that a message counts on the links, 0 for none."""
+
 
 class StreamEnd:
     """One end, as the live code uses it (`worker.transport.Stream`).
@@ -20,14 +24,13 @@ class StreamEnd:
     Args:
         stream: on the network.
         me: the peer at this end.
-        scale: modelled bytes for each byte of a frame's payload.
+        sizes: of the messages that this end sends, on the links.
     """
 
-    def __init__(self, network: Network, stream: SimulatedStream, me: int, scale: float) -> None:
+    def __init__(self, network: Network, stream: SimulatedStream, me: int, sizes: Sizes) -> None:
         self.other: StreamEnd
         self.task: asyncio.Task[None] | None = None  # that serves it
-        self._network, self._stream, self._me, self._scale = network, stream, me, scale
-        self._kind = pb.ExchangeUp if me == stream.caller else pb.ExchangeDown
+        self._network, self._stream, self._me, self._size = network, stream, me, sizes
         self._come: deque[bytes | None] = deque()
         self._ended = self._broken = False
         self._waits: asyncio.Future[None] | None = None  # for a message
@@ -108,23 +111,29 @@ class StreamEnd:
         if self._broken:
             raise Unreachable("a stream broke")
 
-    def _size(self, message: bytes) -> int:
-        """On the links."""
-        parsed = self._kind.FromString(message)
-        return round(len(parsed.frame.payload) * self._scale) if parsed.HasField("frame") else 0
-
 
 def _wake(waits: asyncio.Future[None] | None) -> None:
     if waits is not None and not waits.done():
         waits.set_result(None)
 
 
+def frame_sizes(kind: type[pb.ExchangeUp] | type[pb.ExchangeDown], scale: float) -> Sizes:
+    """Counts `scale` bytes for each byte of a frame's payload."""
+
+    def size(message: bytes) -> int:
+        parsed = kind.FromString(message)
+        return round(len(parsed.frame.payload) * scale) if parsed.HasField("frame") else 0
+
+    return size
+
+
 def open_stream(
-    network: Network, caller: int, callee: int, scale: float
+    network: Network, caller: int, callee: int, sizes: tuple[Sizes, Sizes]
 ) -> tuple[StreamEnd, StreamEnd]:
     """The ends of a stream at the caller and at the callee."""
-    stream = network.open(caller, callee, 1)
-    near, far = (StreamEnd(network, stream, peer, scale) for peer in (caller, callee))
+    stream = network.open(caller, callee)
+    near = StreamEnd(network, stream, caller, sizes[0])
+    far = StreamEnd(network, stream, callee, sizes[1])
     near.other, far.other = far, near
     stream.users |= {caller: near, callee: far}
     return near, far

@@ -83,9 +83,12 @@ _REFUSAL_CODES: dict[RefusalKind, "pb.RefusalCode.ValueType"] = {
 _REFUSAL_KINDS = {code: kind for kind, code in _REFUSAL_CODES.items()}
 
 
+def refusal(kind: RefusalKind, reason: str) -> pb.Refusal:
+    return pb.Refusal(code=_REFUSAL_CODES[kind], reason=reason)
+
+
 def refusal_to_message(kind: RefusalKind, reason: str) -> bytes:
-    refused = pb.Refusal(code=_REFUSAL_CODES[kind], reason=reason)
-    return pb.ExchangeDown(refusal=refused).SerializeToString()
+    return pb.ExchangeDown(refusal=refusal(kind, reason)).SerializeToString()
 
 
 def refusal_kind(refused: pb.Refusal) -> RefusalKind:

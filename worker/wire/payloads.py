@@ -67,30 +67,32 @@ class Payload:
 
 
 def frame_messages(
-    kind: Kind, parts: Iterable[memoryview], offset: int = 0
+    kind: Kind, parts: Iterable[memoryview], offset: int = 0, frame_bytes: int = 0
 ) -> Iterator[tuple[bytes, int]]:
-    """Cuts the parts, one after another, into frames of at most 1 MiB, from `offset` on.
+    """Cuts the parts, one after another, into frames from `offset` on: of at most `frame_bytes`, or
+    else 1 MiB.
 
     Yields each as a serialised message of the kind, and the size of its payload.
     """
-    base = 0
+    base, most = 0, frame_bytes or MAX_FRAME_BYTES
     for part in parts:
-        for start in range(max(0, offset - base), len(part), MAX_FRAME_BYTES):
-            piece = part[start : start + MAX_FRAME_BYTES]
+        for start in range(max(0, offset - base), len(part), most):
+            piece = part[start : start + most]
             yield frame_message(kind, base + start, piece), len(piece)
         base += len(part)
 
 
 def payload_messages(
-    kind: Kind, payload: Payload, offset: int = 0
+    kind: Kind, payload: Payload, offset: int = 0, frame_bytes: int = 0
 ) -> Iterator[tuple[bytes, int, int]]:
-    """The frames of a payload from `offset` on; compressed ones begin at multiples of their size.
+    """The frames of a payload from `offset` on; compressed ones begin at multiples of 1 MiB, others
+    are of at most `frame_bytes` where that is not 0.
 
     Yields each as a serialised message, the size of what it carries, and how much of the raw
     payload that stands for.
     """
     if not payload.packed or offset % MAX_FRAME_BYTES:
-        for message, size in frame_messages(kind, [payload.raw], offset):
+        for message, size in frame_messages(kind, [payload.raw], offset, frame_bytes):
             yield message, size, size
         return
     for start in range(offset, len(payload.raw), MAX_FRAME_BYTES):

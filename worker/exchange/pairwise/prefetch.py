@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from worker.exchange.pairwise.stream import ANCHOR, Group, PairBuffer
+from worker.exchange.pairwise.buffer import ANCHOR, Group, PairBuffer
 from worker.exchange.types import RoundConfig
 
 _QUIET_S = 1.0  # several delays of a long link pass before the first byte
@@ -85,7 +85,7 @@ class AnchorPrefetch:
 
     def _until(self, buffer: PairBuffer) -> float:
         quiet_s = _QUIET_S
-        slowest_s = self._config.transfer_s(buffer.own[ANCHOR].total_bytes)
+        slowest_s = self._config.transfer_s(len(buffer.own[ANCHOR].raw))
         if len(self._met.get(buffer.fragment, buffer.group)) < 2:  # the others are exchanging
             quiet_s += self._skew.lead_s(self._round_bytes[buffer.fragment])
         return min(max(buffer.laid, buffer.heard) + quiet_s, buffer.laid + (quiet_s + slowest_s))

@@ -96,7 +96,7 @@ Event = (
 
 @dataclass(frozen=True)
 class CallPartner:
-    """CallPartner the stream to the partner."""
+    """Call the partner."""
 
     peer: str
     attempt: int

@@ -9,7 +9,7 @@ from torch import nn
 from murmuration import Swarm
 from worker.exchange.allreduce.contributor import Contributor
 from worker.exchange.context import Context
-from worker.exchange.pairwise.messages import PairValues
+from worker.exchange.pairwise.values import PairValues
 
 
 @pytest.mark.parametrize(

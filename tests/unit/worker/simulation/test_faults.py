@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from worker.exchange.pairwise.rounds import draw_group
-from worker.exchange.pairwise.stream import PairSettings
+from worker.exchange.pairwise.pairs import draw_group
 from worker.membership import Health
 from worker.simulation import Scenario
 from worker.simulation.faults import (
@@ -105,10 +104,10 @@ def test_a_crash_is_final() -> None:
 @pytest.mark.parametrize("fault", [Cut(0, 1, 1.0, 20.0), Partition(frozenset({0, 2}), 1.0, 20.0)])
 def test_what_is_cut_off_carries_nothing_and_is_known_after_a_while(fault: Fault) -> None:
     swarm, _ = watched(fault)
-    stream, seen = swarm.network.open(0, 1, 1), list[float]()
+    stream, seen = swarm.network.open(0, 1), list[float]()
 
     def say() -> None:
-        swarm.network.open(0, 1, 1).send(0, lambda: seen.append(swarm.clock.now))
+        swarm.network.open(0, 1).send(0, lambda: seen.append(swarm.clock.now))
 
     for time_s in (0.5, 2.0, 30.0):
         swarm.clock.at(time_s, say)
@@ -142,8 +141,8 @@ def test_a_doubt_is_one_peers_own() -> None:
 def say_on_streams(count: int) -> Callable[[SimulatedSwarm], list[float]]:
     def say(swarm: SimulatedSwarm) -> list[float]:
         seen = list[float]()
-        for number in range(count):
-            stream = swarm.network.open(0, 1, number)
+        for _ in range(count):
+            stream = swarm.network.open(0, 1)
             for _ in range(12):
                 stream.send(0, lambda: seen.append(swarm.clock.now))
         return seen
@@ -164,7 +163,7 @@ def test_brittle_streams_break_at_one_of_their_first_messages() -> None:
 
 def test_streams_of_a_peer_break_and_messages_take_longer() -> None:
     swarm, watchers = watched(Delay(0, 1, 0.0, 5.0, 2.0), BreakStreams(3, 0.5))
-    kept, lost = swarm.network.open(0, 1, 1), swarm.network.open(0, 3, 1)
+    kept, lost = swarm.network.open(0, 1), swarm.network.open(0, 3)
     run(swarm, 0.1)
     seen = list[float]()
     kept.send(0, lambda: seen.append(swarm.clock.now))
@@ -183,10 +182,7 @@ def test_who_is_late_takes_longer_for_its_steps_of_that_time() -> None:
 
 def group(swarm: SimulatedSwarm, peer: int) -> tuple[str, ...]:
     """That of round 3, as the peer draws it."""
-    settings = PairSettings(
-        me=swarm.names[peer], run=RUN, forms=[], rounds=[9], config=swarm.config
-    )
-    return draw_group(settings, swarm.view(peer), 0, 3)
+    return draw_group(swarm.names[peer], RUN, 2, swarm.view(peer), (0, 3))
 
 
 def test_who_is_only_suspected_stays_in_the_draw_and_who_is_dead_does_not() -> None:

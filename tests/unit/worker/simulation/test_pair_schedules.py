@@ -10,15 +10,19 @@ from dataclasses import replace
 
 import pytest
 
+from protos import murmuration_pb2 as pb
 from tests.support.pair_schedules import (
     EXCUSES,
     PairWorld,
+    WatchedPairs,
     endings,
     left_behind,
     random_world,
     undisturbed,
     violations,
 )
+from worker.exchange.pairwise.buffer import PairBuffer
+from worker.exchange.pairwise.partner import PartnerStream
 from worker.exchange.pairwise.round import (
     Action,
     Event,
@@ -26,22 +30,22 @@ from worker.exchange.pairwise.round import (
     PartnerStaged,
     StageRound,
 )
-from worker.exchange.pairwise.rounds import PairRounds
-from worker.exchange.pairwise.stream import PairBuffer, PairStream
 from worker.exchange.types import Succeeded
 from worker.simulation.faults import BreakStreams, Cut, FaultPlan, Late
 from worker.simulation.scenario import Scenario
 
-SCHEDULES = 400
+SCHEDULES = 200
+FIRST = 200  # two generals meet in some of the schedules that follow
 SPOILED_SCHEDULES = 150
 PAIR = Scenario(peers=2, rounds=3, inner_steps=20, params=1_000)
 
 
-def test_nothing_is_violated_whatever_happens() -> None:
+@pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
+def test_nothing_is_violated_whatever_happens(shuffled: bool) -> None:
     """And somebody is left behind in a few of them, or the faults would be too tame."""
     causes, ends, calm = Counter[str](), Counter[str](), 0
-    for seed in range(SCHEDULES):
-        world = random_world(seed).play()
+    for seed in range(FIRST, FIRST + SCHEDULES):
+        world = random_world(seed, shuffled=shuffled).play()
         assert violations(world) == [], f"seed {seed}"
         causes.update(cause for _, cause in left_behind(world))
         ends.update(endings(world))
@@ -130,15 +134,15 @@ def test_broken_streams_are_opened_again_and_the_round_goes_on() -> None:
 # ------------------------------------------------------------- the checks find what is wrong
 
 
-class Spoiled(PairRounds):
+class Spoiled(WatchedPairs):
     """Its rounds are held by a machine of another kind."""
 
     round_kind: type[PairRound]
 
-    def _step(self, buffer: PairBuffer, event: Event) -> None:
+    def step(self, buffer: PairBuffer, event: Event) -> None:
         if buffer.machine is not None and type(buffer.machine) is PairRound:
             buffer.machine.__class__ = self.round_kind
-        super()._step(buffer, event)
+        super().step(buffer, event)
 
 
 class Hasty(PairRound):
@@ -191,21 +195,24 @@ class Impatient(PairRound):
         soon = self._staged and now > self.patience_until - 8.0
         return "this takes too long" if soon else super()._hopeless(now)
 
+    def due_at(self, now: float) -> float:
+        return min(super().due_at(now), now + 0.02)
 
-class Careless(PairRounds):
+
+class Careless(WatchedPairs):
     """Lets a partner in whatever its round, and never forgets one."""
 
-    def _decide(self, stream: PairStream) -> None:
-        header = self._waiting[stream]
+    def _decide(self, caller: PartnerStream, header: pb.PairHeader) -> None:
         for buffer in self._buffers.values():
-            if stream.peer in buffer.group and buffer.round != header.round:
-                del self._waiting[stream]
-                self._seat(stream, buffer, header)
+            if caller.peer in buffer.group and buffer.round != header.round:
+                del self._waiting[caller]
+                caller.buffer, buffer.streams[caller.peer] = buffer, caller
+                caller.hold(header)
                 return
-        super()._decide(stream)
+        super()._decide(caller, header)
 
 
-def spoiled(kind: type[PairRound]) -> type[PairRounds]:
+def spoiled(kind: type[PairRound]) -> type[WatchedPairs]:
     return type("Spoiled", (Spoiled,), {"round_kind": kind})
 
 
@@ -221,7 +228,7 @@ def spoiled(kind: type[PairRound]) -> type[PairRounds]:
         ("mixed", Careless),
     ],
 )
-def test_a_spoiled_machine_is_caught(check: str, kind: type[PairRounds]) -> None:
+def test_a_spoiled_machine_is_caught(check: str, kind: type[WatchedPairs]) -> None:
     for seed in range(SPOILED_SCHEDULES):
         found = violations(random_world(seed, kind).play())
         if any(text.startswith(check) for text in found):

@@ -1,16 +1,11 @@
 """Rounds in pairs in the simulator: times in closed form, and what faults cost."""
 
-from collections import Counter
-
 import pytest
-import torch
-from torch import Tensor
 
 import worker.simulation.pairs as pairs
 from algorithms.link import Link
-from worker.exchange.pairwise.stream import ANCHOR, CONTRIBUTION, PairBuffer
-from worker.exchange.types import Failed, Succeeded
 from worker.simulation import Figures, Scenario, simulate
+from worker.simulation.loop import running
 from worker.simulation.peer import Account
 from worker.simulation.swarm import SimulatedSwarm
 from worker.simulation.task import Quadratic
@@ -106,10 +101,6 @@ def test_who_has_succeeded_calls_until_its_partner_knows(lasts_s: float) -> None
     task = Quadratic(2, 0)
     peers += (pairs.PairPeer(swarm, number, task, account, peers) for number in range(2))
     swarm.endpoints = peers
-    for peer in peers:
-        peer.start()
-    swarm.clock.run(lambda: peers[0].done, 60.0)
-    assert sum(account.applied.values()) == 1
     broken: list[int] = []
 
     def break_all() -> None:
@@ -117,37 +108,19 @@ def test_who_has_succeeded_calls_until_its_partner_knows(lasts_s: float) -> None
             broken.append(stream.number)
             swarm.network.break_off(stream)
 
-    for tenth in range(10):  # before what is under way for 0.05 s can arrive
-        swarm.clock.after(lasts_s * (tenth + 1) / 10, break_all)
-    swarm.clock.run(lambda: False, 60.0)
+    with running(swarm.clock, swarm.act) as loop:
+        for peer in peers:
+            peer.start()
+        swarm.clock.run(lambda: peers[0].done, 60.0)
+        assert sum(account.applied.values()) == 1
+        for tenth in range(10):  # before what is under way for 0.05 s can arrive
+            swarm.clock.after(lasts_s * (tenth + 1) / 10, break_all)
+        swarm.clock.run(lambda: False, 60.0)
+    assert loop.problems == []
     assert broken
     assert account.failures == 0
     assert set(account.applied.values()) == {2}
     assert not swarm.network._streams  # the last one is ended on both sides
-
-
-def test_a_group_applies_the_same_means_and_every_peer_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    applied: dict[tuple[int, tuple[str, ...]], list[tuple[Tensor, ...]]] = {}
-    times: Counter[tuple[str, int]] = Counter()
-    ended = pairs.PairPeer.ended
-
-    def watched(self: pairs.PairPeer, buffer: PairBuffer, outcome: Succeeded | Failed) -> None:
-        if isinstance(outcome, Succeeded):
-            means = tuple(self._mean(buffer, part) for part in (ANCHOR, CONTRIBUTION))
-            applied.setdefault((buffer.round, buffer.group), []).append(means)
-            times[self.me, buffer.round] += 1
-        ended(self, buffer, outcome)
-
-    monkeypatch.setattr(pairs.PairPeer, "ended", watched)
-    link = Link(rate_mbps=20.0, delay_s=0.05, loss=2.0)
-    found = simulate(calm(peers=12, link=link, crash_share=0.1, freeze_share=0.1, freeze_s=8.0))
-    assert found.rounds_failed > 0
-    assert set(times.values()) == {1}
-    for of_group in applied.values():
-        for means in of_group:
-            assert all(map(torch.equal, means, of_group[0]))
 
 
 def test_stragglers_with_fewer_steps_cost_nobody_time() -> None:

@@ -11,11 +11,12 @@ from worker.simulation import Scenario
 from worker.simulation.faults import BreakStreams, Crash, Fault
 from worker.simulation.loop import context_of, running
 from worker.simulation.network import SimulatedStream
-from worker.simulation.streams import StreamEnd, open_stream
+from worker.simulation.streams import StreamEnd, frame_sizes, open_stream
 from worker.simulation.swarm import SimulatedSwarm
 from worker.transport import Unreachable
 
 SCALE = 125_000 / 8  # a frame of 8 bytes takes a tenth of a second on 10 Mbit/s
+SIZES = frame_sizes(pb.ExchangeUp, SCALE), frame_sizes(pb.ExchangeDown, SCALE)
 HEADER = pb.ExchangeUp(header=pb.ContributionHeader(run=1)).SerializeToString()
 FRAME = pb.ExchangeUp(frame=pb.Frame(payload=bytes(8))).SerializeToString()
 ANSWER = pb.ExchangeDown(redirect=pb.Redirect(peer="x")).SerializeToString()
@@ -48,7 +49,7 @@ def talk(caller: Side, callee: Side, *faults: Fault) -> list[BaseException | Non
         await work(end)
 
     with running(swarm.clock, swarm.act) as loop:
-        near, far = open_stream(swarm.network, 0, 1, SCALE)
+        near, far = open_stream(swarm.network, 0, 1, SIZES)
 
         def serve() -> None:
             far.task = loop.create_task(side(far, callee), context=context_of(1))

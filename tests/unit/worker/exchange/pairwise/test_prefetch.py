@@ -2,8 +2,9 @@
 
 import pytest
 
+from worker import wire
+from worker.exchange.pairwise.buffer import ANCHOR, OwnPart, PairBuffer, TheirPart
 from worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
-from worker.exchange.pairwise.stream import ANCHOR, PairBuffer, PairPart
 from worker.exchange.types import RoundConfig
 
 CONFIG = RoundConfig(floor_mbps=1e-5)  # 12 bytes take 9.6 s
@@ -20,13 +21,17 @@ class Prefetch(AnchorPrefetch):
 
 
 def buffer(group: str = "abc") -> PairBuffer:
-    return PairBuffer(0, 7, tuple(group), {ANCHOR: PairPart(1, 12)}, LAID_S)
+    return PairBuffer(0, 7, tuple(group), {ANCHOR: own(12)}, LAID_S)
+
+
+def own(size_bytes: int) -> OwnPart:
+    return OwnPart(wire.Payload.of(memoryview(bytes(size_bytes))))
 
 
 def came(prefetch: AnchorPrefetch, laid: PairBuffer, peers: str) -> list[bool]:
     said = []
     for peer in peers:
-        laid.theirs[peer][ANCHOR] = PairPart(2, 12, received=12, checked=True)
+        laid.theirs[peer][ANCHOR] = TheirPart(wire.Incoming(12, 2), checked=True)
         said.append(prefetch.came(laid, "b"))
     return said
 
@@ -74,7 +79,7 @@ def test_who_has_not_exchanged_waits_for_as_long_as_the_others_do() -> None:
     prefetch.ended(alone)
     prefetch.skew.came(100, 200.0)  # 24 bytes take 48 s
     laid = buffer()
-    laid.own[ANCHOR].total_bytes = 120
+    laid.own[ANCHOR] = own(120)
     assert prefetch.due_at(laid) == LAID_S + 49.0
     assert not prefetch.overdue(laid, LAID_S + 48.9)
     assert prefetch.overdue(laid, LAID_S + 49.0)

@@ -1,0 +1,555 @@
+"""The streams of one peer in pairs: what it says to what, and when. The test is its partners."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from algorithms.codecs import codec_by_name
+from algorithms.fragment_state import FragmentState
+from algorithms.presets import PRESETS
+from protos import murmuration_pb2 as pb
+from tests.protocol.views import view
+from tests.unit.worker.exchange.allreduce.layouts import FakeStream, on_a_loop
+from worker import wire
+from worker.exchange.arrivals import Arrivals
+from worker.exchange.compression import Compression
+from worker.exchange.context import Context
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
+from worker.exchange.pairwise.pairs import Pairs
+from worker.exchange.types import ExchangeConfig, RoundConfig, View
+from worker.simulation.clock import Clock
+from worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
+from worker.transport import Unreachable
+
+T = TypeVar("T")
+
+CONFIG = RoundConfig()
+FP32 = codec_by_name("fp32")
+VALUES = 4
+SIZE = 4 * VALUES
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with on_a_loop() as clock:
+        yield clock
+
+
+def values(peer: str, part: int) -> torch.Tensor:
+    return torch.full((VALUES,), float(10 * (ord(peer) - 96) + part))
+
+
+def raw(peer: str, part: int) -> memoryview:
+    return wire.tensor_bytes(values(peer, part))
+
+
+def hash_of(peer: str, part: int) -> int:
+    return wire.hash64(raw(peer, part))
+
+
+async def at_once(work: Callable[[], T], /) -> T:
+    return work()
+
+
+class Line(FakeStream):
+    """A stream to `peer`, at whose other end the test speaks."""
+
+    def __init__(self, peer: str, clock: Clock) -> None:
+        super().__init__()
+        self.peer, self._clock = peer, clock
+        self.task: asyncio.Task[None] | None = None  # that serves it
+
+    @property
+    def messages(self) -> list[pb.PairMessage]:
+        return [pb.PairMessage.FromString(raw) for raw in self.sent]
+
+    @property
+    def said(self) -> list[object]:
+        """By kind: of parts their index, of refusals the code; frames are left out."""
+        kinds = ((each, each.WhichOneof("body")) for each in self.messages)
+        found = {"part": lambda m: m.part.part, "refusal": lambda m: m.refusal.code}
+        return [
+            found[kind](each) if kind in found else kind
+            for each, kind in kinds
+            if kind is not None and kind != "frame"
+        ]
+
+    @property
+    def is_over(self) -> bool:
+        return self.task.done() if self.task is not None else self.cancelled
+
+    def hears(self, **body: Any) -> None:
+        self.gives(pb.PairMessage(**body).SerializeToString())
+        self._clock.settle()
+
+    def stages(self) -> None:
+        self.hears(staged=pb.Staged())
+
+    def ends(self, reason: str = "") -> None:
+        self.gives(Unreachable(reason) if reason else None)
+        self._clock.settle()
+
+    def announces(self, part: int, **changes: int) -> None:
+        fields = {
+            "codec": FP32.wire_id,
+            "total_bytes": SIZE,
+            "hash": hash_of(self.peer, part),
+            "weight": 1,
+        }
+        self.hears(part=pb.PartHeader(**{"part": part, **fields, **changes}))
+
+    def brings(self, part: int, start: int = 0, stop: int = SIZE, **changes: int) -> None:
+        piece = bytes(raw(self.peer, part)[start:stop])
+        frame = {"offset": start, "hash": wire.hash64(piece), **changes}
+        self.hears(frame=pb.Frame(payload=piece, **frame))
+
+    def gives_part(self, part: int, start: int = 0) -> None:
+        self.announces(part, offset=start)
+        self.brings(part, start)
+
+    def gives_all(self) -> None:
+        for part in (ANCHOR, CONTRIBUTION):
+            self.gives_part(part)
+        self.stages()
+
+
+class Pair:
+    """Peer `me` of the pair ab, or of the only group of `peers`, at version 0."""
+
+    def __init__(
+        self, clock: Clock, me: str = "b", peers: str = "ab", *, fragments: int = 1
+    ) -> None:
+        self.clock, self.me, self.peers = clock, me, peers
+        self.results = list[RoundDone | RoundFailed]()
+        self.told = list[PrefetchedAnchor]()
+        self.suspected, self.opened = list[str](), list[Line]()
+        plan = replace(PRESETS["noloco"], inner_steps=1, group_size=len(peers))
+        self.context = Context(
+            me=me,
+            run=77,
+            elements=[VALUES] * fragments,
+            plan=plan,
+            config=CONFIG,
+            detection_s=6.0,
+            clock=lambda: clock.now,
+            offload=at_once,
+            log=lambda event: None,
+            compression=Compression(ExchangeConfig(compression="never")),
+            arrivals=Arrivals(lambda: clock.now),
+        )
+        schedule = replace(plan.schedule(fragments=1, steps=9), fragments=fragments, together=True)
+        self.pairs = Pairs(self.context, schedule, self, self, self.told.append)
+        self.pairs.on_view(view(peers))
+
+    # ------------------------------------------------------------------- what is around its rounds
+
+    def open(self, peer: str, method: str) -> Line:
+        self.opened.append(Line(peer, self.clock))
+        return self.opened[-1]
+
+    def suspect(self, peer: str) -> None:
+        self.suspected.append(peer)
+
+    def finished(self, result: RoundDone | RoundFailed) -> None:
+        self.results.append(result)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [each.reason for each in self.results if isinstance(each, RoundFailed)]
+
+    def run(self, *work: Coroutine[None, None, None]) -> None:
+        async def in_turn() -> None:
+            for each in work:
+                await each
+
+        asyncio.get_running_loop().create_task(in_turn())
+        self.clock.settle()
+
+    def passes(self, seconds: float) -> None:
+        until = self.clock.now + seconds
+        self.clock.at(until, lambda: None)
+        self.clock.run(lambda: self.clock.now >= until, until)
+
+    # --------------------------------------------------------------------------------- its own side
+
+    def advanced(
+        self, fragment: int = 0, version: int = 0, anchor: torch.Tensor | None = None
+    ) -> Coroutine[None, None, None]:
+        anchor = values(self.me, ANCHOR) if anchor is None else anchor
+        state = FragmentState(version, 0, (), anchor, torch.zeros(VALUES), 0)
+        return self.pairs.advanced(fragment, state)
+
+    def begun(self, fragment: int = 0) -> Coroutine[None, None, None]:
+        anchor, mine = (values(self.me, part) for part in (ANCHOR, CONTRIBUTION))
+        return self.pairs.begin(Begin(fragment, 0, (), mine, anchor))
+
+    def lay(self) -> "Pair":
+        self.run(self.advanced())
+        return self
+
+    def begin(self) -> None:
+        self.run(self.begun())
+
+    def views(self, seen: View) -> None:
+        self.pairs.on_view(seen)
+        self.clock.settle()
+
+    # ------------------------------------------------------------------------------------- partners
+
+    def header(self, sender: str, **changes: Any) -> pb.PairHeader:
+        group = wire.group_hash(tuple(self.peers))
+        fields = {"run": 77, "fragment": 0, "round": 0, "group": group, "sender": sender}
+        return pb.PairHeader(**{**fields, **changes})
+
+    def accepts(self, peer: str = "a") -> Line:
+        """A stream that has not said yet what it is for."""
+        line = Line(peer, self.clock)
+        line.task = asyncio.get_running_loop().create_task(self.pairs.serve(line))
+        self.clock.settle()
+        return line
+
+    def calls(self, sender: str = "a", **changes: Any) -> Line:
+        """A partner calls this peer."""
+        line = self.accepts(sender)
+        line.hears(header=self.header(sender, **changes))
+        return line
+
+    def answers(self, line: Line) -> Line:
+        """A partner that was called lets this peer in."""
+        line.hears(header=self.header(line.peer))
+        return line
+
+
+def held(line: Line) -> list[tuple[int, int]]:
+    """What this peer has said that it holds."""
+    return [(each.hash, each.offset) for each in line.messages[0].header.held]
+
+
+# -------------------------------------------------------------------------- a round that goes well
+
+
+def test_the_callee_answers_with_its_header_and_anchor_and_holds_the_rest_back(
+    clock: Clock,
+) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls()
+    assert line.said == ["header", ANCHOR]
+    pair.begin()
+    assert line.said == ["header", ANCHOR, CONTRIBUTION]
+    line.gives_part(ANCHOR)
+    line.gives_part(CONTRIBUTION)
+    assert line.said[3:] == ["staged"]
+    assert not line.is_over
+    line.stages()
+    (result,) = pair.results
+    assert isinstance(result, RoundDone)
+    assert torch.equal(result.mean, torch.full((VALUES,), 16.0))
+    assert line.is_over
+
+
+def test_the_caller_calls_when_the_round_is_laid_out_and_leaves_the_end_to_the_callee(
+    clock: Clock,
+) -> None:
+    pair = Pair(clock, "a").lay()
+    (line,) = pair.opened
+    assert (line.peer, line.said) == ("b", ["header"])
+    assert pair.answers(line).said == ["header", ANCHOR]
+    pair.begin()
+    line.gives_all()
+    assert len(pair.results) == len(pair.opened) == 1
+    assert line.done_sending
+    assert not line.is_over
+    line.announces(ANCHOR)  # nothing more matters
+    line.ends()
+    assert line.is_over
+    assert pair.suspected == []
+
+
+def test_all_anchors_are_averaged_before_the_round_and_told_once(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls()
+    line.gives_part(ANCHOR)
+    (told,) = pair.told
+    assert told.mean_anchor is not None
+    assert torch.equal(told.mean_anchor, torch.full((VALUES,), 15.0))
+    pair.begin()
+    pair.passes(1.5)
+    assert len(pair.told) == 1
+
+
+def test_a_peer_that_hears_nothing_may_go_on_without_anchors(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    pair.passes(0.9)
+    assert pair.told == []
+    pair.passes(2.0)
+    assert pair.told == [PrefetchedAnchor(0, 0, None)]
+
+
+def test_an_anchor_goes_ahead_only_while_no_round_is_on_its_way(clock: Clock) -> None:
+    pair = Pair(clock, fragments=2)
+    pair.run(pair.advanced(0), pair.advanced(1))
+    pair.begin()
+    line = pair.calls(fragment=1)
+    assert line.said == ["header"]
+    pair.pairs.give_up(0, "enough")
+    clock.settle()
+    assert line.said == ["header", ANCHOR]
+
+
+def test_a_round_that_begins_in_the_same_instant_goes_before_an_anchor(clock: Clock) -> None:
+    pair = Pair(clock, fragments=2).lay()
+    line = pair.calls(fragment=1)
+    assert line.said == []  # this peer has not come to that round
+    pair.run(pair.advanced(1), asyncio.sleep(0), pair.begun(0))
+    assert line.said == ["header"]
+    pair.pairs.give_up(0, "enough")
+    clock.settle()
+    assert line.said == ["header", ANCHOR]
+
+
+def test_without_an_anchor_nobody_waits(clock: Clock) -> None:
+    pair = Pair(clock)
+    pair.context.__dict__["plan"] = replace(pair.context.plan, anchor_codec="bf16")
+    pair.run(pair.advanced(anchor=torch.full((VALUES,), float("nan"))))
+    assert pair.told == [PrefetchedAnchor(0, 0, None)]
+
+
+# ------------------------------------------------------------------------------------- admission
+
+
+def test_a_caller_waits_until_this_peer_has_come_to_its_round(clock: Clock) -> None:
+    pair = Pair(clock)
+    line = pair.calls()
+    assert line.said == []
+    pair.lay()
+    assert line.said == ["header", ANCHOR]
+    early = pair.calls(round=3)
+    assert early.said == []
+    pair.run(pair.advanced(version=4))
+    assert early.said == [pb.RefusalCode.REFUSAL_PRUNED]
+    assert early.is_over
+    assert line.is_over
+
+
+def test_a_stream_that_does_not_say_what_it_is_for_is_ended(clock: Clock) -> None:
+    line = Pair(clock).accepts()
+    clock.run(lambda: False, 9.9)
+    assert not line.is_over
+    clock.run(lambda: False, 10.1)
+    assert line.is_over
+    assert line.said == []
+
+
+def test_a_later_stream_of_a_partner_takes_the_place_of_the_earlier(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    first, second = pair.calls(), pair.calls()
+    assert first.is_over
+    assert second.said == ["header", ANCHOR]
+    assert pair.suspected == []
+
+
+# ------------------------------------------------------------------------------------- resumption
+
+
+def test_a_part_goes_on_where_it_broke_off_both_ways(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls(held=[pb.Held(hash=999, offset=12), pb.Held()])
+    assert line.messages[1].part.offset == 0, "it holds something else"
+    line.announces(ANCHOR)
+    line.brings(ANCHOR, stop=4)
+    line.ends("reset")
+    line = pair.calls(held=[pb.Held(hash=hash_of("b", ANCHOR), offset=12), pb.Held()])
+    assert held(line) == [(hash_of("a", ANCHOR), 4), (0, 0)]
+    part, frame = line.messages[1:]
+    assert part.part.offset == frame.frame.offset == 12
+    line.gives_part(ANCHOR, 4)
+    assert len(pair.told) == 1
+
+
+def test_a_part_that_goes_on_elsewhere_is_wanted_again(clock: Clock) -> None:
+    line = Pair(clock).lay().calls()
+    line.announces(ANCHOR, offset=12)
+    assert line.said[2:] == [pb.RefusalCode.REFUSAL_AGAIN]
+    assert line.is_over
+
+
+def test_other_values_replace_what_has_come_until_the_round_counts_on_them(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls()
+    line.gives_part(ANCHOR)
+    line.announces(ANCHOR, hash=6)  # before the round: they may
+    line.announces(ANCHOR)
+    line.brings(ANCHOR)
+    assert len(pair.told) == 1
+    pair.begin()
+    line.gives_part(CONTRIBUTION)
+    line.announces(ANCHOR, hash=6)
+    assert ["other values than before" in reason for reason in pair.reasons] == [True]
+
+
+def test_a_part_that_is_damaged_is_dropped_and_wanted_again(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls()
+    line.announces(ANCHOR, hash=5)
+    line.brings(ANCHOR)
+    assert line.said[2:] == [pb.RefusalCode.REFUSAL_AGAIN]
+    assert held(pair.calls()) == [(0, 0), (0, 0)]
+
+
+# --------------------------------------------------------------------------- breaks and giving up
+
+
+def test_a_stream_that_breaks_before_the_round_is_not_told_to_anybody(clock: Clock) -> None:
+    pair = Pair(clock, "a").lay()
+    pair.opened[0].ends("reset")
+    assert pair.suspected == []
+    pair.begin()
+    assert len(pair.opened) == 2
+
+
+@pytest.mark.parametrize("how", ["breaks", "is refused", "is refused after the header"])
+def test_a_partner_whose_stream_fails_in_the_round_is_called_again_after_a_while(
+    clock: Clock, how: str
+) -> None:
+    pair = Pair(clock, "a").lay()
+    (line,) = pair.opened
+    pair.begin()
+    if how == "breaks":
+        line.ends("reset")
+    else:
+        if how != "is refused":
+            pair.answers(line)
+        line.hears(refusal=wire.refusal("again", "damaged"))
+    assert line.is_over
+    assert pair.suspected == ["b"]
+    pair.passes(CONFIG.retry_s - 0.05)
+    assert len(pair.opened) == 1
+    pair.passes(0.1)
+    assert len(pair.opened) == 2
+
+
+def test_a_peer_that_has_succeeded_calls_again_until_its_partner_knows(clock: Clock) -> None:
+    pair = Pair(clock, "a").lay()
+    line = pair.answers(pair.opened[0])
+    pair.begin()
+    line.gives_all()
+    line.ends("reset")
+    pair.views(view("a", dead="b"))
+    pair.passes(CONFIG.retry_s + 0.01)
+    assert len(pair.opened) == 1, "it is held for dead; it may come back"
+    pair.views(view("ab"))
+    pair.passes(CONFIG.retry_s + 0.01)
+    again = pair.answers(pair.opened[1])
+    assert again.said == ["header", ANCHOR, CONTRIBUTION, "staged"]
+    assert pair.suspected == []
+
+
+def test_a_peer_that_gives_up_says_so_instead_of_the_rest_and_leaves_after_a_while(
+    clock: Clock,
+) -> None:
+    pair = Pair(clock, "a", "abc").lay()
+    to_b, to_c = pair.opened
+    pair.answers(to_b)
+    pair.begin()
+    pair.pairs.give_up(0, "enough")
+    assert pair.reasons == ["enough"], "at once"
+    clock.settle()
+    assert to_b.said[-1] == pb.RefusalCode.REFUSAL_PRUNED
+    assert to_b.messages[-1].refusal.reason == "given up there: enough"
+    assert pair.answers(to_c).said == ["header", pb.RefusalCode.REFUSAL_PRUNED]
+    pair.passes(0.9)
+    assert (to_b.is_over, to_c.is_over) == (False, False)
+    pair.passes(0.2)
+    assert (to_b.is_over, to_c.is_over) == (True, True)
+    late = pair.calls("b")
+    assert late.said == [pb.RefusalCode.REFUSAL_PRUNED]
+    assert late.is_over
+
+
+def test_a_refusal_overtakes_the_frames_that_have_not_left(clock: Clock) -> None:
+    pair = Pair(clock, "a").lay()
+    pair.context.__dict__["frame_bytes"] = 4
+    pair.begin()
+    (line,) = pair.opened
+    with patch.object(Context, "sent", lambda *_: asyncio.sleep(1.0)):
+        pair.answers(line)
+        pair.pairs.give_up(0, "enough")
+        pair.passes(0.9)
+        assert line.said == ["header", ANCHOR]
+        pair.passes(0.2)
+    assert line.said == ["header", ANCHOR, pb.RefusalCode.REFUSAL_PRUNED]
+
+
+def test_a_peer_that_has_given_up_does_not_say_that_it_holds_everything(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls()
+    line.gives_part(ANCHOR)
+    pair.begin()
+    pair.pairs.give_up(0, "too late")
+    line.gives_part(CONTRIBUTION)
+    assert "staged" not in line.said
+
+
+def test_a_partner_that_declines_is_not_answered_any_more(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls()
+    line.hears(refusal=wire.refusal("pruned", "given up there"))
+    assert line.is_over
+    pair.begin()
+    assert pair.reasons == ["a declines: given up there"]
+
+
+def test_a_group_that_changes_is_laid_out_again_with_the_same_anchor(clock: Clock) -> None:
+    pair = Pair(clock, "a", "abc").lay()
+    before = list(pair.opened)
+    pair.views(view("ab", dead="c"))
+    assert [line.is_over for line in before] == [True, True]
+    assert [line.peer for line in pair.opened[2:]] == ["b"]
+    assert pair.pairs.partners == {"b"}
+
+
+def test_a_round_is_said_again_for_as_long_as_it_is_kept(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls()
+    pair.begin()
+    line.gives_all()
+    pair.run(pair.advanced(version=2))
+    again = pair.calls()
+    assert again.said == ["header", ANCHOR, CONTRIBUTION, "staged"]
+    pair.run(pair.advanced(version=3))
+    assert pair.calls().said == [pb.RefusalCode.REFUSAL_PRUNED]
+
+
+def test_a_served_stream_that_is_cancelled_blames_nobody(clock: Clock) -> None:
+    pair = Pair(clock).lay()
+    line = pair.calls()
+    pair.begin()
+    assert line.task is not None
+    line.task.cancel()
+    clock.settle()
+    assert pair.suspected == []
+    assert pair.calls().said == ["header", ANCHOR, CONTRIBUTION]
+
+
+@pytest.mark.parametrize("me", ["a", "c"], ids=["calls", "is called"])
+def test_a_partner_that_has_ended_its_side_still_hears_the_last_word(clock: Clock, me: str) -> None:
+    """Of three, one is missing yet when another has said all that it has to say."""
+    pair = Pair(clock, me, "abc").lay()
+    if me == "a":
+        line, other = (pair.answers(each) for each in pair.opened)
+    else:
+        line, other = pair.calls("b"), pair.calls("a")
+    pair.begin()
+    line.gives_all()
+    line.ends()
+    assert not line.is_over
+    other.gives_part(ANCHOR)
+    other.gives_part(CONTRIBUTION)
+    assert line.said[-1] == other.said[-1] == "staged"
+    assert line.is_over
+    assert not other.is_over

@@ -1,0 +1,512 @@
+"""All pair rounds of one peer: which there are, who is admitted to them, and how they end.
+
+A buffer is laid out for a round as soon as its group can be known, and the anchor goes ahead on its
+streams (`partner`) while no round is on its way. `begin` adds the contribution and starts the
+round's rules (`round`). A round that is over stays laid out for two more, so that partners that
+missed the last word can hear it again. What is decided for several streams is decided in methods
+without `await`.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from algorithms.fragment_state import FragmentState
+from algorithms.pairing import groups, membership_epoch
+from algorithms.reducers import Pair
+from algorithms.schedule import Schedule
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.allreduce.dialogue import RefusalKind
+from worker.exchange.context import Context, Peers, Results, Tasks, reason_of
+from worker.exchange.pairwise.buffer import (
+    ANCHOR,
+    CONTRIBUTION,
+    PARTS,
+    Group,
+    OwnPart,
+    PairBuffer,
+)
+from worker.exchange.pairwise.partner import PartnerStream
+from worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
+from worker.exchange.pairwise.round import (
+    CallPartner,
+    Event,
+    PairRound,
+    PartnerCame,
+    PartnerComplete,
+    PartnerDeclined,
+    PartnerLost,
+    StageRound,
+)
+from worker.exchange.pairwise.values import PairValues
+from worker.exchange.types import (
+    Failed,
+    GivenUp,
+    RoundTick,
+    Succeeded,
+    Suspect,
+    View,
+    ViewUpdated,
+    alike,
+)
+from worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
+from worker.transport import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LEAVE_S = 1.0  # in which partners hear that a round is given up
+_KEEP_ROUNDS = 2
+_TOLERANCE_S = 1e-6  # by which clocks and sums of times may differ
+
+
+class Pairs:
+    """This peer's pair rounds. io thread only.
+
+    Args:
+        context: run, plan, sizes, clock.
+        schedule: of the whole run.
+        peers: how to reach the others.
+        results: takes each RoundDone and RoundFailed.
+        prefetched: takes the anchors' mean of a round to come, or that it will not come in time.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        schedule: Schedule,
+        peers: Peers,
+        results: Results,
+        prefetched: Callable[[PrefetchedAnchor], None],
+    ) -> None:
+        self.context, self.peers, self.tasks = context, peers, Tasks()
+        self.values, self.skew = PairValues(context), ArrivalSkew(context.config)
+        fragments, plan = range(context.fragments), context.plan
+        self.total_bytes = [[self.values.total_bytes(f, part) for part in PARTS] for f in fragments]
+        self._round_bytes = [sum(sizes) for sizes in self.total_bytes]
+        self._rounds = [schedule.rounds(fragment) for fragment in fragments]
+        self._results, self._prefetched = results, prefetched
+        self._prefetch = AnchorPrefetch(
+            context.config,
+            self.skew,
+            self._round_bytes,
+            told=plan.shared_momentum,
+            awaited=plan.overlap_steps == 0,
+        )
+        self._view = View()
+        self._buffers: dict[tuple[int, int], PairBuffer] = {}
+        self._leaving: list[PairBuffer] = []  # given up, and partners are still to hear so
+        self._versions: dict[int, int] = {}
+        self._over: set[tuple[int, int]] = set()
+        self._waiting: dict[PartnerStream, None] = {}  # until it has a place in a round
+        self.changed = self._looking = self._just_laid = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    @property
+    def now(self) -> float:
+        return self.context.clock()
+
+    @property
+    def partners(self) -> frozenset[str]:
+        """With whom this peer is to hold the rounds that it has come to."""
+        buffers = filter(None, map(self._buffers.get, self._versions.items()))
+        return frozenset(peer for each in buffers for peer in each.group) - {self.context.me}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is on its way, or may still begin in this instant."""
+        buffers = (*self._buffers.values(), *self._leaving)
+        return self._just_laid or any(b.machine and not b.ended for b in buffers)
+
+    # -------------------------------------------------------------------------- what happens here
+
+    def tick(self) -> None:
+        """Nothing to do: its own timer says when time has come for something."""
+
+    def on_view(self, view: View) -> None:
+        """Membership has changed."""
+        self._view = view
+        for buffer in list(self._buffers.values()):
+            if buffer.machine is not None:
+                self.step(buffer, ViewUpdated(view))
+            elif buffer.group != self._group(*buffer.key):
+                self._lay(buffer.fragment, buffer.round, buffer.own)
+        self.look()
+
+    async def advanced(self, fragment: int, state: FragmentState) -> None:
+        """This peer has come to a version: its anchor may go ahead to the next partner."""
+        version = state.version
+        if self._versions.get(fragment) == version:
+            return
+        self._versions[fragment] = version
+        oldest = version - _KEEP_ROUNDS
+        for buffer in [each for each in self._buffers.values() if each.fragment == fragment]:
+            if buffer.round < (version if buffer.machine is None else oldest):
+                # It may have begun, where the train side has skipped it: its end must be told.
+                self.step(buffer, GivenUp("this peer has gone on"))
+                if not buffer.failed:  # else it leaves once the partners have heard so
+                    self._leave(buffer)
+        self._over = {key for key in self._over if key[0] != fragment or key[1] >= oldest}
+        self.changed = True
+        self.look()
+        if version < self._rounds[fragment]:
+            await self._send_ahead(fragment, version, state.anchor)
+
+    async def _send_ahead(self, fragment: int, round_: int, values: "Tensor") -> None:
+        """A round that begins in the same instant goes first: its contribution would wait."""
+        try:
+            anchor = await self.values.anchor(fragment, values)
+        except Exception:  # the round itself says so; nobody may wait for what is not to be
+            if self._prefetch.awaited:
+                self._prefetched(PrefetchedAnchor(fragment, round_, None))
+            return
+        if self._versions.get(fragment) == round_:
+            self._just_laid = True
+            self._lay(fragment, round_, {ANCHOR: anchor})
+            self.look()
+            asyncio.get_running_loop().call_soon(self._end_instant)
+
+    def _end_instant(self) -> None:
+        self._just_laid, self.changed = False, True
+        self.look()
+
+    async def begin(self, begin: Begin) -> None:
+        """Starts a round; its end is a result."""
+        key, context, anchor = (begin.fragment, begin.round), self.context, None
+        try:
+            contribution = await self.values.contribution(begin)
+            laid = self._buffers.get(key)
+            if laid is None or laid.group != self._group(*key):
+                assert begin.anchor is not None, "pairs exchange anchors"
+                anchor = await self.values.anchor(begin.fragment, begin.anchor)
+        except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
+            self._results.finished(RoundFailed(*key, reason_of(failure), (context.me,)))
+            return
+        buffer = self._buffers.get(key)
+        if anchor is not None or buffer is None:
+            assert anchor is not None, "a round that is not laid out needs the anchor"
+            buffer = self._lay(*key, {ANCHOR: anchor})
+        buffer.own[CONTRIBUTION], buffer.began = contribution, self.now
+        size = self._round_bytes[buffer.fragment]
+        buffer.machine = PairRound(
+            context.me,
+            buffer.group,
+            self._view,
+            context.config,
+            key=key,
+            began_at=buffer.began,
+            payload_bytes=size,
+            lead_s=self.skew.lead_s(size),
+        )
+        for event in self._seen(buffer):
+            self.step(buffer, event)
+        self.step(buffer, RoundTick())
+        self.changed = True
+        self.look()
+
+    def give_up(self, fragment: int, reason: str) -> None:
+        """Ends the fragment's round on its way, if there is one, as failed."""
+        for buffer in list(self._buffers.values()):
+            if buffer.fragment == fragment:
+                self.step(buffer, GivenUp(reason))
+        self.look()
+
+    async def serve(self, stream: Stream) -> None:
+        """Serves a partner's stream."""
+        caller = PartnerStream(self, stream)
+        self._waiting[caller] = None
+        self._set_timer()
+        await caller.run()
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.tasks.close()
+
+    # ------------------------------------------------------------------ what partners' streams ask
+
+    def header(self, buffer: PairBuffer, peer: str) -> pb.PairHeader:
+        """This peer's first message to a partner."""
+        come = (buffer.theirs[peer].get(part) for part in PARTS)
+        held = [
+            pb.Held(hash=part.hash, offset=part.incoming.received_bytes) if part else pb.Held()
+            for part in come
+        ]
+        return pb.PairHeader(
+            run=self.context.run,
+            fragment=buffer.fragment,
+            round=buffer.round,
+            sender=self.context.me,
+            group=self.context.group_hash(buffer.group),
+            held=held,
+        )
+
+    def admit(self, caller: PartnerStream, header: pb.PairHeader) -> None:
+        """The caller may join once this peer has come to the round. Raises WireError."""
+        if header.run != self.context.run:
+            self._turn_away(caller, "run", "this is another run")
+            return
+        if header.fragment >= self.context.fragments:
+            raise wire.WireError(f"fragment {header.fragment} of {self.context.fragments}")
+        if not self._view.live(header.sender):
+            raise wire.Again(f"{header.sender or 'nobody'} is not a member")
+        self._decide(caller, header)
+
+    def forget(self, stream: PartnerStream) -> None:
+        """Nothing more comes on it."""
+        stream.over = True
+        self._waiting.pop(stream, None)
+        buffer = stream.buffer
+        if buffer is not None and buffer.streams.get(stream.peer) is stream:
+            del buffer.streams[stream.peer]
+
+    def step(self, buffer: PairBuffer, event: Event) -> None:
+        """Something has happened in a round, which matters if that has begun here."""
+        if buffer.machine is None or buffer.ended:
+            return
+        for action in buffer.machine.step(event, self.now):
+            match action:
+                case CallPartner(peer, attempt):
+                    self._reach(buffer, peer, attempt)
+                case StageRound():
+                    buffer.complete = self.changed = True
+                case Suspect(peer):  # once all of this is done: it may change the view
+                    asyncio.get_running_loop().call_soon(self.peers.suspect, peer)
+                case Succeeded():
+                    buffer.succeeded = buffer.complete = self.changed = True
+                    self._prefetch.ended(buffer)
+                    self.tasks.spawn(self._finish(buffer))
+                case Failed(reason, waiting_for):
+                    self._fail(buffer, reason, waiting_for)
+
+    def anchor_came(self, buffer: PairBuffer) -> None:
+        """A partner's anchor is here, and valid."""
+        if self._prefetch.came(buffer, self.context.me):
+            self.tasks.spawn(self._average(buffer))
+
+    def recall(self, buffer: PairBuffer, peer: str, attempt: int) -> None:
+        """A partner may not know yet that the round has succeeded."""
+        buffer.recalls[peer] = self.now + self.context.config.retry_s, attempt
+
+    def look(self) -> None:
+        """At all that waits here, if something has changed."""
+        if self._looking:
+            return
+        self._looking = True
+        while self.changed:
+            self.changed = False
+            for caller in list(self._waiting):
+                if caller.header is not None and caller in self._waiting:
+                    self._decide(caller, caller.header)
+            for buffer in [*self._buffers.values(), *self._leaving]:
+                for stream in list(buffer.streams.values()):
+                    stream.look()
+        self._looking = False
+        self._set_timer()
+
+    # ------------------------------------------------------------------------------- admission
+
+    def _decide(self, caller: PartnerStream, header: pb.PairHeader) -> None:
+        key, me, peer = (header.fragment, header.round), self.context.me, header.sender
+        if (buffer := self._buffers.get(key)) is not None:
+            expected = peer in buffer.group and peer < me
+            if not expected or self.context.group_hash(buffer.group) != header.group:
+                self._turn_away(caller, "group", "this peer has another partner in that round")
+                return
+            del self._waiting[caller]
+            if (earlier := buffer.streams.get(peer)) is not None:
+                earlier.drop()
+            caller.buffer, buffer.streams[peer] = buffer, caller
+            caller.hold(header)
+        elif key in self._over or header.round < self._versions.get(header.fragment, 0):
+            self._turn_away(caller, "pruned", f"round {header.round} is over here")
+
+    def _turn_away(self, caller: PartnerStream, kind: RefusalKind, reason: str) -> None:
+        self.context.counts.refuse("declined")
+        caller.refuse(kind, reason)
+        caller.end()
+
+    def _reach(self, buffer: PairBuffer, peer: str, attempt: int) -> None:
+        if peer not in buffer.streams and peer not in buffer.recalls:
+            stream = PartnerStream(self, None, buffer, peer, attempt)
+            buffer.streams[peer] = stream
+            self.tasks.spawn(stream.run())
+
+    # -------------------------------------------------------------------------------- the buffers
+
+    def _group(self, fragment: int, round_: int) -> Group:
+        """This peer's group of the round; itself alone if it sits out."""
+        context = self.context
+        size = context.plan.group_size
+        return draw_group(context.me, context.run, size, self._view, (fragment, round_))
+
+    def _lay(self, fragment: int, round_: int, own: dict[int, OwnPart]) -> PairBuffer:
+        """A buffer for the round in place of an earlier one. Those partners are called that this
+        peer calls."""
+        if (earlier := self._buffers.get((fragment, round_))) is not None:
+            self._leave(earlier)
+        me, group = self.context.me, self._group(fragment, round_)
+        buffer = PairBuffer(fragment, round_, group, dict(own), self.now)
+        self._buffers[buffer.key] = buffer
+        for peer in group:
+            if peer > me:
+                self._reach(buffer, peer, 1)
+        if self._prefetch.laid(buffer, len(drawn_from(self._view, me, fragment))):
+            self._prefetched(PrefetchedAnchor(*buffer.key, None))
+        self.changed = True
+        return buffer
+
+    def _clear(self, buffer: PairBuffer) -> None:
+        if self._buffers.get(buffer.key) is buffer:
+            del self._buffers[buffer.key]
+
+    def _leave(self, buffer: PairBuffer) -> None:
+        self._clear(buffer)
+        buffer.recalls.clear()
+        for stream in list(buffer.streams.values()):
+            stream.drop()
+
+    def _seen(self, buffer: PairBuffer) -> Iterable[Event]:
+        """What has happened before the round had begun here."""
+        for peer in buffer.group:
+            came = CONTRIBUTION in buffer.theirs[peer]
+            if came:
+                yield PartnerCame(peer)
+            if buffer.received(peer):
+                yield PartnerComplete(peer)
+            if came and peer < self.context.me and peer not in buffer.streams:
+                yield PartnerLost(peer, 0, f"{peer}: the stream broke off")
+            if peer in buffer.declined:
+                yield PartnerDeclined(peer, buffer.declined[peer])
+
+    # --------------------------------------------------------------------------------------- time
+
+    def _set_timer(self) -> None:
+        now = self.now
+        times = [each.leave_at for each in self._leaving]
+        times += (each.header_by for each in self._waiting if each.header is None)
+        for buffer in self._buffers.values():
+            times += (at for at, _ in buffer.recalls.values())
+            if buffer.machine is not None:
+                times.append(buffer.machine.due_at(now))
+            elif (until := self._prefetch.due_at(buffer)) is not None:
+                times.append(until)
+        at = min((at for at in times if at > now), default=math.inf)
+        if at < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            loop = asyncio.get_running_loop()
+            self._timer_at = at
+            self._timer = loop.call_later(at - now + _TOLERANCE_S, self._elapse)
+
+    def _elapse(self) -> None:
+        """Does what has been put off until now."""
+        self._timer, self._timer_at, now = None, math.inf, self.now
+        for buffer in [each for each in self._leaving if now >= each.leave_at]:
+            self._leaving.remove(buffer)
+            self._leave(buffer)
+        for caller in [each for each in self._waiting if each.header is None]:
+            if now >= caller.header_by:
+                caller.end()
+        for buffer in list(self._buffers.values()):
+            for peer, (at, attempt) in list(buffer.recalls.items()):
+                if now < at:
+                    continue
+                del buffer.recalls[peer]
+                if self._view.live(peer):
+                    self._reach(buffer, peer, attempt)
+                else:  # it may come back
+                    self.recall(buffer, peer, attempt)
+            self.step(buffer, RoundTick())
+            if self._prefetch.overdue(buffer, now):
+                self._prefetched(PrefetchedAnchor(*buffer.key, None))
+        self.look()
+
+    # ------------------------------------------------------------------------------------ the ends
+
+    def _fail(self, buffer: PairBuffer, reason: str, waiting_for: tuple[str, ...]) -> None:
+        buffer.failed, buffer.leave_at, self.changed = reason, self.now + _LEAVE_S, True
+        self._prefetch.ended(buffer)
+        self._clear(buffer)
+        self._over.add(buffer.key)
+        self._leaving.append(buffer)
+        self._results.finished(RoundFailed(*buffer.key, reason, waiting_for))
+
+    async def _average(self, buffer: PairBuffer) -> None:
+        mean_anchor: Tensor | None = None
+        with suppress(Exception):  # the round itself says what is wrong
+            mean_anchor = await self.values.mean_anchor(buffer)
+        if buffer.machine is None:  # else it is too late
+            self._prefetched(PrefetchedAnchor(*buffer.key, mean_anchor))
+
+    async def _finish(self, buffer: PairBuffer) -> None:
+        """Averages what the group has given. A defect ends the round: else the train thread would
+        wait for it in vain."""
+        result: RoundDone | RoundFailed
+        try:
+            result = await self._averaged(buffer)
+        except Exception as failure:
+            result = RoundFailed(*buffer.key, reason_of(failure), (self.context.me,))
+        self._results.finished(result)
+
+    async def _averaged(self, buffer: PairBuffer) -> RoundDone:
+        context, own = self.context, buffer.own
+        mean = await self.values.mean(buffer, CONTRIBUTION)
+        learned = mean[: len(mean) - context.limbs(buffer.fragment)]
+        hashes = [part.hash for part in buffer.parts(CONTRIBUTION, context.me)]
+        marks = dict(zip(buffer.group, hashes, strict=True))
+        for peers in alike(marks) if learned.any() else ():
+            context.contribute_alike(peers)
+        mean_anchor = await self.values.mean_anchor(buffer)
+        took_s = self.now - buffer.began
+        sent_bytes = sum(part.payload.packed_bytes for part in own.values())
+        context.compression.exchanged(sent_bytes * (len(buffer.group) - 1), took_s)
+        return RoundDone(
+            fragment=buffer.fragment,
+            round=buffer.round,
+            mean=mean,
+            mean_anchor=mean_anchor,
+            contributors=len(buffer.group),
+            next_group=(),
+            missed=(),
+            exchange_s=took_s,
+            waited_for=buffer.last,
+            error=own[CONTRIBUTION].left_out,
+        )
+
+
+# -------------------------------------------------------------------------------------- draws
+
+
+def drawn_from(view: View, me: str, fragment: int) -> frozenset[str]:
+    """The peers that the groups of the fragment's rounds are drawn from."""
+    peers = view.in_draw(fragment)
+    return peers if me in peers else peers | {me}
+
+
+def draw_group(me: str, run: int, size: int, view: View, key: tuple[int, int]) -> Group:
+    """This peer's group of a round of a fragment; itself alone if it sits out. A peer that comes so
+    late that others of its group have ended the run does without those.
+
+    Args: key: (fragment, round).
+    """
+    peers = drawn_from(view, me, key[0])
+    drawn = _dealt(run, key, peers, size, view.unreachable).get(me, (me,))
+    return tuple(peer for peer in drawn if not view.has_ended_before(peer, *key))
+
+
+@lru_cache(maxsize=64)  # asked again whenever anything has changed, and by all simulated peers
+def _dealt(
+    run: int,
+    key: tuple[int, int],
+    peers: frozenset[str],
+    size: int,
+    unreachable: frozenset[Pair],
+) -> dict[str, Group]:
+    every = groups(run, *key, membership_epoch(peers), peers, size, unreachable)
+    return {peer: group for group in every for peer in group}

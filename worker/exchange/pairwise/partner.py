@@ -1,0 +1,404 @@
+"""One stream with a partner of a round in pairs, from its header to the last word of both sides.
+
+caller                                        callee
+    | PairHeader: which round, what it holds ----> |  waits until this peer has come to the round
+    | <----------------------------- PairHeader    |
+    | PartHeader, frames: the anchor ------------> |  both ways, ahead of the round
+    | PartHeader, frames: the contribution ------> |  both ways, when the round has begun
+    | Staged: everything is here ----------------> |  both ways
+
+Instead of what is still to come a side may say a Refusal, and then nothing more. The callee ends
+the stream once both have said their last word.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from protos import murmuration_pb2 as pb
+from worker import wire
+from worker.exchange.allreduce.dialogue import RefusalKind
+from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PARTS, PairBuffer, TheirPart
+from worker.exchange.pairwise.round import (
+    PartnerCame,
+    PartnerComplete,
+    PartnerDeclined,
+    PartnerHeard,
+    PartnerLost,
+    PartnerStaged,
+)
+from worker.exchange.types import GivenUp
+from worker.transport import Stream, TransportError
+
+if TYPE_CHECKING:
+    from worker.exchange.pairwise.pairs import Pairs
+
+
+_HEADER_S = 10.0
+
+
+class _OvertakenError(Exception):
+    """There is another last word, or none."""
+
+
+class PartnerStream:
+    """One side of a stream. io thread only.
+
+    Args:
+        pairs: the rounds of this peer.
+        stream: of a partner that has called; None where this peer is to call.
+        buffer, peer, attempt: the round, the partner and the number of the try, of a call.
+
+    Attributes:
+        header: what a caller has asked for, by then (s) at the latest: `header_by`.
+        over: nothing more comes.
+    """
+
+    def __init__(
+        self,
+        pairs: "Pairs",
+        stream: Stream | None = None,
+        buffer: PairBuffer | None = None,
+        peer: str = "",
+        attempt: int = 0,
+    ) -> None:
+        self.buffer, self.peer, self.attempt = buffer, peer, attempt
+        self.calls, self.over = stream is None, False
+        self.header: pb.PairHeader | None = None
+        self.header_by = pairs.now + _HEADER_S
+        self._pairs, self._context = pairs, pairs.context
+        self._stream = stream
+        self._arrival = self._context.arrivals.payload()  # of the partner's parts in turn
+        self._held: dict[int, int] | None = None  # by hash, how much the partner has of a part
+        self._arriving: TheirPart | None = None
+        self._arriving_part, self._arriving_since, self._here_before = ANCHOR, 0.0, 0
+        self._refusal: pb.Refusal | None = None
+        self._last_said = self._all_said = False
+        self._drained = False  # all has been said that matters: only the end is missing
+        self._heard_all = False  # the partner has ended its side, after its last word
+        self._ending = False  # once all is said
+        self._changed, self._finished = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        """Says and hears what there is to say and to hear, until the stream is over."""
+        if self._stream is None:
+            if self.over:
+                return
+            try:
+                self._stream = self._pairs.peers.open(self.peer, "Data/PairRound")
+            except TransportError as error:
+                self._closed(str(error))
+                return
+        spawn, stream = self._pairs.tasks.spawn, self._stream
+        work = [spawn(self._hear(stream)), spawn(self._say(stream))]
+        try:
+            await self._finished.wait()
+        finally:
+            for task in work:
+                task.cancel()
+            self._arrival.ends()
+            self._pairs.forget(self)
+            if self.calls:
+                stream.cancel()
+
+    def drop(self) -> None:
+        """Ends the stream at once, whatever is under way."""
+        self._pairs.forget(self)
+        self._finished.set()
+
+    def end(self) -> None:
+        """Ends the stream once all has been said."""
+        self._pairs.forget(self)
+        self._ending = True
+        self._changed.set()
+        if self._all_said:
+            self._finished.set()
+
+    def refuse(self, kind: RefusalKind, reason: str) -> None:
+        """Says this instead of what has not been said."""
+        if not self._last_said:
+            self._refusal, self._last_said = wire.refusal(kind, reason), True
+            self._changed.set()
+
+    def hold(self, header: pb.PairHeader) -> None:
+        """The partner has said who it is, and what it holds; so has this peer, or is about to."""
+        assert self.buffer is not None, "it has a place in the round"
+        self._held = {held.hash: held.offset for held in reversed(header.held)}
+        self.buffer.heard = self._pairs.now
+        self._pairs.step(self.buffer, PartnerHeard(self.peer))
+        self._pairs.changed = True
+
+    def look(self) -> None:
+        """There may be something to say now."""
+        buffer = self.buffer
+        answered = self._held is not None and not (self._last_said or self._drained)
+        if buffer is not None and buffer.failed and answered:
+            # Even if all is here: the partner must not count on it.
+            self.refuse("pruned", f"given up there: {buffer.failed}")
+            self._drain(buffer)
+        self._changed.set()
+
+    # --------------------------------------------------------------------------------- this side
+
+    async def _say(self, stream: Stream) -> None:
+        with suppress(TransportError):  # the side that hears reports it
+            with suppress(_OvertakenError):
+                await self._say_all(stream)
+            if self._refusal is not None:
+                await stream.send(pb.PairMessage(refusal=self._refusal).SerializeToString())
+            if self._last_said:
+                await stream.done()
+        self._all_said = True
+        if self._ending:
+            self._finished.set()
+
+    async def _say_all(self, stream: Stream) -> None:
+        """The header, each part as soon as there is one, then that everything is here."""
+        await self._until(lambda: self.buffer is not None)
+        buffer = self.buffer
+        assert buffer is not None, "it has a place in the round"
+        header = self._pairs.header(buffer, self.peer)
+        await stream.send(pb.PairMessage(header=header).SerializeToString())
+        for part in PARTS:
+            await self._until(partial(self._may_give, buffer, part))
+            await self._give(stream, buffer, part)
+        await self._until(lambda: buffer.complete and not self._drained)
+        self._last_said = True
+        self._drain(buffer)
+        await stream.send(pb.PairMessage(staged=pb.Staged()).SerializeToString())
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        """Raises _OvertakenError: that is not to be any more."""
+        while True:
+            self._check_overtaken()
+            if holds():
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _check_overtaken(self) -> None:
+        if self._refusal is not None or self._ending:
+            raise _OvertakenError
+
+    def _may_give(self, buffer: PairBuffer, part: int) -> bool:
+        """Anchors go ahead only while no round is on its way: its contribution would wait."""
+        if self._held is None or self._drained or part not in buffer.own:
+            return False
+        return buffer.machine is not None or not self._pairs.busy
+
+    async def _give(self, stream: Stream, buffer: PairBuffer, part: int) -> None:
+        """From where the partner needs it."""
+        context, own, codec = self._context, buffer.own[part], self._pairs.values.codec(part)
+        offset = (self._held or {}).get(own.hash, 0)
+        header = pb.PartHeader(
+            part=part,
+            codec=codec.wire_id,
+            total_bytes=len(own.raw),
+            hash=own.hash,
+            offset=offset,
+            weight=buffer.weight,
+        )
+        await stream.send(pb.PairMessage(part=header).SerializeToString())
+        frames = wire.payload_messages(pb.PairMessage, own.payload, offset, context.frame_bytes)
+        for message, size, raw in frames:
+            self._check_overtaken()
+            context.counts.contributions_sent.add(size, raw, codec)
+            await context.sent(stream, message)
+
+    # ----------------------------------------------------------------------------- the other side
+
+    async def _hear(self, stream: Stream) -> None:
+        try:
+            while (raw := await stream.receive()) is not None and not self.over:
+                if not self._drained:
+                    await self._take(raw)
+            self._closed(None)
+        except TransportError as error:
+            self._closed(str(error))
+
+    async def _take(self, raw: bytes) -> None:
+        """One message of the partner's."""
+        try:
+            message = wire.parse(pb.PairMessage, raw)
+            if self.buffer is None:
+                self._ask(message)
+            else:
+                self._take_in_round(self.buffer, message)
+                await self._check(self.buffer)
+                self._drain(self.buffer)
+        except wire.WireError as error:
+            if not (self.over or self._drained):
+                self._unfit(error)
+        self._pairs.look()
+
+    def _ask(self, message: pb.PairMessage) -> None:
+        """What a caller begins with. It waits, if this peer has not come to the round."""
+        if not message.HasField("header"):
+            raise wire.WireError("a pair round must begin with its header")
+        self.header, self.peer = message.header, message.header.sender
+        self._pairs.admit(self, message.header)
+
+    def _take_in_round(self, buffer: PairBuffer, message: pb.PairMessage) -> None:
+        """Raises WireError: it does not fit."""
+        kind, peer = message.WhichOneof("body"), self.peer
+        if kind == "refusal":
+            self._refused(buffer, wire.refusal_kind(message.refusal), message.refusal.reason)
+        elif self._held is None:
+            if kind != "header":
+                raise wire.Again("not the header that was expected")
+            self.hold(message.header)
+        elif kind == "part":
+            self._arrival.ends()
+            self._arrival.begins(peer)
+            self._expect(buffer, message.part)
+            if message.part.part == CONTRIBUTION:
+                self._pairs.step(buffer, PartnerCame(peer))
+        elif kind == "frame":
+            self._take_frame(buffer, message.frame)
+            self._pairs.step(buffer, PartnerHeard(peer))
+        elif kind == "staged":
+            buffer.staged.add(peer)
+            self._pairs.step(buffer, PartnerStaged(peer))
+        else:
+            raise wire.WireError(f"{buffer.name} from {peer}: an unexpected message")
+
+    def _refused(self, buffer: PairBuffer, kind: RefusalKind, reason: str) -> None:
+        if kind == "again":
+            self.drop()
+            self._lose(buffer, reason)
+            return
+        if self._held is None:
+            self.drop()
+        else:
+            buffer.declined[self.peer] = reason
+        self._pairs.step(buffer, PartnerDeclined(self.peer, reason))
+
+    def _expect(self, buffer: PairBuffer, header: pb.PartHeader) -> None:
+        """A part of the partner's begins, or goes on."""
+        part, name, theirs = (
+            header.part,
+            f"{buffer.name} from {self.peer}",
+            buffer.theirs[self.peer],
+        )
+        weight = self._context.weight(header.weight) if part == CONTRIBUTION else 1
+        if part not in PARTS:
+            raise wire.WireError(f"{name}: part {part}")
+        codec, size = self._pairs.values.codec(part), self._pairs.total_bytes[buffer.fragment][part]
+        if (header.codec, header.total_bytes) != (codec.wire_id, size):
+            raise wire.WireError(
+                f"{name}: {header.total_bytes} bytes of codec {header.codec}; "
+                f"expected {size} bytes of {codec.name}"
+            )
+        come = theirs.get(part)
+        if come is not None and buffer.machine is not None and buffer.received(self.peer):
+            # The round counts on what is here.
+            if (header.hash, weight) != (come.hash, come.weight):
+                raise wire.WireError(f"{name}: other values than before")
+        elif come is None or come.hash != header.hash or header.offset == 0:
+            come = theirs[part] = TheirPart(wire.Incoming(size, header.hash))
+        if header.offset != come.incoming.received_bytes:
+            raise wire.Again(f"{name}: goes on at {header.offset}")
+        come.weight = weight
+        self._arriving, self._arriving_part, self._arriving_since = come, part, self._pairs.now
+        self._here_before = header.offset
+
+    def _take_frame(self, buffer: PairBuffer, frame: pb.Frame) -> None:
+        if self._arriving is None:
+            raise wire.WireError(f"a frame of no part from {self.peer}")
+        incoming, now = self._arriving.incoming, self._pairs.now
+        size, stands_for = incoming.add(frame)
+        codec = self._pairs.values.codec(self._arriving_part)
+        self._context.counts.contributions_received.add(size, stands_for, codec)
+        self._arrival.came(size)
+        buffer.heard = now
+        if incoming.complete:
+            self._arrival.ends()
+            came_bytes = incoming.received_bytes - self._here_before
+            self._pairs.skew.came(came_bytes, now - self._arriving_since)
+
+    async def _check(self, buffer: PairBuffer) -> None:
+        """The partner's parts that are complete, but not known to be valid. Raises WireError."""
+        theirs = buffer.theirs[self.peer]
+        for index, part in list(theirs.items()):
+            if part.checked or not part.incoming.complete:
+                continue
+            self._pairs.look()
+            try:
+                await self._pairs.values.check(buffer.fragment, index, part.incoming)
+            except wire.WireError:
+                if theirs.get(index) is part:
+                    del theirs[index]
+                self._arriving = None
+                raise
+            if self.over or self._drained:
+                return
+            part.checked = True
+            if index == ANCHOR and theirs.get(index) is part:
+                self._pairs.anchor_came(buffer)
+            if buffer.received(self.peer):
+                buffer.last = self.peer
+                self._pairs.step(buffer, PartnerComplete(self.peer))
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def _drain(self, buffer: PairBuffer) -> None:
+        """Ends the stream if nothing that matters is to be said any more, or leaves that to the
+        partner that was called."""
+        peer = self.peer
+        if self.over or self._drained:
+            return
+        given_up = buffer.failed and self._last_said
+        all_said = self._last_said and peer in buffer.staged and buffer.received(peer)
+        if not (given_up or all_said or peer in buffer.declined):
+            return
+        if self.calls and not self._heard_all:
+            self._drained = True
+        elif peer in buffer.declined:
+            self.drop()
+        else:
+            self.end()
+
+    def _closed(self, reason: str | None) -> None:
+        """Nothing more comes: the partner has ended its side, or it broke off for this reason."""
+        buffer, peer = self.buffer, self.peer
+        if self.over:
+            return
+        silent = buffer is not None and peer in buffer.staged and buffer.received(peer)
+        if reason is None and silent and not self._drained:
+            self._heard_all = True  # this side has still to say so
+            return
+        self.drop()
+        if buffer is not None and not (self._drained and reason is None):
+            unanswered = self.calls and self._held is None
+            broke_off = "ended without an answer" if unanswered else "the stream broke off"
+            self._lose(buffer, reason or broke_off)
+        self._pairs.look()
+
+    def _lose(self, buffer: PairBuffer, reason: str) -> None:
+        """The stream is gone too early. A partner that was called is called again if the round has
+        succeeded here, until it knows as well."""
+        if self.calls and buffer.succeeded:
+            self._pairs.recall(buffer, self.peer, self.attempt)
+        else:
+            lost = PartnerLost(self.peer, self.attempt, f"{self.peer}: {reason}")
+            self._pairs.step(buffer, lost)
+
+    def _unfit(self, error: wire.WireError) -> None:
+        """What came does not fit."""
+        again, reason, buffer = isinstance(error, wire.Again), str(error), self.buffer
+        asked = buffer.round if buffer else self.header.round if self.header else 0
+        self._context.refused(error, self.peer, asked)
+        if buffer is not None and self._held is not None and not again:
+            # And would be the same the next time.
+            self._pairs.step(buffer, GivenUp(f"{self.peer}: {reason}"))
+            if buffer.ended:
+                self._drain(buffer)
+                return
+        if self.calls and buffer is not None:
+            self.drop()
+            self._lose(buffer, reason)
+            return
+        self.refuse("again" if again else "invalid", reason)
+        self.end()
