@@ -1,19 +1,17 @@
 """What a peer says of itself to whoever watches it.
 
-document.py  the answer to `murmur status`
+document.py  the answer to `murmur status`, and those of the other peers
 rounds.py    what it says of rounds
-peers.py     the same of the other peers
 exporter.py  the same numbers for Prometheus
 figures.py   what the peer measures of its rounds, links and disk
 results.py   what all peers have come to, brought together at the end of the run
 locator.py   faults, found by comparing these with the other peers'
 """
 
-from worker.status.document import LagMonitor, NodeMeasurements, status_document
+from worker.status.document import LagMonitor, NodeMeasurements, ask_peers, status_document
 from worker.status.exporter import MetricsServer
 from worker.status.figures import OwnFigures
 from worker.status.locator import FaultLocator
-from worker.status.peers import ask_peers
 from worker.status.results import ResultExchange
 from worker.status.rounds import RoundLog
 

@@ -1,11 +1,13 @@
-"""What a worker answers `murmur status`, as plain values."""
+"""What a worker answers `murmur status`, as plain values; and what the other peers do."""
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from algorithms.diagnosis import PeerFigures
+from protos import murmuration_pb2 as pb
+from worker import wire
 from worker.config import Config
 from worker.exchange.context import Context
 from worker.membership import Member
@@ -14,10 +16,12 @@ from worker.pipeline.context import StageCounts
 from worker.pipeline.profile import Profile
 from worker.status.figures import to_document
 from worker.status.rounds import RoundLog
-from worker.transport import Traffic, Transport
+from worker.transport import Traffic, Transport, TransportError
 from worker.views.summary import relays_of
 
 _PERIOD_S = 0.05
+_PEER_S = 1.5  # for one peer's answer
+_AT_ONCE = 16
 _SAMPLES = 20_000
 _OF_PROGRESS = (
     "loss", "val_loss", "learning_rate", "gradient_norm", "steps_per_s", "samples", "samples_per_s",
@@ -188,3 +192,23 @@ def _staged(member: Member) -> dict[str, object]:
     """`visits_per_s`: of its stage, as the peer has measured; None while it has not."""
     visits_per_s = Profile.unpack(member.profile).visits_per_s
     return {"stage": member.stage, "visits_per_s": round(visits_per_s, 3) or None}
+
+
+async def ask_peers(
+    members: Iterable[Member], transport: Transport, only: str = ""
+) -> dict[str, bytes]:
+    """The status of each that answers in time, or one key of it, packed. io thread only."""
+    places = asyncio.Semaphore(_AT_ONCE)
+    request = pb.StatusRequest(only=only).SerializeToString()
+
+    async def ask(member: Member) -> tuple[str, bytes] | None:
+        async with places:
+            try:
+                answer = await transport.call(
+                    member.address, "Control/Status", request, _PEER_S, member.peer
+                )
+                return member.peer, wire.parse(pb.StatusReply, answer).document
+            except (TransportError, wire.WireError):
+                return None
+
+    return dict(filter(None, await asyncio.gather(*map(ask, members))))

@@ -3,7 +3,7 @@
 Nothing is counted here. What `murmur status` shows and what a scrape returns is one document.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -33,6 +33,11 @@ _GAUGES = {
 _COUNTERS = {
     "samples": "Samples that were learned from.",
     "tokens": "Tokens that were learned from.",
+}
+_ROUND_COUNTERS = {
+    "steps_lost": "Inner steps undone, since values were not finite.",
+    "late": "Own rounds that closed without this peer's part.",
+    "takeovers": "Shards of own rounds whose reducer was lost.",
 }
 _WAYS = ("sent", "received")
 
@@ -65,21 +70,18 @@ def metrics_of(document: Document) -> Iterator[Metric]:
     """All of a worker's status document; what is not known yet is left out."""
     peer = str(document["peer"])
 
-    def gauge(name: str, text: str, values: Mapping[str, object], label: str = "") -> Metric:
-        return _filled(GaugeMetricFamily, peer, name, text, values, label)
+    def gauge(name: str, text: str, values: Mapping[Any, object], *labels: str) -> Metric:
+        return _filled(GaugeMetricFamily, peer, name, text, values, labels)
 
-    def counter(name: str, text: str, values: Mapping[str, object], label: str = "") -> Metric:
-        return _filled(CounterMetricFamily, peer, name, text, values, label)
+    def counter(name: str, text: str, values: Mapping[Any, object], *labels: str) -> Metric:
+        return _filled(CounterMetricFamily, peer, name, text, values, labels)
 
-    info = GaugeMetricFamily(
-        f"{_PREFIX}peer_info", "Always 1.", labels=["peer", "run", "preset", "version"]
-    )
-    info.add_metric([peer, document["run"], document["preset"], version("murmuration")], 1)
-    yield info
+    run = document["run"], document["preset"], version("murmuration")
+    yield gauge("peer_info", "Always 1.", {run: 1}, "run", "preset", "version")
     for key, (name, text) in _GAUGES.items():
-        yield gauge(name, text, {"": document.get(key)})
+        yield gauge(name, text, {(): document.get(key)})
     for key, text in _COUNTERS.items():
-        yield counter(key, text, {"": document.get(key)})
+        yield counter(key, text, {(): document.get(key)})
     phases = {each.name.lower(): int(each.name.lower() == document["phase"]) for each in Phase}
     yield gauge("phase", "1 for the phase that the peer is in.", phases, "phase")
     healths = [member["health"] for member in document["members"]]
@@ -90,38 +92,36 @@ def metrics_of(document: Document) -> Iterator[Metric]:
     rounds = document["rounds"]
     outcomes = {key: rounds[key] for key in ("completed", "failed")}
     yield counter("rounds", "This peer's outer rounds.", outcomes, "outcome")
-    lost = {"": rounds["steps_lost"]}
-    yield counter("steps_lost", "Inner steps undone, since values were not finite.", lost)
-    yield counter("late", "Own rounds that closed without this peer's part.", {"": rounds["late"]})
-    yield counter(
-        "takeovers", "Shards of own rounds whose reducer was lost.", {"": rounds["takeovers"]}
-    )
+    for key, text in _ROUND_COUNTERS.items():
+        yield counter(key, text, {(): rounds[key]})
     took = SummaryMetricFamily(
         f"{_PREFIX}round_seconds", "How long completed rounds were on their way.", labels=["peer"]
     )
     took.add_metric([peer], count_value=rounds["completed"], sum_value=rounds["exchange_s"])
     yield took
-    yield from _traffic(peer, document["traffic"])
-    relayed = document["relayed"]
-    yield counter(
-        "relayed_bytes", "Carried between others, by whom they reach so.",
-        relayed["relayed_bytes"], "for",
-    )  # fmt: skip
-    yield gauge("tunnels", "Between others, open through this peer.", {"": relayed["tunnels"]})
-    refused = document["refused"]
-    yield counter("refused", "Messages that were not taken, by reason.", refused, "reason")
+    traffic, relayed = document["traffic"], document["relayed"]
+    crossed = {
+        (way, plane.lower(), method): count
+        for way in _WAYS
+        for full_name, count in sorted(traffic[f"{way}_by_method"].items())
+        for plane, _, method in [full_name.partition("/")]
+    }
+    text = "Bytes as they stand in the TCP stream, by plane and method."
+    yield counter("bytes", text, crossed, "direction", "plane", "method")
+    payload = {way: traffic[f"payload_bytes_{way}"] for way in _WAYS}
+    text = "Of these, encoded pseudo-gradients, reductions and anchors."
+    yield counter("payload_bytes", text, payload, "direction")
+    text = "Carried between others, by whom they reach so."
+    yield counter("relayed_bytes", text, relayed["relayed_bytes"], "for")
+    yield gauge("tunnels", "Between others, open through this peer.", {(): relayed["tunnels"]})
+    text = "Messages that were not taken, by reason."
+    yield counter("refused", text, document["refused"], "reason")
     if "microbatches" in document:
         counted = document["microbatches"]
         yield counter("microbatches", "Of a stage: what became of them.", counted, "what")
-    located = GaugeMetricFamily(
-        f"{_PREFIX}fault_cost_ratio",
-        "Faults located now: the share of the rounds' time that each costs.",
-        labels=["peer", "kind", "slow", "to"],
-    )
-    for verdict in document["verdicts"]:
-        where = [verdict["kind"], verdict["peer"], verdict.get("to", "")]
-        located.add_metric([peer, *where], verdict["cost"])
-    yield located
+    costs = {(v["kind"], v["peer"], v.get("to", "")): v["cost"] for v in document["verdicts"]}
+    text = "Faults located now: the share of the rounds' time that each costs."
+    yield gauge("fault_cost_ratio", text, costs, "kind", "slow", "to")
     lag_s = {key: value / 1000 for key, value in document["loop_lag_ms"].items()}
     yield gauge("loop_lag_seconds", "How late the I/O loop wakes, since its start.", lag_s, "at")
 
@@ -131,35 +131,16 @@ def _filled(
     peer: str,
     name: str,
     text: str,
-    values: Mapping[str, object],
-    label: str,
+    values: Mapping[Any, object],
+    labels: Sequence[str],
 ) -> Metric:
-    """One family with a value for each that is a number. Args: label: of the keys of `values`."""
-    family = kind(f"{_PREFIX}{name}", text, labels=["peer", *([label] if label else [])])
+    """One family with a value for each that is a number. Args: values: by what stands in the
+    labels, a tuple where these are not one."""
+    family = kind(f"{_PREFIX}{name}", text, labels=["peer", *labels])
     for key, value in values.items():
         if isinstance(value, int | float):
-            family.add_metric([peer, *([key] if label else [])], value)
+            family.add_metric([peer, *(key if isinstance(key, tuple) else [key])], value)
     return family
-
-
-def _traffic(peer: str, traffic: Mapping[str, Any]) -> Iterator[Metric]:
-    crossed = CounterMetricFamily(
-        f"{_PREFIX}bytes",
-        "Bytes as they stand in the TCP stream, by plane and method.",
-        labels=["peer", "direction", "plane", "method"],
-    )
-    payload = CounterMetricFamily(
-        f"{_PREFIX}payload_bytes",
-        "Of these, encoded pseudo-gradients, reductions and anchors.",
-        labels=["peer", "direction"],
-    )
-    for way in _WAYS:
-        for full_name, count in sorted(traffic[f"{way}_by_method"].items()):
-            plane, _, method = full_name.partition("/")
-            crossed.add_metric([peer, way, plane.lower(), method], count)
-        payload.add_metric([peer, way], traffic[f"payload_bytes_{way}"])
-    yield crossed
-    yield payload
 
 
 class MetricsServer:

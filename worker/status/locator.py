@@ -16,8 +16,8 @@ from protos.documents import BadDocument, unpack
 from protos.events import new_event
 from worker.exchange.types import View
 from worker.membership import Member
+from worker.status.document import ask_peers
 from worker.status.figures import OwnFigures, from_document
-from worker.status.peers import ask_peers
 from worker.transport import Transport
 
 LOOK_S = 5.0
