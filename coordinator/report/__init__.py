@@ -1,1 +1,1 @@
-"""What a run came to, as lines, tables and curves."""
+"""Reports and terminal views of a run."""

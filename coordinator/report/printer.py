@@ -150,7 +150,7 @@ def sparkline(curve: Curve) -> str:
 
 
 def _step_times(report: Report) -> str | None:
-    """What rounds on their way cost the steps meanwhile; nothing without both kinds of steps."""
+    """The time of steps while rounds are on their way; nothing without both kinds of steps."""
     idle, in_flight = report["step_s_idle"], report["step_s_in_flight"]
     if idle is None or in_flight is None:
         return None
@@ -158,7 +158,7 @@ def _step_times(report: Report) -> str | None:
 
 
 def _under_way(report: Report) -> str | None:
-    """That nothing is amiss where figures are missing."""
+    """Says that nothing is amiss where figures are missing."""
     if not report.get("under_way"):
         return None
     states = Counter(str(peer["state"]) for peer in report["peers"])
@@ -183,7 +183,7 @@ def _validation(report: Report) -> str:
 
 
 def _traffic(report: Report) -> str:
-    """What was sent, with a model in stages for which purpose, and what DDP would have sent."""
+    """The bytes sent, with a model in stages for which purpose, and what DDP would have sent."""
     sent, times = report["bytes_sent_per_worker"], report["bytes_ratio"]
     if sent is None:
         return _NOT_KNOWN
@@ -208,7 +208,7 @@ def _traffic(report: Report) -> str:
 
 
 def _probes(report: Report) -> str | None:
-    """What looking on has cost, where it is worth a word."""
+    """The cost of looking on, where it is worth a word."""
     sent, received = (
         sum(peer.get(f"probe_bytes_{way}") or 0 for peer in report["peers"])
         for way in ("sent", "received")
@@ -232,7 +232,7 @@ def _final_mean(report: Report) -> str | None:
 
 
 def _bits(report: Report) -> str | None:
-    """What a value really took in each direction; nothing where nothing was sent."""
+    """The bits that a value took in each direction; nothing where nothing was sent."""
     parts = []
     for kind in ("contributions", "reductions"):
         if (flow := report["bits_per_value"].get(kind)) is not None:
@@ -243,7 +243,7 @@ def _bits(report: Report) -> str | None:
 
 
 def _waits(report: Report) -> str | None:
-    """For whom workers have waited most, where it is worth a word."""
+    """Names those that workers have waited for most, where it is worth a word."""
     if not report["longest_stalls"] or (report["stall_s"] or 0) < _WORTH_A_WORD_S:
         return None
     by_peer = sorted(report["stall_s_by_peer"].items(), key=lambda item: -item[1])
@@ -300,7 +300,7 @@ def _replicas(report: Report) -> str:
 
 
 def _style(report: Report) -> str:
-    """Of the line on replicas."""
+    """The style of the line on replicas."""
     differ = report["preset"] == "local" or report["spread"] is not None
     if report["hashes_agree"] is None or differ:
         return ""
@@ -363,7 +363,7 @@ def stage_lines(report: Report) -> list[tuple[str, str | None]]:
 
 
 def _staged_replicas(stages: Stages, preset: str | None) -> str:
-    """Whether those of each stage hold the same."""
+    """Says whether the replicas of each stage hold the same."""
     by_stage: Sequence[Stages] = stages["by_stage"]
     several = [stage for stage in by_stage if stage["hashes_agree"] is not None]
     if not several:

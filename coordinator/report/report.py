@@ -131,7 +131,7 @@ def write_report(report: Report, path: Path) -> None:
 
 
 class _Results:
-    """What the workers have reported at their ends; nothing of those that have not."""
+    """The reports of workers at their ends; nothing of those that gave none."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.all = [record.result for record in records if record.result is not None]
@@ -174,7 +174,7 @@ class _Results:
         return told | ({"preset": presets[-1]} if presets else {})
 
     def agree(self) -> bool | None:
-        """Whether all hold the same state; None when there are not two."""
+        """Tells whether all hold the same state; None when there are not two."""
         pairs = [
             (text_of(each, "anchor_hash"), text_of(each, "momentum_hash")) for each in self.all
         ]
@@ -202,8 +202,8 @@ def _peer(record: Record) -> dict[str, Any]:
 
 
 def _bits(flow: Mapping[str, float]) -> dict[str, float] | None:
-    """Of what workers have sent of a kind: bits per value as encoded and as travelled, bytes; None
-    where nothing was sent."""
+    """Bits per value of what was sent of a kind, as encoded and as travelled, and bytes; None where
+    nothing was sent."""
     if not (values := flow.get("values")):
         return None
     encoded, payload = flow.get("encoded_bytes", 0.0), flow.get("payload_bytes", 0.0)
@@ -274,7 +274,7 @@ def _mean_of_each(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
-    """What takes the place of a whole model's figures, and `stages`; empty where nothing is cut.
+    """Figures that take the place of a whole model's, and `stages`; empty where nothing is cut.
 
     `params` are the whole model's, None unless every stage has reported; `hashes_agree` says
     whether each stage's replicas do; `bytes_ratio` compares what the exchange within the stages has
@@ -333,8 +333,8 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _by_stage(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Of each stage in order: replicas, how many reported, parameters of one, whether the anchors
-    and momenta are equal (None when there are not two), and in pairs their mean spread."""
+    """Figures of each stage in order: replicas, how many reported, parameters of one, whether the
+    anchors and momenta are equal (None when there are not two), and in pairs their mean spread."""
     stages = []
     for stage in sorted({record.stage for record in records if record.stage is not None}):
         here = [record for record in records if record.stage == stage]
@@ -353,7 +353,7 @@ def _by_stage(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _rest(told: _Results) -> dict[str, float] | None:
-    """Where the time went that was not computed in, by share; None where nobody has reported it."""
+    """The shares of the time that was not computed in; None where nobody has reported it."""
     shares = []
     for result in told.all:
         reported = [

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the report, its picture, and the report for people.
+"""The files that a run leaves: the report, its picture, and the report for people.
 
 Records of the workers come from their events, from what a worker has kept of all peers, or from
 what the peers say while they live.
@@ -145,7 +145,7 @@ def records_of(document: Document) -> dict[str, Record]:
 
 
 def _live(member: Document, own: Document | None) -> Record:
-    """What is known of a peer now: by its own word, if it has answered."""
+    """A record of a peer that lives: by its own word, if it has answered."""
     said: Document = member if own is None else own
     record = Record(**vars(summary_of(member, own)), started=True)
     if own is None:

@@ -108,7 +108,7 @@ def _channel(target: str, identity: "Identity | None") -> "grpc.Channel":
 
 
 def _failed(address: str, error: "grpc.RpcError", waited_s: float, *, secure: bool) -> Failure:
-    """What a call that failed means."""
+    """Says what a call that failed means."""
     details = printable(" ".join((error.details() or "").split()))
     why = mismatch(details, encrypts=secure)
     if why is not None:
@@ -141,7 +141,7 @@ class Swarm:
         self._known: list[str] = []  # addresses of live peers
 
     def look(self) -> Look:
-        """What each says now. Raises Failure: nobody answers."""
+        """Asks each for its status now. Raises Failure: nobody answers."""
         first = self._first()
         live = [each for each in maps_of(first, "members") if text_of(each, "health") in LIVE]
         self._known = [text_of(each, "address") or "" for each in live]

@@ -108,7 +108,7 @@ def swarm_table(swarm: SwarmSummary, elapsed: str = "") -> Table:
 
 
 def summary_of_records(records: Sequence[Record], now_s: float) -> SwarmSummary:
-    """Of workers by their events. Args: now_s: on the clock of `Record.heard_s`."""
+    """Sums up workers by their events. Args: now_s: on the clock of `Record.heard_s`."""
     found = costliest(
         [each for each in record.verdicts if "until" not in each] for record in records
     )
@@ -163,8 +163,8 @@ def watch(
 
 
 def _is_over(swarm: SwarmSummary, later_s: float) -> bool:
-    """Whether silence after this many seconds is that of a run that has ended: every peer was done
-    or had left, or had little left to do."""
+    """Tells whether silence after this many seconds is that of a run that has ended: every peer was
+    done or had left, or had little left to do."""
     if swarm.peers and all(peer.state in ("done", "left") for peer in swarm.peers):
         return True
     return swarm.left_s is not None and later_s > swarm.left_s + _LAST_WORDS_S
@@ -217,7 +217,7 @@ def two_columns(lines: Sequence[tuple[str, str]], styles: Mapping[str, str] = {}
 
 
 def _on_one_machine(document: Document) -> bool:
-    """Whether the addresses of all members are of this machine alone."""
+    """Tells whether the addresses of all members are of this machine alone."""
     addresses = [str(each.get("address", "")) for each in maps_of(document, "members")]
     return all(is_loopback(each.rpartition(":")[0].strip("[]")) for each in addresses)
 
@@ -237,7 +237,7 @@ def fact_lines(document: Document) -> list[tuple[str, str]]:
 
 
 def traffic_rows(document: Document) -> list[dict[str, object]]:
-    """What went each way: in all, of it payload, and by method, the most first; with the mean rate
+    """The bytes each way: in all, of it payload, and by method, the most first; with the mean rate
     where the document says since when."""
     flows: dict[str, dict[str, float]] = {}
     for key, value in map_of(document, "traffic").items():
@@ -276,7 +276,7 @@ def shown(key: str, value: object, unit: Show | None = None) -> str:
 
 
 def _flow(key: object) -> tuple[str, str] | None:
-    """Of a key of `traffic`: the row and the column it is for; None of one that is not known."""
+    """The row and the column of a key of `traffic`; None of one that is not known."""
     for way in _WAYS:
         if key == f"{way}_by_method":
             return "", way

@@ -1,4 +1,4 @@
-"""What a person sees of a run, in words, in a table and in a browser. Nothing here imports torch.
+"""Views of a run for a person: words, a table, a page in a browser. Nothing here imports torch.
 
 lines.py    events as lines
 summary.py  each peer in short, and all of them: the table and the figures that every view draws

@@ -1,4 +1,4 @@
-"""What the peers of a swarm have said of themselves so far: what the page and the watch show.
+"""A history of what the peers of a swarm say of themselves, for the page and the watch.
 
 Everything is bounded, whatever peers say and however long the run is: 128 peers, of each 512
 points and 128 rounds, in all at most 30 MB. Points are thinned out, so that they span the
@@ -76,7 +76,7 @@ class _Flow:
         self.per_s: float | None = None
 
     def add(self, count: int | None, time_s: float) -> None:
-        """What has been counted by then. One that is less than before has begun again."""
+        """Takes a count of that moment. One that is less than before has begun again."""
         before, elapsed_s = self._count, time_s - self._time_s
         self._count, self._time_s = count, time_s
         if count is None or before is None or count < before or elapsed_s <= 0:
@@ -88,13 +88,13 @@ class _Flow:
 
     @property
     def mbps(self) -> float | None:
-        """Of a count of bytes."""
+        """The rate of a count of bytes."""
         return None if self.per_s is None else round(8e-6 * self.per_s, 4)
 
 
 @dataclass
 class _Peer:
-    """What is kept of one peer."""
+    """The kept part of what one peer has said."""
 
     summary: PeerSummary
     points: "array[float]" = field(default_factory=lambda: array("d"))  # rows of POINT
@@ -185,7 +185,7 @@ class History:
         )
 
     def _make_room(self, names: Collection[str]) -> None:
-        """For these peers; those that nobody names any more go first."""
+        """Makes room for these peers; those that nobody names any more go first."""
         gone = [name for name in self._peers if name not in names]
         for name in names:
             if name not in self._peers and len(self._peers) >= MOST_PEERS and gone:
@@ -304,7 +304,7 @@ def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
 def _links(
     peers: Mapping[str, _Peer], look: Look, addresses: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Pairs of which either tells something, the busiest first. What goes from a to b is what a
+    """The pairs of which either tells something, the busiest first. What goes from a to b is what a
     sends on its own streams, and what b receives on its own."""
     told: dict[tuple[str, str], dict[str, Any]] = {}
     for name, own in look.answers.items():

@@ -166,7 +166,7 @@ def _stalled(event: Event) -> str:
 
 
 def _put_back(event: Event) -> str:
-    """What was not finite, and how many inner steps that has cost."""
+    """Names what was not finite, and how many inner steps that has cost."""
     what = "parameters" if event.get("fragments") else "moments of the optimizer"
     words = (
         "{what} not finite at step {step}: back to what they were before; {steps} inner steps "

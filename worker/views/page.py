@@ -118,7 +118,7 @@ def _is_shown(request: Request, token: str) -> bool:
 
 
 class _Headers:
-    """What every answer says, refusals too."""
+    """Adds what every answer says, refusals too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -24,7 +24,7 @@ class PagePlace:
 
 
 def page_event(url: str, token_path: Path | None) -> dict[str, object]:
-    """What is logged of it; where readers show a token, its file, never the token."""
+    """The event that is logged; where readers show a token, with its file, never the token."""
     kept = {"token_file": str(token_path)} if token_path else {}
     return new_event("page", url=url, **kept)
 

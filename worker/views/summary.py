@@ -76,7 +76,7 @@ class PeerSummary:
 def summary_of(
     member: Document, own: Document | None, names: Mapping[str, str] | None = None
 ) -> PeerSummary:
-    """What is known of a peer.
+    """Sums up what is known of a peer.
 
     Args:
         member: as another peer, or a coordinator, has it in its status document.
@@ -170,14 +170,14 @@ class SwarmSummary:
 
     @property
     def step(self) -> int:
-        """Of the peer at work that is least far; where none is, of the one that came furthest."""
+        """The step of the peer at work that is least far; else of the one that came furthest."""
         if self.working:
             return min(peer.step for peer in self.working)
         return max((peer.step for peer in self.peers), default=0)
 
     @property
     def steps(self) -> int | None:
-        """Of the whole run."""
+        """The inner steps of the whole run."""
         return max((peer.steps for peer in self.peers if peer.steps), default=None)
 
     @property
@@ -191,7 +191,7 @@ class SwarmSummary:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of all peers together; None where the task does not count in tokens."""
+        """The sum over all peers; None where the task does not count in tokens."""
         told = [peer.tokens_per_s for peer in self.working if peer.tokens_per_s is not None]
         return sum(told) if told else None
 
@@ -251,7 +251,7 @@ def _of(key: str, show: Callable[[Any], str]) -> Cell:
 
 
 def _pace(peer: PeerSummary) -> str | None:
-    """In tokens where the task counts in them, else in samples, else in steps."""
+    """A pace in tokens where the task counts in them, else in samples, else in steps."""
     if peer.tokens_per_s is not None:
         return f"{peer.tokens_per_s:,.0f} tokens"
     if peer.samples_per_s is not None:
