@@ -56,7 +56,7 @@ _member_option = click.option(
 
 @click.command()
 @click.option("--listen", default="127.0.0.1:7600", show_default=True, metavar="HOST:PORT")
-@click.option("--expect", type=click.IntRange(min=1), help="End when so many workers have ended.")
+@click.option("--expect", type=click.IntRange(min=1), help="End when this many have ended.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -189,7 +189,7 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
 @click.option("--text", metavar="PATH", help="A file, folder or glob to learn from.")
 @click.option("--model", metavar="NAME", help="The model: tiny, small or base.")
 @click.option("--device", metavar="NAME", help="A device: cpu, cuda, ...  [default: auto]")
-@click.option("--stages", type=click.IntRange(2), metavar="S", help="Cut the model into so many.")
+@click.option("--stages", type=click.IntRange(2), metavar="S", help="Cut the model into stages.")
 @click.option("--replicas", type=click.IntRange(1), metavar="R", help="The workers of each stage.")
 @click.option("--routing", metavar="NAME", help="A routing: full, random, stochastic or skip.")
 @click.option("--skip", type=float, metavar="SHARE", help="Leave this share out of each route.")
@@ -207,9 +207,7 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
     type=click.Path(path_type=Path, file_okay=False),
     help="The folder for checkpoints, logs and report.  [default: runs/PRESET-TIME]",
 )
-@click.option(
-    "--json", "json_path", metavar="FILE", help="Write the report there too; - is stdout."
-)
+@click.option("--json", "json_path", metavar="FILE", help="Write the report to FILE too.")
 @click.option("--coordinator/--no-coordinator", default=False, help="Start a coordinator too.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoints in --out.")
 @click.option(

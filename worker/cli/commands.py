@@ -83,9 +83,7 @@ class WorkerFlags:
     """The options that `up` and `join` share."""
 
     name: str | None = option("--name", help="Name this peer.  [default: from the host and --out]")
-    listen: str = option(
-        "--listen", default="127.0.0.1:0", help="Listen there; port 0 is a free one."
-    )
+    listen: str = option("--listen", default="127.0.0.1:0", help="Listen on this HOST:PORT.")
     advertise: str | None = option("--advertise", help="Tell others to dial this HOST:PORT.")
     coordinator: str | None = option("--coordinator", help="Use the coordinator at this HOST:PORT.")
     proxy: str | None = option("--proxy", help="Reach others through an HTTP CONNECT proxy.")
@@ -286,7 +284,7 @@ class WorkerFlags:
     type=click.FloatRange(min=0.1),
     default=120.0,
     show_default=True,
-    help="Wait so many seconds for others.",
+    help="Wait this many seconds for others.",
 )
 @options("said", RunFlags)
 @options("flags", WorkerFlags)
@@ -333,7 +331,7 @@ def up(
 @click.option(
     "--wait-s",
     type=click.FloatRange(min=0.1),
-    help="Wait so long where nobody answers, and for the start.  [default: 120 the first time, "
+    help="Wait this long where nobody answers, and for the start.  [default: 120 the first time, "
     "then no end; for the start as long as the others]",
 )
 @options("said", RunFlags)
@@ -443,7 +441,7 @@ def generate(
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="CHECKPOINT")
-@click.option("--stages", type=click.IntRange(1), metavar="S", help="Cut the model into so many.")
+@click.option("--stages", type=click.IntRange(1), metavar="S", help="Cut the model into stages.")
 @click.option("--omit", metavar="2,3", help="Leave these stages out.")
 @click.option(
     "--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True

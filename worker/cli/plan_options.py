@@ -45,7 +45,7 @@ class PlanOptions:
     params: int | None = option("--params", type=_FROM_1, help="Plan for this many parameters.")
     layers: int | None = option("--layers", type=_FROM_1, help="Plan for this many layers.")
     threads: int = option(
-        "--threads", type=_FROM_1, default=1, show_default=True, help="Time with so many threads."
+        "--threads", type=_FROM_1, default=1, show_default=True, help="Time with this many threads."
     )
     as_json: bool = option("--json", is_flag=True, help="Print one JSON object.")
 
@@ -68,7 +68,7 @@ class PlanOptions:
 class StageOptions:
     """The options of `--stages`; None where the file or a default says it."""
 
-    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into so many.")
+    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into stages.")
     replicas: int | None = option("--replicas", type=_FROM_1, help="The replicas of each stage; 2.")
     skip: float | None = option(
         "--skip",
@@ -78,7 +78,7 @@ class StageOptions:
     spread: int | None = option(
         "--spread",
         type=click.IntRange(0),
-        help="Let half of such routes visit so many stages more, and the others fewer; 0.",
+        help="Let half of such routes visit this many stages more, and the others fewer; 0.",
     )
     microbatches: int | None = option(
         "--microbatches", type=_FROM_1, help="The microbatches of each origin; 8."
