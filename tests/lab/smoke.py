@@ -55,6 +55,7 @@ ARGUMENTS = {
     "plan-table": "",
     "same-bits": "",
     "samples": "--seeds 1",
+    "schedule": "--picture {out}/schedule.png",
     "skippipe-deadlock": "--schedules 50",
     "skippipe-omission": "--steps 4 --only full",
     "skippipe-routes": "--only speed",

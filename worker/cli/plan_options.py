@@ -101,19 +101,8 @@ class StageOptions:
         help="The type of activations.",
     )
     model: str | None = option("--model", help="The model: tiny, small or base.")
-    shared_uplinks: bool | None = option(
-        "--shared-uplinks/--own-uplinks",
-        default=None,
-        help="Let a peer's messages leave one after another, or each by its own link.",
-    )
-    effort_s: float | None = option(
-        "--effort", type=_ABOVE_0, metavar="SECONDS", help="The effort of the search; 2."
-    )
     seed: int | None = option(
         "--seed", type=click.IntRange(0), help="The seed of searches and draws; 0."
-    )
-    plot_file: Path | None = option(
-        "--plot", type=click.Path(path_type=Path), help="Draw the schedule."
     )
 
     @property

@@ -14,11 +14,11 @@ from algorithms.skippipe.pipeline import LOSS_RATIO, Floats, Links, Pipeline
 from algorithms.skippipe.route import Rules, visited_stages
 from algorithms.skippipe.routing import ROUTINGS, origins_in_turns, predict
 from algorithms.skippipe.search import EFFORT_S
-from worker.cli.options import check_finite, link_of, write_file
+from worker.cli.options import check_finite, link_of
 from worker.cli.plan_measurements import RECOMPUTED_RATIO, Measurements, VisitTimes, read_links
 from worker.cli.plan_options import PlanOptions, StageOptions
 from worker.cli.plan_stages_cut import StageCuts, StagedModel, cuts_of, staged_model
-from worker.cli.plan_stages_report import RoutingRow, StageCase, StagesReport, draw, print_report
+from worker.cli.plan_stages_report import RoutingRow, StageCase, StagesReport, print_report
 from worker.errors import UsageError
 from worker.pipeline.config import StagesConfig
 
@@ -62,7 +62,17 @@ class StagedRun:
 
 
 def plan_stages(run: StagedRun) -> int:
-    """Predicts, places, prints and draws.
+    """Predicts, places and prints. Raises as `report_of`."""
+    report = report_of(run)
+    if run.given.as_json:
+        click.echo(json.dumps(report.document(), indent=1))
+    else:
+        print_report(report)
+    return 0
+
+
+def report_of(run: StagedRun) -> StagesReport:
+    """Predicts an iteration with each routing, on the proposed placement and on the measured one.
 
     Raises:
         UsageError: an option or a file of measurements, with the fix.
@@ -70,30 +80,18 @@ def plan_stages(run: StagedRun) -> int:
     """
     case = case_of(run)
     proposed = propose_placement(
-        case.swarm,
-        case.sizes,
-        case.rules,
-        case.microbatches,
-        seed=case.seed,
-        shared_uplinks=case.shared_uplinks,
+        case.swarm, case.sizes, case.rules, case.microbatches, seed=case.seed, shared_uplinks=True
     )
     stages = case.known.stages or proposed
     better = None if proposed == stages else _rows(case, case.swarm.pipeline(proposed))
     pipeline = case.swarm.pipeline(stages)
-    report = StagesReport(
+    return StagesReport(
         case=case,
         pipeline=pipeline,
         rows=_rows(case, pipeline),
         proposed=proposed,
         proposed_rows=better,
     )
-    if run.given.as_json:
-        click.echo(json.dumps(report.document(), indent=1))
-    else:
-        print_report(report)
-    if run.staged.plot_file is not None:
-        write_file("--plot", run.staged.plot_file, lambda path: draw(path, report))
-    return 0
 
 
 def _rows(case: StageCase, pipeline: Pipeline) -> dict[str, RoutingRow]:
@@ -108,8 +106,8 @@ def _rows(case: StageCase, pipeline: Pipeline) -> dict[str, RoutingRow]:
                 origins,
                 routing,
                 case.seed + draw,
-                shared_uplinks=case.shared_uplinks,
-                effort_s=case.effort_s,
+                shared_uplinks=True,
+                effort_s=EFFORT_S,
             )
             for draw in range(_RANDOM_DRAWS if routing == "random" else 1)
         )
@@ -120,7 +118,7 @@ def _rows(case: StageCase, pipeline: Pipeline) -> dict[str, RoutingRow]:
 def case_of(run: StagedRun) -> StageCase:
     """Raises UsageError, ConfigError or TaskError, with the fix."""
     options, settings = run.staged, run.config.stages
-    check_finite(options, "skip", "forward_ms", "effort_s", "stage_mib")
+    check_finite(options, "skip", "forward_ms", "stage_mib")
     file = run.given.measurements
     known = _given(run) if file is None else read_links(file)
     stages = _stages(known, run.count, options)
@@ -158,8 +156,6 @@ def case_of(run: StagedRun) -> StageCase:
         swarm=swarm,
         cuts=_cuts(model, max(memory), run),
         source=source,
-        shared_uplinks=_first(options.shared_uplinks, True),
-        effort_s=_first(options.effort_s, EFFORT_S),
         seed=_first(options.seed, 0),
     )
 

@@ -1,10 +1,8 @@
-"""What `murmur plan --stages` found: as a document, as tables, and as a picture."""
+"""What `murmur plan --stages` found: as a document, and as tables."""
 
-import logging
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,20 +10,10 @@ from algorithms.skippipe.assignment import Groups, StageCandidates
 from algorithms.skippipe.pipeline import Pipeline
 from algorithms.skippipe.route import Rules
 from algorithms.skippipe.routing import RoutingPrediction
-from algorithms.skippipe.simulator import Kind
 from protos.figures import count, percent, seconds, size
 from worker.cli.plan_measurements import Measurements
 from worker.cli.plan_stages_cut import StageCuts
 from worker.views.table import text_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_COLOURS = {Kind.FORWARD: "#15466b", Kind.BACKWARD: "#c8553d", Kind.LOSS: "#e0a526"}
-_IDLE = "#eeeeee"
-_ROUTINGS = ("full", "skip")
-_ROW_INCHES, _EDGE_INCHES, _MOST_INCHES = 0.24, 1.0, 40.0
-_NUMBERED_SHARE = 0.011  # of the width that a visit must have for its microbatch to be named
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +28,7 @@ class StageCase:
         swarm: the peers with their costs.
         cuts: the run's own cut, and one that is better; None where layers are not timed.
         source: where the times of visits come from.
-        shared_uplinks, effort_s, seed: as `predict` takes them.
+        seed: as `predict` takes it.
     """
 
     known: Measurements
@@ -50,8 +38,6 @@ class StageCase:
     swarm: StageCandidates
     cuts: StageCuts | None
     source: str
-    shared_uplinks: bool
-    effort_s: float
     seed: int
 
 
@@ -144,7 +130,6 @@ class StagesReport:
             "loss_s": costs.loss_s.tolist(),
             "compute_source": case.source,
             "cut": None if case.cuts is None else case.cuts.document(),
-            "shared_uplinks": case.shared_uplinks,
             "seed": case.seed,
             "not_measured": list(case.known.filled),
             "placement": {
@@ -201,15 +186,14 @@ def summary(report: StagesReport) -> list[str]:
     costs, stages = pipeline.costs, len(pipeline.stages)
     memory = sorted(set(case.swarm.memory))
     holds = f"{memory[0]} to {memory[-1]}" if len(memory) > 1 else str(memory[0])
-    uplinks = "leave one after another" if case.shared_uplinks else "do not delay each other"
     lines = [
         f"{count(stages, 'stage')}, {count(pipeline.peers, 'peer')}; each replica of stage 0 "
         f"begins {count(case.microbatches, 'microbatch')}; "
         f"routes that skip visit {_visits(case.rules)} stages",
         f"a visit: {_span(costs.forward_s)} forward, {_span(costs.backward_s)} backward, "
         f"{_span(costs.loss_s[list(pipeline.stages[0])])} loss, {case.source}",
-        f"a hop: {size(case.swarm.message_bytes)}; messages of a peer {uplinks}; a peer holds "
-        f"{holds} microbatches at most",
+        f"a hop: {size(case.swarm.message_bytes)}; messages of a peer leave one after "
+        f"another; a peer holds {holds} microbatches at most",
     ]
     if case.known.filled:
         gaps = ", ".join(case.known.filled)
@@ -325,75 +309,3 @@ def _visits(rules: Rules) -> str:
 def _span(times_s: Any) -> str:
     least, most = seconds(min(times_s)), seconds(max(times_s))
     return least if least == most else f"{least} to {most}"
-
-
-def draw(path: Path, report: StagesReport) -> None:
-    """Writes a PNG. Raises OSError."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = [report.rows[routing] for routing in _ROUTINGS]
-    height = len(rows) * (_EDGE_INCHES + _ROW_INCHES * report.pipeline.peers)
-    figure = Figure(figsize=(12, min(height, _MOST_INCHES)), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    all_axes = figure.subplots(len(rows), 1, sharex=True)
-    longest_s = max(row.first.iteration_s for row in rows)
-    for axes, row in zip(all_axes, rows, strict=True):
-        _panel(axes, report, row, longest_s)
-    all_axes[-1].set(xlabel="time (s)", xlim=(0, longest_s))
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, ncols=4, loc="outside upper right")
-    figure.savefig(path, format="png")
-
-
-def _panel(axes: "Axes", report: StagesReport, row: RoutingRow, longest_s: float) -> None:
-    """One routing: a row for each peer, stage 0 on top."""
-    pipeline, first = report.pipeline, row.first
-    order = [peer for replicas in pipeline.stages for peer in replicas]
-    everyone = range(len(order))
-    axes.barh(everyone, first.iteration_s, height=0.8, color=_IDLE, label="idle")
-    for kind, colour in _COLOURS.items():
-        bars = [
-            (place, span.start_s, span.end_s - span.start_s)
-            for place, peer in enumerate(order)
-            for span in first.timeline.spans[peer]
-            if span.kind is kind
-        ]
-        places, starts_s, lasts_s = zip(*bars, strict=True)
-        axes.barh(
-            places,
-            lasts_s,
-            left=starts_s,
-            height=0.8,
-            color=colour,
-            edgecolor="white",
-            linewidth=0.4,
-            label=kind.value,
-        )
-    for place, peer in enumerate(order):
-        for span in first.timeline.spans[peer]:
-            if span.end_s - span.start_s > _NUMBERED_SHARE * longest_s:
-                middle_s = (span.start_s + span.end_s) / 2
-                axes.text(
-                    *(middle_s, place, str(span.microbatch)),
-                    color="white",
-                    fontsize=6,
-                    ha="center",
-                    va="center_baseline",
-                )
-    below = 0
-    for replicas in pipeline.stages[:-1]:
-        below += len(replicas)
-        axes.axhline(below - 0.5, color="#888888", linewidth=0.6)
-    names = report.case.known.names
-    axes.set_yticks(everyone, [f"stage {pipeline.stage_of[p]}  {names[p]}" for p in order])
-    axes.set_ylim(len(order) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.set_title(
-        f"{first.routing}: {first.iteration_s:.3g} s, peers compute "
-        f"{_whole(row.mean_utilization)} of the time",
-        loc="left",
-        fontsize=10,
-    )
-    axes.spines[["top", "right", "left"]].set_visible(False)

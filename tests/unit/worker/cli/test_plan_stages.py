@@ -1,4 +1,4 @@
-"""`murmur plan --stages`: what it predicts, prints, draws and refuses."""
+"""`murmur plan --stages`: what it predicts, prints and refuses."""
 
 import itertools
 import json
@@ -16,7 +16,6 @@ from worker.cli.plan import plan
 from worker.cli.timing import Repetitions
 
 BY_HAND = ("--forward-ms", "100", "--activation-bytes", "125000")
-QUICK = ("--effort", "0.02")
 FEW = ("--replicas", "1", "--microbatches", "4")
 ONCE = Repetitions(untimed=1, fewest=1, most=1, enough_s=0.0)
 LINKS = "5mbit,delay=100ms; 100mbit,delay=5ms; 20mbit,delay=30ms; 50mbit,delay=10ms"
@@ -39,6 +38,7 @@ MEASURED: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("worker.cli.plan_stages.EFFORT_S", 0.02)
     (tmp_path / "text.txt").write_text("some text to learn from. " * 200)
     return tmp_path
 
@@ -59,7 +59,7 @@ def printed(*args: str) -> str:
 
 
 def document(*args: str) -> dict[str, Any]:
-    return json.loads(printed(*args, *QUICK, "--json"))
+    return json.loads(printed(*args, "--json"))
 
 
 def refused(*args: str) -> str:
@@ -122,14 +122,6 @@ def test_every_routing_is_told_with_its_routes() -> None:
     assert rows["skip"]["search"]["first_s"] >= rows["skip"]["iteration_s"]
 
 
-@pytest.mark.usefixtures("placed_in_order")
-def test_messages_share_a_line_unless_it_is_denied() -> None:
-    arguments = (*BY_HAND, "--forward-ms", "1", "--stages", "3", "--link", "5mbit")
-    shared, own = document(*arguments), document(*arguments, "--own-uplinks")
-    assert (shared["shared_uplinks"], own["shared_uplinks"]) == (True, False)
-    assert by_routing(own)["full"]["iteration_s"] < by_routing(shared)["full"]["iteration_s"]
-
-
 def test_the_slow_line_is_kept_away_from_stage_0() -> None:
     found = document(*BY_HAND, "--stages", "2", "--link", LINKS)
     assert "w0" not in found["placement"]["stages"][0]
@@ -147,7 +139,7 @@ def test_peers_that_do_not_divide_evenly_go_where_most_visits_are() -> None:
 
 
 def test_the_table_is_readable_in_a_pipe() -> None:
-    text = printed(*BY_HAND, *QUICK, "--stages", "4", "--link", f"{LINKS};{LINKS}")
+    text = printed(*BY_HAND, "--stages", "4", "--link", f"{LINKS};{LINKS}")
     lines = text.splitlines()
     assert lines[0] == (
         "4 stages, 8 peers; each replica of stage 0 begins 8 microbatches; routes that skip visit "
@@ -160,16 +152,6 @@ def test_the_table_is_readable_in_a_pipe() -> None:
     assert "routes of skip" in text
     assert "random: mean of 20 draws" in text
     assert "\x1b" not in text
-
-
-def test_the_same_seed_gives_the_same_bytes() -> None:
-    outputs = []
-    for name in ("a.png", "b.png"):
-        arguments = (*BY_HAND, *QUICK, "--stages", "3", "--link", LINKS, "--seed", "5")
-        outputs.append(printed(*arguments, "--plot", name))
-    assert outputs[0] == outputs[1]
-    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
-    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.usefixtures("placed_in_order")
@@ -221,21 +203,11 @@ def test_what_is_not_measured_is_the_median_of_the_rest_and_told() -> None:
     assert found["memory"] == [2, 4, 7, 4]
     assert found["forward_s"] == [0.1, 0.2, 0.3, 0.2]
     assert found["backward_s"] == pytest.approx([0.25, 0.5, 0.75, 0.5])
-    text = printed("--links", "links.json", *QUICK)
+    text = printed("--links", "links.json")
     assert (
         "not measured: 1 of 12 latencies, 1 of 4 forward times, 1 of 4 memories; the median of "
         "the others stands for them"
     ) in text
-
-
-@pytest.mark.usefixtures("placed_in_order")
-def test_a_file_is_predicted_with_the_lines_that_a_run_plans_with() -> None:
-    """Messages of a peer leave by one line, one after another, or each by its own."""
-    path = measured(microbatches=8, memory=[8] * 4, rate_bytes_per_s=[[2e5] * 4] * 4)
-    shared, own = document("--links", path), document("--links", path, "--own-uplinks")
-    assert (shared["shared_uplinks"], own["shared_uplinks"]) == (True, False)
-    for routing, row in by_routing(shared).items():
-        assert row["iteration_s"] > by_routing(own)[routing]["iteration_s"]
 
 
 @pytest.mark.usefixtures("placed_in_order")
@@ -256,10 +228,9 @@ def test_the_documented_file_is_one() -> None:
 @pytest.mark.usefixtures("placed_in_order")
 def test_flags_win_over_the_file() -> None:
     flags = ("--memory", "1", "--microbatches", "3", "--forward-ms", "10")
-    found = document("--links", measured(), *flags, "--activation-bytes", "9", "--own-uplinks")
+    found = document("--links", measured(), *flags, "--activation-bytes", "9")
     assert (found["memory"], found["microbatches"]) == ([1] * 4, 3)
     assert (found["forward_s"], found["activation_bytes"]) == ([0.01] * 4, 9)
-    assert found["shared_uplinks"] is False
 
 
 def test_a_better_placement_is_told_beside_the_one_that_is() -> None:
@@ -280,7 +251,7 @@ def test_a_better_placement_is_told_beside_the_one_that_is() -> None:
     assert [sorted(name[0] for name in stage) for stage in better["stages"]] == [["a", "b"]] * 3
     skip_s = by_routing(better)["skip"]["iteration_s"]
     assert skip_s < 0.5 * by_routing(found)["skip"]["iteration_s"]
-    text = printed("--links", "links.json", *QUICK)
+    text = printed("--links", "links.json")
     assert "placed better" in text
     assert "placement: with the better one, skip takes" in text
 
@@ -288,7 +259,7 @@ def test_a_better_placement_is_told_beside_the_one_that_is() -> None:
 def test_where_none_is_better_that_is_told() -> None:
     alike = {"forward_s": [0.1] * 4, "backward_s": [0.2] * 4, "loss_s": [0.05] * 4}
     assert document("--links", measured(**alike))["better_placement"] is None
-    assert "placement: none better was found" in printed("--links", "links.json", *QUICK)
+    assert "placement: none better was found" in printed("--links", "links.json")
 
 
 def test_without_stages_in_the_file_peers_are_placed() -> None:
@@ -326,7 +297,6 @@ def test_what_the_file_does_not_say_is_asked_for(changes: dict[str, Any], words:
         (["--link", "9mbit", "--stages", "2", "--peers", "4"], "--peers does not go with --stages"),
         (["--link", "9mbit", "--stages", "2", "--step-time", "1"], "--step-time does not go with"),
         (["--link", "9mbit", "--skip", "0.5"], "--skip is about stages; add --stages N"),
-        (["--link", "9mbit", "--plot", "a.png"], "--plot is about stages; add --stages N"),
         (["--link", "9mbit", "--stages", "2", "--model", "tiny"], "--model is not used: the bytes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -342,7 +312,6 @@ def test_flags_that_contradict_the_file_are_one_line() -> None:
     )
     assert "--replicas: the file says who serves which" in refused(*file, "--replicas", "2")
     assert "links.json has all links; leave the other" in refused(*file, "--link", "9mbit")
-    assert "--plot missing/a.png: No such file" in refused(*file, *QUICK, "--plot", "missing/a.png")
 
 
 def test_more_stages_than_layers_are_refused_with_the_way_out() -> None:
@@ -363,7 +332,7 @@ def test_values_out_of_range_are_usage(args: list[str]) -> None:
 @pytest.mark.usefixtures("placed_in_order")
 def test_unequal_routes_are_told_as_such() -> None:
     Path("run.toml").write_text('[stages]\ncount = 6\nrouting = "skip"\nskip = 0.33\nspread = 1\n')
-    arguments = ("run.toml", *BY_HAND, *QUICK, *FEW, "--link", "20mbit")
+    arguments = ("run.toml", *BY_HAND, *FEW, "--link", "20mbit")
     found = document(*arguments)
     assert (found["visited"], found["spread"]) == (4, 1)
     for name, lengths in (("full", {6}), ("random", {3, 4, 5}), ("skip", {3, 4, 5})):

@@ -170,6 +170,7 @@ def test_what_autograd_keeps_is_counted_once_and_without_parameters() -> None:
 @pytest.fixture(autouse=True)
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("worker.cli.plan_stages.EFFORT_S", 0.02)
     (tmp_path / "text.txt").write_text("some text to learn from. " * 200)
 
 
@@ -180,7 +181,7 @@ def slow_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.cli.plan_stages_cut._sweep", lambda *_: next(sweeps))
 
 
-ARGS = ("--set", "task.text=text.txt", "--link", "20mbit", "--effort", "0.02")
+ARGS = ("--set", "task.text=text.txt", "--link", "20mbit")
 
 
 def document(*args: str) -> dict[str, Any]:
@@ -235,7 +236,7 @@ def test_layers_of_a_run_of_other_stages_are_not_planned_with(
 
 
 def test_a_cut_of_the_run_says_nothing_of_skips() -> None:
-    given = ("--forward-ms", "9", "--link", "20mbit", "--effort", "0.02", "--json")
+    given = ("--forward-ms", "9", "--link", "20mbit", "--json")
     layers = ("--set", "stages.layers=[1,1,1,1]", "--activation-bytes", "9")
     found = json.loads(commands.printed(plan, *given, "--stages", "4", *layers))
     assert found["skip"] == 0.25
