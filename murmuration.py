@@ -21,8 +21,8 @@ import sys
 from types import ModuleType
 
 try:
-    from protos.identity import IdentityError
-    from worker.errors import (
+    from murmuration.protos.identity import IdentityError
+    from murmuration.worker.errors import (
         CheckpointError,
         ConfigError,
         ManifestRefused,
@@ -33,10 +33,10 @@ try:
         TextError,
         UsageError,
     )
-    from worker.library.swarm import Swarm
-    from worker.library.terms import add_arguments
-    from worker.training.optimizers import Muon
-    from worker.transport import AddressInUse, TransportError
+    from murmuration.worker.library.swarm import Swarm
+    from murmuration.worker.library.terms import add_arguments
+    from murmuration.worker.training.optimizers import Muon
+    from murmuration.worker.transport import AddressInUse, TransportError
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package not in ("algorithms", "protos", "worker"):
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> ModuleType:
     if name not in _ADAPTERS:
         raise AttributeError(f"module 'murmuration' has no attribute {name!r}")
     try:
-        return importlib.import_module(f"worker.library.{name}")
+        return importlib.import_module(f"murmuration.worker.library.{name}")
     except ModuleNotFoundError as error:
         raise ImportError(
             f"murmuration.{name} needs {error.name}: pip install 'murmuration[{name}]'"

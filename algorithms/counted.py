@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms.fragments import Ranges, union
+from murmuration.algorithms.fragments import Ranges, union
 
 RECORDED_ROUNDS = 16  # of each fragment: a peer may be so far behind, and still be told
 REMEMBERED_ROUNDS = 2  # of this peer's contributions: a difference is repaired within one

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
-from algorithms.counted import (
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.counted import (
     REMEMBERED_ROUNDS,
     History,
     Part,
@@ -27,7 +27,7 @@ from algorithms.counted import (
     recorded,
     to_plain,
 )
-from algorithms.diloco import (
+from murmuration.algorithms.diloco import (
     carry_over,
     go_on_with_integers,
     keep_unsent,
@@ -35,9 +35,9 @@ from algorithms.diloco import (
     take_integers,
     take_mean,
 )
-from algorithms.fragments import Ranges, complement, union
-from algorithms.noloco import relative_distance
-from algorithms.plan import Plan
+from murmuration.algorithms.fragments import Ranges, complement, union
+from murmuration.algorithms.noloco import relative_distance
+from murmuration.algorithms.plan import Plan
 
 
 @dataclass(frozen=True)

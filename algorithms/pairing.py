@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-from algorithms.reducers import Pair, ranking
+from murmuration.algorithms.reducers import Pair, ranking
 
 
 def membership_epoch(peers: Iterable[str]) -> int:

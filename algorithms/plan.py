@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from algorithms.codecs import codec_by_name, has_few_bits
-from algorithms.diloco import MeanOver, Nesterov
-from algorithms.fragments import (
+from murmuration.algorithms.codecs import codec_by_name, has_few_bits
+from murmuration.algorithms.diloco import MeanOver, Nesterov
+from murmuration.algorithms.fragments import (
     PIECE_ELEMENTS,
     Fragment,
     TensorSpec,
@@ -17,8 +17,8 @@ from algorithms.fragments import (
     pieces,
     shard_bounds,
 )
-from algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
-from algorithms.schedule import Schedule
+from murmuration.algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
+from murmuration.algorithms.schedule import Schedule
 
 Exchange = Literal["mean", "pairs", "none"]
 Payload = Literal["pseudo_gradient", "gradient"]
@@ -224,7 +224,7 @@ class Plan:
 
     @property
     def compares_norms(self) -> bool:
-        """Whether contributions come with their norms (`algorithms.robust`)."""
+        """Whether contributions come with their norms (`murmuration.algorithms.robust`)."""
         return (self.exchange, self.payload) == ("mean", "pseudo_gradient")
 
     @property

@@ -6,7 +6,7 @@ it then. `murmur simulate` knows one preset of each way to exchange.
 
 from dataclasses import replace
 
-from algorithms.plan import Plan
+from murmuration.algorithms.plan import Plan
 
 _DILOCO = Plan()
 

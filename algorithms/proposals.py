@@ -19,11 +19,16 @@ Ref: arXiv:2501.18512 (H and tau).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
-from algorithms.codecs import CODECS, bits_per_value, has_few_bits
-from algorithms.link import Link
-from algorithms.plan import Plan
-from algorithms.utilization import PlanPrediction, most_utilization, needed_mbps, predict
-from algorithms.workload import Workload, rounds_of
+from murmuration.algorithms.codecs import CODECS, bits_per_value, has_few_bits
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.utilization import (
+    PlanPrediction,
+    most_utilization,
+    needed_mbps,
+    predict,
+)
+from murmuration.algorithms.workload import Workload, rounds_of
 
 MAX_INNER_STEPS = 500
 _PERIODS = (

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from algorithms.codecs import Codec, codec_by_name
-from algorithms.diloco import (
+from murmuration.algorithms.codecs import Codec, codec_by_name
+from murmuration.algorithms.diloco import (
     carry_over,
     go_on_with_integers,
     keep_unsent,
@@ -22,10 +22,17 @@ from algorithms.diloco import (
     take_integers,
     take_mean,
 )
-from algorithms.fragments import Fragment
-from algorithms.pairing import groups, membership_epoch
-from algorithms.plan import Plan
-from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios, taken_out
+from murmuration.algorithms.fragments import Fragment
+from murmuration.algorithms.pairing import groups, membership_epoch
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.robust import (
+    NORM_LIMIT,
+    aggregate,
+    norm,
+    norm_factors,
+    norm_ratios,
+    taken_out,
+)
 
 
 class TrainedReplica(Protocol):

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from algorithms.diloco import MeanOver, mean_in_order
+from murmuration.algorithms.diloco import MeanOver, mean_in_order
 
 Aggregation = Literal["mean", "trimmed"]
 AGGREGATIONS: tuple[Aggregation, ...] = ("mean", "trimmed")

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.link import Link
-from algorithms.plan import Plan
-from algorithms.workload import PlannedRounds, Workload, rounds_of
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.workload import PlannedRounds, Workload, rounds_of
 
 Floats = npt.NDArray[np.float64]
 

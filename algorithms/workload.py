@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from algorithms.codecs import codec_by_name
-from algorithms.fragments import Fragment, TensorSpec, layer_of, partition
-from algorithms.plan import Plan
-from algorithms.schedule import Schedule
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.fragments import Fragment, TensorSpec, layer_of, partition
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.schedule import Schedule
 
 _OUTSIDE = "outside"
 
@@ -42,7 +42,7 @@ class Workload:
         return sum(self.layers) + self.outside
 
     def fragments(self, count: int, pattern: str = "strided") -> tuple[Fragment, ...]:
-        """The fragments that `algorithms.fragments.partition` makes of such a model.
+        """The fragments that `murmuration.algorithms.fragments.partition` makes of such a model.
 
         Raises:
             ValueError: fewer layers than fragments, or an unknown pattern.

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator import Failure
-from coordinator.links import MEANS
-from protos.addresses import is_loopback, split_address, with_host
-from protos.completion import TRACKERS, complete_preset, complete_setting
-from protos.events import int_of, new_event
-from protos.exit_codes import ExitCode
-from worker.views import PagePlace
+from murmuration.coordinator import Failure
+from murmuration.coordinator.links import MEANS
+from murmuration.protos.addresses import is_loopback, split_address, with_host
+from murmuration.protos.completion import TRACKERS, complete_preset, complete_setting
+from murmuration.protos.events import int_of, new_event
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.worker.views import PagePlace
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from coordinator.launcher.launch import Launch
-    from protos.identity import Authority, Identity
+    from murmuration.coordinator.launcher.launch import Launch
+    from murmuration.protos.identity import Authority, Identity
 
 _PLAIN_WIDTH = 160
 
@@ -81,9 +81,9 @@ def coordinator(
     identity, authority = _identity_for(out, public=not is_loopback(host), insecure=insecure)
     import asyncio
 
-    from coordinator.rendezvous.server import CoordinatorRun
-    from coordinator.report.results import leave_results
-    from coordinator.report.terminal import Screen
+    from murmuration.coordinator.rendezvous.server import CoordinatorRun
+    from murmuration.coordinator.report.results import leave_results
+    from murmuration.coordinator.report.terminal import Screen
 
     began_s = time.monotonic()
     if authority is not None and not as_json:
@@ -127,9 +127,9 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     it prints a line each time. With --json each line is a JSON object.
     """
     _check_address(address)
-    from coordinator.report.status import Swarm, ask
-    from coordinator.report.terminal import print_status, screen_for, watch
-    from protos.identity import member_identity
+    from murmuration.coordinator.report.status import Swarm, ask
+    from murmuration.coordinator.report.terminal import print_status, screen_for, watch
+    from murmuration.protos.identity import member_identity
 
     identity = member_identity(run) if run is not None else None
     if watches:
@@ -155,8 +155,8 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
     RUN is the folder of `murmur swarm` or of one of the run's workers. HOST:PORT is any live peer:
     then the report is about what its peers say now.
     """
-    from coordinator.report.results import report_of_folder, report_of_swarm
-    from protos.identity import member_identity
+    from murmuration.coordinator.report.results import report_of_folder, report_of_swarm
+    from murmuration.protos.identity import member_identity
 
     console = None if as_json or quiet else _console()
     if Path(target).is_dir():
@@ -233,7 +233,7 @@ def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     The workers are processes with sockets on loopback, or on links as slow as --link says. Ctrl-C
     saves, stops and still reports.
     """
-    from coordinator.launcher.launch import Launch
+    from murmuration.coordinator.launcher.launch import Launch
 
     if options["resume"] and out is None:
         raise Failure(
@@ -249,7 +249,7 @@ def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     )
     launch.check()
     launch = _checked_by_worker(launch)
-    from coordinator.launcher.swarm import run_swarm
+    from murmuration.coordinator.launcher.swarm import run_swarm
 
     to_stdout = json_path == "-"
     path = Path(json_path) if json_path and not to_stdout else None
@@ -265,7 +265,7 @@ def _checked_by_worker(launch: "Launch") -> "Launch":
     request = launch.request()
     if not (request["settings"] or request["config"] or launch.preset):
         return launch  # the defaults
-    from coordinator.launcher.launch import ask_worker
+    from murmuration.coordinator.launcher.launch import ask_worker
 
     answer = ask_worker(request)
     stages = int_of(answer, "stages")
@@ -324,7 +324,7 @@ def _identity_for(
 ) -> "tuple[Identity | None, Authority | None]":
     """The coordinator's certificate and, if its run begins here, the run's key; neither where
     nothing is encrypted. Raises IdentityError."""
-    from protos.identity import Authority, Identity, IdentityError, Role
+    from murmuration.protos.identity import Authority, Identity, IdentityError, Role
 
     if insecure:
         return None, None

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import zstandard
 
-from protos.text import shown
+from murmuration.protos.text import shown
 
 # The largest of each kind, uncompressed.
 MANIFEST_BYTES = 1024 * 1024

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from protos.figures import percent, seconds
+from murmuration.protos.figures import percent, seconds
 
 EVENTS = "events.jsonl"  # the log, in a worker's folder
 NO_END = 1 << 40  # steps of a run that ends when its loops do

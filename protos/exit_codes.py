@@ -1,5 +1,5 @@
 """The exit codes of every command and worker, as docs/commands.md lists them, and the base of the
-errors that have one. `worker.errors` draws the tree of all."""
+errors that have one. `murmuration.worker.errors` draws the tree of all."""
 
 from enum import IntEnum
 from signal import SIGINT, Signals

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from protos.text import shown
+from murmuration.protos.text import shown
 
 T = TypeVar("T")
 _MOST_DECIMALS = 6

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import xxhash
 
-from protos.documents import MANIFEST_BYTES, BadDocument, unpack
+from murmuration.protos.documents import MANIFEST_BYTES, BadDocument, unpack
 
 _MAX_SHOWN = 60
 

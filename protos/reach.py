@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
 
-from protos.addresses import join_address, split_address, split_relayed
+from murmuration.protos.addresses import join_address, split_address, split_relayed
 
 LOOK_UP_S = 3.0  # a name server that does not answer holds a caller up for longer than a user waits
 _GOOD_FOR_S = 10.0  # what a name server has said
@@ -257,7 +257,7 @@ def is_encrypted_run(address: str, timeout_s: float = _HANDSHAKE_S) -> bool:
             context.wrap_socket(plain) as encrypted,
         ):
             shown = encrypted.getpeercert(binary_form=True)
-        from protos.identity import is_of_a_run
+        from murmuration.protos.identity import is_of_a_run
 
         return shown is not None and is_of_a_run(shown)
     return False

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from protos.addresses import is_loopback, is_wildcard, split_address
-from protos.reach import Places, UnknownName, resolved
-from worker.errors import ConfigError
+from murmuration.protos.addresses import is_loopback, is_wildcard, split_address
+from murmuration.protos.reach import Places, UnknownName, resolved
+from murmuration.worker.errors import ConfigError
 
 # Of no machine (RFC 5737, RFC 3849): what leads there is the default route.
 _ELSEWHERE = ("198.51.100.1:9", "[2001:db8::1]:9")

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from protos.text import shown
-from worker.config import (
+from murmuration.protos.text import shown
+from murmuration.worker.config import (
     ADVISED,
     CODEC_NAMES,
     LOCAL,
@@ -21,8 +21,8 @@ from worker.config import (
     read_all,
     to_document,
 )
-from worker.errors import ConfigError, ManifestRefused, UsageError
-from worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
+from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
+from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 
 
 def join_config(

@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protos.identity import Authority, Identity
-from worker.catchup.bootstrap import JoinConfig
-from worker.exchange.allreduce.residuals import Residuals
-from worker.exchange.context import Offload
-from worker.exchange.types import View
-from worker.leases import Ledger
-from worker.pipeline.context import StageCounts
-from worker.training.inbox import Begin
-from worker.views import PagePlace
+from murmuration.protos.identity import Authority, Identity
+from murmuration.worker.catchup.bootstrap import JoinConfig
+from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.context import Offload
+from murmuration.worker.exchange.types import View
+from murmuration.worker.leases import Ledger
+from murmuration.worker.pipeline.context import StageCounts
+from murmuration.worker.training.inbox import Begin
+from murmuration.worker.views import PagePlace
 
 
 class Component(Protocol):

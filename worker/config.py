@@ -25,16 +25,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from algorithms.codecs import CODECS
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
-from protos.completion import TRACKERS
-from worker.errors import ConfigError
-from worker.exchange.types import ExchangeConfig, RoundConfig
-from worker.membership import MembershipConfig
-from worker.pipeline.config import StagesConfig
-from worker.tasks import SharesSamples, Task, TaskError, load_task
-from worker.training.config import KSEED, CheckpointConfig, InnerConfig
+from murmuration.algorithms.codecs import CODECS
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos.completion import TRACKERS
+from murmuration.worker.errors import ConfigError
+from murmuration.worker.exchange.types import ExchangeConfig, RoundConfig
+from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.tasks import SharesSamples, Task, TaskError, load_task
+from murmuration.worker.training.config import KSEED, CheckpointConfig, InnerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

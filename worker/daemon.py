@@ -14,44 +14,44 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from protos.events import new_event
-from protos.exit_codes import ExitCode
-from protos.files import RESULTS
-from protos.identity import Identity
-from worker.component import NodeConfig
-from worker.config import Config, task_of
-from worker.errors import CheckpointError, MurmurError, UsageError
-from worker.exchange.allreduce.residuals import Residuals
-from worker.folder import Announce, EventLog, alone_in, leave_json
-from worker.identity import Credentials
-from worker.iothread import IOThread
-from worker.leases.types import LeaseMessage
-from worker.library.share import Shares
-from worker.manifest import Manifest
-from worker.pipeline.lifecycle import StageLifecycle
-from worker.pipeline.part import fragments_of, part_of
-from worker.session import AWAIT_OTHERS_S, Session
-from worker.supervision import (
+from murmuration.protos.events import new_event
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.files import RESULTS
+from murmuration.protos.identity import Identity
+from murmuration.worker.component import NodeConfig
+from murmuration.worker.config import Config, task_of
+from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
+from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.folder import Announce, EventLog, alone_in, leave_json
+from murmuration.worker.identity import Credentials
+from murmuration.worker.iothread import IOThread
+from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.library.share import Shares
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.pipeline.lifecycle import StageLifecycle
+from murmuration.worker.pipeline.part import fragments_of, part_of
+from murmuration.worker.session import AWAIT_OTHERS_S, Session
+from murmuration.worker.supervision import (
     Systemd,
     allow_open_files,
     few_open_files,
     leaving_on,
     return_large_blocks,
 )
-from worker.tasks import Batch, Cursor, SharesSamples, Warns
-from worker.training import checkpoint
-from worker.training.checkpoint import any_in
-from worker.training.config import KSEED
-from worker.training.device import chosen_device
-from worker.training.evaluation import PeriodicEvaluation
-from worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
-from worker.training.initial import load_initial
-from worker.training.loop import Trainer
-from worker.training.model import trained_parameters
-from worker.training.outer_state import plain_state, refusal
-from worker.training.result import build_result
-from worker.training.saving import Saver
-from worker.transport.grpc import GrpcTransport
+from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.checkpoint import any_in
+from murmuration.worker.training.config import KSEED
+from murmuration.worker.training.device import chosen_device
+from murmuration.worker.training.evaluation import PeriodicEvaluation
+from murmuration.worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
+from murmuration.worker.training.initial import load_initial
+from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.model import trained_parameters
+from murmuration.worker.training.outer_state import plain_state, refusal
+from murmuration.worker.training.result import build_result
+from murmuration.worker.training.saving import Saver
+from murmuration.worker.transport.grpc import GrpcTransport
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class WorkerOptions:
     listen: `host:port` to serve.
     device: where the model is trained, as `--device` names it.
     leave_on: a file or a URL that tells when this machine will go away, as
-        `worker.supervision.is_noticed` takes it.
+        `murmuration.worker.supervision.is_noticed` takes it.
     rebuilds: whether the stage is made from its neighbours, since no peer that served it is left.
     identity: what the peer proves itself by; None: nothing is encrypted.
     proxy: `host:port` of an HTTP CONNECT proxy to reach others through.

@@ -1,6 +1,6 @@
 """The errors that are meant for a user: one line each, and an exit code of the command.
 
-    MurmurError             1   protos.exit_codes
+    MurmurError             1   murmuration.protos.exit_codes
         UsageError          2   an argument
         ConfigError         3   the TOML, --set or a flag
         TaskError           4   the task cannot be loaded as asked
@@ -9,8 +9,8 @@
         PeersUnreachable    6   nobody answers, or too few came
         CheckpointError     8   none can be used
         NotDialled          9   others cannot dial this peer
-        IdentityError      10   protos.identity: the run does not let this peer in
-        TransportError      6   worker.transport: bytes did not arrive
+        IdentityError      10   murmuration.protos.identity: the run does not let this peer in
+        TransportError      6   murmuration.worker.transport: bytes did not arrive
             Unreachable     6   the peer does not answer, or the link broke
                 Untrusted   6   one side does not take the other's certificate
             Refused         6   a handler does not take what it was sent
@@ -18,10 +18,10 @@
             AddressInUse    7   this process cannot listen there
 
 `murmuration` has all but the kinds of Unreachable and Refused. A message from a peer ends nothing,
-whatever it holds: that is `worker.wire.WireError`, which no user meets.
+whatever it holds: that is `murmuration.worker.wire.WireError`, which no user meets.
 """
 
-from protos.exit_codes import ExitCode, MurmurError
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 
 __all__ = [
     "CheckpointError",

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from protos.events import EVENTS, new_event
-from protos.files import LineLog, write_atomically
-from worker.errors import ConfigError, MurmurError
+from murmuration.protos.events import EVENTS, new_event
+from murmuration.protos.files import LineLog, write_atomically
+from murmuration.worker.errors import ConfigError, MurmurError
 
 _LOCK, _ROOM = ".lock", ".room"
 _ROOM_BYTES = 64 * 1024

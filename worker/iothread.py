@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from worker.loopthread import LoopThread
-from worker.node import Node
-from worker.training.inbox import Mailbox, Stop, ToIO
+from murmuration.worker.loopthread import LoopThread
+from murmuration.worker.node import Node
+from murmuration.worker.training.inbox import Mailbox, Stop, ToIO
 
 _END_S = 10.0
 

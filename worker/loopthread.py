@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from protos.events import new_event
+from murmuration.protos.events import new_event
 
 T = TypeVar("T")
 

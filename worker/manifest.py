@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.fragments import TensorSpec
-from protos.documents import MANIFEST_BYTES, pack
-from protos.manifest import agreed, in_key_order, run_hash
-from worker.config import ADVISED, RUN_WIDE, Config, parse_config, to_document
-from worker.wire import WireError, unpack_document
+from murmuration.algorithms.fragments import TensorSpec
+from murmuration.protos.documents import MANIFEST_BYTES, pack
+from murmuration.protos.manifest import agreed, in_key_order, run_hash
+from murmuration.worker.config import ADVISED, RUN_WIDE, Config, parse_config, to_document
+from murmuration.worker.wire import WireError, unpack_document
 
 PROTOCOL = 8
 

@@ -12,25 +12,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from protos import murmuration_pb2 as pb
-from protos.figures import duration
-from protos.identity import Identity, IdentityError, Role, Token
-from protos.identity.authority import TRIAL
-from protos.identity.certificates import key_to_pem, new_key, request_for
-from protos.manifest import first_difference
-from protos.reach import CHECK_ADDRESS, GIVE_TOKEN, is_encrypted_run
-from protos.text import shown
-from worker import wire
-from worker.config import Config
-from worker.errors import ManifestRefused, MurmurError, PeersUnreachable
-from worker.loopthread import LoopThread
-from worker.manifest import PROTOCOL, Manifest
-from worker.remembered import NOTHING, Remembered
-from worker.transport import TransportError, Untrusted
-from worker.transport.grpc import GrpcTransport
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.figures import duration
+from murmuration.protos.identity import Identity, IdentityError, Role, Token
+from murmuration.protos.identity.authority import TRIAL
+from murmuration.protos.identity.certificates import key_to_pem, new_key, request_for
+from murmuration.protos.manifest import first_difference
+from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, is_encrypted_run
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.config import Config
+from murmuration.worker.errors import ManifestRefused, MurmurError, PeersUnreachable
+from murmuration.worker.loopthread import LoopThread
+from murmuration.worker.manifest import PROTOCOL, Manifest
+from murmuration.worker.remembered import NOTHING, Remembered
+from murmuration.worker.transport import TransportError, Untrusted
+from murmuration.worker.transport.grpc import GrpcTransport
 
 if TYPE_CHECKING:
-    from worker.pipeline.config import StagesConfig
+    from murmuration.worker.pipeline.config import StagesConfig
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ class Newcomer:
         self, address: str, stages: "StagesConfig", identity: Identity | None
     ) -> int:
         """Asks a peer, or by way of a coordinator one, who serves what. Raises PeersUnreachable."""
-        from worker.pipeline.rebalancing import members_at, slowest_stage
+        from murmuration.worker.pipeline.rebalancing import members_at, slowest_stage
 
         async def members() -> Sequence[object]:
             return await members_at(self._client, address)

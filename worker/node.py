@@ -13,29 +13,29 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from algorithms.codecs import codec_by_name
-from algorithms.fragments import Fragment
-from protos import murmuration_pb2 as pb
-from protos.addresses import join_address, split_address
-from protos.events import Warnings, new_event
-from protos.identity import Identity, Renewal
-from protos.text import shown
-from worker import wire
-from worker.catchup.bootstrap import Bootstrap
-from worker.catchup.state_transfer import HeldStates, serve_states
-from worker.component import Component, Environment, NodeConfig, Rounds
-from worker.config import Config
-from worker.exchange.allreduce.contributor import Contributor
-from worker.exchange.allreduce.final_average import FinalAverage
-from worker.exchange.allreduce.reducer import Reducer
-from worker.exchange.arrivals import Arrivals
-from worker.exchange.compression import Compression
-from worker.exchange.context import Context
-from worker.exchange.pairwise.pairs import Pairs
-from worker.exchange.types import View
-from worker.identity import Expulsions, Gate, KeyHolders, SignedWords
-from worker.leases.io import LeaseService
-from worker.leases.types import (
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.fragments import Fragment
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import join_address, split_address
+from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.identity import Identity, Renewal
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.catchup.bootstrap import Bootstrap
+from murmuration.worker.catchup.state_transfer import HeldStates, serve_states
+from murmuration.worker.component import Component, Environment, NodeConfig, Rounds
+from murmuration.worker.config import Config
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.allreduce.final_average import FinalAverage
+from murmuration.worker.exchange.allreduce.reducer import Reducer
+from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.compression import Compression
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.pairwise.pairs import Pairs
+from murmuration.worker.exchange.types import View
+from murmuration.worker.identity import Expulsions, Gate, KeyHolders, SignedWords
+from murmuration.worker.leases.io import LeaseService
+from murmuration.worker.leases.types import (
     BlockBegun,
     EpochEnded,
     LeaseMessage,
@@ -44,26 +44,26 @@ from worker.leases.types import (
     Starved,
     StreamOpened,
 )
-from worker.manifest import Manifest
-from worker.membership import (
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import (
     Digest,
     Member,
     MemberLimits,
     Membership,
     Phase,
 )
-from worker.membership.coordinator_client import CoordinatorClient
-from worker.membership.first_contact import FirstContact
-from worker.membership.io import GossipService
-from worker.membership.swim import MAX_MEMBERS
-from worker.pipeline.context import StageContext
-from worker.pipeline.node import StageNode
-from worker.relay.io import RelayedPeer
-from worker.relay.service import RelayService
-from worker.relay.table import RelayLimits, RelayTable
-from worker.relay.tunnels import Tunnels
-from worker.server import NodeServer
-from worker.status import (
+from murmuration.worker.membership.coordinator_client import CoordinatorClient
+from murmuration.worker.membership.first_contact import FirstContact
+from murmuration.worker.membership.io import GossipService
+from murmuration.worker.membership.swim import MAX_MEMBERS
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.node import StageNode
+from murmuration.worker.relay.io import RelayedPeer
+from murmuration.worker.relay.service import RelayService
+from murmuration.worker.relay.table import RelayLimits, RelayTable
+from murmuration.worker.relay.tunnels import Tunnels
+from murmuration.worker.server import NodeServer
+from murmuration.worker.status import (
     FaultLocator,
     LagMonitor,
     NodeMeasurements,
@@ -73,8 +73,8 @@ from worker.status import (
     ask_peers,
     status_document,
 )
-from worker.status.figures import to_document
-from worker.training.inbox import (
+from murmuration.worker.status.figures import to_document
+from murmuration.worker.training.inbox import (
     Begin,
     FastestPace,
     IterationStarted,
@@ -87,7 +87,7 @@ from worker.training.inbox import (
     ToTrain,
     TrainingEvent,
 )
-from worker.transport import Transport
+from murmuration.worker.transport import Transport
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05

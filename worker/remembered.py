@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protos.addresses import split_address, split_relayed
-from protos.files import write_atomically
+from murmuration.protos.addresses import split_address, split_relayed
+from murmuration.protos.files import write_atomically
 
 _MEMBERS = "members.json"
 _MOST, _LONGEST, _MOST_BYTES = 32, 300, 32 * 1024

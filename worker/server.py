@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from protos.events import Warnings
-from protos.text import shown
-from worker import wire
-from worker.identity import Gate
-from worker.transport import (
+from murmuration.protos.events import Warnings
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.identity import Gate
+from murmuration.worker.transport import (
     NOBODY,
     RELAY_METHODS,
     Busy,
@@ -23,7 +23,7 @@ from worker.transport import (
     TransportError,
     Unreachable,
 )
-from worker.transport.limits import Places
+from murmuration.worker.transport.limits import Places
 
 _MAX_REASON = 200  # characters
 STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while

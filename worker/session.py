@@ -11,27 +11,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from algorithms.fragments import Fragment
-from protos import FORKS_CRASH
-from protos.documents import STATUS_BYTES, BadDocument, unpack
-from protos.events import new_event
-from worker.catchup.start import all_agree, all_leave
-from worker.component import Environment, NodeConfig
-from worker.config import Config
-from worker.identity import Credentials
-from worker.iothread import IOThread
-from worker.manifest import Manifest
-from worker.membership import Member
-from worker.node import Node
-from worker.remembered import Remembered
-from worker.status import MetricsServer
-from worker.training.inbox import Mailbox
-from worker.transport import AddressInUse, Transport
-from worker.views import PagePlace, page_event
+from murmuration.algorithms.fragments import Fragment
+from murmuration.protos import FORKS_CRASH
+from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
+from murmuration.protos.events import new_event
+from murmuration.worker.catchup.start import all_agree, all_leave
+from murmuration.worker.component import Environment, NodeConfig
+from murmuration.worker.config import Config
+from murmuration.worker.identity import Credentials
+from murmuration.worker.iothread import IOThread
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import Member
+from murmuration.worker.node import Node
+from murmuration.worker.remembered import Remembered
+from murmuration.worker.status import MetricsServer
+from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.transport import AddressInUse, Transport
+from murmuration.worker.views import PagePlace, page_event
 
 if TYPE_CHECKING:
-    from worker.views.history import Look
-    from worker.views.page import PageServer
+    from murmuration.worker.views.history import Look
+    from murmuration.worker.views.page import PageServer
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class Session:
 
     def _serve_page(self, place: PagePlace) -> "PageServer":
         """Raises AddressInUse."""
-        from worker.views.page import PageServer
+        from murmuration.worker.views.page import PageServer
 
         try:
             return PageServer(place, self._look, encrypted=self.transport.encrypted)
@@ -168,7 +168,7 @@ class Session:
 
     def _look(self) -> "Look":
         """What all peers say of themselves. On the page's thread."""
-        from worker.views.history import Look
+        from murmuration.worker.views.history import Look
 
         node = self.io.node
         packed = self.io.do(node.ask_peers, _LOOK_S)

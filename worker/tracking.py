@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from protos.completion import TRACKERS
-from protos.events import float_of, int_of
-from worker.errors import ConfigError
+from murmuration.protos.completion import TRACKERS
+from murmuration.protos.events import float_of, int_of
+from murmuration.worker.errors import ConfigError
 
 _MODULES = dict(zip(TRACKERS, ("torch.utils.tensorboard", "wandb", "trackio"), strict=True))
 _MOST_WAITING = 1024

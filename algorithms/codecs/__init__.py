@@ -9,12 +9,12 @@ blocks.py     what the codecs with a scale for every 128 values have in common
 base.py       the interface
 """
 
-from algorithms.codecs.base import Codec
-from algorithms.codecs.e3m0 import E3M0
-from algorithms.codecs.floats import BF16, FP32
-from algorithms.codecs.integers import Int8
-from algorithms.codecs.signs import Sign, Ternary
-from algorithms.codecs.topk import TopK
+from murmuration.algorithms.codecs.base import Codec
+from murmuration.algorithms.codecs.e3m0 import E3M0
+from murmuration.algorithms.codecs.floats import BF16, FP32
+from murmuration.algorithms.codecs.integers import Int8
+from murmuration.algorithms.codecs.signs import Sign, Ternary
+from murmuration.algorithms.codecs.topk import TopK
 
 __all__ = ["CODECS", "Codec", "bits_per_value", "codec_by_name", "has_few_bits"]
 

@@ -8,7 +8,7 @@ The last record ends with its last value (the last byte is filled up with zero b
 packs its codes in base 3. Work goes in pieces whose temporaries stay in the cache. All arithmetic
 is in integers, in single IEEE operations or in sums that are exact, so every device gives the same
 bytes and values. Bytes that no encoder wrote may decode to NaN or infinity: the caller checks
-(worker.wire.check_values does).
+(murmuration.worker.wire.check_values does).
 
 Blocks of 128 rather than 64 take an eighth of a bit less for a tenth more error, and zstd takes off
 twice as much: integers of four bits end at 3.7 bits instead of 4.0 on pseudo-gradients of the
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from algorithms.codecs.base import check_extremes, check_size
+from murmuration.algorithms.codecs.base import check_extremes, check_size
 
 BLOCK = 128
 SCALE_BYTES = 2

@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from algorithms.codecs.blocks import BlockCodec, to_bf16
+from murmuration.algorithms.codecs.blocks import BlockCodec, to_bf16
 
 _TOP = 64.0  # 2^6: the largest of the seven powers over the least
 _SMALLEST_SCALE = 2.0**-119  # keeps the least power normal

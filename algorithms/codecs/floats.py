@@ -7,7 +7,7 @@ bf16   fp32's range, eight bits of precision, rounded to nearest even
 import torch
 from torch import Tensor
 
-from algorithms.codecs.base import check_range, check_size
+from murmuration.algorithms.codecs.base import check_range, check_size
 
 
 class FP32:

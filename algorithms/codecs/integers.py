@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from algorithms.codecs.blocks import BlockCodec, to_bf16
+from murmuration.algorithms.codecs.blocks import BlockCodec, to_bf16
 
 _SMALLEST_SCALE = 2.0**-120  # keeps quotients finite, and decoded values normal
 _LARGEST = 127.0

@@ -17,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from algorithms.codecs.blocks import BLOCK, BlockCodec, to_bf16
+from murmuration.algorithms.codecs.blocks import BLOCK, BlockCodec, to_bf16
 
 _LEAST_NORMAL = 2.0**-126
 _POWER = 0x7F800000  # the exponent in the bits of fp32

@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.codecs.base import check_range, check_size
-from algorithms.codecs.blocks import LIMIT, aligned, pieces
+from murmuration.algorithms.codecs.base import check_range, check_size
+from murmuration.algorithms.codecs.blocks import LIMIT, aligned, pieces
 
 CHUNK = 4096
 _LEVEL_BYTES = 4

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from algorithms.skippipe.draws import Draws
-from algorithms.skippipe.pipeline import Costs, Floats, Links, Pipeline
-from algorithms.skippipe.route import Rules
-from algorithms.skippipe.routing import origins_in_turns, predict
+from murmuration.algorithms.skippipe.draws import Draws
+from murmuration.algorithms.skippipe.pipeline import Costs, Floats, Links, Pipeline
+from murmuration.algorithms.skippipe.route import Rules
+from murmuration.algorithms.skippipe.routing import origins_in_turns, predict
 
 Groups = tuple[tuple[int, ...], ...]
 

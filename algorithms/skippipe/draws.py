@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import TypeVar
 
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Rules, stage_refusals
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.route import Rules, stage_refusals
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ routes so far, and it goes on from there.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from algorithms.skippipe.draws import Draws
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import (
+from murmuration.algorithms.skippipe.draws import Draws
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.route import (
     Pair,
     Route,
     Rules,
@@ -22,7 +22,7 @@ from algorithms.skippipe.route import (
     trade_replica,
     trade_stage,
 )
-from algorithms.skippipe.scores import Budget, Scores
+from murmuration.algorithms.skippipe.scores import Budget, Scores
 
 _DRAW_EFFORT_S = 3e-5
 _PATIENCE = 15  # draws per slot

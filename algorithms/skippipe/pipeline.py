@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.link import Link
+from murmuration.algorithms.link import Link
 
 Floats = NDArray[np.float64]
 

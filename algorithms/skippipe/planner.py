@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from algorithms.skippipe.pipeline import Floats, Pipeline
-from algorithms.skippipe.route import Route, Rules
+from murmuration.algorithms.skippipe.pipeline import Floats, Pipeline
+from murmuration.algorithms.skippipe.route import Route, Rules
 
 
 class Planner:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.pipeline import Pipeline
 
 MAX_JUMP = 4
 

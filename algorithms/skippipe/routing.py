@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heapreplace
 
-from algorithms.skippipe.draws import Draws, even_stage_sets, peer_limits, stage_quota
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.search import EFFORT_S, Found, search_routes
-from algorithms.skippipe.simulator import Timeline, simulate
+from murmuration.algorithms.skippipe.draws import Draws, even_stage_sets, peer_limits, stage_quota
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.route import Route, Rules
+from murmuration.algorithms.skippipe.search import EFFORT_S, Found, search_routes
+from murmuration.algorithms.skippipe.simulator import Timeline, simulate
 
 Routing = Callable[[Pipeline, Rules, Sequence[int], int], list[Route]]
 """(pipeline, rules, origins, seed) -> a route for each origin, which stands for one microbatch.

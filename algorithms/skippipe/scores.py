@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route
-from algorithms.skippipe.simulator import finish_times
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.route import Route
+from murmuration.algorithms.skippipe.simulator import finish_times
 
 
 @dataclass

@@ -19,12 +19,12 @@ Ref: arXiv:2502.19913.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from algorithms.skippipe.draws import even_stage_sets, peer_limits, stage_quota
-from algorithms.skippipe.local_search import LocalSearch
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.planner import Planner
-from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.scores import Budget, Scores, plan_effort_s, slots_of
+from murmuration.algorithms.skippipe.draws import even_stage_sets, peer_limits, stage_quota
+from murmuration.algorithms.skippipe.local_search import LocalSearch
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.planner import Planner
+from murmuration.algorithms.skippipe.route import Route, Rules
+from murmuration.algorithms.skippipe.scores import Budget, Scores, plan_effort_s, slots_of
 
 EFFORT_S = 2.0
 WIDTH = 3

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.route import Route
 
 
 class Kind(Enum):

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from algorithms.link import Link
-from coordinator import Failure
-from coordinator.links.network import Place, parse_links
-from protos.events import int_of, text_of
-from protos.exit_codes import ExitCode
-from protos.settings import settings_of
+from murmuration.algorithms.link import Link
+from murmuration.coordinator import Failure
+from murmuration.coordinator.links.network import Place, parse_links
+from murmuration.protos.events import int_of, text_of
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.settings import settings_of
 
 # -P: a folder called worker or protos where the user happens to be is not ours.
-WORKER_PROGRAM = (sys.executable, "-P", "-m", "worker.cli")
-PREFLIGHT_PROGRAM = (sys.executable, "-P", "-m", "worker.cli.preflight")
+WORKER_PROGRAM = (sys.executable, "-P", "-m", "murmuration.worker.cli")
+PREFLIGHT_PROGRAM = (sys.executable, "-P", "-m", "murmuration.worker.cli.preflight")
 MAX_WORKERS = 64
 _FORWARD_S = 0.01  # of every stage on every worker: only links make their places differ
 _MEMORY = 3
@@ -37,7 +37,7 @@ class Launch:
         stages, replicas: of a model that is cut; there are then stages x replicas workers.
         routing, skip: how its microbatches go.
         held: the stage of each worker, where their checkpoints say it.
-        link_means: one of `coordinator.links.MEANS`.
+        link_means: one of `murmuration.coordinator.links.MEANS`.
         insecure: nothing is encrypted.
         web: as typed, where to serve the page of the swarm.
         track: trackers that each worker tells of its figures.
@@ -104,7 +104,7 @@ class Launch:
         elsewhere = "stages.routing" in keys or (self.config and self.routing is None)
         if not self.skip or elsewhere:
             return
-        from algorithms.skippipe.routing import NEVER_SKIP
+        from murmuration.algorithms.skippipe.routing import NEVER_SKIP
 
         routing = self.routing or "full"
         if routing in NEVER_SKIP:
@@ -252,7 +252,7 @@ def ask_worker(
     In a process of its own: the rules are the worker's, and so is torch, which they need.
 
     Returns:
-        The answer to the request; `worker.cli.preflight` says what is in either.
+        The answer to the request; `murmuration.worker.cli.preflight` says what is in either.
 
     Raises:
         Failure: with the line and the exit code that a worker would end with.
@@ -290,9 +290,9 @@ def stages_of(
         return [index % stages for index in range(workers)]
     import numpy as np
 
-    from algorithms.skippipe.assignment import StageCandidates, propose_placement
-    from algorithms.skippipe.pipeline import Links, activation_bytes
-    from algorithms.skippipe.route import Rules
+    from murmuration.algorithms.skippipe.assignment import StageCandidates, propose_placement
+    from murmuration.algorithms.skippipe.pipeline import Links, activation_bytes
+    from murmuration.algorithms.skippipe.route import Rules
 
     swarm = StageCandidates(
         links=Links.of_lines(known),

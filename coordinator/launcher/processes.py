@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from protos.files import LineLog
+from murmuration.protos.files import LineLog
 
 _WRAPPER = Path(__file__).with_name("die_with_parent.py")
 _READ_BYTES = 64 * 1024

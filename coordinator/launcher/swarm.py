@@ -12,27 +12,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator import Failure
-from coordinator.launcher.launch import Launch
-from coordinator.launcher.processes import Interrupts, WorkerProcess
-from coordinator.links.namespaces import NoNamespaces
-from coordinator.links.network import LinkNetwork, Place
-from coordinator.rendezvous.records import Record
-from coordinator.report.report import Report
-from coordinator.report.results import leave_results
-from coordinator.report.status import Swarm, ask
-from coordinator.report.terminal import Screen, screen_for, summary_of_records
-from protos.addresses import ReservedPorts, with_host
-from protos.events import Event, new_event
-from protos.exit_codes import ExitCode, exit_words
-from protos.identity import FOLDER, Authority, Identity, IdentityError, Role, member_identity
-from worker.views import PagePlace, page_event, page_words
-from worker.views.lines import SwarmLines
+from murmuration.coordinator import Failure
+from murmuration.coordinator.launcher.launch import Launch
+from murmuration.coordinator.launcher.processes import Interrupts, WorkerProcess
+from murmuration.coordinator.links.namespaces import NoNamespaces
+from murmuration.coordinator.links.network import LinkNetwork, Place
+from murmuration.coordinator.rendezvous.records import Record
+from murmuration.coordinator.report.report import Report
+from murmuration.coordinator.report.results import leave_results
+from murmuration.coordinator.report.status import Swarm, ask
+from murmuration.coordinator.report.terminal import Screen, screen_for, summary_of_records
+from murmuration.protos.addresses import ReservedPorts, with_host
+from murmuration.protos.events import Event, new_event
+from murmuration.protos.exit_codes import ExitCode, exit_words
+from murmuration.protos.identity import (
+    FOLDER,
+    Authority,
+    Identity,
+    IdentityError,
+    Role,
+    member_identity,
+)
+from murmuration.worker.views import PagePlace, page_event, page_words
+from murmuration.worker.views.lines import SwarmLines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_COORDINATOR_PROGRAM = (sys.executable, "-P", "-m", "coordinator.cli")
+_COORDINATOR_PROGRAM = (sys.executable, "-P", "-m", "murmuration.coordinator.cli")
 _COORDINATOR = "coordinator"  # its name and folder
 _COORDINATOR_END_S = 5.0
 SAVE_S = 15.0  # to save and end, after Ctrl-C

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from algorithms.link import Link, parse_link
+from murmuration.algorithms.link import Link, parse_link
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute, NetNS

@@ -1,7 +1,7 @@
 """A slow network in one process: an HTTP CONNECT proxy with a port of its own for each worker.
 
 The port says which worker connects, the CONNECT to which one. What passes between them is shaped
-as `shaping` decides. No root needed. Run as a process (`python -m coordinator.links.relay`) it
+as `shaping` decides. No root needed. Run as a process (`python -m murmuration.coordinator.links.relay`) it
 reads commands from stdin and answers each with a line of JSON; `RelayProcess` speaks that:
 
     {"host": ..., "seed": ..., "limit_rate": ..., "members": ..., "others": ...}    first
@@ -24,9 +24,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from algorithms.link import Link
-from coordinator.links.shaping import CutLinks, LinkedPeer, ShapedPipe, next_break_s
-from protos.addresses import split_address
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.links.shaping import CutLinks, LinkedPeer, ShapedPipe, next_break_s
+from murmuration.protos.addresses import split_address
 
 _LEAST_SLEEP_S = 0.001  # shorter waits are made up for by the next one
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST

@@ -9,7 +9,7 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from algorithms.link import Link
+from murmuration.algorithms.link import Link
 
 BURST_S = 0.02  # of the rate: makes up for timers that fire late
 _CHUNK_S = 0.004  # of the rate

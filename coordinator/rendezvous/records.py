@@ -3,9 +3,18 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from protos.events import Curve, Event, curve_of, float_of, int_of, names_of, place_of, text_of
-from protos.exit_codes import exit_words
-from worker.views.summary import PeerSummary
+from murmuration.protos.events import (
+    Curve,
+    Event,
+    curve_of,
+    float_of,
+    int_of,
+    names_of,
+    place_of,
+    text_of,
+)
+from murmuration.protos.exit_codes import exit_words
+from murmuration.worker.views.summary import PeerSummary
 
 SILENT_AFTER_S = 10.0  # workers report about twice a second while they train
 ENDING = ("settling", "assembling", "evaluating")  # states reported once, however long

@@ -5,11 +5,17 @@ It keeps no file. Started again, it learns everything back from the workers' nex
 
 from dataclasses import dataclass, field
 
-from coordinator.rendezvous.records import Record
-from protos import murmuration_pb2 as pb
-from protos.documents import EVENT_BYTES, MANIFEST_BYTES, PROFILE_BYTES, BadDocument, unpack
-from protos.events import Event, costliest, printable
-from protos.manifest import manifest_difference, run_name
+from murmuration.coordinator.rendezvous.records import Record
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import (
+    EVENT_BYTES,
+    MANIFEST_BYTES,
+    PROFILE_BYTES,
+    BadDocument,
+    unpack,
+)
+from murmuration.protos.events import Event, costliest, printable
+from murmuration.protos.manifest import manifest_difference, run_name
 
 LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024

@@ -14,24 +14,24 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from coordinator import Failure
-from coordinator.rendezvous.registry import Registry
-from coordinator.report.status import TIMEOUT_S, Swarm, ask
-from coordinator.report.terminal import Screen, summary_of_records
-from protos import murmuration_pb2 as pb
-from protos import murmuration_pb2_grpc as rpc
-from protos.addresses import (
+from murmuration.coordinator import Failure
+from murmuration.coordinator.rendezvous.registry import Registry
+from murmuration.coordinator.report.status import TIMEOUT_S, Swarm, ask
+from murmuration.coordinator.report.terminal import Screen, summary_of_records
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2_grpc as rpc
+from murmuration.protos.addresses import (
     LOOPBACK_HOST,
     caller_host,
     is_wildcard,
     join_address,
     split_address,
 )
-from protos.documents import pack
-from protos.events import Event, new_event, printable
-from protos.exit_codes import ExitCode
-from protos.files import print_line
-from protos.identity import (
+from murmuration.protos.documents import pack
+from murmuration.protos.events import Event, new_event, printable
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.files import print_line
+from murmuration.protos.identity import (
     Authority,
     Identity,
     IdentityError,
@@ -42,15 +42,15 @@ from protos.identity import (
     enrol,
     subject,
 )
-from protos.identity.serving import ServerCertificate
-from protos.reach import cannot_listen, listening_problem
-from worker.views import PagePlace, page_event, page_words
-from worker.views.lines import SwarmLines
+from murmuration.protos.identity.serving import ServerCertificate
+from murmuration.protos.reach import cannot_listen, listening_problem
+from murmuration.worker.views import PagePlace, page_event, page_words
+from murmuration.worker.views.lines import SwarmLines
 
 if TYPE_CHECKING:
     from grpc import ServicerContext
 
-    from worker.views.page import PageServer
+    from murmuration.worker.views.page import PageServer
 
 PATIENCE_S = 30.0  # for a silent worker, before the run counts as over without it
 _TICK_S = 0.25

@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from coordinator.report.report import Report
-from coordinator.report.terminal import two_columns
-from protos.events import Curve, verdict_words
-from protos.exit_codes import exit_words
-from protos.figures import (
+from murmuration.coordinator.report.report import Report
+from murmuration.coordinator.report.terminal import two_columns
+from murmuration.protos.events import Curve, verdict_words
+from murmuration.protos.exit_codes import exit_words
+from murmuration.protos.figures import (
     count,
     duration,
     in_bits,
@@ -26,8 +26,8 @@ from protos.figures import (
     ratio,
     size,
 )
-from worker.views.summary import known, known_columns
-from worker.views.table import drawn_table
+from murmuration.worker.views.summary import known, known_columns
+from murmuration.worker.views.table import drawn_table
 
 _NATS = "nats per "
 _BLOCKS = "▁▂▃▄▅▆▇█"

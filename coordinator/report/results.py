@@ -15,17 +15,25 @@ from typing import Any
 
 from rich.console import Console
 
-from coordinator import Failure
-from coordinator.rendezvous.records import COUNTS, Record
-from coordinator.report.printer import print_report
-from coordinator.report.report import Report, build_report, write_report
-from coordinator.report.status import Swarm, ask
-from protos.events import Curve, address_in, float_of, int_of, names_of, place_of, text_of
-from protos.exit_codes import ExitCode
-from protos.figures import count
-from protos.files import RESULTS, write_atomically
-from protos.identity import Identity, IdentityError
-from worker.views.summary import Document, map_of, maps_of, name_of, summary_of
+from murmuration.coordinator import Failure
+from murmuration.coordinator.rendezvous.records import COUNTS, Record
+from murmuration.coordinator.report.printer import print_report
+from murmuration.coordinator.report.report import Report, build_report, write_report
+from murmuration.coordinator.report.status import Swarm, ask
+from murmuration.protos.events import (
+    Curve,
+    address_in,
+    float_of,
+    int_of,
+    names_of,
+    place_of,
+    text_of,
+)
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.figures import count
+from murmuration.protos.files import RESULTS, write_atomically
+from murmuration.protos.identity import Identity, IdentityError
+from murmuration.worker.views.summary import Document, map_of, maps_of, name_of, summary_of
 
 _REPORT = "report.json"
 _ASK_S = 5.0

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from coordinator import Failure
-from protos.addresses import split_relayed
-from protos.documents import STATUS_BYTES, BadDocument, unpack
-from protos.events import printable, text_of
-from protos.exit_codes import ExitCode
-from protos.reach import (
+from murmuration.coordinator import Failure
+from murmuration.protos.addresses import split_relayed
+from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
+from murmuration.protos.events import printable, text_of
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.reach import (
     CHECK_ADDRESS,
     ENCRYPTED_RUN,
     Mismatch,
@@ -20,16 +20,16 @@ from protos.reach import (
     plain_cause,
     target_of,
 )
-from protos.text import shown
-from worker.views import PagePlace
-from worker.views.history import Look
-from worker.views.summary import LIVE, Document, maps_of, name_of
+from murmuration.protos.text import shown
+from murmuration.worker.views import PagePlace
+from murmuration.worker.views.history import Look
+from murmuration.worker.views.summary import LIVE, Document, maps_of, name_of
 
 if TYPE_CHECKING:
     import grpc
 
-    from protos.identity import Identity
-    from worker.views.page import PageServer
+    from murmuration.protos.identity import Identity
+    from murmuration.worker.views.page import PageServer
 
 TIMEOUT_S = 10.0
 _PEER_S = 1.5  # for one peer's answer, once the first has come
@@ -62,8 +62,8 @@ def ask(
     """
     import grpc
 
-    from protos import murmuration_pb2 as pb
-    from protos import murmuration_pb2_grpc as rpc
+    from murmuration.protos import murmuration_pb2 as pb
+    from murmuration.protos import murmuration_pb2_grpc as rpc
 
     began_s = time.monotonic()
     try:
@@ -162,7 +162,7 @@ class Swarm:
         Raises:
             Failure: it cannot listen there.
         """
-        from worker.views.page import PageServer
+        from murmuration.worker.views.page import PageServer
 
         def look() -> Look:
             try:

@@ -6,7 +6,7 @@ name; peers believe no other signature. A token lets a peer ask for its certific
     IdentityError   somebody is not let in, or a file or token cannot be used; one line for the user
 """
 
-from protos.identity.authority import (
+from murmuration.protos.identity.authority import (
     PEER_VALID_S,
     TOKEN_USES,
     TOKEN_VALID_S,
@@ -14,7 +14,7 @@ from protos.identity.authority import (
     TokenRecord,
     enrol,
 )
-from protos.identity.certificates import (
+from murmuration.protos.identity.certificates import (
     FOLDER,
     Certified,
     Identity,
@@ -27,9 +27,9 @@ from protos.identity.certificates import (
     member_identity,
     signer,
 )
-from protos.identity.renewal import Renewal
-from protos.identity.revocation import Revocations, revoked_peer, subject
-from protos.identity.token import Token, token_from
+from murmuration.protos.identity.renewal import Renewal
+from murmuration.protos.identity.revocation import Revocations, revoked_peer, subject
+from murmuration.protos.identity.token import Token, token_from
 
 __all__ = [
     "FOLDER",

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from filelock import FileLock, Timeout
 
-from protos import murmuration_pb2 as pb
-from protos.identity.certificates import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity.certificates import (
     FOLDER,
     Identity,
     IdentityError,
@@ -33,8 +33,8 @@ from protos.identity.certificates import (
     signed_certificate,
     write_secret,
 )
-from protos.identity.revocation import check_count, revocation, subject
-from protos.identity.token import Token
+from murmuration.protos.identity.revocation import check_count, revocation, subject
+from murmuration.protos.identity.token import Token
 
 _DAY_S = 24 * 3600.0
 PEER_VALID_S = 366 * _DAY_S

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 from cryptography.x509.oid import NameOID
 
-from protos.exit_codes import ExitCode, MurmurError
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 
 FOLDER = "identity"  # in a worker's or coordinator's folder
 _KEY, _CERTIFICATE, _AUTHORITY = "key.pem", "certificate.pem", "authority.pem"
@@ -149,7 +149,7 @@ class Identity:
         """The authority's fingerprint, in short: to tell runs apart."""
         return fingerprint(_certificate(self.authority).public_key())[:16]
 
-    # What a transport asks, as `worker.transport.Security` has it.
+    # What a transport asks, as `murmuration.worker.transport.Security` has it.
 
     def server_name(self, peer: str | None) -> str:
         """The name that a server's certificate must have: that of a peer, or any of the run."""

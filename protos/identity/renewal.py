@@ -10,11 +10,11 @@ import datetime
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from protos import murmuration_pb2 as pb
-from protos.events import Warnings, new_event
-from protos.identity.authority import Authority
-from protos.identity.certificates import Identity, IdentityError
-from protos.text import shown
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.identity.authority import Authority
+from murmuration.protos.identity.certificates import Identity, IdentityError
+from murmuration.protos.text import shown
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ Each entry is signed by itself, so that peers can pass it on. There are few, and
 
 from collections.abc import Iterable
 
-from protos import murmuration_pb2 as pb
-from protos.identity.certificates import IdentityError, Role, Verifier, signer
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity.certificates import IdentityError, Role, Verifier, signer
 
 MOST = 100
 _DOMAIN = b"murmuration revocation\0"

@@ -15,18 +15,18 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from coordinator import Failure
-from coordinator.cli import report, status
-from coordinator.report.status import ask
-from protos import murmuration_pb2 as pb
-from protos.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
+from murmuration.coordinator import Failure
+from murmuration.coordinator.cli import report, status
+from murmuration.coordinator.report.status import ask
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
+from murmuration.worker.cli.doctor import doctor
+from murmuration.worker.cli.ping import ping
+from murmuration.worker.config import Config
+from murmuration.worker.newcomer import Newcomer
 from tests.support.fork_server import run as fork
 from tests.support.stranger import Stranger, serving
 from tests.support.workers import MURMUR, QUICK, SMALL, WorkerProcess, free_addresses, settings_of
-from worker.cli.doctor import doctor
-from worker.cli.ping import ping
-from worker.config import Config
-from worker.newcomer import Newcomer
 
 ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
 
@@ -129,7 +129,7 @@ def test_a_coordinators_certificate_is_renewed_too(folder: Path) -> None:
     short = Authority.make(out).new_identity(Role.COORDINATOR, "coordinator", valid_s=3600)
     short.save(out)
     words = ["--listen", address, "--out", str(out), "--json"]
-    helper = WorkerProcess(words, "coordinator", ("coordinator.cli",))
+    helper = WorkerProcess(words, "coordinator", ("murmuration.coordinator.cli",))
     try:
         helper.wait_for(lambda e: e["event"] == "renewed", "a later certificate")
         held = Identity.load(out)
@@ -244,7 +244,7 @@ def revoked(run: Authority) -> Token:
 
 
 def _request() -> bytes:
-    from protos.identity.certificates import new_key, request_for
+    from murmuration.protos.identity.certificates import new_key, request_for
 
     return pb.EnrolRequest(request=request_for(new_key())).SerializeToString()
 
@@ -419,7 +419,9 @@ def test_a_coordinator_lets_workers_in(folder: Path) -> None:
     out = folder / "coordinator"
     authority = Authority.make(out)
     helper = WorkerProcess(
-        ["--listen", address, "--out", str(out), "--json"], "coordinator", ("coordinator.cli",)
+        ["--listen", address, "--out", str(out), "--json"],
+        "coordinator",
+        ("murmuration.coordinator.cli",),
     )
     token = folder / "token"
     token.write_text(str(authority.create_token(uses=2)))

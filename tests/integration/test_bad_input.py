@@ -172,8 +172,8 @@ def test_a_worker_survives_garbage(tmp_path: Path) -> None:
     """Bytes that are no message, to every method: refused, and the worker goes on."""
     import asyncio
 
-    from worker.transport import CONTROL_METHODS, DATA_METHODS, TransportError
-    from worker.transport.grpc import GrpcTransport
+    from murmuration.worker.transport import CONTROL_METHODS, DATA_METHODS, TransportError
+    from murmuration.worker.transport.grpc import GrpcTransport
 
     async def pester(address: str) -> None:
         transport = GrpcTransport("127.0.0.1:0")

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from protos.addresses import is_loopback, split_address
+from murmuration.protos.addresses import is_loopback, split_address
+from murmuration.worker import newcomer
+from murmuration.worker.addresses import find_host
+from murmuration.worker.cli.doctor import doctor
+from murmuration.worker.cli.ping import ping
+from murmuration.worker.errors import ConfigError, PeersUnreachable, UsageError
+from murmuration.worker.manifest import PROTOCOL
 from tests.support.gate import gate
 from tests.support.workers import (
     QUICK,
@@ -19,12 +25,6 @@ from tests.support.workers import (
     running_swarm,
     settings_of,
 )
-from worker import newcomer
-from worker.addresses import find_host
-from worker.cli.doctor import doctor
-from worker.cli.ping import ping
-from worker.errors import ConfigError, PeersUnreachable, UsageError
-from worker.manifest import PROTOCOL
 
 
 def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_path: Path) -> None:

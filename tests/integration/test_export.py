@@ -18,7 +18,7 @@ def printed(*module_and_arguments: str) -> str:
 
 
 def murmur(*arguments: str) -> str:
-    return printed("worker.cli", *arguments)
+    return printed("murmuration.worker.cli", *arguments)
 
 
 def difference(run: Path, exported: Path) -> float:

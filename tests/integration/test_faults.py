@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from murmuration.worker.training import checkpoint
 from tests.support.full_disk import fill_disk_of, make_room_for, no_file_above
 from tests.support.gate import gate
 from tests.support.workers import (
@@ -21,7 +22,6 @@ from tests.support.workers import (
     running_swarm,
     settings_of,
 )
-from worker.training import checkpoint
 
 
 def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
@@ -218,7 +218,15 @@ def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:
         events = (tmp_path / "w0" / "events.jsonl").read_text().splitlines()
         (missing,) = [e for e in map(json.loads, events) if "missing here" in e.get("text", "")]
         assert int(missing["text"].split()[0]) >= 3
-    command = [sys.executable, "-m", "worker.cli", "up", "--resume", "--out", str(tmp_path / "w0")]
+    command = [
+        sys.executable,
+        "-m",
+        "murmuration.worker.cli",
+        "up",
+        "--resume",
+        "--out",
+        str(tmp_path / "w0"),
+    ]
     with no_file_above(0):
         full = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert full.returncode == 3

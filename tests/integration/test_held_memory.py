@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from protos.identity import Identity
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Identity
+from murmuration.worker.server import STREAMS_EACH, most_streams
+from murmuration.worker.transport.served import MOST_CALLS, WINDOW_BYTES
 from tests.support.held_streams import Held, hold_streams
 from tests.support.members import certified_swarm, resident_mib
 from tests.support.stranger import Stranger
 from tests.support.workers import QUICK, SMALL, Swarm, settings_of
-from worker.server import STREAMS_EACH, most_streams
-from worker.transport.served import MOST_CALLS, WINDOW_BYTES
 
 MOST_BYTES = 256 * 1024 * 1024
 MIB = 1024 * 1024

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coordinator.report.results import report_of_swarm
+from murmuration.coordinator.report.results import report_of_swarm
 from tests.support.workers import QUICK, running_swarm, settings_of
 
 RUN = settings_of(run__steps=200, diloco__inner_steps=10)
@@ -15,7 +15,7 @@ PACED = settings_of(task__name="tests.support.slow_task:SlowBytes", task__pause_
 
 
 def murmur(*words: str) -> str:
-    command = [sys.executable, "-m", "worker.cli", *words]
+    command = [sys.executable, "-m", "murmuration.worker.cli", *words]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.worker.config import load_config, task_of
+from murmuration.worker.training.checkpoint import load
+from murmuration.worker.training.export import export
 from tests.support.workers import SMALL, running_swarm, settings_of
-from worker.config import load_config, task_of
-from worker.training.checkpoint import load
-from worker.training.export import export
 
 
 def test_what_is_exported_is_the_first_values_moved_along_the_seeds(tmp_path: Path) -> None:

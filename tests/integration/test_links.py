@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from algorithms.link import Link
-from coordinator.links.namespaces import Namespaces
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.links.namespaces import Namespaces
 from tests.support.fork_server import MURMUR, run
 from tests.support.gate import gate, gates
 from tests.support.namespaces import why_not
@@ -195,8 +195,8 @@ except ConnectionRefusedError:
 """
 
 _HOLD = """
-from algorithms.link import Link
-from coordinator.links.namespaces import Namespaces
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.links.namespaces import Namespaces
 with Namespaces(1, Link(rate_mbps=5)) as network:
     print(network.members[0].name, flush=True)
     input()
@@ -204,7 +204,7 @@ with Namespaces(1, Link(rate_mbps=5)) as network:
 
 _TERMINATED_FORKS = """
 import os, signal, sys
-from coordinator.links.namespaces import Namespaces
+from murmuration.coordinator.links.namespaces import Namespaces
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
 with Namespaces(2, None) as network:

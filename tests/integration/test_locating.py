@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from algorithms.link import parse_link
-from coordinator.links.network import RelayProcess
+from murmuration.algorithms.link import parse_link
+from murmuration.coordinator.links.network import RelayProcess
 from tests.support.workers import SMALL, running_swarm, settings_of
 
 PACE = settings_of(run__steps=2_000_000, diloco__inner_steps=20)

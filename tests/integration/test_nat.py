@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from coordinator.links.namespaces import NamespaceHost, Namespaces
-from coordinator.report.status import ask
-from protos.addresses import split_address, split_relayed
-from protos.identity import Authority, Identity, Role
+from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces
+from murmuration.coordinator.report.status import ask
+from murmuration.protos.addresses import split_address, split_relayed
+from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.cli.ping import ping
 from tests.support.gate import gate
 from tests.support.namespaces import why_not
 from tests.support.nat import behind_nat, why_no_nat
 from tests.support.workers import PATIENCE_S, SMALL, Event, Hashes, WorkerProcess, settings_of
-from worker.cli.ping import ping
 
 WHY_NOT = why_not() or why_no_nat()
 needs_nat = pytest.mark.skipif(WHY_NOT is not None, reason=f"no NAT: {WHY_NOT}")

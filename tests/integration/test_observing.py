@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.report.status import ask
+from murmuration.coordinator.report.status import ask
 from tests.support.fork_server import MURMUR, ForkedPopen, run
 from tests.support.workers import SMALL, free_addresses, running_swarm, settings_of
 
@@ -98,7 +98,9 @@ def test_a_watch_shows_every_peer_and_outlives_the_one_it_began_with(tmp_path: P
         swarm.workers["w0"].wait_for_round(1)
         command = ("status", swarm.addresses["w0"], "--watch", "--json", "--every", "0.1")
         watch = ForkedPopen(
-            [sys.executable, "-m", "worker.cli", *command], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "murmuration.worker.cli", *command],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         with watch:
             assert watch.stdout is not None

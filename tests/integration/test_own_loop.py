@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.report.status import ask
+from murmuration.coordinator.report.status import ask
+from murmuration.worker.config import Config, load_config, to_document
 from tests.support.gate import gate
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
@@ -23,7 +24,6 @@ from tests.support.workers import (
     settings_of,
     wait_until_listens,
 )
-from worker.config import Config, load_config, to_document
 
 PROGRAM = ("tests.support.own_loop",)
 

@@ -9,11 +9,11 @@ from urllib.request import urlopen
 
 import pytest
 
+from murmuration.worker.views import PagePlace
+from murmuration.worker.views.history import Look
+from murmuration.worker.views.page import PageServer
 from tests.support.browser import CHROMIUM, Node, Page, shown
 from tests.support.workers import PATIENCE_S, QUICK, SMALL, running_swarm, settings_of
-from worker.views import PagePlace
-from worker.views.history import Look
-from worker.views.page import PageServer
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.report.status import ask
+from murmuration.coordinator.report.status import ask
+from murmuration.worker.config import load_config
 from tests.support.gate import Gate, gate, gates
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.held_rounds import HeldRound, held_round
@@ -27,7 +28,6 @@ from tests.support.workers import (
     running_swarm,
     settings_of,
 )
-from worker.config import load_config
 
 # A partner that a busy machine holds up is waited for, whoever is in doubt of it.
 PATIENT = settings_of(

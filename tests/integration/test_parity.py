@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from murmuration.worker.config import load_config
+from murmuration.worker.training.evaluation import anchored_model, find_checkpoint
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.statistics_task import FIRST_COUNT, Normalised
 from tests.support.workers import SMALL, Hashes, running_swarm, settings_of
-from worker.config import load_config
-from worker.training.evaluation import anchored_model, find_checkpoint
 
 
 @pytest.mark.parametrize(

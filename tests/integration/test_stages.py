@@ -14,15 +14,15 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner
 
-from coordinator.report.status import ask
-from protos.figures import measured
-from protos.identity import member_identity
+from murmuration.coordinator.report.status import ask
+from murmuration.protos.figures import measured
+from murmuration.protos.identity import member_identity
+from murmuration.worker.cli import cli
 from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.gate import Gate
 from tests.support.stage_accounts import Accounts
 from tests.support.stage_tasks import held
 from tests.support.workers import PATIENCE_S, QUICK, settings_of
-from worker.cli import cli
 
 SMALL = (
     "--stages", "3", "--replicas", "2", "--inner-steps", "2",

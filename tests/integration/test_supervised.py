@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from murmuration.worker.training.checkpoint import load_one
 from tests.support.gate import gates
 from tests.support.workers import PATIENCE_S, SMALL, WorkerProcess, running_swarm, settings_of
-from worker.training.checkpoint import load_one
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
 
@@ -43,7 +43,7 @@ def test_systemd_hears_of_a_worker(tmp_path: Path) -> None:
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
         command = ("up", "--out", str(tmp_path / "out"), *SMALL, *ENDLESS)
         worker = subprocess.Popen(
-            [sys.executable, "-m", "worker.cli", *command],
+            [sys.executable, "-m", "murmuration.worker.cli", *command],
             env={**os.environ, **told},
             stdout=subprocess.DEVNULL,
         )

@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
-from protos.figures import measured
+from murmuration.protos.figures import measured
 from tests.support.fork_server import MURMUR, run
 from tests.support.workers import PATIENCE_S, SMALL, settings_of
 
-AS_INSTALLED = (sys.executable, "-m", "worker.cli")
-INSTALLED_ELSEWHERE = (sys.executable, "-P", "-m", "worker.cli")  # as the script `murmur` is run
+AS_INSTALLED = (sys.executable, "-m", "murmuration.worker.cli")
+INSTALLED_ELSEWHERE = (
+    sys.executable,
+    "-P",
+    "-m",
+    "murmuration.worker.cli",
+)  # as the script `murmur` is run
 REPORT_KEYS = {
     "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
     "wall_s", "compute_s", "stall_s", "compute_utilization", "rounds_completed", "rounds_failed",

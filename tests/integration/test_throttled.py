@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from murmuration.worker.config import load_config
 from tests.support.fork_server import MURMUR, run
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.workers import PATIENCE_S, SMALL, Hashes, settings_of
-from worker.config import load_config
 
 WORKERS = ["w0", "w1", "w2"]
 

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from coordinator.links.namespaces import NamespaceHost, Namespaces
-from protos.identity import Authority
+from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces
+from murmuration.protos.identity import Authority
 from tests.lab.polling import seconds_until
 from tests.support.workers import SMALL, settings_of
 
-_MURMUR = (sys.executable, "-m", "worker.cli")
+_MURMUR = (sys.executable, "-m", "murmuration.worker.cli")
 _AT_LEISURE = ("nice", "-n", "19")  # six peers that train as fast as they can share the cores
 _PORT = 7700
 _PATIENCE_S = 120.0
@@ -34,9 +34,9 @@ import os, sys
 os.environ["GRPC_VERBOSITY"] = "NONE"
 from dataclasses import replace
 import grpc
-from protos import murmuration_pb2 as pb
-from protos.identity import Token
-from protos.identity.certificates import new_key, request_for
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Token
+from murmuration.protos.identity.certificates import new_key, request_for
 from tests.support.stranger import Stranger
 token, address = Token.parse(sys.argv[1]), sys.argv[2]
 stranger = Stranger(address, token.identity)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator import Failure
-from coordinator.cli import link_means_option
-from protos.events import int_of
-from protos.exit_codes import ExitCode
+from murmuration.coordinator import Failure
+from murmuration.coordinator.cli import link_means_option
+from murmuration.protos.events import int_of
+from murmuration.protos.exit_codes import ExitCode
 from tests.lab.compare.options import SYSTEMS
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def bench(json_path: Path | None, markdown_path: Path | None, **asked: Any) -> N
             raise Failure(
                 f"{path}: there is no folder {path.parent}; make it first", ExitCode.USAGE
             )
-    from coordinator.launcher.launch import ask_worker
+    from murmuration.coordinator.launcher.launch import ask_worker
 
     if int_of(ask_worker(chosen.request()), "stages") != 1:
         raise Failure(

@@ -28,9 +28,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from algorithms.link import Link
-from coordinator.launcher.launch import Launch
-from coordinator.links.namespaces import Namespaces, NoNamespaces
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.launcher.launch import Launch
+from murmuration.coordinator.links.namespaces import Namespaces, NoNamespaces
 from tests.lab.peers.processes import Children, PeersFailed, children
 from tests.lab.peers.report import Report, combine
 

@@ -24,15 +24,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
-from protos.identity import Authority
+from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
+from murmuration.protos.identity import Authority
 from tests.lab.polling import seconds_until
 from tests.support.workers import SMALL, settings_of
 
-_MURMUR = [sys.executable, "-m", "worker.cli"]
+_MURMUR = [sys.executable, "-m", "murmuration.worker.cli"]
 _OTHER_VERSION = (
-    "import worker.manifest as m; m.PROTOCOL += 1; import sys; sys.argv[0] = 'murmur'; "
-    "from worker.cli import main; main()"
+    "import murmuration.worker.manifest as m; m.PROTOCOL += 1; import sys; sys.argv[0] = 'murmur'; "
+    "from murmuration.worker.cli import main; main()"
 )
 _PORT = 7700
 _WITHIN_S, _PATIENCE_S = 10.0, 60.0

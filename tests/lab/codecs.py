@@ -20,8 +20,8 @@ import torch
 import zstandard
 from torch import Tensor
 
-from algorithms.codecs import CODECS, Codec, codec_by_name
-from worker.wire import BLOCK_ELEMENTS, bytes_tensor
+from murmuration.algorithms.codecs import CODECS, Codec, codec_by_name
+from murmuration.worker.wire import BLOCK_ELEMENTS, bytes_tensor
 
 SEED = 1
 ENCODED, DECODED = 0.8, 0.5  # GB/s, the least

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from murmuration.worker.membership import Health
 from tests.unit.worker.membership.simulation import Simulation
-from worker.membership import Health
 
 _WARM_S = 5.0
 _NOTICE_S = 20.0

@@ -24,18 +24,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from algorithms.fragment_state import FragmentState
-from algorithms.fragments import Fragment, TensorSpec
-from algorithms.presets import PRESETS
-from protos.identity import Authority, Identity, Role
-from tests.support.workers import free_addresses
-from worker.component import Environment, NodeConfig
-from worker.config import Config, RunConfig
-from worker.iothread import IOThread
-from worker.manifest import Manifest
-from worker.membership import Phase
-from worker.node import Node
-from worker.training.inbox import (
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.component import Environment, NodeConfig
+from murmuration.worker.config import Config, RunConfig
+from murmuration.worker.iothread import IOThread
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import Phase
+from murmuration.worker.node import Node
+from murmuration.worker.training.inbox import (
     Begin,
     Mailbox,
     PrefetchedAnchor,
@@ -44,8 +43,9 @@ from worker.training.inbox import (
     Started,
     ToTrain,
 )
-from worker.transport.grpc import GrpcTransport
-from worker.wire import state_hash
+from murmuration.worker.transport.grpc import GrpcTransport
+from murmuration.worker.wire import state_hash
+from tests.support.workers import free_addresses
 
 Message = TypeVar("Message", bound=ToTrain)
 

@@ -37,8 +37,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algorithms.fragments import TensorSpec, partition
-from algorithms.presets import PRESETS
+from murmuration.algorithms.fragments import TensorSpec, partition
+from murmuration.algorithms.presets import PRESETS
 from tests.lab.one_process import Trained, Training, last_mean_bytes, sent, train
 
 if TYPE_CHECKING:

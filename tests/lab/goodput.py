@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from algorithms.link import Link
-from coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
-from protos.identity import Authority, Identity, Role
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
+from murmuration.protos.identity import Authority, Identity, Role
 
 _PORT = 7700
 _ROUND_S = 3.0  # about, each

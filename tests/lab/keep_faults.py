@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from murmuration.worker.config import load_config
 from tests.support.shaped import relayed_swarm
 from tests.support.workers import (
     QUICK,
@@ -30,7 +31,6 @@ from tests.support.workers import (
     free_addresses,
     settings_of,
 )
-from worker.config import load_config
 
 NEAR = 0.01
 RUN_S = 900.0  # none takes longer

@@ -30,8 +30,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from protos.addresses import ReservedPorts
-from protos.figures import optional
+from murmuration.protos.addresses import ReservedPorts
+from murmuration.protos.figures import optional
 
 LEAVES_S = 5.0
 MOST_GAP_S, MOST_LOSS = 60.0, 0.01
@@ -88,7 +88,7 @@ def line(out: Path, address: str, others: Sequence[str], steps: int = 1_000_000)
     joins = [word for other in others for word in ("--join", other)]
     where = ["--name", out.name, "--listen", address, "--min-peers", "2", "--threads", "1"]
     words = ["up", *SETTINGS, "--steps", str(steps), *where, *joins, "--out", str(out), "--json"]
-    return [sys.executable, "-m", "worker.cli", *words]
+    return [sys.executable, "-m", "murmuration.worker.cli", *words]
 
 
 def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":

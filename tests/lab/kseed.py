@@ -25,10 +25,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from murmuration.worker.tasks import Batch, Cursor
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.training.evaluation import Evaluation, validate
 from tests.lab.one_process import Trained, Training, train
-from worker.tasks import Batch, Cursor
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.training.evaluation import Evaluation, validate
 
 TUNING_SEED = 100
 _SIZES: dict[str, object] = {

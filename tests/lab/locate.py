@@ -27,11 +27,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from algorithms.link import Link
-from coordinator import Failure
-from coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
-from coordinator.report.status import ask
-from protos.events import place_of, verdict_words
+from murmuration.algorithms.link import Link
+from murmuration.coordinator import Failure
+from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
+from murmuration.coordinator.report.status import ask
+from murmuration.protos.events import place_of, verdict_words
 from tests.lab.polling import seconds_until
 from tests.support.workers import settings_of
 

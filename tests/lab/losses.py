@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import torch
 
-from algorithms.diloco import mean_in_order
-from algorithms.noloco import relative_distance
-from algorithms.presets import PRESETS
+from murmuration.algorithms.diloco import mean_in_order
+from murmuration.algorithms.noloco import relative_distance
+from murmuration.algorithms.presets import PRESETS
 from tests.lab.one_process import Training, train
 
 FOUR_BITS = ("codec=e3m0", "reduction_codec=e3m0")

@@ -39,13 +39,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from murmuration.worker.tasks import Cursor
+from murmuration.worker.tasks.llama import Llama
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.tasks.task import Batch
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.replica import InnerReplica
 from tests.support.workers import running_swarm, settings_of
-from worker.tasks import Cursor
-from worker.tasks.llama import Llama
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.tasks.task import Batch
-from worker.training.config import InnerConfig
-from worker.training.replica import InnerReplica
 
 PRESETS = ("local", "diloco", "streaming")
 LAYERS = (12, 24)
@@ -56,8 +56,11 @@ _CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
 _PERIODS = 2
 _LARGE_LAYERS, _LARGE_WIDTH = 18, 1536
 _LARGE_FRAGMENTS = 9  # what is in flight is a fragment's
-_SWARM = (sys.executable, "-m", "worker.cli", "swarm")
-_SPAWNED = ("runpy", "worker.cli")  # a process of its own: one that is forked has its parent's peak
+_SWARM = (sys.executable, "-m", "murmuration.worker.cli", "swarm")
+_SPAWNED = (
+    "runpy",
+    "murmuration.worker.cli",
+)  # a process of its own: one that is forked has its parent's peak
 
 
 class Measured(LlamaBytes):

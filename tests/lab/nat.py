@@ -28,10 +28,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from coordinator import Failure
-from coordinator.links.namespaces import NamespaceHost, Namespaces
-from coordinator.report.status import ask
-from protos.identity import Authority, Role
+from murmuration.coordinator import Failure
+from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces
+from murmuration.coordinator.report.status import ask
+from murmuration.protos.identity import Authority, Role
 from tests.lab.polling import seconds_until
 from tests.support.nat import behind_nat
 from tests.support.workers import settings_of
@@ -49,7 +49,7 @@ class Peer:
     """A `murmur` on one host; its events are read as they come, each with its time."""
 
     def __init__(self, name: str, host: NamespaceHost, arguments: Sequence[str]) -> None:
-        command = [*host.prefix, sys.executable, "-m", "worker.cli", *arguments]
+        command = [*host.prefix, sys.executable, "-m", "murmuration.worker.cli", *arguments]
         self.name = name
         self.process = subprocess.Popen(
             [*command, "--threads", "1", "--json"], stdout=subprocess.PIPE, text=True
@@ -194,7 +194,7 @@ def relay_killed(settings: Sequence[str]) -> tuple[float, float]:
 
 
 def _identity(peer: Peer) -> Any:
-    from protos.identity import Identity
+    from murmuration.protos.identity import Identity
 
     arguments = list(peer.process.args)  # type: ignore[arg-type]  # a list of ours
     return Identity.load(Path(arguments[arguments.index("--out") + 1]))

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-from protos.figures import percent
-from protos.identity import Authority, Role
+from murmuration.protos.figures import percent
+from murmuration.protos.identity import Authority, Role
 from tests.support.workers import WorkerProcess, running_swarm, settings_of
 
 _SCRAPE_S, _PAGE_S = 5.0, 2.0

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from algorithms.robust import AGGREGATIONS
+from murmuration.algorithms.robust import AGGREGATIONS
 from tests.support.liar import LIES
 from tests.support.workers import WorkerProcess, running_swarm, settings_of
 

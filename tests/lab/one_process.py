@@ -1,4 +1,4 @@
-"""A whole run in one process, as `algorithms.reference` has it, and what the run sends.
+"""A whole run in one process, as `murmuration.algorithms.reference` has it, and what the run sends.
 
 Real workers end with the same bits (`make parity`), so what else the machine does changes no loss.
 """
@@ -10,19 +10,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from algorithms import reference
-from algorithms.codecs import codec_by_name
-from algorithms.fragments import Fragment, partition
-from algorithms.plan import Plan
-from worker.config import Config, load_config
-from worker.pipeline.part import part_of
-from worker.tasks import Cursor, Task, load_task
-from worker.training.config import KSEED
-from worker.training.evaluation import validate
-from worker.training.inbox import Mailbox
-from worker.training.initial import load_initial
-from worker.training.model import schema_of, trained_parameters
-from worker.training.replica import InnerReplica
+from murmuration.algorithms import reference
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.fragments import Fragment, partition
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.config import Config, load_config
+from murmuration.worker.pipeline.part import part_of
+from murmuration.worker.tasks import Cursor, Task, load_task
+from murmuration.worker.training.config import KSEED
+from murmuration.worker.training.evaluation import validate
+from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.training.initial import load_initial
+from murmuration.worker.training.model import schema_of, trained_parameters
+from murmuration.worker.training.replica import InnerReplica
 
 
 @dataclass(frozen=True, kw_only=True)

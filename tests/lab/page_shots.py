@@ -27,13 +27,13 @@ from urllib.request import urlopen
 from PIL import Image
 from rich.console import Console
 
-from coordinator.report.status import Swarm, ask
-from coordinator.report.terminal import swarm_table
-from protos.addresses import ReservedPorts, split_address
-from protos.identity import Authority, Role, member_identity
+from murmuration.coordinator.report.status import Swarm, ask
+from murmuration.coordinator.report.terminal import swarm_table
+from murmuration.protos.addresses import ReservedPorts, split_address
+from murmuration.protos.identity import Authority, Role, member_identity
+from murmuration.worker.views.history import History
 from tests.lab.polling import seconds_until
 from tests.support.browser import CHROMIUM, picture
-from worker.views.history import History
 
 DEAD, SLOW, RELAYED = "w3", "w5", "w7"
 LINKS = ("--link", "100mbit", "--link", f"{SLOW}=2mbit")
@@ -58,7 +58,7 @@ def main() -> None:
     with ExitStack() as started, ReservedPorts(1) as ports:
         folder = started.enter_context(tempfile.TemporaryDirectory())
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "worker.cli", "swarm", *RUN, *LINKS]
+        command = [sys.executable, "-m", "murmuration.worker.cli", "swarm", *RUN, *LINKS]
         start(started, [*command, "--out", str(out)], Path(folder) / "log")
         until(lambda: event_of(out / "w0", "started") is not None, "a start")
         joins = [*join_command(out), "--web", ports.addresses[0]]
@@ -87,7 +87,7 @@ def join_command(run: Path) -> list[str]:
         towards.connect(split_address(first))
         host = towards.getsockname()[0]
     return [
-        sys.executable, "-m", "worker.cli", "join", first, "--name", RELAYED, "--threads", "1",
+        sys.executable, "-m", "murmuration.worker.cli", "join", first, "--name", RELAYED, "--threads", "1",
         "--listen", f"{host}:0", "--advertise", f"{host}:9", "--out", str(run / RELAYED), *SETTINGS,
     ]  # fmt: skip
 

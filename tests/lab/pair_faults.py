@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from murmuration.worker.config import load_config
 from tests.support.held_rounds import held_round
 from tests.support.pair_accounts import PairAccounts
 from tests.support.shaped import relayed_swarm
 from tests.support.watched import program
 from tests.support.workers import Event, Hashes, Swarm, settings_of
-from worker.config import load_config
 
 LINK, WORSE, HELD_ROUND = "20mbit", 1.03, 1
 RUN_S = 600.0  # none takes longer

@@ -7,11 +7,11 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from murmuration.worker.config import load_config
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Hashes
-from worker.config import load_config
 
 
 def main() -> int:

@@ -5,7 +5,7 @@
 75 entries: five methods, three models, five compute utilizations. An entry is the first of 50
 speeds, evenly spaced on a logarithmic scale from 0.1 to 1000 Gbit/s, with which the utilization is
 reached; a distance counts points of that grid. The simulator is the paper's, which goes layer by
-layer; ours sends a fragment as a whole after its step (`algorithms.utilization`).
+layer; ours sends a fragment as a whole after its step (`murmuration.algorithms.utilization`).
 
 Ref: arXiv:2501.18512.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from algorithms.fragments import layer_of
-from algorithms.utilization import Floats, SerialLink, event_steps
-from algorithms.workload import PlannedRounds, Workload
+from murmuration.algorithms.fragments import layer_of
+from murmuration.algorithms.utilization import Floats, SerialLink, event_steps
+from murmuration.algorithms.workload import PlannedRounds, Workload
 
 GRID_GBPS = np.logspace(-1, 3, 50)
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)

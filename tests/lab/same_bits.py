@@ -10,13 +10,13 @@ run's id is fixed, since a new wire format would draw other pairs. Routes are dr
 from dataclasses import replace
 from unittest.mock import PropertyMock, patch
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.manifest import Manifest
 from tests.protocol.problem import Problem
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.manifest import Manifest
 
 RUN = 0x5EED
 LAYERS = (411, 197, 350, 128)

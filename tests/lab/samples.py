@@ -9,9 +9,9 @@ where a sample is never drawn, or more are drawn again than two crashes may repe
 import argparse
 from collections.abc import Callable
 
+from murmuration.worker.leases import SampleStream
 from tests.protocol.drawn import Churn
 from tests.protocol.virtual_time import run
-from worker.leases import SampleStream
 
 SETTINGS: dict[str, Callable[[int], Churn]] = {
     "blocks of 20, batches of 4, 10 ms": lambda seed: Churn(seed),

@@ -11,12 +11,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algorithms.skippipe.simulator import Kind
-from protos.figures import percent
-from worker.cli.plan_options import PlanOptions, StageOptions
-from worker.cli.plan_stages import StagedRun, report_of
-from worker.cli.plan_stages_report import RoutingRow, StagesReport
-from worker.config import load_config
+from murmuration.algorithms.skippipe.simulator import Kind
+from murmuration.protos.figures import percent
+from murmuration.worker.cli.plan_options import PlanOptions, StageOptions
+from murmuration.worker.cli.plan_stages import StagedRun, report_of
+from murmuration.worker.cli.plan_stages_report import RoutingRow, StagesReport
+from murmuration.worker.config import load_config
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

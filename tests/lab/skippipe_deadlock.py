@@ -13,10 +13,10 @@ from collections import Counter
 
 import numpy as np
 
-from algorithms.skippipe.pipeline import Links, Pipeline
-from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.routing import random
-from algorithms.skippipe.simulator import Deadlock, simulate
+from murmuration.algorithms.skippipe.pipeline import Links, Pipeline
+from murmuration.algorithms.skippipe.route import Route, Rules
+from murmuration.algorithms.skippipe.routing import random
+from murmuration.algorithms.skippipe.simulator import Deadlock, simulate
 from tests.support.stage_costs import costs_of
 
 MEMORIES = (1, 2, 3)

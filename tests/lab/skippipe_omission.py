@@ -29,12 +29,12 @@ from statistics import fmean
 
 import torch
 
-from algorithms.skippipe.draws import even_stage_sets
-from algorithms.skippipe.gradients import StageGradients
-from algorithms.skippipe.route import Rules
-from worker.pipeline.config import StagesConfig
-from worker.tasks import Batch, Cursor, Staged, StageModule, load_task
-from worker.training.evaluation import build_stages, route_loss
+from murmuration.algorithms.skippipe.draws import even_stage_sets
+from murmuration.algorithms.skippipe.gradients import StageGradients
+from murmuration.algorithms.skippipe.route import Rules
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule, load_task
+from murmuration.worker.training.evaluation import build_stages, route_loss
 
 STAGES, MICROBATCHES = 6, 10
 OMITTED = ((0, 0), (2, 2), (3, 3), (3, 2))  # how many, and at most so many in a row

@@ -24,19 +24,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from algorithms.skippipe.assignment import StageCandidates, propose_placement, stage_sizes
-from algorithms.skippipe.pipeline import (
+from murmuration.algorithms.skippipe.assignment import (
+    StageCandidates,
+    propose_placement,
+    stage_sizes,
+)
+from murmuration.algorithms.skippipe.pipeline import (
     BACKWARD_RATIO,
     LOSS_RATIO,
     Links,
     Pipeline,
     activation_bytes,
 )
-from algorithms.skippipe.planner import Planner
-from algorithms.skippipe.route import Rules
-from algorithms.skippipe.routing import full, random
-from algorithms.skippipe.search import search_routes
-from algorithms.skippipe.simulator import simulate
+from murmuration.algorithms.skippipe.planner import Planner
+from murmuration.algorithms.skippipe.route import Rules
+from murmuration.algorithms.skippipe.routing import full, random
+from murmuration.algorithms.skippipe.search import search_routes
+from murmuration.algorithms.skippipe.simulator import simulate
 
 MEMORY = 3
 WAVES = 2

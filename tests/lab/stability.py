@@ -2,7 +2,7 @@
 
     python -m tests.lab stability [--picture docs/evidence/stability.png]
 
-64 replicas with random anchors take the outer update in groups by `algorithms.pairing`.
+64 replicas with random anchors take the outer update in groups by `murmuration.algorithms.pairing`.
 NoLoCo's, on a grid of (a, c), goes without pseudo-gradients: what is measured is by how much the
 replicas' variance grows a round. Replicas that share their momentum always come together, so theirs
 is by how much their distance from the bottom of a bowl grows, on a grid of a and of b times the
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.noloco import (
+from murmuration.algorithms.noloco import (
     SharedMomentum,
     largest_stable_c,
     largest_stable_step,
@@ -34,7 +34,7 @@ from algorithms.noloco import (
     modified_momentum,
     spectral_radius,
 )
-from algorithms.pairing import groups, membership_epoch
+from murmuration.algorithms.pairing import groups, membership_epoch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

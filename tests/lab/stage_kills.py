@@ -47,7 +47,7 @@ def main() -> int:
 
 def run(out: Path, those: Held, steps: int, stages: int, microbatches: int) -> None:
     """Trains to the end, and kills workers as they come to their visits."""
-    command = [sys.executable, "-m", "worker.cli", "swarm", "--out", str(out)]
+    command = [sys.executable, "-m", "murmuration.worker.cli", "swarm", "--out", str(out)]
     command += ["--stages", str(stages), "--replicas", "2"]
     command += ["--steps", str(steps), "--inner-steps", str(steps)]
     command += settings_of(stages__rebuild="false", stages__microbatches=microbatches)

@@ -12,12 +12,12 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from murmuration.worker.config import task_of
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.tasks import Cursor
+from murmuration.worker.training.initial import anchored_model, find_checkpoint
 from tests.support.swarm_runs import run_swarm
 from tests.support.whole_training import distance, trained_whole
-from worker.config import task_of
-from worker.manifest import Manifest
-from worker.tasks import Cursor
-from worker.training.initial import anchored_model, find_checkpoint
 
 STAGES, MICROBATCHES = 4, 4
 CASES = (("full", 1), ("full", 2), ("random", 2))

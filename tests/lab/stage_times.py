@@ -17,13 +17,13 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from algorithms.skippipe.pipeline import Costs, Pipeline
-from algorithms.skippipe.route import Rules, visited_stages
-from algorithms.skippipe.routing import origins_in_turns, predict
+from murmuration.algorithms.skippipe.pipeline import Costs, Pipeline
+from murmuration.algorithms.skippipe.route import Rules, visited_stages
+from murmuration.algorithms.skippipe.routing import origins_in_turns, predict
+from murmuration.worker.cli.plan_measurements import read_links
+from murmuration.worker.pipeline.planner import SEARCH_S
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event
-from worker.cli.plan_measurements import read_links
-from worker.pipeline.planner import SEARCH_S
 
 LINKS = (
     "5mbit,delay=100ms", "10mbit,delay=60ms", "20mbit,delay=30ms", "20mbit,delay=40ms",

@@ -17,8 +17,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from algorithms.link import Link
-from coordinator.links.namespaces import Namespaces, NoNamespaces
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.links.namespaces import Namespaces, NoNamespaces
 from tests.lab.goodput import in_rounds
 
 TARGET = 1.15

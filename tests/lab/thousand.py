@@ -13,9 +13,9 @@ import argparse
 import statistics
 import time
 
+from murmuration.worker.membership import Health
 from tests.unit.worker.membership.simulation import Simulation
 from tests.unit.worker.membership.test_dissemination_swarms import PUBLISH_S, train
-from worker.membership import Health
 
 MOST_BYTES_A_S, LEAST_SHARE = 2000, 0.999
 SETTLE_S = 6.0

@@ -40,10 +40,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from algorithms.link import parse_link
-from coordinator.launcher.processes import Interrupts
-from protos.exit_codes import ExitCode
-from protos.figures import seconds
+from murmuration.algorithms.link import parse_link
+from murmuration.coordinator.launcher.processes import Interrupts
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.figures import seconds
 from tests.lab.compare.options import LINKS, LOCAL, Bench
 from tests.lab.compare.session import Session
 from tests.lab.compare.tables import Row

@@ -21,13 +21,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from murmuration.worker.config import Config, load_config
+from murmuration.worker.tasks import load_task
+from murmuration.worker.training.model import schema_of
 from tests.lab.one_process import last_mean_bytes, sent
 from tests.support.gate import gate
 from tests.support.shaped import relayed_swarm
 from tests.support.workers import SMALL, running_swarm, settings_of
-from worker.config import Config, load_config
-from worker.tasks import load_task
-from worker.training.model import schema_of
 
 WORKERS, NEAR, COMPUTING = 4, 0.03, 0.98
 WIDE = (

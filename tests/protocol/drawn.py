@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.plan import Plan
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.leases import LeasedBlocks, SampleStream
+from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.training.inbox import Stop
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Held, Swarm
 from tests.protocol.train_side import TrainSide
-from worker.leases import LeasedBlocks, SampleStream
-from worker.leases.types import LeaseMessage
-from worker.training.inbox import Stop
 
 Sample = tuple[int, int]  # epoch and place in it
 

@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from algorithms.codecs import codec_by_name
-from algorithms.plan import Plan
-from algorithms.reducers import reducer_orders
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.reducers import reducer_orders
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.reducer import Reducer
+from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.compression import Compression
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.types import ExchangeConfig, RoundConfig, ShardKey
+from murmuration.worker.transport import Caller, Stream
 from tests.protocol.swarm import inline
 from tests.protocol.views import view
 from tests.support.frames import frames
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
-from worker import wire
-from worker.exchange.allreduce.reducer import Reducer
-from worker.exchange.arrivals import Arrivals
-from worker.exchange.compression import Compression
-from worker.exchange.context import Context
-from worker.exchange.types import ExchangeConfig, RoundConfig, ShardKey
-from worker.transport import Caller, Stream
 
 RUN = 77
 GROUP = ("a", "b", "r")

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
 from tests.protocol.pair_taps import GossipMessage
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm

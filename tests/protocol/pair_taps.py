@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
 from tests.protocol.taps import Passing, Tap
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
 
 PARTS = {ANCHOR: "anchor", CONTRIBUTION: "contribution"}
 

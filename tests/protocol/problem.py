@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from algorithms import reference
-from algorithms.fragments import Fragment, TensorSpec
-from algorithms.plan import Plan
-from worker.config import Config, RunConfig
-from worker.exchange.types import ExchangeConfig, RoundConfig
-from worker.manifest import Manifest
-from worker.membership import MembershipConfig
+from murmuration.algorithms import reference
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.config import Config, RunConfig
+from murmuration.worker.exchange.types import ExchangeConfig, RoundConfig
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import MembershipConfig
 
 
 @dataclass(frozen=True)

@@ -13,26 +13,26 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
-from algorithms.fragments import Fragment, TensorSpec
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.config import Config, RunConfig
+from murmuration.worker.exchange.types import ExchangeConfig, RoundConfig
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.part import Part, part_of
+from murmuration.worker.pipeline.replica import StageJobs
+from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
+from murmuration.worker.tasks import Cursor
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.inbox import JobKind
 from tests.protocol.swarm import Held, Peer, Swarm
 from tests.protocol.timed_stage import TimedStage
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import VirtualLoop
-from worker.config import Config, RunConfig
-from worker.exchange.types import ExchangeConfig, RoundConfig
-from worker.manifest import Manifest
-from worker.membership import MembershipConfig
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.part import Part, part_of
-from worker.pipeline.replica import StageJobs
-from worker.pipeline.stage_call import Incarnation, StageCallKey
-from worker.tasks import Cursor
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.training.config import InnerConfig
-from worker.training.inbox import JobKind
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
 ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32

@@ -1,6 +1,6 @@
 """A swarm of real nodes and real trainers in one process, on the virtual clock.
 
-Each peer is a `worker.node.Node` on a `MemoryTransport`, with its `Trainer` on a
+Each peer is a `murmuration.worker.node.Node` on a `MemoryTransport`, with its `Trainer` on a
 thread that runs only while the loop waits for it, so that every run of a test is the same.
 """
 
@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from algorithms.fragments import Fragment
-from protos.identity import Authority, Identity, Role
+from murmuration.algorithms.fragments import Fragment
+from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.catchup.start import all_agree
+from murmuration.worker.component import Environment, NodeConfig
+from murmuration.worker.node import Node
+from murmuration.worker.status import LagMonitor
+from murmuration.worker.training.inbox import Stop
+from murmuration.worker.training.loop import Trainer
+from murmuration.worker.wire import tensor_hash
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.memory_transport import MemoryNetwork
-from worker.catchup.start import all_agree
-from worker.component import Environment, NodeConfig
-from worker.node import Node
-from worker.status import LagMonitor
-from worker.training.inbox import Stop
-from worker.training.loop import Trainer
-from worker.wire import tensor_hash
 
 T = TypeVar("T")
 

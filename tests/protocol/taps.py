@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TypeVar
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.transport.base import Caller, Handler, Stream
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
-from worker.transport.base import Caller, Handler, Stream
 
 T = TypeVar("T")
 

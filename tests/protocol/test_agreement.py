@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.membership import MembershipConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing
 from tests.protocol.virtual_time import run
-from worker.membership import MembershipConfig
 
 PEERS = "abcde"
 

@@ -4,12 +4,9 @@ from contextlib import suppress
 
 import pytest
 
-from algorithms.plan import Plan
-from protos import murmuration_pb2 as pb
-from tests.protocol.problem import Problem
-from tests.protocol.swarm import Swarm
-from tests.protocol.virtual_time import run
-from worker.transport import (
+from murmuration.algorithms.plan import Plan
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.transport import (
     CONTROL_METHODS,
     DATA_METHODS,
     RELAY_METHODS,
@@ -17,7 +14,10 @@ from worker.transport import (
     Refused,
     Unreachable,
 )
-from worker.wire import WireError, claimed_sender
+from murmuration.worker.wire import WireError, claimed_sender
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
 
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
 COORDINATOR = Caller("ipv4:127.0.0.1:1", "coordinator", "coordinator")

@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.codecs import bits_per_value
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.codecs import bits_per_value
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.allreduce.final_average import FinalAverage
+from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.training.inbox import Begin, RoundFailed
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.exchange.allreduce.contributor import Contributor
-from worker.exchange.allreduce.final_average import FinalAverage
-from worker.exchange.types import RoundConfig
-from worker.training.inbox import Begin, RoundFailed
 
 NOLOCO = replace(PRESETS["noloco"], inner_steps=5)
 STREAMING = replace(

@@ -2,13 +2,13 @@
 
 import pytest
 
-from algorithms.reducers import reducer_orders
+from murmuration.algorithms.reducers import reducer_orders
+from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.transport import Unreachable
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, frame_up, once
 from tests.protocol.virtual_time import run
-from worker.membership import MembershipConfig
-from worker.transport import Unreachable
 
 NAMES = "abcd"
 MEMBERSHIP = MembershipConfig()

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.plan import Plan
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.plan import Plan
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.errors import ManifestRefused
+from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.wire import hash64
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, spoiled_frame
 from tests.protocol.virtual_time import run
-from worker.errors import ManifestRefused
-from worker.exchange.types import RoundConfig
-from worker.wire import hash64
 
 NAMES = "abcd"
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.errors import PeersUnreachable
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.errors import PeersUnreachable
 
 LIMIT_S = 60.0
 

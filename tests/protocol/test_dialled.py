@@ -2,10 +2,10 @@
 
 import pytest
 
+from murmuration.worker.errors import NotDialled
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.errors import NotDialled
 
 NOWHERE = "nowhere:7700"
 

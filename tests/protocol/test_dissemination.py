@@ -1,9 +1,9 @@
 """Gossip between real nodes: few bytes, and nothing lost when links and peers go and come back."""
 
+from murmuration.worker.membership import Phase
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.membership import Phase
 
 NAMES = "abcd"
 

@@ -10,16 +10,16 @@ from itertools import count, islice, product
 
 import pytest
 
-from algorithms.pairing import groups as drawn
-from algorithms.pairing import membership_epoch
-from algorithms.presets import PRESETS
+from murmuration.algorithms.pairing import groups as drawn
+from murmuration.algorithms.pairing import membership_epoch
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.exchange.pairwise.pairs import draw_group
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Phase
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.views import member
 from tests.protocol.virtual_time import run
-from worker.exchange.pairwise.pairs import draw_group
-from worker.exchange.types import View
-from worker.membership import Phase
 
 PEERS = "abcd"
 PLAN = replace(PRESETS["noloco"], inner_steps=5, consensus=False)

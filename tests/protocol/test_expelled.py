@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Role
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Authority, Role
+from murmuration.worker.identity import Gate
+from murmuration.worker.membership import Health
+from murmuration.worker.transport import Caller, Refused
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.identity import Gate
-from worker.membership import Health
-from worker.transport import Caller, Refused
 
 
 def test_an_expelled_peer_is_in_no_round_of_the_others(tmp_path: Path) -> None:

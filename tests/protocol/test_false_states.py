@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.catchup.repair import JumpLimit
+from murmuration.worker.membership import Digest, Member, Phase
+from murmuration.worker.transport import Caller, Stream
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from tests.support.memory_transport import MemoryTransport
-from worker import wire
-from worker.catchup.repair import JumpLimit
-from worker.membership import Digest, Member, Phase
-from worker.transport import Caller, Stream
 
 VALUES = 300
 

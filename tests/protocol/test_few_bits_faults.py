@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.plan import Plan
+from murmuration.algorithms.plan import Plan
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run

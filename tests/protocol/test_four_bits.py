@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.plan import Plan
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.exchange.types import ExchangeConfig
+from murmuration.worker.wire import Payload, hash64
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
-from worker.exchange.types import ExchangeConfig
-from worker.wire import Payload, hash64
 
 NAMES = "abc"
 

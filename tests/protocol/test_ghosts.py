@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
-from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Role
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Authority, Role
+from murmuration.worker.identity import SignedWords
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.transport import Caller
+from murmuration.worker.wire import signed_member_to_message
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.identity import SignedWords
-from worker.membership import Member, Phase
-from worker.transport import Caller
-from worker.wire import signed_member_to_message
 
 FAR = 999_999
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.errors import PeersUnreachable
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.errors import PeersUnreachable
 
 NAMES = "abcd"
 

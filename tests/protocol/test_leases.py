@@ -2,11 +2,11 @@
 
 import pytest
 
-from algorithms.plan import Plan
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.leases import SampleStream
 from tests.protocol.drawn import Churn, Counts, DrawingSwarm
 from tests.protocol.problem import Problem, steady
 from tests.protocol.virtual_time import run
-from worker.leases import SampleStream
 
 
 def test_peers_that_stay_draw_every_sample_once() -> None:

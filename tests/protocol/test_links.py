@@ -7,13 +7,13 @@ from typing import Literal
 import pytest
 import torch
 
-from algorithms.plan import Plan
-from algorithms.reducers import reducer_orders
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.reducers import reducer_orders
+from murmuration.worker.membership import MembershipConfig
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, frame_up, once
 from tests.protocol.virtual_time import run
-from worker.membership import MembershipConfig
 
 NAMES = "abcd"
 
@@ -25,7 +25,7 @@ SHARD_BYTES = 4 * 400_000
 @pytest.fixture
 def _one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """One shard a peer, however large."""
-    monkeypatch.setattr("algorithms.plan._MAX_CHUNKS_PER_PEER", 1)
+    monkeypatch.setattr("murmuration.algorithms.plan._MAX_CHUNKS_PER_PEER", 1)
 
 
 @pytest.mark.usefixtures("_one_chunk")

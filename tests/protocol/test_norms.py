@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.plan import Plan
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.plan import Plan
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.exchange.types import RoundConfig
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing
 from tests.protocol.virtual_time import run
-from worker.exchange.types import RoundConfig
 
 FAR = Problem(steps=6, far={"d": 40.0})
 

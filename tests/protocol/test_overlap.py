@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from algorithms.plan import Exchange, Plan
+from murmuration.algorithms.plan import Exchange, Plan
+from murmuration.worker.exchange.types import RoundConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.exchange.types import RoundConfig
 
 H = 6
 FOUR_BITS = Plan(inner_steps=H, fragments=3, merge_alpha=0.5, codec="e3m0", reduction_codec="int8")

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run

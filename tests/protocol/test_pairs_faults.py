@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.transport import Unreachable
 from tests.protocol import swarm as swarms
 from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady
 from tests.protocol.pair_taps import GossipMessage, first, meetings
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from tests.support.frames import frames_of
-from worker.exchange.types import RoundConfig
-from worker.transport import Unreachable
 
 CONSENSUS = replace(NOLOCO, consensus=True)
 STREAMING = replace(

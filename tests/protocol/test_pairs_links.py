@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
+from murmuration.algorithms.plan import Plan
 from tests.protocol import swarm as swarms
 from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady
 from tests.protocol.pair_taps import GossipMessage, first, meetings

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.presets import PRESETS
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
 from tests.protocol.pair_taps import GossipMessage, first, meetings
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from tests.support.memory_transport import MemoryTransport
-from worker import wire
 
 PROBLEM = Problem(steps=15, plan=replace(PRESETS["noloco"], inner_steps=3))
 CODES = pb.RefusalCode

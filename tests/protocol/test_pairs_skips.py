@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
-from algorithms.schedule import Due
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.schedule import Due
+from murmuration.worker.training.inbox import SkipAhead
 from tests.protocol import swarm as swarms
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.training.inbox import SkipAhead
 
 NOLOCO = replace(PRESETS["noloco"], inner_steps=5, consensus=False)
 STREAMING = replace(

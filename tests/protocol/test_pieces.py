@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.presets import PRESETS
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.training.inbox import Begin, Mailbox, RoundDone, ToIO, ToTrain
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.training.inbox import Begin, Mailbox, RoundDone, ToIO, ToTrain
 
 LAYERS = (300, 200, 150, 260, 90)
 PROBLEM = Problem(layers=LAYERS, steps=8, plan=replace(PRESETS["diloco"], inner_steps=3))
@@ -48,7 +48,7 @@ def test_a_run_in_pieces_ends_with_the_bits_of_one_in_one(monkeypatch: pytest.Mo
         pieces.extend(await _anchors())
 
     run(in_one())
-    monkeypatch.setattr("algorithms.plan.PIECE_ELEMENTS", 350)
+    monkeypatch.setattr("murmuration.algorithms.plan.PIECE_ELEMENTS", 350)
     monkeypatch.setattr(Mailbox, "post", posted)
     monkeypatch.setattr(Mailbox, "answer", answered)
     assert len(PROBLEM.fragments) == 3

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from algorithms.reducers import reducer_orders
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.reducers import reducer_orders
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
 from tests.protocol.one_reducer import GROUP, RUN, bench, contribution, encoded, header, up
 from tests.protocol.virtual_time import run
 from tests.support.frames import frames
-from worker import wire
 
 NOT_MINE = next(k for k, order in enumerate(reducer_orders(RUN, 0, GROUP)) if order[0] == "a")
 INVALID = pb.RefusalCode.REFUSAL_INVALID

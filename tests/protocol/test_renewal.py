@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Identity, Renewal, Role
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Authority, Identity, Renewal, Role
+from murmuration.worker.identity.renewal import KeyHolders
+from murmuration.worker.transport import Unreachable
 from tests.protocol.virtual_time import run
-from worker.identity.renewal import KeyHolders
-from worker.transport import Unreachable
 
 T = TypeVar("T")
 HOUR_S = 3600.0

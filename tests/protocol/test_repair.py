@@ -4,8 +4,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from worker.catchup.repair import Repair, choose_repair, choose_return, step_of_the_others
-from worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.catchup.repair import (
+    Repair,
+    choose_repair,
+    choose_return,
+    step_of_the_others,
+)
+from murmuration.worker.membership import Digest, Health, Member, Phase
 
 Digests = tuple[tuple[int, int, int], ...]
 

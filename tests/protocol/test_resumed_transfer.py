@@ -5,19 +5,19 @@ from contextlib import suppress
 import pytest
 import torch
 
-from algorithms.fragment_state import FragmentState
-from algorithms.plan import Plan
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.plan import Plan
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.catchup.state_transfer import HeldStates, fetch_states, serve_states
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.training.inbox import Published
+from murmuration.worker.transport import Caller, Refused, Stream, TransportError
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm, inline
 from tests.protocol.taps import Passing
 from tests.protocol.virtual_time import run
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
-from worker import wire
-from worker.catchup.state_transfer import HeldStates, fetch_states, serve_states
-from worker.membership import Member, Phase
-from worker.training.inbox import Published
-from worker.transport import Caller, Refused, Stream, TransportError
 
 ELEMENTS, RUN = 700_000, 7
 FRAMES = 6  # of 1 MiB, of anchor and momentum

@@ -6,7 +6,9 @@ from typing import TypeVar
 
 import pytest
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.context import Context
 from tests.protocol.one_reducer import (
     bench,
     contribution,
@@ -17,8 +19,6 @@ from tests.protocol.one_reducer import (
 )
 from tests.protocol.views import view
 from tests.protocol.virtual_time import run
-from worker import wire
-from worker.exchange.context import Context
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from algorithms.plan import Merge
+from murmuration.algorithms.plan import Merge
+from murmuration.worker.membership import Health
+from murmuration.worker.simulation.faults import BrittleStreams, Crash, Doubt, Fault, Late
 from tests.support.mean_schedules import Run, accounts, play, random_run, violations
-from worker.membership import Health
-from worker.simulation.faults import BrittleStreams, Crash, Doubt, Fault, Late
 
 SCHEDULES = 40
 PEERS = (2, 3, 4, 5)

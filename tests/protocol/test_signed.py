@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Identity, Role
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.identity import SignedWords
+from murmuration.worker.membership import Digest, Health, Member, Phase, Signed
+from murmuration.worker.transport import Caller
+from murmuration.worker.wire import signed_member_to_message
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.identity import SignedWords
-from worker.membership import Digest, Health, Member, Phase, Signed
-from worker.transport import Caller
-from worker.wire import signed_member_to_message
 
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.plan import Plan
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.membership import Health
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.membership import Health
 
 PLAN = Plan(inner_steps=5)
 NEVER_S = 1e9

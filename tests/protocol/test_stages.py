@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.presets import PRESETS
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.pipeline.part import part_of
+from murmuration.worker.tasks import StageModule
 from tests.protocol.stage_swarm import (
     HELD_BYTES,
     StagedProblem,
@@ -18,8 +20,6 @@ from tests.protocol.stage_swarm import (
 )
 from tests.protocol.virtual_time import run
 from tests.support.whole_training import Whole, distance, trained_whole
-from worker.pipeline.part import part_of
-from worker.tasks import StageModule
 
 NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "lost", "discarded")
 

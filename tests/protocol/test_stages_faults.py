@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from algorithms.presets import PRESETS
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.training.inbox import JobKind
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in, same_visits
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
-from worker.membership import MembershipConfig
-from worker.training.inbox import JobKind
 
 DETECTION_S = MembershipConfig().detection_s(6)
 ROUNDS_AT_END = replace(PRESETS["diloco"], inner_steps=100)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.presets import PRESETS
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.training.inbox import JobKind
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, incarnation_of, numbers_in
 from tests.protocol.virtual_time import run
-from worker.training.inbox import JobKind
 
 ITERATION = 3
 SLOW = StagedProblem(

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from algorithms.presets import PRESETS
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.pipeline.profile import Profile
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
-from worker.pipeline.profile import Profile
 
 NEVER = 10_000  # steps: nobody ends by itself
 PROBLEM = StagedProblem(

@@ -3,11 +3,11 @@ replica dies late in the iteration or the origin soon afterwards."""
 
 from dataclasses import replace
 
-from algorithms.presets import PRESETS
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.training.inbox import JobKind
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in
 from tests.protocol.virtual_time import run
-from worker.membership import MembershipConfig
-from worker.training.inbox import JobKind
 
 DETECTION_S = MembershipConfig().detection_s(6)
 PROBLEM = StagedProblem(

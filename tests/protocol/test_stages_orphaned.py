@@ -7,14 +7,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from algorithms.presets import PRESETS
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.config import Config
+from murmuration.worker.errors import PeersUnreachable
+from murmuration.worker.membership import Health, MembershipConfig, Phase
+from murmuration.worker.training.inbox import JobKind, StageMove, Stop
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run
-from worker.config import Config
-from worker.errors import PeersUnreachable
-from worker.membership import Health, MembershipConfig, Phase
-from worker.training.inbox import JobKind, StageMove, Stop
 
 DETECTION_S = MembershipConfig().detection_s(6)
 TOLD_S = DETECTION_S + 5.0

@@ -2,11 +2,11 @@
 
 import pytest
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.transport import Refused
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.transport import Refused
 
 FAR = 2**64 - 1
 

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from algorithms.plan import Plan
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.membership import MembershipConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, spoiled_frame
 from tests.protocol.virtual_time import run
-from worker.exchange.types import RoundConfig
-from worker.membership import MembershipConfig
 
 STEP_S = 0.2
 PROBLEM = Problem(

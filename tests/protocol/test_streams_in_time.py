@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.server import STREAMS_EACH
+from murmuration.worker.transport import Busy, Caller, Refused
 from tests.protocol.problem import steady
 from tests.protocol.stage_swarm import (
     ACTIVATION_BYTES,
@@ -19,9 +22,6 @@ from tests.protocol.stage_swarm import (
 )
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker import wire
-from worker.server import STREAMS_EACH
-from worker.transport import Busy, Caller, Refused
 
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
 

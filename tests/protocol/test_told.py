@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import torch
 
-from algorithms.presets import PRESETS
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.training.inbox import Begin, TrainingEvent
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
-from worker.training.inbox import Begin, TrainingEvent
 
 PROBLEM = Problem(layers=(31, 17), plan=replace(PRESETS["diloco"], inner_steps=5), steps=15)
 

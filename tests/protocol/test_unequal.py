@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.wire import WireError
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from worker.wire import WireError
 
 BY_SPEED = Plan(inner_steps=20, dylu=True, weighting="work")
 PLANS = {

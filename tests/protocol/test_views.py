@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from murmuration.worker.exchange.types import RoundConfig, View
+from murmuration.worker.membership import Health, Phase
 from tests.protocol.views import member, view
-from worker.exchange.types import RoundConfig, View
-from worker.membership import Health, Phase
 
 SEEN = view("ab", suspect="s", dead="x", left="l", done="d", starting="n", ahead="h")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from worker.pipeline.replica import StageJobs, StageReplica
-from worker.training.inbox import JobKind, StageJob
+from murmuration.worker.pipeline.replica import StageJobs, StageReplica
+from murmuration.worker.training.inbox import JobKind, StageJob
 
 _FORWARDS = {
     JobKind.ENTER: 1.0,

@@ -6,9 +6,9 @@ import math
 import threading
 from collections.abc import Callable
 
+from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.training.inbox import Mailbox, Stop, ToIO, ToTrain
 from tests.protocol.virtual_time import VirtualLoop
-from worker.leases.types import LeaseMessage
-from worker.training.inbox import Mailbox, Stop, ToIO, ToTrain
 
 
 class Unwind(BaseException):

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from worker.exchange.types import View
-from worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Digest, Health, Member, Phase
 
 
 def member(

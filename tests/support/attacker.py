@@ -16,13 +16,13 @@ from typing import Any
 
 import grpc
 
-from protos import murmuration_pb2 as pb
-from protos.documents import STATUS_BYTES, unpack
-from protos.identity import Identity, signer
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import STATUS_BYTES, unpack
+from murmuration.protos.identity import Identity, signer
+from murmuration.worker.manifest import Manifest
 from tests.support.members import Certificates
 from tests.support.stranger import Stranger, calling
 from tests.support.workers import Event, Swarm
-from worker.manifest import Manifest
 
 AT_THE_HANDSHAKE = "refused at the handshake"
 _DOMAIN = b"murmuration member\0"

@@ -16,7 +16,7 @@ from functools import partial
 import grpc
 import zstandard
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
 from tests.support.attacker import (
     AT_THE_HANDSHAKE,
     Attack,

@@ -13,10 +13,13 @@ import grpc
 import torch
 import zstandard
 
-from algorithms.codecs import codec_by_name
-from protos import murmuration_pb2 as pb
-from protos.documents import pack
-from protos.identity import Identity
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import pack
+from murmuration.protos.identity import Identity
+from murmuration.worker import wire
+from murmuration.worker.config import load_config
+from murmuration.worker.manifest import Manifest
 from tests.support.attacker import (
     AT_THE_HANDSHAKE,
     Attack,
@@ -29,9 +32,6 @@ from tests.support.attacker import (
 from tests.support.members import COORDINATOR, resident_mib
 from tests.support.stranger import calling, handing_out, serving
 from tests.support.workers import SMALL, Event, WorkerProcess
-from worker import wire
-from worker.config import load_config
-from worker.manifest import Manifest
 
 FAR_STEP = 999_999
 

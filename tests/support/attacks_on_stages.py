@@ -7,8 +7,8 @@ from functools import partial
 
 import grpc
 
-from algorithms.codecs import codec_by_name
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.protos import murmuration_pb2 as pb
 from tests.support.attacker import (
     AT_THE_HANDSHAKE,
     Attack,

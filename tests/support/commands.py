@@ -3,7 +3,7 @@
 import click
 from click.testing import CliRunner
 
-from worker.cli import exit_code_of
+from murmuration.worker.cli import exit_code_of
 
 
 def printed(command: click.Command, *args: object) -> str:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import grpc
 
-from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Identity, Role, serving
-from protos.identity.serving import ServerCertificate
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Authority, Identity, Role, serving
+from murmuration.protos.identity.serving import ServerCertificate
+from murmuration.worker.transport import Caller, Stream
+from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import calling
-from worker.transport import Caller, Stream
-from worker.transport.grpc import GrpcTransport
 
 _ANSWER_S = 5.0
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coordinator import Failure
-from coordinator.launcher.launch import Launch
-from coordinator.launcher.swarm import run_swarm
+from murmuration.coordinator import Failure
+from murmuration.coordinator.launcher.launch import Launch
+from murmuration.coordinator.launcher.swarm import run_swarm
 
 if __name__ == "__main__":
     launch = Launch(

@@ -27,15 +27,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-WORKER = (sys.executable, "-m", "worker.cli")  # for `ForkedPopen`
+WORKER = (sys.executable, "-m", "murmuration.worker.cli")  # for `ForkedPopen`
 MURMUR = (sys.executable, "-m", "tests.support.fork_server")  # its children are forked
 _ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test share one server
 _PRELOADED = (
-    *("torch._dynamo", "torch.optim", "worker.cli.commands", "worker.daemon"),
+    *(
+        "torch._dynamo",
+        "torch.optim",
+        "murmuration.worker.cli.commands",
+        "murmuration.worker.daemon",
+    ),
     # Not transformers.trainer, which starts a thread.
     *("lightning.pytorch", "peft", "transformers.models.llama.modeling_llama"),
 )
-_SERVED = ("worker.cli", "worker.cli.preflight", "tests.")
+_SERVED = ("murmuration.worker.cli", "murmuration.worker.cli.preflight", "tests.")
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 _LEASH = ("-I", "-S")  # how the launcher starts what dies with it
 _NAMESPACE = "--net="  # of nsenter
@@ -200,8 +205,8 @@ def _spare_workers() -> None:
     """Workers of tests share the text of the library, and end their runs with a short sample: these
     two took more than half of the time of a run of 40 steps. Each step takes a while without the
     cores, which other tests need while a swarm trains for as long as a test looks at it."""
-    from worker.tasks import llama_bytes, text
-    from worker.training import evaluation
+    from murmuration.worker.tasks import llama_bytes, text
+    from murmuration.worker.training import evaluation
 
     evaluation._SAMPLE_BYTES = 16
     load, corpus = text.load_text, text.load_text(text.STDLIB)
@@ -266,7 +271,7 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
 
 def main() -> None:
     """`murmur`, whose children are forked."""
-    from worker.cli import main as murmur
+    from murmuration.worker.cli import main as murmur
 
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
     murmur()

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from worker.wire import Incoming, frame_messages, hash64, payloads
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.wire import Incoming, frame_messages, hash64, payloads
 
 
 def frames(parts: Iterable[memoryview], offset: int = 0) -> list[pb.Frame]:

@@ -15,14 +15,14 @@ from typing import Any
 import zstandard
 from google.protobuf.message import DecodeError, Message
 
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.transport import RELAY_METHODS, Caller, Refused, TransportError
 from tests.protocol.problem import Problem
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing
-from worker.transport import RELAY_METHODS, Caller, Refused, TransportError
 
 REQUESTS: dict[str, type[Message]] = {
     "Control/Enrol": pb.EnrolRequest,

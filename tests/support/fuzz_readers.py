@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from cryptography.utils import CryptographyDeprecationWarning
 
-from algorithms.codecs import CODECS
-from coordinator.rendezvous.registry import Registry
-from coordinator.report.terminal import fact_lines
-from protos import murmuration_pb2 as pb
-from protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
-from protos.identity import (
+from murmuration.algorithms.codecs import CODECS
+from murmuration.coordinator.rendezvous.registry import Registry
+from murmuration.coordinator.report.terminal import fact_lines
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
+from murmuration.protos.identity import (
     Authority,
     Identity,
     IdentityError,
@@ -28,15 +28,15 @@ from protos.identity import (
     Token,
     Verifier,
 )
-from protos.identity.certificates import new_key, request_for, requested_key
+from murmuration.protos.identity.certificates import new_key, request_for, requested_key
+from murmuration.worker import wire
+from murmuration.worker.identity import SignedWords
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import Digest, Member
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.views.lines import SwarmLines
+from murmuration.worker.wire.payloads import Payload, payload_messages
 from tests.protocol.problem import Problem
-from worker import wire
-from worker.identity import SignedWords
-from worker.manifest import Manifest
-from worker.membership import Digest, Member
-from worker.pipeline.profile import Profile
-from worker.views.lines import SwarmLines
-from worker.wire.payloads import Payload, payload_messages
 
 ELEMENTS = 512
 

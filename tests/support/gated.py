@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.tasks.task import Batch
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.tasks.task import Batch
 
 
 class Gated(LlamaBytes):

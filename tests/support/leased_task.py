@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from murmuration.worker.tasks import Batch
 from tests.support.gated import Gated
-from worker.tasks import Batch
 
 Sample = tuple[int, int]  # epoch and place in it
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from worker.cli import main
-from worker.exchange.allreduce.contributor import Contributor
-from worker.training.inbox import Begin
+from murmuration.worker.cli import main
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.training.inbox import Begin
 
 Lie = Callable[[Tensor], Tensor]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from worker.config import task_of
-from worker.manifest import Manifest
-from worker.training.initial import anchored_model, find_checkpoint
+from murmuration.worker.config import task_of
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.training.initial import anchored_model, find_checkpoint
 
 
 def main() -> None:

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.counted import History
-from algorithms.fragment_state import FragmentState
-from algorithms.link import Link
-from algorithms.plan import Merge
-from algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.exchange.allreduce.dialogue import ContributionHeader
-from worker.exchange.types import RoundConfig, ShardKey
-from worker.simulation.faults import (
+from murmuration.algorithms.counted import History
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.plan import Merge
+from murmuration.algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.dialogue import ContributionHeader
+from murmuration.worker.exchange.types import RoundConfig, ShardKey
+from murmuration.worker.simulation.faults import (
     Crash,
     Cut,
     Delay,
@@ -31,14 +31,14 @@ from worker.simulation.faults import (
     Partition,
     random_faults,
 )
-from worker.simulation.loop import running
-from worker.simulation.means import MeanPeer
-from worker.simulation.peer import Account
-from worker.simulation.scenario import Scenario
-from worker.simulation.swarm import Group, SimulatedSwarm
-from worker.simulation.task import VALUES, Quadratic
-from worker.training.inbox import RoundDone, RoundFailed
-from worker.transport import Stream
+from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.means import MeanPeer
+from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.swarm import Group, SimulatedSwarm
+from murmuration.worker.simulation.task import VALUES, Quadratic
+from murmuration.worker.training.inbox import RoundDone, RoundFailed
+from murmuration.worker.transport import Stream
 
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
 STEPS_S = 0.4  # of the inner steps of a round
@@ -337,7 +337,7 @@ def play(
         peer.watch(record)
     shuffle = Random(f"ready {seed}") if shuffled else None
     with (
-        patch("worker.wire.payloads.MAX_FRAME_BYTES", FRAME_BYTES),
+        patch("murmuration.worker.wire.payloads.MAX_FRAME_BYTES", FRAME_BYTES),
         running(swarm.clock, swarm.act, shuffle) as loop,
     ):
         for peer in all_:

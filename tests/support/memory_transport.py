@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
 
-from protos.addresses import split_relayed
-from worker.transport.base import (
+from murmuration.protos.addresses import split_relayed
+from murmuration.worker.transport.base import (
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
     AddressInUse,

@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 import murmuration
-from worker.config import Config, parse_config, task_of
-from worker.manifest import Manifest
-from worker.tasks import Batch, Cursor, Task, next_batch
-from worker.wire import tensor_hash
+from murmuration.worker.config import Config, parse_config, task_of
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.tasks import Batch, Cursor, Task, next_batch
+from murmuration.worker.wire import tensor_hash
 
 
 class Samples(IterableDataset[tuple[Tensor, Tensor]]):

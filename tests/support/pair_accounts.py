@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from algorithms.plan import Plan
-from worker import wire
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
-from worker.exchange.pairwise.values import codec_of
+from murmuration.algorithms.plan import Plan
+from murmuration.worker import wire
+from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
+from murmuration.worker.exchange.pairwise.values import codec_of
 
 Key = tuple[int, int]  # fragment, round
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from algorithms.link import Link
-from worker.exchange.pairwise.buffer import CONTRIBUTION, PARTS, OwnPart, PairBuffer
-from worker.exchange.pairwise.pairs import Pairs
-from worker.exchange.pairwise.round import Event
-from worker.exchange.types import RoundConfig
-from worker.simulation.faults import (
+from murmuration.algorithms.link import Link
+from murmuration.worker.exchange.pairwise.buffer import CONTRIBUTION, PARTS, OwnPart, PairBuffer
+from murmuration.worker.exchange.pairwise.pairs import Pairs
+from murmuration.worker.exchange.pairwise.round import Event
+from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.simulation.faults import (
     BreakStreams,
     BrittleStreams,
     Crash,
@@ -27,14 +27,14 @@ from worker.simulation.faults import (
     Partition,
     random_faults,
 )
-from worker.simulation.loop import running
-from worker.simulation.network import SimulatedStream
-from worker.simulation.pairs import PairPeer
-from worker.simulation.peer import Account
-from worker.simulation.scenario import Scenario
-from worker.simulation.swarm import SimulatedSwarm
-from worker.simulation.task import Quadratic
-from worker.training.inbox import RoundDone, RoundFailed
+from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.pairs import PairPeer
+from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.swarm import SimulatedSwarm
+from murmuration.worker.simulation.task import Quadratic
+from murmuration.worker.training.inbox import RoundDone, RoundFailed
 
 CONFIG = RoundConfig(floor_mbps=20.0, slack_s=4.0)
 NEWS_S = 1.5  # in which all views are right again after what they noticed is over

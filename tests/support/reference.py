@@ -1,20 +1,20 @@
-"""The same run as real workers make, by `algorithms.reference` in one process."""
+"""The same run as real workers make, by `murmuration.algorithms.reference` in one process."""
 
 from collections.abc import Sequence
 
 import torch
 
-from algorithms import reference
-from algorithms.fragments import partition
+from murmuration.algorithms import reference
+from murmuration.algorithms.fragments import partition
+from murmuration.worker.config import Config
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.pipeline.part import part_of
+from murmuration.worker.tasks import Cursor, load_task
+from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.training.model import schema_of
+from murmuration.worker.training.replica import InnerReplica
+from murmuration.worker.wire import tensor_hash
 from tests.support.workers import Hashes
-from worker.config import Config
-from worker.manifest import Manifest
-from worker.pipeline.part import part_of
-from worker.tasks import Cursor, load_task
-from worker.training.inbox import Mailbox
-from worker.training.model import schema_of
-from worker.training.replica import InnerReplica
-from worker.wire import tensor_hash
 
 
 def reference_hashes(

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import murmuration
+from murmuration.worker.membership import Phase
+from murmuration.worker.wire import tensor_hash
 from tests.support.peers import Peer, peers
-from worker.membership import Phase
-from worker.wire import tensor_hash
 
 H, STEPS = 4, 18
 PRESETS = ("diloco", "streaming", "co2", "onebit", "sparse", "noloco", "streaming-noloco", "ddp")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import murmuration
-from worker.wire import tensor_hash
+from murmuration.worker.wire import tensor_hash
 
 
 class Regression(nn.Module):

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from algorithms.link import parse_link
-from coordinator.links.network import RelayProcess
+from murmuration.algorithms.link import parse_link
+from murmuration.coordinator.links.network import RelayProcess
 from tests.support.workers import Swarm, running_swarm
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from worker.cli import main
+from murmuration.worker.cli import main
 
 
 def slowed(fsync: Callable[[int], None], told: Path) -> Callable[[int], None]:

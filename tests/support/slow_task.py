@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterator, Mapping
 
-from worker.tasks import Batch, Cursor
-from worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.tasks import Batch, Cursor
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
 
 SIZES = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
 

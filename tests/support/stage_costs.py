@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Costs, Links
+from murmuration.algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Costs, Links
 
 
 def costs_of(links: Links, forward_s: Sequence[float], message_bytes: float) -> Costs:

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from murmuration.worker.tasks.llama import LlamaStage
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.tasks.task import Batch, Cursor
 from tests.support.workers import PATIENCE_S, settings_of
-from worker.tasks.llama import LlamaStage
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.tasks.task import Batch, Cursor
 
 _NAME_BYTES = 4096
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from worker.tasks import Batch, Cursor
+from murmuration.worker.tasks import Batch, Cursor
 
 FIRST_COUNT = (1 << 40) + 3  # fp32 holds every integer up to 1 << 24
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from protos import murmuration_pb2 as pb
-from protos.documents import pack
-from protos.identity import Identity
-from worker.manifest import Manifest
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import pack
+from murmuration.protos.identity import Identity
+from murmuration.worker.manifest import Manifest
 
 T = TypeVar("T", bound=Message)
 PATIENCE_S = 20.0

@@ -22,7 +22,7 @@ def worker_results(out: Path) -> list[Report]:
 def run_swarm(
     *args: str,
     out: Path | None = None,
-    program: Sequence[str] = (sys.executable, "-m", "worker.cli"),
+    program: Sequence[str] = (sys.executable, "-m", "murmuration.worker.cli"),
 ) -> Report:
     """Runs a local swarm to its end and returns its report; what it prints goes to stderr.
 

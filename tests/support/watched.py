@@ -17,15 +17,15 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from algorithms.fragment_state import Contribution, FragmentOptimizer, RoundResult
-from protos import murmuration_pb2 as pb
-from worker import daemon
-from worker.cli import main
-from worker.exchange.pairwise.buffer import CONTRIBUTION
-from worker.training.fragment import FragmentReplica
-from worker.transport import Caller, Stream
-from worker.transport.base import Handler
-from worker.transport.grpc import GrpcTransport
+from murmuration.algorithms.fragment_state import Contribution, FragmentOptimizer, RoundResult
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import daemon
+from murmuration.worker.cli import main
+from murmuration.worker.exchange.pairwise.buffer import CONTRIBUTION
+from murmuration.worker.training.fragment import FragmentReplica
+from murmuration.worker.transport import Caller, Stream
+from murmuration.worker.transport.base import Handler
+from murmuration.worker.transport.grpc import GrpcTransport
 
 
 @dataclass

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.tasks import Cursor, Task
-from worker.training.config import InnerConfig
-from worker.training.replica import InnerReplica
+from murmuration.worker.tasks import Cursor, Task
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.replica import InnerReplica
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 import grpc
 
-from coordinator.report.status import ask
-from protos.addresses import ReservedPorts
+from murmuration.coordinator.report.status import ask
+from murmuration.protos.addresses import ReservedPorts
 from tests.support.fork_server import ForkedPopen
 
 Event = dict[str, Any]
@@ -45,7 +45,7 @@ class Hashes:
         return cls(result["anchor_hash"], result["momentum_hash"])
 
 
-MURMUR = ("worker.cli",)
+MURMUR = ("murmuration.worker.cli",)
 
 
 class WorkerProcess:
@@ -227,7 +227,14 @@ class Swarm:
 
     def status(self, name: str) -> Event:
         """What `murmur status --json` says of one worker."""
-        command = [sys.executable, "-m", "worker.cli", "status", self.addresses[name], "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "murmuration.worker.cli",
+            "status",
+            self.addresses[name],
+            "--json",
+        ]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         document: Event = json.loads(answer)
         return document

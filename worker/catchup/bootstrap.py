@@ -4,12 +4,17 @@ import asyncio
 import math
 from dataclasses import dataclass
 
-from algorithms.plan import Plan
-from protos.events import new_event
-from worker import wire
-from worker.catchup.donors import CatchUpHost, Donors
-from worker.catchup.repair import JumpLimit, choose_repair, choose_return, step_of_the_others
-from worker.catchup.start import (
+from murmuration.algorithms.plan import Plan
+from murmuration.protos.events import new_event
+from murmuration.worker import wire
+from murmuration.worker.catchup.donors import CatchUpHost, Donors
+from murmuration.worker.catchup.repair import (
+    JumpLimit,
+    choose_repair,
+    choose_return,
+    step_of_the_others,
+)
+from murmuration.worker.catchup.start import (
     TakeOver,
     any_has_begun,
     at_end,
@@ -17,10 +22,10 @@ from worker.catchup.start import (
     have_started,
     may_follow,
 )
-from worker.errors import ManifestRefused, NotDialled, PeersUnreachable
-from worker.membership import Digest, Health, Member, Phase
-from worker.membership.first_contact import FirstContact
-from worker.training.inbox import AllStarted, Published, SkipAhead, Started
+from murmuration.worker.errors import ManifestRefused, NotDialled, PeersUnreachable
+from murmuration.worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.membership.first_contact import FirstContact
+from murmuration.worker.training.inbox import AllStarted, Published, SkipAhead, Started
 
 _HINT_S = 0.5
 _TELL_S = 2.0  # then it is said for whom the start waits

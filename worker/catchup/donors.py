@@ -6,23 +6,23 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from algorithms.fragment_state import FragmentState
-from algorithms.plan import Plan
-from protos.events import Warnings
-from protos.text import shown
-from worker import wire
-from worker.catchup.state_transfer import (
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.plan import Plan
+from murmuration.protos.events import Warnings
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.catchup.state_transfer import (
     HeldStates,
     confirm_states,
     fetch_states,
     rounds_apart,
     sizes_of,
 )
-from worker.exchange.context import Offload
-from worker.membership import Health, Member, Phase
-from worker.membership.io import GossipService
-from worker.training.inbox import Adopt, Published, ToTrain
-from worker.transport import Transport, TransportError
+from murmuration.worker.exchange.context import Offload
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.membership.io import GossipService
+from murmuration.worker.training.inbox import Adopt, Published, ToTrain
+from murmuration.worker.transport import Transport, TransportError
 
 _ASK_AGAIN_S = 0.25
 _ASKED = 8  # peers that may confirm a state

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.membership import Digest, Health, Member, Phase
 
 _WINDOW_S = 60.0
 _SAMPLE_S = 1.0

@@ -6,8 +6,8 @@ All decide alike from what gossip tells: the digests of the others, and their ph
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from algorithms.plan import Plan
-from worker.membership import Digest, Health, Member, Phase
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.membership import Digest, Health, Member, Phase
 
 _ALONE_S = 2.0
 

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from algorithms.fragment_state import FragmentState
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.exchange.context import Offload
-from worker.membership import Member
-from worker.membership.swim import MAX_MEMBERS
-from worker.training.inbox import Published
-from worker.transport import Stream, Transport, TransportError
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.context import Offload
+from murmuration.worker.membership import Member
+from murmuration.worker.membership.swim import MAX_MEMBERS
+from murmuration.worker.training.inbox import Published
+from murmuration.worker.transport import Stream, Transport, TransportError
 
 _HELD = 256  # states of each fragment that a peer remembers the hash of
 _CONFIRM_S = 3.0

@@ -11,9 +11,9 @@ from importlib.metadata import entry_points
 
 import click
 
-from protos.exit_codes import ExitCode
-from protos.text import is_utf8, shown
-from worker.errors import MurmurError, UsageError
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.text import is_utf8, shown
+from murmuration.worker.errors import MurmurError, UsageError
 
 _GROUP = "murmur.commands"
 _NO_MEMORY = (

@@ -1,5 +1,5 @@
-"""`python -m worker.cli` is `murmur`."""
+"""`python -m murmuration.worker.cli` is `murmur`."""
 
-from worker.cli import main
+from murmuration.worker.cli import main
 
 main()

@@ -16,27 +16,33 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protos.addresses import is_loopback, is_wildcard, join_address, split_address, with_host
-from protos.completion import TRACKERS, complete_preset, complete_setting
-from protos.exit_codes import ExitCode
-from protos.figures import listed, measured, perplexity
-from protos.settings import settings_of
-from worker.cli.options import option, options
-from worker.errors import UsageError
-from worker.supervision import check_memory, end_on_sigterm
-from worker.views.lines import PlainLines, announce_as_json
+from murmuration.protos.addresses import (
+    is_loopback,
+    is_wildcard,
+    join_address,
+    split_address,
+    with_host,
+)
+from murmuration.protos.completion import TRACKERS, complete_preset, complete_setting
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.figures import listed, measured, perplexity
+from murmuration.protos.settings import settings_of
+from murmuration.worker.cli.options import option, options
+from murmuration.worker.errors import UsageError
+from murmuration.worker.supervision import check_memory, end_on_sigterm
+from murmuration.worker.views.lines import PlainLines, announce_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from protos.identity import Identity
-    from worker.addresses import FoundHost
-    from worker.catchup.bootstrap import JoinConfig
-    from worker.config import Config
-    from worker.daemon import WorkerOptions
-    from worker.newcomer import Newcomer
-    from worker.training.export import Layout
-    from worker.views import PagePlace
+    from murmuration.protos.identity import Identity
+    from murmuration.worker.addresses import FoundHost
+    from murmuration.worker.catchup.bootstrap import JoinConfig
+    from murmuration.worker.config import Config
+    from murmuration.worker.daemon import WorkerOptions
+    from murmuration.worker.newcomer import Newcomer
+    from murmuration.worker.training.export import Layout
+    from murmuration.worker.views import PagePlace
 
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
 
@@ -195,8 +201,8 @@ class WorkerFlags:
         tell: "Callable[[str], None]" = lambda line: click.echo(line, err=True),
     ) -> "Newcomer":
         """Asks those at these addresses, and members of the run that OUT remembers."""
-        from worker.newcomer import Newcomer
-        from worker.remembered import NOTHING, remembered
+        from murmuration.worker.newcomer import Newcomer
+        from murmuration.worker.remembered import NOTHING, remembered
 
         return Newcomer(
             contacts,
@@ -208,8 +214,8 @@ class WorkerFlags:
 
     def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> "Identity | None":
         """As `Admission.identity`, which says what is raised."""
-        from protos.identity import token_from
-        from worker.identity import Admission
+        from murmuration.protos.identity import token_from
+        from murmuration.worker.identity import Admission
 
         own = (self.listen, *([self.advertise] if self.advertise else []))
         admission = Admission(
@@ -232,7 +238,7 @@ class WorkerFlags:
     @property
     def page_place(self) -> "PagePlace | None":
         """Where to serve the page. Raises UsageError."""
-        from worker.views import PagePlace
+        from murmuration.worker.views import PagePlace
 
         return None if self.web is None else PagePlace(_served_at("--web", self.web), self.out)
 
@@ -253,7 +259,7 @@ class WorkerFlags:
         if not names:
             yield worker
             return
-        from worker.tracking import Trackers
+        from murmuration.worker.tracking import Trackers
 
         trackers = Trackers(names, self.out, worker.node.peer, worker.announce)
         try:
@@ -265,7 +271,7 @@ class WorkerFlags:
         """The host to advertise, where that is neither given nor the one listened on.
 
         Args: contacts, seen_from: as `find_host` takes them. Raises ConfigError."""
-        from worker.addresses import find_host
+        from murmuration.worker.addresses import find_host
 
         if self.advertise is not None:
             return None
@@ -304,8 +310,8 @@ def up(
     check_memory()
     flags.check_addresses(*joins)
     flags.share_cores()
-    from worker.catchup.bootstrap import JoinConfig
-    from worker.config import load_config
+    from murmuration.worker.catchup.bootstrap import JoinConfig
+    from murmuration.worker.config import load_config
 
     settings, typed = said.read()
     config = load_config(run, settings, None, typed)
@@ -357,9 +363,9 @@ def join(
     check_memory()
     flags.check_addresses(*addresses)
     flags.share_cores()
-    from worker.adopted_config import join_config
-    from worker.catchup.bootstrap import JoinConfig
-    from worker.newcomer import check_version, clock_warning
+    from murmuration.worker.adopted_config import join_config
+    from murmuration.worker.catchup.bootstrap import JoinConfig
+    from murmuration.worker.newcomer import check_version, clock_warning
 
     with flags.newcomer(addresses, wait_s) as newcomer:
         identity = flags.identity(newcomer)
@@ -374,7 +380,7 @@ def join(
         merged = join_config(first.manifest.sections, config, settings, first.address, typed)
         _check_cut(merged, flags.stage)
         if merged.stages.count > 1 and flags.stage is None:
-            from worker.training.checkpoint import held_stage
+            from murmuration.worker.training.checkpoint import held_stage
 
             held = None if flags.fresh else held_stage(flags.out / "checkpoints")
             if held is None:
@@ -431,7 +437,7 @@ def generate(
     """Continue PROMPT with the newest anchor under the folder RUN."""
     # A token is little work for many threads, and one that has no core holds all others up.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from worker.training.evaluation import generate_text
+    from murmuration.worker.training.evaluation import generate_text
 
     pieces = generate_text(run, prompt, n_tokens, temperature, seed, settings)
     for piece in chain((prompt,), pieces, ("\n",)):
@@ -456,8 +462,8 @@ def evaluate(
     on to the next as it is. Stages are cut as the run's were. Another number of stages is cut by
     parameters.
     """
-    from worker.training.evaluation import evaluate_checkpoint
-    from worker.training.initial import find_checkpoint
+    from murmuration.worker.training.evaluation import evaluate_checkpoint
+    from murmuration.worker.training.initial import find_checkpoint
 
     omitted = _stage_numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)
@@ -488,7 +494,7 @@ def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, .
     `transformers.AutoModelForCausalLM.from_pretrained(DIR)` loads it. A new run starts from it
     with `--set task.init=DIR`.
     """
-    from worker.training.export import export as export_anchor
+    from murmuration.worker.training.export import export as export_anchor
 
     made = export_anchor(run, out, layout, settings)
     kind = "Hugging Face's layout" if made.layout == "hf" else "tensors alone"
@@ -519,7 +525,7 @@ def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> int:
     newest checkpoints are of different steps, a warning says which. `murmur generate` and
     `murmur evaluate` take the result.
     """
-    from worker.pipeline.part import assemble as assemble_stages
+    from murmuration.worker.pipeline.part import assemble as assemble_stages
 
     out = out or run / "assembled"
     try:
@@ -549,8 +555,8 @@ def _run(
     """Args: waits: whom to join and wait for; found: the host to advertise, if none was given."""
     import torch
 
-    from worker.component import NodeConfig
-    from worker.daemon import WorkerOptions, run_worker
+    from murmuration.worker.component import NodeConfig
+    from murmuration.worker.daemon import WorkerOptions, run_worker
 
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
@@ -591,7 +597,7 @@ def _run(
 
 def _report(flags: WorkerFlags) -> None:
     """Of all peers, where there were others: by the command of that name."""
-    from protos.files import RESULTS
+    from murmuration.protos.files import RESULTS
 
     context = click.get_current_context()
     group = context.find_root().command
@@ -636,7 +642,7 @@ def _default_name(out: Path) -> str:
 def _joins(flags: WorkerFlags, identity: "Identity | None") -> str:
     """What lets another machine in, as it is typed. A token is a secret: it is made for a terminal
     only, never for what may be a log."""
-    from protos.identity import Authority
+    from murmuration.protos.identity import Authority
 
     if identity is None:
         return "--insecure" if flags.insecure else ""

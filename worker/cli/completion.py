@@ -3,7 +3,7 @@
 import click
 from click.shell_completion import get_completion_class
 
-from worker.errors import UsageError
+from murmuration.worker.errors import UsageError
 
 _VARIABLE = "_MURMUR_COMPLETE"
 # As click's, but that a word is what is typed as one: bash cuts it at each `=`, so that of

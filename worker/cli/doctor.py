@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protos.addresses import is_loopback, join_address, split_address
-from protos.exit_codes import ExitCode
-from protos.identity import Identity
-from worker.cli.commands import RunFlags, WorkerFlags, addresses_and_run
-from worker.cli.options import options
-from worker.errors import MurmurError, UsageError
-from worker.supervision import check_memory
+from murmuration.protos.addresses import is_loopback, join_address, split_address
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.identity import Identity
+from murmuration.worker.cli.commands import RunFlags, WorkerFlags, addresses_and_run
+from murmuration.worker.cli.options import options
+from murmuration.worker.errors import MurmurError, UsageError
+from murmuration.worker.supervision import check_memory
 
 if TYPE_CHECKING:
-    from worker.manifest import Manifest
-    from worker.newcomer import FirstAnswer, Newcomer
-    from worker.transport import Caller, Stream, Transport
-    from worker.transport.grpc import GrpcTransport
+    from murmuration.worker.manifest import Manifest
+    from murmuration.worker.newcomer import FirstAnswer, Newcomer
+    from murmuration.worker.transport import Caller, Stream, Transport
+    from murmuration.worker.transport.grpc import GrpcTransport
 
 _NAME = "doctor"
 _CALL_S = 3.0
@@ -85,8 +85,8 @@ def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: W
 
 
 def _machine(flags: WorkerFlags) -> Iterator[Finding]:
-    from worker.folder import is_taken
-    from worker.supervision import memory_bytes
+    from murmuration.worker.folder import is_taken
+    from murmuration.worker.supervision import memory_bytes
 
     yield _files()
     out = flags.out
@@ -110,7 +110,7 @@ def _machine(flags: WorkerFlags) -> Iterator[Finding]:
         )  # fmt: skip
     import torch
 
-    from worker.training.device import chosen_device
+    from murmuration.worker.training.device import chosen_device
 
     try:
         device = chosen_device(flags.device)
@@ -121,7 +121,7 @@ def _machine(flags: WorkerFlags) -> Iterator[Finding]:
 
 
 def _files() -> Finding:
-    from worker.supervision import allow_open_files
+    from murmuration.worker.supervision import allow_open_files
 
     allowed = allow_open_files()
     return Finding(
@@ -137,8 +137,8 @@ def _files() -> Finding:
 def _network(
     address: str | None, config: Path | None, said: RunFlags, flags: WorkerFlags
 ) -> Iterator[Finding]:
-    from worker.identity import check_free
-    from worker.transport import AddressInUse
+    from murmuration.worker.identity import check_free
+    from murmuration.worker.transport import AddressInUse
 
     free = True
     try:
@@ -169,7 +169,7 @@ def _network(
 
 def _identity(newcomer: "Newcomer", flags: WorkerFlags) -> tuple[Identity | None, Finding | None]:
     """What this peer proves itself by, and what is wrong with that, or with the way there."""
-    from worker.errors import PeersUnreachable
+    from murmuration.worker.errors import PeersUnreachable
 
     try:
         return flags.identity(newcomer, trial=True), None
@@ -182,7 +182,7 @@ def _identity(newcomer: "Newcomer", flags: WorkerFlags) -> tuple[Identity | None
 def _first_answer(
     newcomer: "Newcomer", identity: Identity | None
 ) -> "tuple[FirstAnswer | None, Finding]":
-    from protos.identity import IdentityError
+    from murmuration.protos.identity import IdentityError
 
     try:
         first = newcomer.ask_run(identity)
@@ -198,10 +198,10 @@ def _first_answer(
 def _run(
     first: "FirstAnswer", address: str, config: Path | None, said: RunFlags
 ) -> Iterator[Finding]:
-    from worker.adopted_config import join_config
-    from worker.cli import exit_code_of
-    from worker.manifest import PROTOCOL
-    from worker.newcomer import check_version, clock_warning
+    from murmuration.worker.adopted_config import join_config
+    from murmuration.worker.cli import exit_code_of
+    from murmuration.worker.manifest import PROTOCOL
+    from murmuration.worker.newcomer import check_version, clock_warning
 
     try:
         check_version(first)
@@ -228,7 +228,7 @@ def _own_address(
     address: str | None, flags: WorkerFlags, first: "FirstAnswer | None"
 ) -> tuple[str | None, Finding]:
     """At which address others are to dial this machine; None where there is none."""
-    from worker.addresses import source_host
+    from murmuration.worker.addresses import source_host
 
     seen_from = first.seen_from if first else ""
     try:
@@ -257,8 +257,8 @@ async def _both_ways(
     identity: Identity | None,
 ) -> list[Finding]:
     """Whether the peer reaches this machine at `where`, and how fast the way to it is."""
-    from worker.transport import TransportError
-    from worker.transport.grpc import GrpcTransport
+    from murmuration.worker.transport import TransportError
+    from murmuration.worker.transport.grpc import GrpcTransport
 
     transport = GrpcTransport(flags.listen, flags.proxy, identity)
     findings = []
@@ -277,8 +277,8 @@ async def _dialled_back(
     transport: "Transport", address: str, where: str, run: "Manifest"
 ) -> Finding:
     """The peer is asked to dial a server that stands here for a moment."""
-    from worker.membership import Member
-    from worker.membership.first_contact import ask_to_dial
+    from murmuration.worker.membership import Member
+    from murmuration.worker.membership.first_contact import ask_to_dial
 
     bound = await transport.listen(_Answers(run.run))
     host, port = split_address(where)
@@ -296,7 +296,7 @@ async def _dialled_back(
 
 async def _link(transport: "GrpcTransport", address: str) -> Finding:
     """Round trip and rate, as `murmur ping` measures them."""
-    from worker.cli.ping import measured
+    from murmuration.worker.cli.ping import measured
 
     try:
         async with asyncio.timeout(_RATE_S):
@@ -316,7 +316,7 @@ class _Answers:
         self._run = run
 
     async def on_call(self, method: str, request: bytes, caller: "Caller") -> bytes:
-        from protos import murmuration_pb2 as pb
+        from murmuration.protos import murmuration_pb2 as pb
 
         return pb.GossipMessage(sender=_NAME, run=self._run).SerializeToString()
 

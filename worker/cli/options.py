@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from worker.errors import UsageError
+from murmuration.worker.errors import UsageError
 
 if TYPE_CHECKING:
-    from algorithms.link import Link
+    from murmuration.algorithms.link import Link
 
 _Command = Callable[..., Any]
 
@@ -57,7 +57,7 @@ def check_finite(given: Any, *names: str) -> None:
 
 def link_of(text: str) -> "Link":
     """What `--link` gives. Raises UsageError."""
-    from algorithms.link import parse_link
+    from murmuration.algorithms.link import parse_link
 
     try:
         return parse_link(text)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protos.addresses import split_address, split_relayed
-from protos.events import address_in
-from protos.exit_codes import ExitCode
-from protos.identity import Identity
-from worker.errors import PeersUnreachable, UsageError
+from murmuration.protos.addresses import split_address, split_relayed
+from murmuration.protos.events import address_in
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.identity import Identity
+from murmuration.worker.errors import PeersUnreachable, UsageError
 
 if TYPE_CHECKING:
-    from worker.transport.grpc import GrpcTransport
+    from murmuration.worker.transport.grpc import GrpcTransport
 
 _CALL_S = 5.0
 _BULK_CALLS, _BULK_BYTES = 16, 60_000  # calls, six at a time, and bytes of each
@@ -78,11 +78,11 @@ def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: 
 
 async def _ping(target: str, knows: str | None, identity: Identity | None, count: int) -> Pinged:
     """Raises UsageError, PeersUnreachable, IdentityError."""
-    from protos.identity import IdentityError
-    from protos.reach import CHECK_ADDRESS, ENCRYPTED_RUN, is_encrypted_run
-    from worker.relay.tunnels import Tunnels
-    from worker.transport import TransportError, Untrusted
-    from worker.transport.grpc import GrpcTransport
+    from murmuration.protos.identity import IdentityError
+    from murmuration.protos.reach import CHECK_ADDRESS, ENCRYPTED_RUN, is_encrypted_run
+    from murmuration.worker.relay.tunnels import Tunnels
+    from murmuration.worker.transport import TransportError, Untrusted
+    from murmuration.worker.transport.grpc import GrpcTransport
 
     transport = GrpcTransport("127.0.0.1:0", security=identity)
     tunnels = Tunnels(transport, identity.name if identity else "", time.monotonic)
@@ -106,9 +106,9 @@ async def _ping(target: str, knows: str | None, identity: Identity | None, count
 
 async def _address(transport: "GrpcTransport", target: str, knows: str | None) -> str:
     """Raises UsageError: not known; TransportError."""
-    from protos import murmuration_pb2 as pb
-    from protos.documents import STATUS_BYTES
-    from worker import wire
+    from murmuration.protos import murmuration_pb2 as pb
+    from murmuration.protos.documents import STATUS_BYTES
+    from murmuration.worker import wire
 
     if ":" in target:
         relays = (target,) if (through := split_relayed(target)) is None else through[1]
@@ -131,7 +131,7 @@ async def _address(transport: "GrpcTransport", target: str, knows: str | None) -
 
 async def measured(transport: "GrpcTransport", address: str, count: int) -> Pinged:
     """Round trips and rate, by calls that a peer answers and forgets. Raises TransportError."""
-    from protos import murmuration_pb2 as pb
+    from murmuration.protos import murmuration_pb2 as pb
 
     through = split_relayed(address)
     peer = None if through is None else through[0]

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from worker.cli.options import check_finite, flag_of, link_of, options
-from worker.cli.plan_options import PlanOptions, StageOptions
-from worker.cli.timing import Repetitions, torch_threads
-from worker.errors import ConfigError, UsageError
+from murmuration.worker.cli.options import check_finite, flag_of, link_of, options
+from murmuration.worker.cli.plan_options import PlanOptions, StageOptions
+from murmuration.worker.cli.timing import Repetitions, torch_threads
+from murmuration.worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from algorithms.link import Link
-    from algorithms.plan import Plan
-    from algorithms.workload import Workload
-    from worker.cli.plan_report import LinkAnswer
-    from worker.config import Config
-    from worker.pipeline.part import Part
+    from murmuration.algorithms.link import Link
+    from murmuration.algorithms.plan import Plan
+    from murmuration.algorithms.workload import Workload
+    from murmuration.worker.cli.plan_report import LinkAnswer
+    from murmuration.worker.config import Config
+    from murmuration.worker.pipeline.part import Part
 
 _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # What a run's file says of its own count of stages only, unsaid.
@@ -43,7 +43,7 @@ def plan(run: Path | None, given: PlanOptions, staged: StageOptions) -> int:
     With --stages the model is cut into stages on several peers. The command then predicts the
     iteration time of each routing, and proposes which peer serves which stage.
     """
-    from worker.config import file_says, load_config
+    from murmuration.worker.config import file_says, load_config
 
     recut = staged.recuts(file_says(run, "stages", "count"))
     unsaid = dict.fromkeys(_NOT_OF_OTHER_COUNTS, f"--stages {staged.stages}") if recut else {}
@@ -52,7 +52,7 @@ def plan(run: Path | None, given: PlanOptions, staged: StageOptions) -> int:
     measured = any(text.endswith(".json") for text in given.links)
     if staged.stages is not None or measured or config.stages.count > 1:
         _check_staged()
-        from worker.cli.plan_stages import StagedRun, plan_stages
+        from murmuration.worker.cli.plan_stages import StagedRun, plan_stages
 
         return plan_stages(StagedRun(config=config, recut=recut, given=given, staged=staged))
     for each in fields(StageOptions):
@@ -62,7 +62,7 @@ def plan(run: Path | None, given: PlanOptions, staged: StageOptions) -> int:
     links = [link_of(text) for text in given.links]
     _check_numbers(given)
 
-    from worker.cli.plan_report import PlanReport, print_report
+    from murmuration.worker.cli.plan_report import PlanReport, print_report
 
     name, workload, step_source = _model(config, given)
     bases = _bases(config, run, given.settings)
@@ -101,9 +101,9 @@ def _answer(
     link: "Link", workload: "Workload", bases: "dict[str, Plan]", preset: str, given: PlanOptions
 ) -> "LinkAnswer":
     """Raises ValueError where the run's own plan, `bases[preset]`, does not fit the model."""
-    from algorithms.proposals import propose
-    from algorithms.utilization import needed_mbps, predict
-    from worker.cli.plan_report import LinkAnswer
+    from murmuration.algorithms.proposals import propose
+    from murmuration.algorithms.utilization import needed_mbps, predict
+    from murmuration.worker.cli.plan_report import LinkAnswer
 
     own, place = bases[preset], (workload, link, given.peers)
     return LinkAnswer(
@@ -136,8 +136,8 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
     The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
     they are proposed only to a run that has chosen them; likewise another inner optimizer.
     """
-    from algorithms.presets import PRESETS
-    from worker.config import load_config
+    from murmuration.algorithms.presets import PRESETS
+    from murmuration.worker.config import load_config
 
     bases = {config.preset: config.plan}
     for name in PRESETS:
@@ -158,8 +158,8 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
     From --params and --layers, or else the run's own task, timed where no time is given. With
     `kseed` it is the vector of coefficients that travels.
     """
-    from algorithms.workload import Workload, workload_of
-    from worker.training.config import KSEED
+    from murmuration.algorithms.workload import Workload, workload_of
+    from murmuration.worker.training.config import KSEED
 
     if given.params is not None and given.layers is not None:
         assert given.step_s is not None
@@ -171,9 +171,9 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
         sizes = tuple(small + (index < larger) for index in range(given.layers))
         workload = Workload(step_s=given.step_s, layers=sizes)
         return "this model", workload, "as given"
-    from worker.config import task_of
-    from worker.pipeline.part import part_of
-    from worker.training.kseed import seed_space_of
+    from murmuration.worker.config import task_of
+    from murmuration.worker.pipeline.part import part_of
+    from murmuration.worker.training.kseed import seed_space_of
 
     task = task_of(config)
     part = part_of(task, config)
@@ -190,8 +190,8 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
 
 def _timed_step_s(config: "Config", task: Any, part: "Part", threads: int) -> float:
     """The median of some real inner steps, in seconds."""
-    from worker.tasks import Cursor
-    from worker.training.inbox import Mailbox
+    from murmuration.worker.tasks import Cursor
+    from murmuration.worker.training.inbox import Mailbox
 
     cursor = Cursor(seed=config.run.seed, stream="plan")
     replica = part.replica(task, config, cursor, Mailbox())

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.link import Link
-from algorithms.skippipe.assignment import Groups
-from algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Floats, Links
-from worker.errors import UsageError
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.skippipe.assignment import Groups
+from murmuration.algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Floats, Links
+from murmuration.worker.errors import UsageError
 
 RECOMPUTED_RATIO = 1 + BACKWARD_RATIO  # a backward computes its stage's forward again
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from protos.figures import count
-from worker.cli.options import option
-from worker.errors import UsageError
+from murmuration.protos.figures import count
+from murmuration.worker.cli.options import option
+from murmuration.worker.errors import UsageError
 
 _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 _FROM_1 = click.IntRange(1)

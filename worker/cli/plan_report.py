@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from algorithms.link import Link
-from algorithms.plan import Plan
-from algorithms.proposals import MAX_INNER_STEPS, Proposal, Proposals
-from algorithms.utilization import PlanPrediction
-from algorithms.workload import Workload
-from protos.figures import count, optional, percent, rate, ratio, seconds, size
-from worker.views.table import text_table
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.proposals import MAX_INNER_STEPS, Proposal, Proposals
+from murmuration.algorithms.utilization import PlanPrediction
+from murmuration.algorithms.workload import Workload
+from murmuration.protos.figures import count, optional, percent, rate, ratio, seconds, size
+from murmuration.worker.views.table import text_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,23 +7,37 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import numpy as np
 
-from algorithms.codecs import codec_by_name
-from algorithms.link import Link
-from algorithms.skippipe.assignment import StageCandidates, propose_placement, stage_sizes
-from algorithms.skippipe.pipeline import LOSS_RATIO, Floats, Links, Pipeline
-from algorithms.skippipe.route import Rules, visited_stages
-from algorithms.skippipe.routing import ROUTINGS, origins_in_turns, predict
-from algorithms.skippipe.search import EFFORT_S
-from worker.cli.options import check_finite, link_of
-from worker.cli.plan_measurements import RECOMPUTED_RATIO, Measurements, VisitTimes, read_links
-from worker.cli.plan_options import PlanOptions, StageOptions
-from worker.cli.plan_stages_cut import StageCuts, StagedModel, cuts_of, staged_model
-from worker.cli.plan_stages_report import RoutingRow, StageCase, StagesReport, print_report
-from worker.errors import UsageError
-from worker.pipeline.config import StagesConfig
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.skippipe.assignment import (
+    StageCandidates,
+    propose_placement,
+    stage_sizes,
+)
+from murmuration.algorithms.skippipe.pipeline import LOSS_RATIO, Floats, Links, Pipeline
+from murmuration.algorithms.skippipe.route import Rules, visited_stages
+from murmuration.algorithms.skippipe.routing import ROUTINGS, origins_in_turns, predict
+from murmuration.algorithms.skippipe.search import EFFORT_S
+from murmuration.worker.cli.options import check_finite, link_of
+from murmuration.worker.cli.plan_measurements import (
+    RECOMPUTED_RATIO,
+    Measurements,
+    VisitTimes,
+    read_links,
+)
+from murmuration.worker.cli.plan_options import PlanOptions, StageOptions
+from murmuration.worker.cli.plan_stages_cut import StageCuts, StagedModel, cuts_of, staged_model
+from murmuration.worker.cli.plan_stages_report import (
+    RoutingRow,
+    StageCase,
+    StagesReport,
+    print_report,
+)
+from murmuration.worker.errors import UsageError
+from murmuration.worker.pipeline.config import StagesConfig
 
 if TYPE_CHECKING:
-    from worker.config import Config
+    from murmuration.worker.config import Config
 
 T = TypeVar("T")
 

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
-from algorithms.skippipe.partition import StageMemory, stage_cost, stage_layers
-from worker.cli.plan_measurements import VisitTimes
-from worker.cli.timing import Repetitions, torch_threads
-from worker.errors import UsageError
-from worker.pipeline.config import StagesConfig, cut_of
-from worker.pipeline.stage_call import call_bytes
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.skippipe.partition import StageMemory, stage_cost, stage_layers
+from murmuration.worker.cli.plan_measurements import VisitTimes
+from murmuration.worker.cli.timing import Repetitions, torch_threads
+from murmuration.worker.errors import UsageError
+from murmuration.worker.pipeline.config import StagesConfig, cut_of
+from murmuration.worker.pipeline.stage_call import call_bytes
 
 if TYPE_CHECKING:
-    from worker.config import Config
-    from worker.tasks import Batch, Staged, StageModule
+    from murmuration.worker.config import Config
+    from murmuration.worker.tasks import Batch, Staged, StageModule
 
 _VISITS = Repetitions(untimed=1, fewest=3, most=30, enough_s=0.2)
 _SWEEPS = 2  # the cut that the first one asks for is judged by the second
@@ -117,9 +117,9 @@ def staged_model(
         TaskError: as `load_task`.
         ConfigError, UsageError: the task cannot be cut into these stages.
     """
-    from worker.config import task_of
-    from worker.pipeline.part import cut_of_run
-    from worker.tasks import Cursor, Staged
+    from murmuration.worker.config import task_of
+    from murmuration.worker.pipeline.part import cut_of_run
+    from murmuration.worker.tasks import Cursor, Staged
 
     task = task_of(config)
     if not isinstance(task, Staged):

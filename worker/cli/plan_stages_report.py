@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from algorithms.skippipe.assignment import Groups, StageCandidates
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Rules
-from algorithms.skippipe.routing import RoutingPrediction
-from protos.figures import count, percent, seconds, size
-from worker.cli.plan_measurements import Measurements
-from worker.cli.plan_stages_cut import StageCuts
-from worker.views.table import text_table
+from murmuration.algorithms.skippipe.assignment import Groups, StageCandidates
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.route import Rules
+from murmuration.algorithms.skippipe.routing import RoutingPrediction
+from murmuration.protos.figures import count, percent, seconds, size
+from murmuration.worker.cli.plan_measurements import Measurements
+from murmuration.worker.cli.plan_stages_cut import StageCuts
+from murmuration.worker.views.table import text_table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""`python -m worker.cli.preflight`: what workers would refuse, said before any is started.
+"""`python -m murmuration.worker.cli.preflight`: what workers would refuse, said before any is started.
 
 Reads a request on stdin and writes an answer to stdout, both JSON objects:
 
@@ -18,11 +18,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from worker.cli import exit_code_of
-from worker.config import Config, load_config, task_of, whose_task
-from worker.pipeline.part import Part, fragments_of, part_of
-from worker.tasks import BUILT_IN, task_factory
-from worker.training.checkpoint import held_stage
+from murmuration.worker.cli import exit_code_of
+from murmuration.worker.config import Config, load_config, task_of, whose_task
+from murmuration.worker.pipeline.part import Part, fragments_of, part_of
+from murmuration.worker.tasks import BUILT_IN, task_factory
+from murmuration.worker.training.checkpoint import held_stage
 
 
 def preflight(request: Mapping[str, Any]) -> dict[str, Any]:

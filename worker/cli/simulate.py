@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protos.figures import optional, percent, seconds, size
-from worker.cli.options import link_of, write_file
-from worker.errors import UsageError
-from worker.views.table import text_table
+from murmuration.protos.figures import optional, percent, seconds, size
+from murmuration.worker.cli.options import link_of, write_file
+from murmuration.worker.errors import UsageError
+from murmuration.worker.views.table import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from worker.simulation import Figures, Scenario
+    from murmuration.worker.simulation import Figures, Scenario
 
     Runs = Sequence[tuple[Scenario, Figures]]
 
@@ -92,8 +92,8 @@ def simulate(
     counts = _counts(peers)
     settings = _settings(options)
 
-    from worker.simulation import Scenario
-    from worker.simulation import simulate as run
+    from murmuration.worker.simulation import Scenario
+    from murmuration.worker.simulation import simulate as run
 
     try:
         scenarios = [

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protos.identity import TOKEN_USES, TOKEN_VALID_S, Authority, IdentityError, TokenRecord
+from murmuration.protos.identity import (
+    TOKEN_USES,
+    TOKEN_VALID_S,
+    Authority,
+    IdentityError,
+    TokenRecord,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table

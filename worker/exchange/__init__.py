@@ -1,4 +1,4 @@
-"""Carries out rounds: what `worker.rounds` decides, over the transport, in frames.
+"""Carries out rounds: what `murmuration.worker.rounds` decides, over the transport, in frames.
 
 `contribute` takes this peer's own rounds to their reducers and back, `reduce` serves the shards
 that this peer reduces; a contribution and its reduction share one stream. `pairs` holds rounds in

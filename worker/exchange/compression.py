@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from algorithms.codecs import Codec
-from worker.exchange.types import ExchangeConfig
-from worker.wire import MAX_FRAME_BYTES, Payload
+from murmuration.algorithms.codecs import Codec
+from murmuration.worker.exchange.types import ExchangeConfig
+from murmuration.worker.wire import MAX_FRAME_BYTES, Payload
 
 _TRY_AGAIN = 32  # payloads, after which a codec that did not pay is measured again
 _REMEMBERED_ROUNDS = 16

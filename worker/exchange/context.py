@@ -9,22 +9,22 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from algorithms.codecs import Codec, codec_by_name
-from algorithms.plan import Plan
-from algorithms.reducers import reducer_orders
-from protos.events import new_event
-from protos.text import shown
-from worker import wire
-from worker.exchange.allreduce.dialogue import ShardRange
-from worker.exchange.arrivals import Arrivals
-from worker.exchange.compression import Compression
-from worker.exchange.types import RoundConfig
-from worker.transport import Stream
+from murmuration.algorithms.codecs import Codec, codec_by_name
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.reducers import reducer_orders
+from murmuration.protos.events import new_event
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.dialogue import ShardRange
+from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.compression import Compression
+from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.transport import Stream
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worker.training.inbox import RoundDone, RoundFailed
+    from murmuration.worker.training.inbox import RoundDone, RoundFailed
 
 T = TypeVar("T")
 

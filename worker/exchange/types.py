@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import inf
 
-from algorithms.reducers import Pair, reached_by_all
-from algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation
-from worker.membership import Health, Member, Phase
+from murmuration.algorithms.reducers import Pair, reached_by_all
+from murmuration.algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation
+from murmuration.worker.membership import Health, Member, Phase
 
 
 @dataclass(frozen=True, order=True)

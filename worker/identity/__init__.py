@@ -3,15 +3,15 @@
 admission.py  how a worker comes to its certificate
 expulsions.py which certificates count no more
 gate.py       what a caller may ask of a node by its own, and how it gets one
-renewal.py    whom it asks for a later certificate (`protos.identity.Renewal`)
+renewal.py    whom it asks for a later certificate (`murmuration.protos.identity.Renewal`)
 words.py      what a peer says of itself, signed
 """
 
-from worker.identity.admission import Admission, Credentials, check_free
-from worker.identity.expulsions import Expulsions
-from worker.identity.gate import Gate
-from worker.identity.renewal import KeyHolders
-from worker.identity.words import SignedWords
+from murmuration.worker.identity.admission import Admission, Credentials, check_free
+from murmuration.worker.identity.expulsions import Expulsions
+from murmuration.worker.identity.gate import Gate
+from murmuration.worker.identity.renewal import KeyHolders
+from murmuration.worker.identity.words import SignedWords
 
 __all__ = [
     "Admission",

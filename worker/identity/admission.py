@@ -1,19 +1,19 @@
 """How a worker comes to its certificate: it has one, is given one for a token, or begins the run.
 
-The files are in the worker's folder, for its user alone (`protos.identity`).
+The files are in the worker's folder, for its user alone (`murmuration.protos.identity`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.identity import Authority, Identity, IdentityError, Role, Token
-from protos.identity.authority import TRIAL
-from protos.identity.certificates import check_name
-from protos.reach import cannot_listen, listening_problem
-from worker.errors import ConfigError, UsageError
-from worker.newcomer import Newcomer
-from worker.transport import AddressInUse
+from murmuration.protos.identity import Authority, Identity, IdentityError, Role, Token
+from murmuration.protos.identity.authority import TRIAL
+from murmuration.protos.identity.certificates import check_name
+from murmuration.protos.reach import cannot_listen, listening_problem
+from murmuration.worker.errors import ConfigError, UsageError
+from murmuration.worker.newcomer import Newcomer
+from murmuration.worker.transport import AddressInUse
 
 
 @dataclass(frozen=True, kw_only=True)

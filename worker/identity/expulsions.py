@@ -6,19 +6,19 @@ The one that holds the run's key reads them from its folder, where `murmur token
 import asyncio
 from collections.abc import Callable, Iterable
 
-from protos import murmuration_pb2 as pb
-from protos.events import new_event
-from protos.identity import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import new_event
+from murmuration.protos.identity import (
     Authority,
     Identity,
     IdentityError,
     Revocations,
     revoked_peer,
 )
-from protos.text import shown
-from worker import wire
-from worker.exchange.context import Offload
-from worker.transport import Caller
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.exchange.context import Offload
+from murmuration.worker.transport import Caller
 
 _CHECK_S = 2.0
 

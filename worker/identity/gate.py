@@ -5,13 +5,13 @@ Where nothing is encrypted callers have no certificates, and anybody may ask for
 
 from collections.abc import Callable
 
-from protos import murmuration_pb2 as pb
-from protos.events import Warnings, new_event
-from protos.identity import Authority, Role, enrol
-from protos.text import shown
-from worker import wire
-from worker.exchange.context import Offload
-from worker.transport import Caller, Refused, Stream
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.identity import Authority, Role, enrol
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.exchange.context import Offload
+from murmuration.worker.transport import Caller, Refused, Stream
 
 _MAX_REASON = 200  # characters
 _ENROL = "Control/Enrol"

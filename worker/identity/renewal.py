@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.transport import Transport, TransportError
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.transport import Transport, TransportError
 
 _TRY_S = 5.0
 _MOST_ASKED = 16  # at one time

@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from protos import murmuration_pb2 as pb
-from protos.identity import Certified, Identity, IdentityError, Role, Verifier, signer
-from worker import wire
-from worker.membership import MAX_MEMBERS, Health, Member, Signed
-from worker.membership.io import MOST_CERTIFICATES
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Certified, Identity, IdentityError, Role, Verifier, signer
+from murmuration.worker import wire
+from murmuration.worker.membership import MAX_MEMBERS, Health, Member, Signed
+from murmuration.worker.membership.io import MOST_CERTIFICATES
 
 _DOMAIN = b"murmuration member\0"
 _MOST_WAITING_BYTES = 1024 * 1024

@@ -7,9 +7,9 @@ io.py       carries out what it says
 blocks.py   the train thread's end: positions to draw, and those that are used
 """
 
-from worker.leases.blocks import LeasedBlocks, Run
-from worker.leases.ledger import Ledger
-from worker.leases.table import LeaseTable
-from worker.leases.types import SampleStream
+from murmuration.worker.leases.blocks import LeasedBlocks, Run
+from murmuration.worker.leases.ledger import Ledger
+from murmuration.worker.leases.table import LeaseTable
+from murmuration.worker.leases.types import SampleStream
 
 __all__ = ["LeaseTable", "LeasedBlocks", "Ledger", "Run", "SampleStream"]

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from worker.leases.types import (
+from murmuration.worker.leases.types import (
     Block,
     BlockBegun,
     BlockLeased,

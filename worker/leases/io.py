@@ -5,13 +5,13 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Protocol
 
-from protos import murmuration_pb2 as pb
-from protos.events import new_event
-from worker import wire
-from worker.exchange.types import View
-from worker.leases.ledger import Ledger
-from worker.leases.table import LeaseTable
-from worker.leases.types import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import new_event
+from murmuration.worker import wire
+from murmuration.worker.exchange.types import View
+from murmuration.worker.leases.ledger import Ledger
+from murmuration.worker.leases.table import LeaseTable
+from murmuration.worker.leases.types import (
     Announce,
     LeaseAction,
     LeaseMessage,
@@ -20,8 +20,8 @@ from worker.leases.types import (
     ShareMessage,
     StreamsDiffer,
 )
-from worker.membership.io import GossipService
-from worker.transport import Transport, TransportError
+from murmuration.worker.membership.io import GossipService
+from murmuration.worker.transport import Transport, TransportError
 
 _CALL_S = 3.0
 _POLL_S = 0.02

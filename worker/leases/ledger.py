@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from algorithms.fragments import Ranges, union
-from worker.leases.types import EPOCH_BLOCKS, Block
+from murmuration.algorithms.fragments import Ranges, union
+from murmuration.worker.leases.types import EPOCH_BLOCKS, Block
 
 # Far more than honest peers have: what others say must not fill the memory.
 _MOST_STREAMS, _MOST_CURSORS = 1024, 1 << 16

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from zlib import crc32
 
-from algorithms.reducers import weight
-from worker.exchange.types import View
-from worker.leases.ledger import Ledger
-from worker.leases.types import (
+from murmuration.algorithms.reducers import weight
+from murmuration.worker.exchange.types import View
+from murmuration.worker.leases.ledger import Ledger
+from murmuration.worker.leases.types import (
     EPOCH_BLOCKS,
     Announce,
     Block,
@@ -48,7 +48,7 @@ from worker.leases.types import (
     StreamsDiffer,
     UseKnown,
 )
-from worker.membership import MAX_MEMBERS, Health
+from murmuration.worker.membership import MAX_MEMBERS, Health
 
 _MOST_TOLD = 64  # streams that others are told of
 _CHOICES_PER_PEER = 5  # to choose from, of the free blocks that stand first; alone: the first

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from algorithms.fragments import Ranges
+from murmuration.algorithms.fragments import Ranges
 
 EPOCH_BLOCKS = 1 << 32  # block i of epoch e has the number e * EPOCH_BLOCKS + i
 

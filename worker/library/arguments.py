@@ -21,10 +21,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from protos.addresses import split_address
-from protos.text import is_utf8
-from worker.errors import MurmurError, UsageError
-from worker.training.model import saved_buffers
+from murmuration.protos.addresses import split_address
+from murmuration.protos.text import is_utf8
+from murmuration.worker.errors import MurmurError, UsageError
+from murmuration.worker.training.model import saved_buffers
 
 P = ParamSpec("P")
 

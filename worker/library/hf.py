@@ -18,10 +18,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from worker.library.state import load_state, save_state
-from worker.library.steps import before_entering
-from worker.library.swarm import Swarm
-from worker.library.trainers import TrainersSwarm
+from murmuration.worker.library.state import load_state, save_state
+from murmuration.worker.library.steps import before_entering
+from murmuration.worker.library.swarm import Swarm
+from murmuration.worker.library.trainers import TrainersSwarm
 
 _SWARM = "swarm"
 _LOOP = "_inner_training_loop"  # the trainer's method

@@ -8,25 +8,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from algorithms.fragments import TensorSpec
-from worker.errors import UsageError
-from worker.library.arguments import check_tensors, optimizers_of
-from worker.library.steps import OptimizerSteps, StepListener, is_scaled
-from worker.training.fragment import Accessor
-from worker.training.inbox import IterationOver, StageJob
-from worker.training.model import (
+from murmuration.algorithms.fragments import TensorSpec
+from murmuration.worker.errors import UsageError
+from murmuration.worker.library.arguments import check_tensors, optimizers_of
+from murmuration.worker.library.steps import OptimizerSteps, StepListener, is_scaled
+from murmuration.worker.training.fragment import Accessor
+from murmuration.worker.training.inbox import IterationOver, StageJob
+from murmuration.worker.training.model import (
     check_types,
     running_statistics,
     schema_of,
     trained_parameters,
 )
-from worker.training.optimizers import moments_are_finite
-from worker.training.replica import first_learning_rate
-from worker.wire import tensor_hash
+from murmuration.worker.training.optimizers import moments_are_finite
+from murmuration.worker.training.replica import first_learning_rate
+from murmuration.worker.wire import tensor_hash
 
 
 class UserReplica:
-    """Implements `worker.training.replica.Replica`. train thread only.
+    """Implements `murmuration.worker.training.replica.Replica`. train thread only.
 
     Args:
         model: its parameters may be on any device, in fp32, bf16 or fp16.

@@ -7,8 +7,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 
-from worker.library.swarm import Swarm
-from worker.library.trainers import TrainersSwarm
+from murmuration.worker.library.swarm import Swarm
+from murmuration.worker.library.trainers import TrainersSwarm
 
 
 class LightningCallback(Callback):

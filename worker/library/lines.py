@@ -4,8 +4,8 @@ import logging
 import sys
 from collections.abc import Mapping
 
-from worker.library.arguments import in_arguments
-from worker.views.lines import PlainLines, describe
+from murmuration.worker.library.arguments import in_arguments
+from murmuration.worker.views.lines import PlainLines, describe
 
 _WARNINGS = frozenset({"warning", "put_back", "round_failed"})
 _OFTEN = frozenset({"progress", "round", "head_start"})

@@ -30,8 +30,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from worker.errors import UsageError
-from worker.leases import Run, SampleStream
+from murmuration.worker.errors import UsageError
+from murmuration.worker.leases import Run, SampleStream
 
 T = TypeVar("T")
 

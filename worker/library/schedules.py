@@ -7,7 +7,7 @@ from typing import Any
 from torch import distributed as dist
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from worker.errors import UsageError
+from murmuration.worker.errors import UsageError
 
 
 def catch_up(schedulers: Iterable[Any], step: int, every: int) -> None:

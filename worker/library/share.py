@@ -14,13 +14,13 @@ from weakref import ref
 
 from torch.utils.data import DataLoader
 
-from worker.errors import UsageError
-from worker.leases import LeasedBlocks, SampleStream
-from worker.leases.types import LeaseMessage, ShareMessage
-from worker.library.samples import Indexed, indexed
-from worker.tasks import Batch, Cursor, SharesSamples, TaskError
-from worker.training.replica import RunIsOver
-from worker.wire import hash64
+from murmuration.worker.errors import UsageError
+from murmuration.worker.leases import LeasedBlocks, SampleStream
+from murmuration.worker.leases.types import LeaseMessage, ShareMessage
+from murmuration.worker.library.samples import Indexed, indexed
+from murmuration.worker.tasks import Batch, Cursor, SharesSamples, TaskError
+from murmuration.worker.training.replica import RunIsOver
+from murmuration.worker.wire import hash64
 
 T = TypeVar("T")
 

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from algorithms.fragments import Fragment, TensorSpec
-from worker.config import Config
-from worker.errors import ConfigError, MurmurError
-from worker.leases.types import LeaseMessage
-from worker.library.hooks import UserReplica, is_sharded, whole
-from worker.library.schedules import catch_up
-from worker.library.share import Shares
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.worker.config import Config
+from murmuration.worker.errors import ConfigError, MurmurError
+from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.library.hooks import UserReplica, is_sharded, whole
+from murmuration.worker.library.schedules import catch_up
+from murmuration.worker.library.share import Shares
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.training import checkpoint
-from worker.training.outer_state import joined, split
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.outer_state import joined, split
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> Path:

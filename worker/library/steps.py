@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from worker.errors import UsageError
+from murmuration.worker.errors import UsageError
 
 _in_a_swarm: set[int] = set()  # parameters, by id: one model may have several wrappers
 before_entering: list[Callable[[], None]] = []  # what looks for swarms that were never left

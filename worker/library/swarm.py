@@ -31,21 +31,28 @@ from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.optim import Optimizer
 
-from protos.addresses import join_address
-from protos.events import new_event
-from protos.identity import Identity, token_from
-from worker.component import NodeConfig
-from worker.errors import UsageError
-from worker.folder import EventLog
-from worker.identity import Admission, Credentials
-from worker.leases.types import LeaseMessage
-from worker.library.arguments import checked, errors_in_arguments
-from worker.library.hooks import UserReplica
-from worker.library.lines import LoopLines
-from worker.library.schedules import catch_up
-from worker.library.share import Shares
-from worker.library.site import Site, SiteRank, SwarmProgress, agreed, fragments_of, is_site
-from worker.library.terms import (
+from murmuration.protos.addresses import join_address
+from murmuration.protos.events import new_event
+from murmuration.protos.identity import Identity, token_from
+from murmuration.worker.component import NodeConfig
+from murmuration.worker.errors import UsageError
+from murmuration.worker.folder import EventLog
+from murmuration.worker.identity import Admission, Credentials
+from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.library.arguments import checked, errors_in_arguments
+from murmuration.worker.library.hooks import UserReplica
+from murmuration.worker.library.lines import LoopLines
+from murmuration.worker.library.schedules import catch_up
+from murmuration.worker.library.share import Shares
+from murmuration.worker.library.site import (
+    Site,
+    SiteRank,
+    SwarmProgress,
+    agreed,
+    fragments_of,
+    is_site,
+)
+from murmuration.worker.library.terms import (
     Addresses,
     Terms,
     agree_on_terms,
@@ -54,15 +61,15 @@ from worker.library.terms import (
     settings_by_argument,
     steps_of,
 )
-from worker.manifest import Manifest
-from worker.newcomer import Newcomer
-from worker.remembered import remembered
-from worker.session import AWAIT_OTHERS_S, Session
-from worker.training.inbox import Mailbox, Stop
-from worker.training.loop import TrainingLoop
-from worker.training.outer_state import plain_state, refusal, restore_state
-from worker.transport.grpc import GrpcTransport
-from worker.wire import tensor_hash
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.newcomer import Newcomer
+from murmuration.worker.remembered import remembered
+from murmuration.worker.session import AWAIT_OTHERS_S, Session
+from murmuration.worker.training.inbox import Mailbox, Stop
+from murmuration.worker.training.loop import TrainingLoop
+from murmuration.worker.training.outer_state import plain_state, refusal, restore_state
+from murmuration.worker.transport.grpc import GrpcTransport
+from murmuration.worker.wire import tensor_hash
 
 T = TypeVar("T")
 

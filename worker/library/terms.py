@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from algorithms.fragments import TensorSpec
-from protos.addresses import is_loopback, is_wildcard, split_address, with_host
-from protos.events import NO_END
-from protos.identity import Identity
-from protos.manifest import first_difference
-from worker.addresses import FoundHost, find_host
-from worker.adopted_config import join_config
-from worker.config import Config, load_config
-from worker.errors import ConfigError, ManifestRefused, UsageError
-from worker.library.arguments import check_once
-from worker.library.site import is_site
-from worker.manifest import Manifest
-from worker.newcomer import FirstAnswer, Newcomer, check_version
-from worker.tasks import OWN_LOOP
-from worker.training.config import KSEED
-from worker.views import PagePlace
+from murmuration.algorithms.fragments import TensorSpec
+from murmuration.protos.addresses import is_loopback, is_wildcard, split_address, with_host
+from murmuration.protos.events import NO_END
+from murmuration.protos.identity import Identity
+from murmuration.protos.manifest import first_difference
+from murmuration.worker.addresses import FoundHost, find_host
+from murmuration.worker.adopted_config import join_config
+from murmuration.worker.config import Config, load_config
+from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
+from murmuration.worker.library.arguments import check_once
+from murmuration.worker.library.site import is_site
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.newcomer import FirstAnswer, Newcomer, check_version
+from murmuration.worker.tasks import OWN_LOOP
+from murmuration.worker.training.config import KSEED
+from murmuration.worker.views import PagePlace
 
 
 @dataclass(frozen=True)

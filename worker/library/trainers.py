@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from worker.library.schedules import advance, follows_position
-from worker.library.swarm import Swarm
+from murmuration.worker.library.schedules import advance, follows_position
+from murmuration.worker.library.swarm import Swarm
 
 
 class TrainersSwarm:

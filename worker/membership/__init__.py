@@ -1,12 +1,12 @@
 """Who is in the swarm, and who of them is alive: gossip, probes and suspicion, without I/O."""
 
-from worker.membership.dissemination import (
+from murmuration.worker.membership.dissemination import (
     Dissemination,
     GossipMessage,
     MemberProgress,
     with_progress,
 )
-from worker.membership.member import (
+from murmuration.worker.membership.member import (
     MAX_UNREACHABLE,
     Digest,
     Health,
@@ -16,7 +16,7 @@ from worker.membership.member import (
     Signed,
     newest,
 )
-from worker.membership.swim import (
+from murmuration.worker.membership.swim import (
     MAX_MEMBERS,
     Action,
     IndirectProbe,

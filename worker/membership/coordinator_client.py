@@ -5,15 +5,15 @@ import math
 from collections.abc import Coroutine
 from typing import Protocol
 
-from protos import documents
-from protos import murmuration_pb2 as pb
-from protos.events import new_event
-from protos.text import shown
-from worker import wire
-from worker.errors import ManifestRefused, MurmurError, NotDialled
-from worker.membership import Member
-from worker.membership.first_contact import FirstContact
-from worker.transport import Transport, TransportError
+from murmuration.protos import documents
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import new_event
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.errors import ManifestRefused, MurmurError, NotDialled
+from murmuration.worker.membership import Member
+from murmuration.worker.membership.first_contact import FirstContact
+from murmuration.worker.transport import Transport, TransportError
 
 _PERIOD_S = 1.0
 _EAGER_S = 0.25

@@ -10,22 +10,22 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from protos import murmuration_pb2 as pb
-from protos.addresses import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import (
     caller_host,
     is_loopback,
     is_wildcard,
     split_address,
     split_relayed,
 )
-from protos.manifest import first_difference
-from protos.text import shown
-from worker import wire
-from worker.errors import ManifestRefused, NotDialled
-from worker.manifest import Manifest
-from worker.membership import Health, Member, Phase
-from worker.membership.io import GossipService
-from worker.transport import Caller, Transport, TransportError
+from murmuration.protos.manifest import first_difference
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.errors import ManifestRefused, NotDialled
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.membership.io import GossipService
+from murmuration.worker.transport import Caller, Transport, TransportError
 
 _JOIN_S = 6.0  # both peers that dial back may need their time
 _DIAL_S = 2.0

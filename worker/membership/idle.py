@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from worker.membership.member import MAX_UNREACHABLE
+from murmuration.worker.membership.member import MAX_UNREACHABLE
 
 _MARKED_S = 60.0  # doubles each time
 _MOST_DOUBLINGS = 3

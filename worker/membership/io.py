@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from protos import murmuration_pb2 as pb
-from protos.addresses import split_relayed
-from protos.events import Warnings, new_event
-from protos.text import shown
-from worker import wire
-from worker.exchange.types import View
-from worker.membership import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import split_relayed
+from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import (
     Action,
     Dissemination,
     GossipMessage,
@@ -27,7 +27,7 @@ from worker.membership import (
     ViewChanged,
     with_progress,
 )
-from worker.transport import Stream, Transport, TransportError
+from murmuration.worker.transport import Stream, Transport, TransportError
 
 _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0

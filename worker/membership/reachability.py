@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from worker.membership.member import MAX_UNREACHABLE
+from murmuration.worker.membership.member import MAX_UNREACHABLE
 
 _MISSED = 3  # probes running; fewer are chance on a link that loses messages
 _MOST_FLAPS = 4  # after which a mark stays no longer than after as many

@@ -21,10 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from worker.membership.idle import IdlePeers
-from worker.membership.member import Health, Member, newest
-from worker.membership.reachability import Reachability
-from worker.membership.suspicion import Suspicions
+from murmuration.worker.membership.idle import IdlePeers
+from murmuration.worker.membership.member import Health, Member, newest
+from murmuration.worker.membership.reachability import Reachability
+from murmuration.worker.membership.suspicion import Suspicions
 
 MAX_MEMBERS = 4096
 _MAX_JUMP = 1000

@@ -20,13 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.membership import Member, Phase
-from worker.pipeline.context import StageContext
-from worker.pipeline.stage_call import Incarnation, StageCallKey
-from worker.training.inbox import IterationOver
-from worker.transport import TransportError
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
+from murmuration.worker.training.inbox import IterationOver
+from murmuration.worker.transport import TransportError
 
 _PATIENCE_S = 2.0
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for

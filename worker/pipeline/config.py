@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from algorithms.skippipe.partition import spans, stage_layers
-from algorithms.skippipe.route import Rules, visited_stages
-from algorithms.skippipe.routing import ROUTINGS
-from worker.tasks import Staged
+from murmuration.algorithms.skippipe.partition import spans, stage_layers
+from murmuration.algorithms.skippipe.route import Rules, visited_stages
+from murmuration.algorithms.skippipe.routing import ROUTINGS
+from murmuration.worker.tasks import Staged
 
 _MOST_ORIGINS = 1024
 ACTIVATIONS = ("bf16", "fp32", "int8")
@@ -16,7 +16,7 @@ class StagesConfig:
     """Args:
     count: stages S; 1 leaves the model whole.
     layers: how many layers each stage has; empty shares them out by their parameters.
-    routing: a preset of `algorithms.skippipe.routing`.
+    routing: a preset of `murmuration.algorithms.skippipe.routing`.
     skip: share of the stages that a route leaves out, stage 0 counted among the visited; the mean
         over the routes of an iteration.
     spread: how many stages more half of the routes visit, and the other half fewer.

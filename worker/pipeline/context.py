@@ -8,15 +8,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from algorithms.codecs import Codec
-from protos.events import EventKind, new_event
-from worker.exchange.context import Offload
-from worker.membership import Member
-from worker.pipeline.config import MicrobatchDropped, StagesConfig
-from worker.pipeline.profile import StageMeasurements
-from worker.pipeline.stage_call import Incarnation, serves
-from worker.training.inbox import JobKind, StageJob, StageJobDone, StageMove, Stop, ToTrain
-from worker.transport import Transport
+from murmuration.algorithms.codecs import Codec
+from murmuration.protos.events import EventKind, new_event
+from murmuration.worker.exchange.context import Offload
+from murmuration.worker.membership import Member
+from murmuration.worker.pipeline.config import MicrobatchDropped, StagesConfig
+from murmuration.worker.pipeline.profile import StageMeasurements
+from murmuration.worker.pipeline.stage_call import Incarnation, serves
+from murmuration.worker.training.inbox import (
+    JobKind,
+    StageJob,
+    StageJobDone,
+    StageMove,
+    Stop,
+    ToTrain,
+)
+from murmuration.worker.transport import Transport
 
 _MOST_CALLERS = 4096  # that are told apart
 

@@ -7,15 +7,21 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 
-from protos import murmuration_pb2 as pb
-from protos.text import shown
-from worker import wire
-from worker.exchange.context import Tasks
-from worker.membership import Member
-from worker.pipeline.config import MicrobatchDropped, TryElsewhere
-from worker.pipeline.context import StageContext
-from worker.pipeline.stage_call import Hop, Incarnation, StageCall, StageReply, call_header
-from worker.transport import Stream, TransportError, Unreachable
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.exchange.context import Tasks
+from murmuration.worker.membership import Member
+from murmuration.worker.pipeline.config import MicrobatchDropped, TryElsewhere
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.stage_call import (
+    Hop,
+    Incarnation,
+    StageCall,
+    StageReply,
+    call_header,
+)
+from murmuration.worker.transport import Stream, TransportError, Unreachable
 
 _MAX_REASON = 200  # characters
 _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone

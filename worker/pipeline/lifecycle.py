@@ -10,14 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from protos.events import new_event
-from worker.config import Config
-from worker.folder import leave_json
-from worker.iothread import IOThread
-from worker.manifest import Manifest
-from worker.membership import Health, Member, Phase
-from worker.pipeline.context import StageContext
-from worker.pipeline.part import (
+from murmuration.protos.events import new_event
+from murmuration.worker.config import Config
+from murmuration.worker.folder import leave_json
+from murmuration.worker.iothread import IOThread
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.part import (
     fetch_stages,
     neighbour_weights,
     rebuilt_stage,
@@ -26,11 +26,11 @@ from worker.pipeline.part import (
     weights_of,
     whole_model,
 )
-from worker.pipeline.replica import StageReplica
-from worker.tasks import Task
-from worker.training import checkpoint
-from worker.training.loop import Trainer
-from worker.training.result import WholeModel
+from murmuration.worker.pipeline.replica import StageReplica
+from murmuration.worker.tasks import Task
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.result import WholeModel
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.1

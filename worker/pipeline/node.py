@@ -3,21 +3,21 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from protos import murmuration_pb2 as pb
-from worker.errors import PeersUnreachable
-from worker.exchange.context import Tasks
-from worker.exchange.types import View
-from worker.membership import Member, Phase
-from worker.pipeline.barrier import BarrierReceiver, IterationTracker
-from worker.pipeline.context import StageContext
-from worker.pipeline.forwarder import Forwarder
-from worker.pipeline.origin import RouteOrigin
-from worker.pipeline.planner import RoutePlanner
-from worker.pipeline.profile import PROBE_BYTES, LinkProber
-from worker.pipeline.rebalancing import OrphanedStages, Rebalancer
-from worker.pipeline.server import StageServer
-from worker.training.inbox import IterationStarted, StageJobDone
-from worker.transport import Stream, TransportError
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.errors import PeersUnreachable
+from murmuration.worker.exchange.context import Tasks
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.pipeline.barrier import BarrierReceiver, IterationTracker
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.forwarder import Forwarder
+from murmuration.worker.pipeline.origin import RouteOrigin
+from murmuration.worker.pipeline.planner import RoutePlanner
+from murmuration.worker.pipeline.profile import PROBE_BYTES, LinkProber
+from murmuration.worker.pipeline.rebalancing import OrphanedStages, Rebalancer
+from murmuration.worker.pipeline.server import StageServer
+from murmuration.worker.training.inbox import IterationStarted, StageJobDone
+from murmuration.worker.transport import Stream, TransportError
 
 _PROBE_LIMIT_S = 10.0
 

@@ -3,21 +3,21 @@
 import asyncio
 from collections import defaultdict
 
-from worker.exchange.context import Tasks
-from worker.membership import Phase
-from worker.pipeline.barrier import IterationTracker, report_iteration
-from worker.pipeline.config import MicrobatchDropped
-from worker.pipeline.context import StageContext, values_of
-from worker.pipeline.forwarder import Forwarder
-from worker.pipeline.planner import RoutePlanner
-from worker.pipeline.stage_call import (
+from murmuration.worker.exchange.context import Tasks
+from murmuration.worker.membership import Phase
+from murmuration.worker.pipeline.barrier import IterationTracker, report_iteration
+from murmuration.worker.pipeline.config import MicrobatchDropped
+from murmuration.worker.pipeline.context import StageContext, values_of
+from murmuration.worker.pipeline.forwarder import Forwarder
+from murmuration.worker.pipeline.planner import RoutePlanner
+from murmuration.worker.pipeline.stage_call import (
     Hop,
     Incarnation,
     StageCall,
     StageCallKey,
     call_bytes,
 )
-from worker.training.inbox import JobKind
+from murmuration.worker.training.inbox import JobKind
 
 _AGAIN_S = 0.25
 

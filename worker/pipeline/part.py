@@ -12,27 +12,27 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from algorithms.codecs import codec_by_name
-from algorithms.fragments import Fragment, TensorSpec
-from worker.catchup.state_transfer import fetch_states
-from worker.config import Config
-from worker.errors import CheckpointError, ConfigError
-from worker.manifest import Manifest
-from worker.membership import Member, Phase
-from worker.pipeline.config import cut_of
-from worker.pipeline.context import StageContext
-from worker.pipeline.profile import Profile
-from worker.pipeline.replica import StageJobs, StageReplica
-from worker.tasks import Cursor, Staged, StageModule, Task
-from worker.training import checkpoint
-from worker.training.config import KSEED
-from worker.training.inbox import Mailbox
-from worker.training.initial import model_of
-from worker.training.kseed import SeedReplica
-from worker.training.model import schema_of
-from worker.training.replica import InnerReplica
-from worker.transport import TransportError
-from worker.wire import WireError
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.worker.catchup.state_transfer import fetch_states
+from murmuration.worker.config import Config
+from murmuration.worker.errors import CheckpointError, ConfigError
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.pipeline.config import cut_of
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.replica import StageJobs, StageReplica
+from murmuration.worker.tasks import Cursor, Staged, StageModule, Task
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.config import KSEED
+from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.training.initial import model_of
+from murmuration.worker.training.kseed import SeedReplica
+from murmuration.worker.training.model import schema_of
+from murmuration.worker.training.replica import InnerReplica
+from murmuration.worker.transport import TransportError
+from murmuration.worker.wire import WireError
 
 
 @dataclass(frozen=True)

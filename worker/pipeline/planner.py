@@ -20,15 +20,22 @@ from functools import partial
 import numpy as np
 import xxhash
 
-from algorithms.skippipe.pipeline import BACKWARD_RATIO, LOSS_RATIO, Costs, Floats, Links, Pipeline
-from algorithms.skippipe.route import MAX_JUMP, Route, Rules
-from algorithms.skippipe.routing import ROUTINGS, origins_in_turns, random
-from algorithms.skippipe.search import search_routes
-from worker.membership import Member
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.context import StageContext
-from worker.pipeline.profile import Profile
-from worker.pipeline.stage_call import Hop, serves
+from murmuration.algorithms.skippipe.pipeline import (
+    BACKWARD_RATIO,
+    LOSS_RATIO,
+    Costs,
+    Floats,
+    Links,
+    Pipeline,
+)
+from murmuration.algorithms.skippipe.route import MAX_JUMP, Route, Rules
+from murmuration.algorithms.skippipe.routing import ROUTINGS, origins_in_turns, random
+from murmuration.algorithms.skippipe.search import search_routes
+from murmuration.worker.membership import Member
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.stage_call import Hop, serves
 
 _RECOMPUTED = 1.0 + BACKWARD_RATIO  # a backward does its forward again
 _USUAL_FORWARD_S = 0.01

@@ -15,9 +15,9 @@ from functools import lru_cache
 import msgpack
 import xxhash
 
-from protos.documents import PROFILE_BYTES, unpack_plain
-from worker.membership import Member
-from worker.pipeline.stage_call import call_bytes, serves
+from murmuration.protos.documents import PROFILE_BYTES, unpack_plain
+from murmuration.worker.membership import Member
+from murmuration.worker.pipeline.stage_call import call_bytes, serves
 
 _FORGET = 0.2  # how much a new computing time counts against those before
 _REMEMBERED = 20  # round trips, of which the shortest is the link's, and rates

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from algorithms.skippipe.assignment import stage_to_join, stage_to_move_to
-from protos import murmuration_pb2 as pb
-from protos.documents import STATUS_BYTES
-from worker import wire
-from worker.membership import Health, Member, Phase
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.profile import Profile
-from worker.training.inbox import StageMove
-from worker.transport import Transport, TransportError
+from murmuration.algorithms.skippipe.assignment import stage_to_join, stage_to_move_to
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import STATUS_BYTES
+from murmuration.worker import wire
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.training.inbox import StageMove
+from murmuration.worker.transport import Transport, TransportError
 
 _ASK_S = 5.0
 _MOST_ASKED = 3

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.codecs import Codec
-from algorithms.skippipe.gradients import StageGradients
-from worker import wire
-from worker.errors import ConfigError
-from worker.tasks import Batch, Cursor, StageModule, Task, next_batch
-from worker.training.config import InnerConfig
-from worker.training.inbox import (
+from murmuration.algorithms.codecs import Codec
+from murmuration.algorithms.skippipe.gradients import StageGradients
+from murmuration.worker import wire
+from murmuration.worker.errors import ConfigError
+from murmuration.worker.tasks import Batch, Cursor, StageModule, Task, next_batch
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.inbox import (
     IterationOver,
     IterationStarted,
     JobKind,
@@ -30,8 +30,8 @@ from worker.training.inbox import (
     StageJob,
     StageJobDone,
 )
-from worker.training.outer import OuterLoop
-from worker.training.replica import InnerReplica
+from murmuration.worker.training.outer import OuterLoop
+from murmuration.worker.training.replica import InnerReplica
 
 _BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
 _REBUILT_LR = 1.1  # CheckFree's: a stage that is the mean of its neighbours has to leave them

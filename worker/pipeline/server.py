@@ -9,15 +9,15 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 
-from protos import murmuration_pb2 as pb
-from protos.events import Warnings
-from worker import wire
-from worker.pipeline.barrier import IterationTracker
-from worker.pipeline.config import MicrobatchDropped, TryElsewhere
-from worker.pipeline.context import StageContext, values_of
-from worker.pipeline.forwarder import Forwarder
-from worker.pipeline.planner import RoutePlanner
-from worker.pipeline.stage_call import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import Warnings
+from murmuration.worker import wire
+from murmuration.worker.pipeline.barrier import IterationTracker
+from murmuration.worker.pipeline.config import MicrobatchDropped, TryElsewhere
+from murmuration.worker.pipeline.context import StageContext, values_of
+from murmuration.worker.pipeline.forwarder import Forwarder
+from murmuration.worker.pipeline.planner import RoutePlanner
+from murmuration.worker.pipeline.stage_call import (
     StageCall,
     StageCallKey,
     StageCallTooLarge,
@@ -27,8 +27,8 @@ from worker.pipeline.stage_call import (
     call_of,
     gradient_header,
 )
-from worker.training.inbox import JobKind
-from worker.transport import Stream
+from murmuration.worker.training.inbox import JobKind
+from murmuration.worker.transport import Stream
 
 _AT_ONCE_S = 0.001
 _FRAME_S = 120.0  # for a frame of 1 MiB, on a link that 16 calls share

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import xxhash
 
-from algorithms.codecs import Codec
-from protos import murmuration_pb2 as pb
-from worker.membership import Health, Member, Phase
-from worker.wire import Payload, WireError
+from murmuration.algorithms.codecs import Codec
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.wire import Payload, WireError
 
 _MAX_STAGES = 1024
 

@@ -5,15 +5,15 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Protocol
 
-from protos import murmuration_pb2 as pb
-from protos.addresses import relayed_address, split_relayed
-from protos.events import Warnings, new_event
-from protos.text import shown
-from worker import wire
-from worker.exchange.types import View
-from worker.membership import Health
-from worker.membership.io import GossipService
-from worker.relay.choice import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import relayed_address, split_relayed
+from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Health
+from murmuration.worker.membership.io import GossipService
+from murmuration.worker.relay.choice import (
     Action,
     Advertise,
     Candidate,
@@ -23,9 +23,9 @@ from worker.relay.choice import (
     Reserve,
     Try,
 )
-from worker.relay.service import ALIVE_S, SILENT_S
-from worker.relay.tunnels import first_of, message, own_port, pump, received
-from worker.transport import Stream, Transport, TransportError
+from murmuration.worker.relay.service import ALIVE_S, SILENT_S
+from murmuration.worker.relay.tunnels import first_of, message, own_port, pump, received
+from murmuration.worker.transport import Stream, Transport, TransportError
 
 _RESERVE_S, _TRY_S = 3.0, 5.0
 _MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 4, 60_000, 5.0

@@ -5,13 +5,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from protos import murmuration_pb2 as pb
-from protos.addresses import split_relayed
-from worker.exchange.types import View
-from worker.membership import Member
-from worker.relay.table import NoRelay, RelayTable
-from worker.relay.tunnels import first_of, message, received
-from worker.transport import Refused, Stream
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import split_relayed
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Member
+from murmuration.worker.relay.table import NoRelay, RelayTable
+from murmuration.worker.relay.tunnels import first_of, message, received
+from murmuration.worker.transport import Refused, Stream
 
 ALIVE_S = 1.0  # between two signs of life
 SILENT_S = 4.0  # after which the other side of a reservation is gone

@@ -9,10 +9,16 @@ import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 
-from protos import murmuration_pb2 as pb
-from protos.addresses import LOOPBACK_HOST, is_wildcard, join_address, split_address, split_relayed
-from worker import wire
-from worker.transport import Stream, Transport, TransportError, Unreachable
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import (
+    LOOPBACK_HOST,
+    is_wildcard,
+    join_address,
+    split_address,
+    split_relayed,
+)
+from murmuration.worker import wire
+from murmuration.worker.transport import Stream, Transport, TransportError, Unreachable
 
 _CHUNK_BYTES = 128 * 1024
 _OPEN_S = 2.0  # for a relay to answer: then the next one is tried

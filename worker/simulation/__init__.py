@@ -6,8 +6,8 @@ Read in this order: `scenario` (what is asked for), `faults` (what goes wrong), 
 `means`, `pairs`, `run` (what comes out).
 """
 
-from worker.simulation.run import simulate
-from worker.simulation.scenario import Scenario
-from worker.simulation.task import Figures
+from murmuration.worker.simulation.run import simulate
+from murmuration.worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.task import Figures
 
 __all__ = ["Figures", "Scenario", "simulate"]

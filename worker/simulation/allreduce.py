@@ -10,21 +10,21 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
-from algorithms.presets import PRESETS
-from algorithms.reducers import reducer_orders
-from protos import murmuration_pb2 as pb
-from worker.exchange.allreduce.contributor import Contributor
-from worker.exchange.allreduce.dialogue import ShardRange
-from worker.exchange.allreduce.reducer import Reducer
-from worker.exchange.context import Context
-from worker.simulation.clock import Act
-from worker.simulation.peer import Account, Peer
-from worker.simulation.streams import Sizes, frame_sizes
-from worker.simulation.swarm import RUN, Group, SimulatedSwarm
-from worker.simulation.task import VALUES, Quadratic
-from worker.training.inbox import Begin, RoundDone, RoundFailed
-from worker.transport import Stream
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.reducers import reducer_orders
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.allreduce.dialogue import ShardRange
+from murmuration.worker.exchange.allreduce.reducer import Reducer
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.simulation.clock import Act
+from murmuration.worker.simulation.peer import Account, Peer
+from murmuration.worker.simulation.streams import Sizes, frame_sizes
+from murmuration.worker.simulation.swarm import RUN, Group, SimulatedSwarm
+from murmuration.worker.simulation.task import VALUES, Quadratic
+from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.transport import Stream
 
 _TICK_S = 0.05  # as the live node's
 _SHARD_BYTES = 4 * VALUES

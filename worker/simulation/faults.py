@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from worker.membership import Health
-from worker.simulation.scenario import Scenario
+from murmuration.worker.membership import Health
+from murmuration.worker.simulation.scenario import Scenario
 
 STALL_S = 10.0  # until a stream over which nothing comes is given up, as by keepalive
 

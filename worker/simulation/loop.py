@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from worker.simulation.clock import Act, Clock
+from murmuration.worker.simulation.clock import Act, Clock
 
 _PEER: contextvars.ContextVar[int | None] = contextvars.ContextVar("peer", default=None)
 

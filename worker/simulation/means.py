@@ -9,19 +9,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from algorithms.diloco import pseudo_gradient
-from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
-from algorithms.fragments import Ranges
-from algorithms.presets import PRESETS
-from worker.catchup.repair import choose_repair
-from worker.membership import Digest, Phase
-from worker.simulation.allreduce import MeanRounds
-from worker.simulation.clock import Act
-from worker.simulation.network import SimulatedStream
-from worker.simulation.peer import Account
-from worker.simulation.swarm import Group, SimulatedSwarm
-from worker.simulation.task import VALUES, Quadratic
-from worker.training.inbox import RoundDone, RoundFailed
+from murmuration.algorithms.diloco import pseudo_gradient
+from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
+from murmuration.algorithms.fragments import Ranges
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.catchup.repair import choose_repair
+from murmuration.worker.membership import Digest, Phase
+from murmuration.worker.simulation.allreduce import MeanRounds
+from murmuration.worker.simulation.clock import Act
+from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.swarm import Group, SimulatedSwarm
+from murmuration.worker.simulation.task import VALUES, Quadratic
+from murmuration.worker.training.inbox import RoundDone, RoundFailed
 
 _REPAIR_S = 1.0  # between two tries to find somebody to take the state from
 

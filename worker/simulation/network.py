@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from algorithms.link import Link, MessageTime
-from worker.simulation.clock import Act, Clock
-from worker.simulation.faults import STALL_S
-from worker.simulation.pipe import Load, Pipe
+from murmuration.algorithms.link import Link, MessageTime
+from murmuration.worker.simulation.clock import Act, Clock
+from murmuration.worker.simulation.faults import STALL_S
+from murmuration.worker.simulation.pipe import Load, Pipe
 
 _FIRST_MESSAGES = 10  # of both ends together, at which a brittle stream breaks
 

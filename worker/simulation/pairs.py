@@ -11,23 +11,23 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
-from algorithms.fragment_state import FragmentState
-from algorithms.presets import PRESETS
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.catchup.repair import step_of_the_others
-from worker.exchange.context import Context
-from worker.exchange.pairwise.pairs import Pairs
-from worker.exchange.types import RoundConfig
-from worker.membership import Digest, Phase
-from worker.simulation.peer import Account, Peer
-from worker.simulation.scenario import Scenario
-from worker.simulation.streams import Sizes
-from worker.simulation.swarm import SimulatedSwarm
-from worker.simulation.task import VALUES, Quadratic
-from worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
-from worker.transport import Stream
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.catchup.repair import step_of_the_others
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.pairwise.pairs import Pairs
+from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.membership import Digest, Phase
+from murmuration.worker.simulation.peer import Account, Peer
+from murmuration.worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.streams import Sizes
+from murmuration.worker.simulation.swarm import SimulatedSwarm
+from murmuration.worker.simulation.task import VALUES, Quadratic
+from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.transport import Stream
 
 _VALUES_BYTES = 4 * VALUES
 _MOST_FRAMES = 64  # of a part

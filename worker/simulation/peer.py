@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from algorithms.link import MessageTime
-from worker.exchange.arrivals import Arrivals
-from worker.exchange.compression import Compression
-from worker.exchange.context import Tasks
-from worker.exchange.types import ExchangeConfig
-from worker.simulation.clock import Act
-from worker.simulation.loop import context_of
-from worker.simulation.network import SimulatedStream
-from worker.simulation.streams import Sizes, StreamEnd, open_stream
-from worker.simulation.swarm import RUN, SimulatedSwarm
-from worker.simulation.task import VALUES, Quadratic
-from worker.training.inbox import RoundDone, RoundFailed
-from worker.transport import Stream, TransportError
+from murmuration.algorithms.link import MessageTime
+from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.compression import Compression
+from murmuration.worker.exchange.context import Tasks
+from murmuration.worker.exchange.types import ExchangeConfig
+from murmuration.worker.simulation.clock import Act
+from murmuration.worker.simulation.loop import context_of
+from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.streams import Sizes, StreamEnd, open_stream
+from murmuration.worker.simulation.swarm import RUN, SimulatedSwarm
+from murmuration.worker.simulation.task import VALUES, Quadratic
+from murmuration.worker.training.inbox import RoundDone, RoundFailed
+from murmuration.worker.transport import Stream, TransportError
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 import heapq
 
-from worker.simulation.clock import Act, Clock
+from murmuration.worker.simulation.clock import Act, Clock
 
 _CLOSE_BYTES = 1e-6  # what is as good as through
 

@@ -6,16 +6,22 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from algorithms.codecs import codec_by_name
-from algorithms.link import MessageTime, pair_s, tree_s
-from worker.simulation.faults import FaultPlan, last_s
-from worker.simulation.loop import running
-from worker.simulation.means import MeanPeer
-from worker.simulation.pairs import PairPeer
-from worker.simulation.peer import Account
-from worker.simulation.scenario import Scenario
-from worker.simulation.swarm import SimulatedSwarm
-from worker.simulation.task import Figures, Quadratic, distance_to_optimum, percentile, spread
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.link import MessageTime, pair_s, tree_s
+from murmuration.worker.simulation.faults import FaultPlan, last_s
+from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.means import MeanPeer
+from murmuration.worker.simulation.pairs import PairPeer
+from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.swarm import SimulatedSwarm
+from murmuration.worker.simulation.task import (
+    Figures,
+    Quadratic,
+    distance_to_optimum,
+    percentile,
+    spread,
+)
 
 _TREES = 200
 

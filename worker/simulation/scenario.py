@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from algorithms.codecs import codec_by_name
-from algorithms.link import Link
-from algorithms.plan import Merge
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.plan import Merge
 
 Preset = Literal["diloco", "noloco"]
 

@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from protos import murmuration_pb2 as pb
-from worker.simulation.network import Network, SimulatedStream
-from worker.transport import Unreachable
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.simulation.network import Network, SimulatedStream
+from murmuration.worker.transport import Unreachable
 
 Sizes = Callable[[bytes], int]
 """The bytes that a message counts on the links, 0 for none."""
 
 
 class StreamEnd:
-    """One end, as the live code uses it (`worker.transport.Stream`).
+    """One end, as the live code uses it (`murmuration.worker.transport.Stream`).
 
     Args:
         stream: on the network.

@@ -11,11 +11,11 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from worker.exchange.types import RoundConfig, View
-from worker.membership import Digest, Health, Member, MembershipConfig, Phase
-from worker.simulation.beliefs import Beliefs
-from worker.simulation.clock import Act, Clock
-from worker.simulation.faults import (
+from murmuration.worker.exchange.types import RoundConfig, View
+from murmuration.worker.membership import Digest, Health, Member, MembershipConfig, Phase
+from murmuration.worker.simulation.beliefs import Beliefs
+from murmuration.worker.simulation.clock import Act, Clock
+from murmuration.worker.simulation.faults import (
     BreakStreams,
     BrittleStreams,
     Crash,
@@ -29,8 +29,8 @@ from worker.simulation.faults import (
     Partition,
     scenario_faults,
 )
-from worker.simulation.network import Network, SimulatedStream
-from worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.network import Network, SimulatedStream
+from murmuration.worker.simulation.scenario import Scenario
 
 RUN = 1
 _NEWS_S = 1.0  # the longest that news of a change takes to a peer

@@ -8,12 +8,17 @@ results.py   what all peers have come to, brought together at the end of the run
 locator.py   faults, found by comparing these with the other peers'
 """
 
-from worker.status.document import LagMonitor, NodeMeasurements, ask_peers, status_document
-from worker.status.exporter import MetricsServer
-from worker.status.figures import OwnFigures
-from worker.status.locator import FaultLocator
-from worker.status.results import ResultExchange
-from worker.status.rounds import RoundLog
+from murmuration.worker.status.document import (
+    LagMonitor,
+    NodeMeasurements,
+    ask_peers,
+    status_document,
+)
+from murmuration.worker.status.exporter import MetricsServer
+from murmuration.worker.status.figures import OwnFigures
+from murmuration.worker.status.locator import FaultLocator
+from murmuration.worker.status.results import ResultExchange
+from murmuration.worker.status.rounds import RoundLog
 
 __all__ = [
     "FaultLocator",

@@ -5,19 +5,19 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from algorithms.diagnosis import PeerFigures
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.config import Config
-from worker.exchange.context import Context
-from worker.membership import Member
-from worker.membership.io import GossipService
-from worker.pipeline.context import StageCounts
-from worker.pipeline.profile import Profile
-from worker.status.figures import to_document
-from worker.status.rounds import RoundLog
-from worker.transport import Traffic, Transport, TransportError
-from worker.views.summary import relays_of
+from murmuration.algorithms.diagnosis import PeerFigures
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.config import Config
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.membership import Member
+from murmuration.worker.membership.io import GossipService
+from murmuration.worker.pipeline.context import StageCounts
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.status.figures import to_document
+from murmuration.worker.status.rounds import RoundLog
+from murmuration.worker.transport import Traffic, Transport, TransportError
+from murmuration.worker.views.summary import relays_of
 
 _PERIOD_S = 0.05
 _PEER_S = 1.5  # for one peer's answer

@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, Metric, ProcessCollector, start
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from protos.addresses import join_address, split_address
-from protos.reach import cannot_listen
-from worker.membership import Health, Phase
-from worker.transport import AddressInUse
+from murmuration.protos.addresses import join_address, split_address
+from murmuration.protos.reach import cannot_listen
+from murmuration.worker.membership import Health, Phase
+from murmuration.worker.transport import AddressInUse
 
 Document = Mapping[str, Any]
 

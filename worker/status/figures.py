@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from algorithms.diagnosis import PeerFigures
-from protos.events import float_of, int_of
-from worker.exchange.arrivals import Arrivals
+from murmuration.algorithms.diagnosis import PeerFigures
+from murmuration.protos.events import float_of, int_of
+from murmuration.worker.exchange.arrivals import Arrivals
 
 _ROUNDS = 5  # that a median is over
 _SAVES = 3

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from algorithms.diagnosis import Change, Diagnosis, PeerFigures, Verdict
-from protos.documents import BadDocument, unpack
-from protos.events import new_event
-from worker.exchange.types import View
-from worker.membership import Member
-from worker.status.document import ask_peers
-from worker.status.figures import OwnFigures, from_document
-from worker.transport import Transport
+from murmuration.algorithms.diagnosis import Change, Diagnosis, PeerFigures, Verdict
+from murmuration.protos.documents import BadDocument, unpack
+from murmuration.protos.events import new_event
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Member
+from murmuration.worker.status.document import ask_peers
+from murmuration.worker.status.figures import OwnFigures, from_document
+from murmuration.worker.transport import Transport
 
 LOOK_S = 5.0
 _AT_ONCE = 16  # peers that one look asks

@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from protos import murmuration_pb2 as pb
-from protos.documents import BadDocument, pack, unpack
-from worker import wire
-from worker.exchange.types import View
-from worker.membership import Member, Phase
-from worker.transport import Transport, TransportError
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import BadDocument, pack, unpack
+from murmuration.worker import wire
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.transport import Transport, TransportError
 
 METHOD = "Control/Result"
 _RESULT_BYTES = 60 * 1024  # of one, packed: a control call takes not much more

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from protos.events import float_of, int_of, text_of
+from murmuration.protos.events import float_of, int_of, text_of
 
 _REMEMBERED = 48  # rounds: of a status that is asked for every two seconds
 _MOST_ON_THE_WAY = 4096  # one of each fragment

@@ -9,8 +9,8 @@ llama_bytes.py  the default task: that decoder on the bytes of a text
 huggingface.py  the task for a model of transformers, in full or by LoRA
 """
 
-from worker.errors import TaskError, TextError
-from worker.tasks.loading import (
+from murmuration.worker.errors import TaskError, TextError
+from murmuration.worker.tasks.loading import (
     BUILT_IN,
     OWN_LOOP,
     import_factory,
@@ -19,7 +19,7 @@ from worker.tasks.loading import (
     local_settings,
     task_factory,
 )
-from worker.tasks.task import (
+from murmuration.worker.tasks.task import (
     SPLITS,
     Batch,
     Cursor,

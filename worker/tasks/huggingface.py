@@ -24,11 +24,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from worker.errors import TaskError, TextError
-from worker.tasks.llama_bytes import window_starts
-from worker.tasks.streamed import Streamed
-from worker.tasks.task import SPLITS, Batch, Cursor
-from worker.tasks.text import STDLIB, Windows, load_text
+from murmuration.worker.errors import TaskError, TextError
+from murmuration.worker.tasks.llama_bytes import window_starts
+from murmuration.worker.tasks.streamed import Streamed
+from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
+from murmuration.worker.tasks.text import STDLIB, Windows, load_text
 
 BYTES = "bytes"
 # Where a word in a config is the name of something that transformers has itself.

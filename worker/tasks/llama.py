@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import nn
 
-from worker.tasks.llama_config import LlamaConfig
-from worker.tasks.task import Batch, StageModule
+from murmuration.worker.tasks.llama_config import LlamaConfig
+from murmuration.worker.tasks.task import Batch, StageModule
 
 
 def build_llama(config: LlamaConfig, seed: int) -> Llama:

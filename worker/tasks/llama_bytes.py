@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from worker.errors import TaskError, TextError
-from worker.tasks.llama import (
+from murmuration.worker.errors import TaskError, TextError
+from murmuration.worker.tasks.llama import (
     KeyValueCache,
     Llama,
     LlamaStage,
@@ -30,9 +30,9 @@ from worker.tasks.llama import (
     empty_llama,
     next_token_loss,
 )
-from worker.tasks.llama_config import llama_config
-from worker.tasks.task import SPLITS, Batch, Cursor
-from worker.tasks.text import STDLIB, Windows, load_text
+from murmuration.worker.tasks.llama_config import llama_config
+from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
+from murmuration.worker.tasks.text import STDLIB, Windows, load_text
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: splitmix64's increment
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

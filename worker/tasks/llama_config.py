@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from worker.errors import TaskError
-from worker.tasks.task import nearest
+from murmuration.worker.errors import TaskError
+from murmuration.worker.tasks.task import nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from worker.errors import TaskError
-from worker.tasks.huggingface import HuggingFace
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.tasks.task import Task, nearest
+from murmuration.worker.errors import TaskError
+from murmuration.worker.tasks.huggingface import HuggingFace
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.tasks.task import Task, nearest
 
 OWN_LOOP = "own-loop"  # the name in the manifest of a run whose peers bring loops of their own
 BUILT_IN: Mapping[str, Callable[..., Task]] = {

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.errors import TaskError, TextError
-from worker.tasks.task import Cursor
-from worker.tasks.text import HELD_OUT_SHARE
+from murmuration.worker.errors import TaskError, TextError
+from murmuration.worker.tasks.task import Cursor
+from murmuration.worker.tasks.text import HELD_OUT_SHARE
 
 Tokens = npt.NDArray[np.int64]
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from worker.errors import TaskError
+from murmuration.worker.errors import TaskError
 
 SPLITS = ("train", "validation")
 

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from protos.figures import count
-from protos.text import shown
-from worker.errors import TextError
+from murmuration.protos.figures import count
+from murmuration.protos.text import shown
+from murmuration.worker.errors import TextError
 
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.1

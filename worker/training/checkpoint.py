@@ -25,15 +25,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from algorithms.fragments import copy_values
-from protos.manifest import canonical
-from worker.adopted_config import restored_config
-from worker.config import Config
-from worker.errors import CheckpointError
-from worker.exchange.allreduce.residuals import Residuals
-from worker.manifest import Manifest
-from worker.training.loop import Trainer
-from worker.training.outer_state import joined, restore_state, split
+from murmuration.algorithms.fragments import copy_values
+from murmuration.protos.manifest import canonical
+from murmuration.worker.adopted_config import restored_config
+from murmuration.worker.config import Config
+from murmuration.worker.errors import CheckpointError
+from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.outer_state import joined, restore_state, split
 
 _TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"

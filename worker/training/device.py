@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from worker.errors import UsageError
-from worker.tasks import Batch
+from murmuration.worker.errors import UsageError
+from murmuration.worker.tasks import Batch
 
 KINDS = ("auto", "cpu", "cuda", "mps")
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from worker.config import task_of
-from worker.errors import UsageError
-from worker.pipeline.config import StagesConfig, cut_of
-from worker.tasks import (
+from murmuration.worker.config import task_of
+from murmuration.worker.errors import UsageError
+from murmuration.worker.pipeline.config import StagesConfig, cut_of
+from murmuration.worker.tasks import (
     Batch,
     Cursor,
     Generates,
@@ -28,12 +28,12 @@ from worker.tasks import (
     TaskError,
     next_batch,
 )
-from worker.training import checkpoint
-from worker.training.checkpoint import Checkpoint
-from worker.training.device import device_of, moved
-from worker.training.initial import anchored_model, find_checkpoint
-from worker.training.kseed import follow, seed_space_of
-from worker.training.loop import Trainer
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.checkpoint import Checkpoint
+from murmuration.worker.training.device import device_of, moved
+from murmuration.worker.training.initial import anchored_model, find_checkpoint
+from murmuration.worker.training.kseed import follow, seed_space_of
+from murmuration.worker.training.loop import Trainer
 
 _VALIDATION_BATCHES = 16
 _SAMPLE_BYTES, _SAMPLE_PROMPT = 400, "def "

@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from worker.config import task_of
-from worker.errors import UsageError
-from worker.manifest import Manifest
-from worker.tasks import ExportsToHuggingFace
-from worker.training.checkpoint import config_of
-from worker.training.initial import anchored_model, find_checkpoint
-from worker.training.model import bare_name
+from murmuration.worker.config import task_of
+from murmuration.worker.errors import UsageError
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.tasks import ExportsToHuggingFace
+from murmuration.worker.training.checkpoint import config_of
+from murmuration.worker.training.initial import anchored_model, find_checkpoint
+from murmuration.worker.training.model import bare_name
 
 MODEL = "model.safetensors"
 

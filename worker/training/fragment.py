@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from algorithms.diloco import AT_HOME, merge
-from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
-from algorithms.fragments import Fragment, Ranges, complement, integers_of
-from algorithms.plan import Plan
-from worker.errors import UsageError
-from worker.training.device import Copies, copies_for
-from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
-from worker.wire import are_finite, is_finite, state_hash
+from murmuration.algorithms.diloco import AT_HOME, merge
+from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
+from murmuration.algorithms.fragments import Fragment, Ranges, complement, integers_of
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.errors import UsageError
+from murmuration.worker.training.device import Copies, copies_for
+from murmuration.worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.wire import are_finite, is_finite, state_hash
 
 _VARIANCE = "running_var"  # of torch's normalisations
 _NORMALISATION = ("running_mean", _VARIANCE)

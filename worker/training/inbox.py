@@ -12,10 +12,10 @@ from enum import IntEnum
 
 from torch import Tensor
 
-from algorithms.fragment_state import FragmentState, RoundResult
-from algorithms.fragments import Ranges
-from worker.leases.types import LeaseMessage, ShareMessage
-from worker.membership import Phase
+from murmuration.algorithms.fragment_state import FragmentState, RoundResult
+from murmuration.algorithms.fragments import Ranges
+from murmuration.worker.leases.types import LeaseMessage, ShareMessage
+from murmuration.worker.membership import Phase
 
 # ------------------------------------------------------------------------- train thread -> I/O
 

@@ -8,16 +8,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from algorithms.diloco import AT_HOME
-from worker.config import Config, parse_config
-from worker.errors import CheckpointError
-from worker.manifest import Manifest
-from worker.tasks import Task
-from worker.training import checkpoint
-from worker.training.checkpoint import Checkpoint
-from worker.training.config import KSEED
-from worker.training.kseed import give_seed_space, take_seed_space
-from worker.training.model import (
+from murmuration.algorithms.diloco import AT_HOME
+from murmuration.worker.config import Config, parse_config
+from murmuration.worker.errors import CheckpointError
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.tasks import Task
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.checkpoint import Checkpoint
+from murmuration.worker.training.config import KSEED
+from murmuration.worker.training.kseed import give_seed_space, take_seed_space
+from murmuration.worker.training.model import (
     bare_name,
     integer_buffers,
     running_statistics,

@@ -28,11 +28,11 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
-from worker.tasks import Batch, Cursor, Task, TaskError, next_batch
-from worker.training.config import InnerConfig
-from worker.training.device import moved
-from worker.training.model import trained_parameters
-from worker.training.replica import InnerReplica
+from murmuration.worker.tasks import Batch, Cursor, Task, TaskError, next_batch
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.device import moved
+from murmuration.worker.training.model import trained_parameters
+from murmuration.worker.training.replica import InnerReplica
 
 _NAME = "seed_space_of_"
 

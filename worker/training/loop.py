@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from algorithms.fragment_state import FragmentState
-from algorithms.fragments import Fragment
-from algorithms.plan import Plan
-from worker.membership import Phase
-from worker.pipeline.replica import Iterations, StageReplica
-from worker.training.inbox import AllStarted, Mailbox, StageMove, Started, Stop
-from worker.training.model import buffers_left_out
-from worker.training.outer import OuterLoop
-from worker.training.replica import InnerReplica, Replica, RunIsOver
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.fragments import Fragment
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.membership import Phase
+from murmuration.worker.pipeline.replica import Iterations, StageReplica
+from murmuration.worker.training.inbox import AllStarted, Mailbox, StageMove, Started, Stop
+from murmuration.worker.training.model import buffers_left_out
+from murmuration.worker.training.outer import OuterLoop
+from murmuration.worker.training.replica import InnerReplica, Replica, RunIsOver
 
 if TYPE_CHECKING:
-    from worker.training.evaluation import Evaluation
+    from murmuration.worker.training.evaluation import Evaluation
 
 T = TypeVar("T")
 

@@ -8,11 +8,17 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from protos.events import EventKind, new_event
-from worker.membership import Phase
-from worker.training.fragment import FragmentReplica
-from worker.training.inbox import Mailbox, Published, RoundDone, RoundFailed, TrainingEvent
-from worker.training.replica import Pace, Replica
+from murmuration.protos.events import EventKind, new_event
+from murmuration.worker.membership import Phase
+from murmuration.worker.training.fragment import FragmentReplica
+from murmuration.worker.training.inbox import (
+    Mailbox,
+    Published,
+    RoundDone,
+    RoundFailed,
+    TrainingEvent,
+)
+from murmuration.worker.training.replica import Pace, Replica
 
 _REMEMBERED_STEPS = 4096
 _LONGEST = 5

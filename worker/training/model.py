@@ -10,8 +10,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragments import TensorSpec, limbs_of
-from worker.errors import UsageError
+from murmuration.algorithms.fragments import TensorSpec, limbs_of
+from murmuration.worker.errors import UsageError
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 _AVERAGED = (torch.float32, torch.bfloat16, torch.float16)

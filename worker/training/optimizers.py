@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from algorithms.fragments import layer_of
-from worker.errors import UsageError
-from worker.tasks import OptimizesItself, Task, TaskError, import_factory
-from worker.training.config import InnerConfig
-from worker.wire import are_finite
+from murmuration.algorithms.fragments import layer_of
+from murmuration.worker.errors import UsageError
+from murmuration.worker.tasks import OptimizesItself, Task, TaskError, import_factory
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.wire import are_finite
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of a quintic that takes singular values to about 1
 _ITERATIONS = 5

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from algorithms.diloco import pseudo_gradient
-from algorithms.fragment_state import Contribution
-from algorithms.fragments import Fragment
-from algorithms.noloco import relative_distance
-from algorithms.plan import Plan
-from algorithms.schedule import Due, Schedule
-from worker.membership import Phase
-from worker.training.device import copies_for
-from worker.training.fragment import FragmentReplica
-from worker.training.inbox import (
+from murmuration.algorithms.diloco import pseudo_gradient
+from murmuration.algorithms.fragment_state import Contribution
+from murmuration.algorithms.fragments import Fragment
+from murmuration.algorithms.noloco import relative_distance
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.schedule import Due, Schedule
+from murmuration.worker.membership import Phase
+from murmuration.worker.training.device import copies_for
+from murmuration.worker.training.fragment import FragmentReplica
+from murmuration.worker.training.inbox import (
     Adopt,
     AllStarted,
     Begin,
@@ -37,9 +37,9 @@ from worker.training.inbox import (
     Stop,
     ToTrain,
 )
-from worker.training.metrics import Metrics, Reporter, Stall
-from worker.training.replica import Pace, Replica
-from worker.wire import are_finite, is_finite
+from murmuration.worker.training.metrics import Metrics, Reporter, Stall
+from murmuration.worker.training.replica import Pace, Replica
+from murmuration.worker.wire import are_finite, is_finite
 
 _AT_ONCE = 2  # rounds on their way where none overlaps a step: the link stays busy
 _LAST_TRIES = 2  # of a last round: what an earlier try has sent goes first

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from protos.manifest import first_difference
-from worker.exchange.allreduce.residuals import Residuals
-from worker.manifest import Manifest
-from worker.training.loop import TrainingLoop
+from murmuration.protos.manifest import first_difference
+from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.training.loop import TrainingLoop
 
 Views = Callable[[int, str, Tensor], Mapping[str, Tensor] | None]
 """By a fragment's index, and the key of one of its tensors."""

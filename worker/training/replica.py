@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from worker.tasks import Cursor, SchedulesItself, Task, next_batch
-from worker.training.config import InnerConfig
-from worker.training.device import device_of, moved
-from worker.training.fragment import Accessor
-from worker.training.inbox import IterationOver, StageJob
-from worker.training.model import running_statistics, trained_parameters
-from worker.training.optimizers import inner_optimizers, moments_are_finite
+from murmuration.worker.tasks import Cursor, SchedulesItself, Task, next_batch
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.device import device_of, moved
+from murmuration.worker.training.fragment import Accessor
+from murmuration.worker.training.inbox import IterationOver, StageJob
+from murmuration.worker.training.model import running_statistics, trained_parameters
+from murmuration.worker.training.optimizers import inner_optimizers, moments_are_finite
 
 _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up
@@ -82,7 +82,7 @@ class RunIsOver(Exception):
 class InnerReplica:
     """One peer's model, inner optimizer and place in its stream of samples. train thread only.
 
-    Implements `algorithms.reference.TrainedReplica`.
+    Implements `murmuration.algorithms.reference.TrainedReplica`.
 
     Attributes:
         batches: to learn from.

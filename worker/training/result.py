@@ -9,15 +9,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from worker.config import Config
-from worker.iothread import IOThread
-from worker.pipeline.node import StageNode
-from worker.pipeline.part import Part
-from worker.tasks import Task
-from worker.training.evaluation import Evaluation, generate_sample, validate
-from worker.training.kseed import seed_space_of
-from worker.training.loop import Trainer
-from worker.wire import tensor_hash
+from murmuration.worker.config import Config
+from murmuration.worker.iothread import IOThread
+from murmuration.worker.pipeline.node import StageNode
+from murmuration.worker.pipeline.part import Part
+from murmuration.worker.tasks import Task
+from murmuration.worker.training.evaluation import Evaluation, generate_sample, validate
+from murmuration.worker.training.kseed import seed_space_of
+from murmuration.worker.training.loop import Trainer
+from murmuration.worker.wire import tensor_hash
 
 _LAST_WORDS_S = 3.0
 _NOT_EVALUATED: Mapping[str, object] = {"val_loss": None, "val_loss_error": None, "val_metrics": {}}

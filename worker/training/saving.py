@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from protos.events import new_event
-from protos.figures import duration
-from worker.training import checkpoint
-from worker.training.config import CheckpointConfig
+from murmuration.protos.events import new_event
+from murmuration.protos.figures import duration
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.config import CheckpointConfig
 
 Snapshot = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors, plain values
 

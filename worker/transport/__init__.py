@@ -4,7 +4,7 @@
 `limits`. Tests have one of their own, in memory.
 """
 
-from worker.transport.base import (
+from murmuration.worker.transport.base import (
     CONTROL_METHODS,
     DATA_METHODS,
     NOBODY,

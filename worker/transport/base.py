@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from protos.exit_codes import ExitCode
-from worker.errors import MurmurError
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.worker.errors import MurmurError
 
 CONTROL_METHODS = (
     "Control/Enrol",

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import grpc
 from grpc import aio
 
-from protos.identity.serving import ServerCertificate
-from protos.reach import (
+from murmuration.protos.identity.serving import ServerCertificate
+from murmuration.protos.reach import (
     LOOK_UP_S,
     UnknownName,
     cannot_listen,
@@ -31,7 +31,7 @@ from protos.reach import (
     numeric,
     plain_cause,
 )
-from worker.transport.base import (
+from murmuration.worker.transport.base import (
     RELAY_METHODS,
     AddressInUse,
     Handler,
@@ -41,7 +41,7 @@ from worker.transport.base import (
     Unreachable,
     Untrusted,
 )
-from worker.transport.served import COMMON_OPTIONS, PACKAGE, Router, server_options
+from murmuration.worker.transport.served import COMMON_OPTIONS, PACKAGE, Router, server_options
 
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.

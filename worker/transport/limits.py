@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from worker.transport.base import Busy, Caller
+from murmuration.worker.transport.base import Busy, Caller
 
 
 class Places:

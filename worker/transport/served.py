@@ -12,7 +12,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from worker.transport.base import (
+from murmuration.worker.transport.base import (
     CONTROL_METHODS,
     DATA_METHODS,
     MAX_CONTROL_BYTES,
@@ -27,7 +27,7 @@ from worker.transport.base import (
     Traffic,
     Unreachable,
 )
-from worker.transport.limits import Places
+from murmuration.worker.transport.limits import Places
 
 PACKAGE = "/murmuration.v1."
 COMMON_OPTIONS: list[tuple[str, int]] = [

@@ -11,6 +11,6 @@ static/     the page in a browser; uPlot, which draws its curves, is Leon Soroki
 A web server takes time to import: a caller that serves imports `worker.views.page` itself.
 """
 
-from worker.views.place import PagePlace, page_event, page_words
+from murmuration.worker.views.place import PagePlace, page_event, page_words
 
 __all__ = ["PagePlace", "page_event", "page_words"]

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from protos.events import costliest, float_of, int_of, place_of, text_of, verdict_words
-from protos.text import shown
-from worker.views.summary import (
+from murmuration.protos.events import costliest, float_of, int_of, place_of, text_of, verdict_words
+from murmuration.protos.text import shown
+from murmuration.worker.views.summary import (
     LIVE,
     Document,
     PeerSummary,

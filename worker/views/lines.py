@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from protos.addresses import is_loopback, split_address
-from protos.events import (
+from murmuration.protos.addresses import is_loopback, split_address
+from murmuration.protos.events import (
     NO_END,
     Event,
     float_of,
@@ -18,11 +18,19 @@ from protos.events import (
     text_of,
     verdict_words,
 )
-from protos.exit_codes import exit_words
-from protos.figures import count, duration, listed, measured, megabytes, parameters, percent
-from protos.files import print_line
-from protos.text import shown
-from worker.views.place import page_words
+from murmuration.protos.exit_codes import exit_words
+from murmuration.protos.figures import (
+    count,
+    duration,
+    listed,
+    measured,
+    megabytes,
+    parameters,
+    percent,
+)
+from murmuration.protos.files import print_line
+from murmuration.protos.text import shown
+from murmuration.worker.views.place import page_words
 
 _SILENCE_S = 30.0
 _MAX_SEEN = 10_000

@@ -26,11 +26,11 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protos.addresses import is_loopback, join_address, split_address
-from protos.identity import FOLDER
-from protos.reach import cannot_listen
-from worker.views.history import History, Look
-from worker.views.place import PagePlace, page_token
+from murmuration.protos.addresses import is_loopback, join_address, split_address
+from murmuration.protos.identity import FOLDER
+from murmuration.protos.reach import cannot_listen
+from murmuration.worker.views.history import History, Look
+from murmuration.worker.views.place import PagePlace, page_token
 
 EVERY_S = 2.0
 PEERS_PER_S = 32  # a large swarm is asked less often

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.events import new_event
-from protos.identity import FOLDER
-from protos.identity.certificates import write_secret
+from murmuration.protos.events import new_event
+from murmuration.protos.identity import FOLDER
+from murmuration.protos.identity.certificates import write_secret
 
 _TOKEN = "page-token"
 

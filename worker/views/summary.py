@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from protos.addresses import split_relayed
-from protos.events import float_of, int_of, text_of
-from protos.figures import duration, rate, seconds, size
-from protos.text import shown
+from murmuration.protos.addresses import split_relayed
+from murmuration.protos.events import float_of, int_of, text_of
+from murmuration.protos.figures import duration, rate, seconds, size
+from murmuration.protos.text import shown
 
 Document = Mapping[str, Any]
 T = TypeVar("T")

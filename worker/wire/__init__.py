@@ -7,11 +7,11 @@ each frame, then the hash of the whole, then that the values are finite. Nothing
 both, and no other does.
 """
 
-from worker.wire.claims import claimed_sender
-from worker.wire.errors import Again, WireError
-from worker.wire.history import history_from_message, history_to_message
-from worker.wire.leases import lease_news_from_message, lease_news_to_message
-from worker.wire.messages import (
+from murmuration.worker.wire.claims import claimed_sender
+from murmuration.worker.wire.errors import Again, WireError
+from murmuration.worker.wire.history import history_from_message, history_to_message
+from murmuration.worker.wire.leases import lease_news_from_message, lease_news_to_message
+from murmuration.worker.wire.messages import (
     Reduction,
     check_name,
     contribution_from_message,
@@ -29,14 +29,14 @@ from worker.wire.messages import (
     status_reply,
     unpack_document,
 )
-from worker.wire.payloads import (
+from murmuration.worker.wire.payloads import (
     MAX_FRAME_BYTES,
     Incoming,
     Payload,
     frame_messages,
     payload_messages,
 )
-from worker.wire.tensors import (
+from murmuration.worker.wire.tensors import (
     BLOCK_ELEMENTS,
     are_finite,
     average,

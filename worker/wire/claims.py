@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from protos import murmuration_pb2 as pb
-from worker.wire.errors import WireError
-from worker.wire.messages import parse
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.wire.errors import WireError
+from murmuration.worker.wire.messages import parse
 
 
 def _joining(raw: bytes) -> str | None:

@@ -1,9 +1,9 @@
 """Whose contributions the last rounds of a state have counted, as it travels with the state."""
 
-from algorithms.counted import MOST_PARTS, RECORDED_ROUNDS, CountedRound, History, Part
-from protos import murmuration_pb2 as pb
-from worker.wire.errors import WireError
-from worker.wire.messages import check_name
+from murmuration.algorithms.counted import MOST_PARTS, RECORDED_ROUNDS, CountedRound, History, Part
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.wire.errors import WireError
+from murmuration.worker.wire.messages import check_name
 
 
 def history_to_message(history: History) -> pb.History:

@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Iterable, Sequence
 
-from algorithms.fragments import Ranges
-from protos import murmuration_pb2 as pb
-from worker.leases.types import Block, Holding, LeaseNews, OpenedStream
-from worker.wire.errors import WireError
-from worker.wire.messages import check_name
+from murmuration.algorithms.fragments import Ranges
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.leases.types import Block, Holding, LeaseNews, OpenedStream
+from murmuration.worker.wire.errors import WireError
+from murmuration.worker.wire.messages import check_name
 
 _MOST_HOLDINGS = 4096
 _MOST_BLOCKS = 1024  # of one peer

@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from protos import documents
-from protos import murmuration_pb2 as pb
-from worker.exchange.allreduce.dialogue import (
+from murmuration.protos import documents
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     ReductionHeader,
     RefusalKind,
 )
-from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
-from worker.wire.errors import Again, WireError
-from worker.wire.payloads import Payload
+from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
+from murmuration.worker.wire.errors import Again, WireError
+from murmuration.worker.wire.payloads import Payload
 
 T = TypeVar("T", bound=Message)
 
@@ -41,7 +41,7 @@ class Reduction:
 
 
 def unpack_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
-    """As `protos.documents.unpack`. Raises WireError."""
+    """As `murmuration.protos.documents.unpack`. Raises WireError."""
     try:
         return documents.unpack(raw, max_bytes)
     except documents.BadDocument as error:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import zstandard
 
-from protos import murmuration_pb2 as pb
-from worker.wire.errors import Again
-from worker.wire.tensors import hash64
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.wire.errors import Again
+from murmuration.worker.wire.tensors import hash64
 
 Kind = (
     type[pb.ExchangeUp]

@@ -7,10 +7,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-from algorithms.codecs import Codec, codec_by_name
-from algorithms.diloco import mean_in_order
-from algorithms.robust import norm
-from worker.wire.errors import WireError
+from murmuration.algorithms.codecs import Codec, codec_by_name
+from murmuration.algorithms.diloco import mean_in_order
+from murmuration.algorithms.robust import norm
+from murmuration.worker.wire.errors import WireError
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
 _EXACT = codec_by_name("fp32")

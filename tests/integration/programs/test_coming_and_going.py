@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import murmuration
+from murmuration.worker.catchup import bootstrap
+from murmuration.worker.remembered import remembered
 from tests.support.peers import Peer, peers, row
-from worker.catchup import bootstrap
-from worker.remembered import remembered
 
 H = 20
 QUICK = {"membership.probe_timeout_s": 0.5, "membership.suspicion_factor": 1.0}

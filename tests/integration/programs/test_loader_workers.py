@@ -16,10 +16,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import murmuration
+from murmuration.worker import session
+from murmuration.worker.tasks import Batch, Cursor
 from tests.support.peers import Peer, peers, row, run
 from tests.support.workers import running_swarm, settings_of
-from worker import session
-from worker.tasks import Batch, Cursor
 
 STEPS, H = 40, 5
 ROUNDS = STEPS // H

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import murmuration
+from murmuration.worker.library.hooks import UserReplica
 from tests.support.peers import Peer, row, run
-from worker.library.hooks import UserReplica
 
 STEPS, INNER_STEPS = 8, 4
 

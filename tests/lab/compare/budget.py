@@ -6,7 +6,7 @@ each other or, where the exchange overlaps, at the same time.
 
 from dataclasses import dataclass
 
-from algorithms.link import Link
+from murmuration.algorithms.link import Link
 
 _FP32_BITS = 32
 _GOODPUT = 0.9  # of a link used both ways at once: headers and acknowledgements

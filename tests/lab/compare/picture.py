@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.link import Link
-from coordinator.rendezvous.records import ENDING
-from protos.events import Event, float_of, int_of
-from protos.files import write_atomically
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.rendezvous.records import ENDING
+from murmuration.protos.events import Event, float_of, int_of
+from murmuration.protos.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from algorithms.link import Link
-from coordinator import Failure
-from coordinator.launcher.launch import Launch
-from coordinator.launcher.processes import Interrupts, WorkerProcess
-from protos.exit_codes import ExitCode
+from murmuration.algorithms.link import Link
+from murmuration.coordinator import Failure
+from murmuration.coordinator.launcher.launch import Launch
+from murmuration.coordinator.launcher.processes import Interrupts, WorkerProcess
+from murmuration.protos.exit_codes import ExitCode
 from tests.lab.compare.options import TORCH_DDP, Bench
 from tests.support.namespaces import why_not
 
@@ -24,7 +24,7 @@ class Ended:
     """Args:
     report: None where there is none to be trusted.
     problem: why, in one line.
-    exit_code: 128 + the signal that stopped it; else one of `protos.exit_codes`.
+    exit_code: 128 + the signal that stopped it; else one of `murmuration.protos.exit_codes`.
     """
 
     report: Mapping[str, Any] | None = None
@@ -45,7 +45,7 @@ def train_ours(launch: Launch) -> Ended:
     """Trains to the end, or to a signal. Main thread only; never raises Failure."""
     from rich.console import Console
 
-    from coordinator.launcher.swarm import run_swarm
+    from murmuration.coordinator.launcher.swarm import run_swarm
 
     try:
         launch.out.mkdir(parents=True)

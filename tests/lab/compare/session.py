@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from algorithms.link import Link
-from coordinator import Failure
-from coordinator.launcher.launch import core_count
-from coordinator.launcher.processes import Interrupts
-from protos.events import int_of
-from protos.exit_codes import ExitCode
-from protos.figures import count, duration
-from protos.files import write_atomically
+from murmuration.algorithms.link import Link
+from murmuration.coordinator import Failure
+from murmuration.coordinator.launcher.launch import core_count
+from murmuration.coordinator.launcher.processes import Interrupts
+from murmuration.protos.events import int_of
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.figures import count, duration
+from murmuration.protos.files import write_atomically
 from tests.lab.compare import runs
 from tests.lab.compare.budget import Cost, cost_of, steps_within
 from tests.lab.compare.options import LOCAL, Bench

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from algorithms.link import Link
-from protos.events import float_of, int_of, printable, text_of
-from protos.figures import count, optional, parameters, percent, seconds, size
+from murmuration.algorithms.link import Link
+from murmuration.protos.events import float_of, int_of, printable, text_of
+from murmuration.protos.figures import count, optional, parameters, percent, seconds, size
+from murmuration.worker.views.table import text_table
 from tests.lab.compare.budget import Measured, wall_of
 from tests.lab.compare.options import LOCAL
-from worker.views.table import text_table
 
 Report = Mapping[str, Any]
 

@@ -23,7 +23,7 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression, NoCompression
 
-from algorithms.diloco import Nesterov, pseudo_gradient
+from murmuration.algorithms.diloco import Nesterov, pseudo_gradient
 from tests.lab.peers.training import (
     PLAN,
     Training,

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.fragments import TensorSpec, partition
-from algorithms.presets import PRESETS
+from murmuration.algorithms.fragments import TensorSpec, partition
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.tasks import Cursor, load_task
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.evaluation import validate
+from murmuration.worker.training.replica import InnerReplica
+from murmuration.worker.wire import tensor_hash
 from tests.lab.peers.network import LOOPBACK, interface_of, traffic_of
-from worker.tasks import Cursor, load_task
-from worker.training.config import InnerConfig
-from worker.training.evaluation import validate
-from worker.training.replica import InnerReplica
-from worker.wire import tensor_hash
 
 PLAN = PRESETS["diloco"]
 

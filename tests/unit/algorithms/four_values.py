@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.counted import History
-from algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
-from algorithms.fragments import Ranges
-from algorithms.plan import Plan
+from murmuration.algorithms.counted import History
+from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
+from murmuration.algorithms.fragments import Ranges
+from murmuration.algorithms.plan import Plan
 
 GROUP = ("a", "b")
 PLAIN = Plan(outer_lr=1.0, outer_momentum=0.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.diagnosis import (
+from murmuration.algorithms.diagnosis import (
     Change,
     Diagnosis,
     FaultPlace,

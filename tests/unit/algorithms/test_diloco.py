@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.diloco import (
+from murmuration.algorithms.diloco import (
     Nesterov,
     carry_over,
     mean_in_order,
     merge,
     pseudo_gradient,
 )
-from algorithms.fragments import shard_bounds
+from murmuration.algorithms.fragments import shard_bounds
 
 VALUES = st.floats(-100, 100, width=32)
 

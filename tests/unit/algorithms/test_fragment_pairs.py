@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.fragment_state import RoundResult
-from algorithms.presets import PRESETS
+from murmuration.algorithms.fragment_state import RoundResult
+from murmuration.algorithms.presets import PRESETS
 from tests.unit.algorithms.four_values import (
     ANCHOR,
     GROUP,

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
-from algorithms.counted import History, recorded
-from algorithms.fragment_state import Contribution, RoundResult
-from algorithms.fragments import complement, union
-from algorithms.plan import Plan
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.counted import History, recorded
+from murmuration.algorithms.fragment_state import Contribution, RoundResult
+from murmuration.algorithms.fragments import complement, union
+from murmuration.algorithms.plan import Plan
 from tests.unit.algorithms.four_values import (
     Failed,
     done,

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.counted import CountedRound
-from algorithms.diloco import merge
-from algorithms.fragment_state import FragmentOptimizer
-from algorithms.plan import Plan
+from murmuration.algorithms.counted import CountedRound
+from murmuration.algorithms.diloco import merge
+from murmuration.algorithms.fragment_state import FragmentOptimizer
+from murmuration.algorithms.plan import Plan
 from tests.unit.algorithms.four_values import (
     ANCHOR,
     BOTH,

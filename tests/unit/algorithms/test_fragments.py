@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.fragments import (
+from murmuration.algorithms.fragments import (
     Fragment,
     TensorSpec,
     copy_values,

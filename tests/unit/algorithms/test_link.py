@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.link import Link, MessageTime, pair_s, parse_link, tree_s
+from murmuration.algorithms.link import Link, MessageTime, pair_s, parse_link, tree_s
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.noloco import (
+from murmuration.algorithms.noloco import (
     GroupUpdate,
     ModifiedMomentum,
     SharedMomentum,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.pairing import groups, membership_epoch, separated
+from murmuration.algorithms.pairing import groups, membership_epoch, separated
 
 NAMES = st.text("abcdé猫 ", min_size=1, max_size=12)
 SWARMS = st.lists(NAMES, min_size=2, max_size=14, unique=True)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.codecs import codec_by_name
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
 
 
 def test_the_presets_are_settings_of_one_engine() -> None:

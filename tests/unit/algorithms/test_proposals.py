@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from algorithms.link import Link
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
-from algorithms.proposals import propose
-from algorithms.utilization import predict
-from algorithms.workload import Workload
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.proposals import propose
+from murmuration.algorithms.utilization import predict
+from murmuration.algorithms.workload import Workload
 
 DILOCO = PRESETS["diloco"]
 SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.reducers import ranking, reached_by_all, reducer_orders, weight
+from murmuration.algorithms.reducers import ranking, reached_by_all, reducer_orders, weight
 
 NAMES = st.text("abcdé猫 ", min_size=1, max_size=12)
 U64 = st.integers(0, 2**64 - 1)

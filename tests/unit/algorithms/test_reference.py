@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.diloco import mean_in_order
-from algorithms.fragments import Fragment, TensorSpec
-from algorithms.plan import Plan
-from algorithms.reference import Outer, TrainedReplica, _Run
-from algorithms.reference import train as train_each
+from murmuration.algorithms.diloco import mean_in_order
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.reference import Outer, TrainedReplica, _Run
+from murmuration.algorithms.reference import train as train_each
 
 
 @dataclass

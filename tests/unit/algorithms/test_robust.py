@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.diloco import mean_in_order
-from algorithms.robust import (
+from murmuration.algorithms.diloco import mean_in_order
+from murmuration.algorithms.robust import (
     Quarantine,
     aggregate,
     norm,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from algorithms.schedule import Due, Schedule
+from murmuration.algorithms.schedule import Due, Schedule
 
 
 @st.composite

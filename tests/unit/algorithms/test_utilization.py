@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.link import Link
-from algorithms.presets import PRESETS
-from algorithms.schedule import Due, Schedule
-from algorithms.utilization import PlanPrediction, needed_mbps, predict, utilization
-from algorithms.workload import PlannedRounds, Workload
+from murmuration.algorithms.link import Link
+from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.schedule import Due, Schedule
+from murmuration.algorithms.utilization import PlanPrediction, needed_mbps, predict, utilization
+from murmuration.algorithms.workload import PlannedRounds, Workload
 
 DILOCO = PRESETS["diloco"]
 SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.presets import PRESETS
-from algorithms.workload import Workload, rounds_of, workload_of
+from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.workload import Workload, rounds_of, workload_of
 
 DILOCO = PRESETS["diloco"]
 SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)

@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from coordinator import cli
-from protos.identity import IdentityError, Role
+from murmuration.coordinator import cli
+from murmuration.protos.identity import IdentityError, Role
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_unit_of_loss_is_told() -> None:
 
 def test_importing_the_commands_imports_nothing_heavy() -> None:
     heavy = {"torch", "grpc", "matplotlib", "rich", "numpy", "starlette", "uvicorn"}
-    code = f"import sys, coordinator.cli; print(*sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, murmuration.coordinator.cli; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
@@ -76,7 +76,14 @@ def test_a_coordinator_of_a_network_begins_the_runs_authority(tmp_path: Path) ->
 
 
 def test_a_coordinator_process_ends_cleanly_when_told_to() -> None:
-    command = [sys.executable, "-m", "coordinator.cli", "--listen", "127.0.0.1:0", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "murmuration.coordinator.cli",
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert '"event": "listening"' in process.stdout.readline()

@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from worker.cli.commands import up
-from worker.config import load_config
+from murmuration.worker.cli.commands import up
+from murmuration.worker.config import load_config
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())

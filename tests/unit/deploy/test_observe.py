@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from murmuration.worker.status.exporter import metrics_of
 from tests.support.worker_status import STATUS
-from worker.status.exporter import metrics_of
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "observe" / "dashboard.json").read_text())

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from protos.exit_codes import ExitCode
-from worker.cli.commands import join, up
-from worker.supervision import Systemd
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.worker.cli.commands import join, up
+from murmuration.worker.supervision import Systemd
 
 UNIT = Path(__file__).parents[3] / "deploy" / "murmuration.service"
 

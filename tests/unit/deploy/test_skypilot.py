@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from worker.cli.commands import join
+from murmuration.worker.cli.commands import join
 
 FILE = Path(__file__).parents[3] / "deploy" / "skypilot" / "murmuration.yaml"
 TASK: dict[str, Any] = yaml.safe_load(FILE.read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.cli.commands import up
+from murmuration.worker.cli.commands import up
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "slurm" / "murmuration.sbatch"
 MURMUR = """#!/bin/bash

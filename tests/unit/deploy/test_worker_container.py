@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from worker.cli.commands import up
+from murmuration.worker.cli.commands import up
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPOSE = (DEPLOY / "compose.yaml").read_text()

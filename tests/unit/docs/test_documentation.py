@@ -11,26 +11,26 @@ import click
 import pytest
 
 from murmuration import Swarm
-from protos.exit_codes import ExitCode
-from protos.files import LOG_BYTES
-from protos.identity import TOKEN_USES, TOKEN_VALID_S
-from protos.identity.revocation import MOST
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.files import LOG_BYTES
+from murmuration.protos.identity import TOKEN_USES, TOKEN_VALID_S
+from murmuration.protos.identity.revocation import MOST
+from murmuration.worker.catchup.bootstrap import DESERTED_S
+from murmuration.worker.cli import cli
+from murmuration.worker.config import parse_config
+from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
+from murmuration.worker.library.site import SiteRank
+from murmuration.worker.manifest import PROTOCOL
+from murmuration.worker.relay.choice import ChoiceConfig
+from murmuration.worker.relay.service import SILENT_S
+from murmuration.worker.relay.table import RelayLimits
+from murmuration.worker.server import MOST_TUNNELS, TUNNELS_EACH
+from murmuration.worker.session import AWAIT_OTHERS_S
+from murmuration.worker.tasks import Cursor, load_task
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.evaluation import validate
+from murmuration.worker.training.replica import InnerReplica
 from tests.support import programs_table
-from worker.catchup.bootstrap import DESERTED_S
-from worker.cli import cli
-from worker.config import parse_config
-from worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
-from worker.library.site import SiteRank
-from worker.manifest import PROTOCOL
-from worker.relay.choice import ChoiceConfig
-from worker.relay.service import SILENT_S
-from worker.relay.table import RelayLimits
-from worker.server import MOST_TUNNELS, TUNNELS_EACH
-from worker.session import AWAIT_OTHERS_S
-from worker.tasks import Cursor, load_task
-from worker.training.config import InnerConfig
-from worker.training.evaluation import validate
-from worker.training.replica import InnerReplica
 
 ROOT = Path(__file__).resolve().parents[3]
 

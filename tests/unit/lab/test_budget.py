@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.link import Link
+from murmuration.algorithms.link import Link
 from tests.lab.compare.budget import Cost, Measured, cost_of, steps_within, wall_of
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.fragments import TensorSpec, partition
-from algorithms.presets import PRESETS
+from murmuration.algorithms.fragments import TensorSpec, partition
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.tasks import Cursor
+from murmuration.worker.training.replica import InnerReplica
 from tests.lab.frontier import (
     TUNING_SEED,
     Grid,
@@ -24,8 +26,6 @@ from tests.lab.frontier import (
     table,
 )
 from tests.lab.one_process import Training, last_mean_bytes, sent, train
-from worker.tasks import Cursor
-from worker.training.replica import InnerReplica
 
 TINY = (
     "task.batch_size=1",

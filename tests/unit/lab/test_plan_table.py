@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from algorithms.workload import PlannedRounds, Workload
+from murmuration.algorithms.workload import PlannedRounds, Workload
 from tests.lab.plan_table import (
     METHODS,
     MODELS,

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule, load_task
+from murmuration.worker.training.evaluation import build_stages, route_loss
 from tests.lab import skippipe_omission as omission
-from worker.pipeline.config import StagesConfig
-from worker.tasks import Batch, Cursor, Staged, StageModule, load_task
-from worker.training.evaluation import build_stages, route_loss
 
 ROUTES = [(0, 1), (0, 1), (0, 2)]  # nothing visits stage 3
 

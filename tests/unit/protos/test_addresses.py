@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from protos.addresses import (
+from murmuration.protos.addresses import (
     ReservedPorts,
     caller_host,
     is_wildcard,

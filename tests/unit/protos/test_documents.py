@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.documents import (
+from murmuration.protos.documents import (
     EVENT_BYTES,
     MANIFEST_BYTES,
     PROFILE_BYTES,

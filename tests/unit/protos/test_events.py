@@ -2,8 +2,8 @@
 
 import pytest
 
-from protos.events import new_event, printable, verdict_words
-from protos.exit_codes import exit_words
+from murmuration.protos.events import new_event, printable, verdict_words
+from murmuration.protos.exit_codes import exit_words
 
 
 @pytest.mark.parametrize(

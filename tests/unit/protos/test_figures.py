@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protos import figures
+from murmuration.protos import figures
 
 
 @pytest.mark.parametrize(

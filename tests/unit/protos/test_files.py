@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.files import LineLog, write_atomically
+from murmuration.protos.files import LineLog, write_atomically
 from tests.support.full_disk import no_file_above
 
 
@@ -47,7 +47,7 @@ def test_a_log_rotates_and_keeps_its_earlier_part(tmp_path: Path) -> None:
 
 
 def test_a_line_on_a_full_disk_is_no_error_then_nor_at_the_end() -> None:
-    program = "from protos.files import print_line; [print_line('x') for _ in range(3)]"
+    program = "from murmuration.protos.files import print_line; [print_line('x') for _ in range(3)]"
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE)
     assert (ended.returncode, ended.stderr) == (0, b"")

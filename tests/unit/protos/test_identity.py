@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from protos.identity import (
+from murmuration.protos.identity import (
     FOLDER,
     Authority,
     Identity,
@@ -23,8 +23,13 @@ from protos.identity import (
     member_identity,
     token_from,
 )
-from protos.identity.authority import TRIAL
-from protos.identity.certificates import certified_name, key_to_pem, new_key, request_for
+from murmuration.protos.identity.authority import TRIAL
+from murmuration.protos.identity.certificates import (
+    certified_name,
+    key_to_pem,
+    new_key,
+    request_for,
+)
 
 
 @pytest.fixture

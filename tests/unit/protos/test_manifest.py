@@ -3,8 +3,8 @@
 import pytest
 import zstandard
 
-from protos.documents import BadDocument, pack
-from protos.manifest import first_difference, manifest_difference, run_name
+from murmuration.protos.documents import BadDocument, pack
+from murmuration.protos.manifest import first_difference, manifest_difference, run_name
 
 RUN = {"diloco": {"inner_steps": 50, "preset": "diloco"}, "tensors": {"a.weight": [4, 8]}}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protos import reach
-from protos.identity import Authority, Identity, Role
-from protos.reach import (
+from murmuration.protos import reach
+from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.protos.reach import (
     Mismatch,
     UnknownName,
     find_target,
@@ -22,8 +22,8 @@ from protos.reach import (
     resolved,
     target_of,
 )
-from worker.transport import NOBODY
-from worker.transport.grpc import GrpcTransport
+from murmuration.worker.transport import NOBODY
+from murmuration.worker.transport.grpc import GrpcTransport
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.text import MAX_SHOWN, shown
+from murmuration.protos.text import MAX_SHOWN, shown
 
 
 @given(st.text(max_size=300))

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from worker import addresses
-from worker.addresses import FoundHost, find_host, source_host
-from worker.errors import ConfigError
+from murmuration.worker import addresses
+from murmuration.worker.addresses import FoundHost, find_host, source_host
+from murmuration.worker.errors import ConfigError
 
 ELSEWHERE, ELSEWHERE_V6 = addresses._ELSEWHERE
 PUBLIC_V4, PUBLIC_V6, OWN_V6 = "8.8.4.4", "2600::5", "fd00::5"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.presets import PRESETS
-from worker.adopted_config import join_config
-from worker.config import Config, load_config, parse_config, task_of, to_document
-from worker.errors import ConfigError
-from worker.tasks import TaskError
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.adopted_config import join_config
+from murmuration.worker.config import Config, load_config, parse_config, task_of, to_document
+from murmuration.worker.errors import ConfigError
+from murmuration.worker.tasks import TaskError
 
 SHARES = st.floats(0, 0.99)
 POSITIVE = st.floats(1e-6, 100)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 import pytest
 
 import murmuration
-from worker import errors
-from worker.cli import exit_code_of
-from worker.errors import MurmurError
+from murmuration.worker import errors
+from murmuration.worker.cli import exit_code_of
+from murmuration.worker.errors import MurmurError
 
 DRAWN = re.compile(r"^    ( *)([A-Z]\w+) +(\d+) ", re.MULTILINE)
 

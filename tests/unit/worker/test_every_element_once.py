@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.codecs import CODECS, codec_by_name
-from algorithms.diloco import mean_in_order
-from algorithms.fragments import Fragment, TensorSpec, layer_of, partition
-from algorithms.plan import Plan
-from algorithms.reducers import reducer_orders
-from worker import wire
+from murmuration.algorithms.codecs import CODECS, codec_by_name
+from murmuration.algorithms.diloco import mean_in_order
+from murmuration.algorithms.fragments import Fragment, TensorSpec, layer_of, partition
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.reducers import reducer_orders
+from murmuration.worker import wire
 
 NAMES = tuple(codec.name for codec in CODECS)
 PLANS = st.builds(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from murmuration.worker.errors import ConfigError
+from murmuration.worker.folder import EventLog, alone_in, is_taken, leave_json
 from tests.support.full_disk import no_file_above
-from worker.errors import ConfigError
-from worker.folder import EventLog, alone_in, is_taken, leave_json
 
 
 def test_events_go_on_and_one_warning_says_that_they_are_not_written(tmp_path: Path) -> None:

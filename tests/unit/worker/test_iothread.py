@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from worker import loopthread
-from worker.iothread import IOThread
-from worker.training.inbox import Mailbox, Stop
+from murmuration.worker import loopthread
+from murmuration.worker.iothread import IOThread
+from murmuration.worker.training.inbox import Mailbox, Stop
 
 
 class FailsAtOnce:

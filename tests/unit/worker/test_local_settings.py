@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from worker.adopted_config import join_config, restored_config
-from worker.config import load_config, to_document
-from worker.errors import ManifestRefused, UsageError
-from worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
-from worker.tasks.huggingface import HuggingFace
-from worker.tasks.llama import empty_llama
-from worker.tasks.llama_config import MODELS
+from murmuration.worker.adopted_config import join_config, restored_config
+from murmuration.worker.config import load_config, to_document
+from murmuration.worker.errors import ManifestRefused, UsageError
+from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
+from murmuration.worker.tasks.huggingface import HuggingFace
+from murmuration.worker.tasks.llama import empty_llama
+from murmuration.worker.tasks.llama_config import MODELS
 
 LLAMA = {"model_type": "llama", "hidden_size": 16, "hidden_act": "silu", "rope_theta": 1e4}
 

@@ -10,14 +10,14 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.fragments import TensorSpec
-from protos.documents import pack
-from protos.manifest import first_difference
-from worker.adopted_config import join_config
-from worker.config import Config, load_config
-from worker.errors import ManifestRefused
-from worker.manifest import PROTOCOL, Manifest
-from worker.wire import WireError
+from murmuration.algorithms.fragments import TensorSpec
+from murmuration.protos.documents import pack
+from murmuration.protos.manifest import first_difference
+from murmuration.worker.adopted_config import join_config
+from murmuration.worker.config import Config, load_config
+from murmuration.worker.errors import ManifestRefused
+from murmuration.worker.manifest import PROTOCOL, Manifest
+from murmuration.worker.wire import WireError
 
 SCHEMA = [
     TensorSpec("model.layers.0.w", (3, 4)),

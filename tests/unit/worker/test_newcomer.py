@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from protos.identity import Authority, Role
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Authority, Role
+from murmuration.worker import newcomer, remembered
+from murmuration.worker.config import Config
+from murmuration.worker.errors import PeersUnreachable
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.newcomer import Newcomer
+from murmuration.worker.remembered import NOTHING, Remembered
+from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import handing_out, serving
 from tests.support.workers import free_addresses
-from worker import newcomer, remembered
-from worker.config import Config
-from worker.errors import PeersUnreachable
-from worker.manifest import Manifest
-from worker.newcomer import Newcomer
-from worker.remembered import NOTHING, Remembered
-from worker.transport.grpc import GrpcTransport
 
 RUN = Manifest.of(Config(), ())
 

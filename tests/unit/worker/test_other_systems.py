@@ -28,14 +28,14 @@ for module, names in (
     for name in names:
         delattr(module, name)
 count = 0
-adapters = ("worker.library.hf", "worker.library.lightning", "worker.cli.__main__")
+adapters = ("murmuration.worker.library.hf", "murmuration.worker.library.lightning", "murmuration.worker.cli.__main__")
 for name in OURS:
     package = importlib.import_module(name)
     for found in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        if found.name not in adapters and found.name != "protos.generate":
+        if found.name not in adapters and found.name != "murmuration.protos.generate":
             importlib.import_module(found.name)
             count += 1
-from worker.cli import cli
+from murmuration.worker.cli import cli
 for name in cli.list_commands(None):
     cli.get_command(click.Context(cli), name).make_context(name, ["--help"], resilient_parsing=True)
 print(count)

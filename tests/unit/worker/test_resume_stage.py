@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from worker.component import NodeConfig
-from worker.config import load_config
-from worker.daemon import WorkerOptions, run_worker
-from worker.errors import CheckpointError
-from worker.manifest import Manifest
-from worker.pipeline.part import part_of
-from worker.tasks import load_task
-from worker.training import checkpoint
+from murmuration.worker.component import NodeConfig
+from murmuration.worker.config import load_config
+from murmuration.worker.daemon import WorkerOptions, run_worker
+from murmuration.worker.errors import CheckpointError
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.pipeline.part import part_of
+from murmuration.worker.tasks import load_task
+from murmuration.worker.training import checkpoint
 
 SETTINGS = (
     "stages.count=3",

@@ -15,9 +15,15 @@ from typing import Any
 
 import pytest
 
-from worker import daemon, supervision
-from worker.supervision import Systemd, end_on_sigterm, few_open_files, is_noticed, leaving_on
-from worker.training.inbox import Mailbox, Stop
+from murmuration.worker import daemon, supervision
+from murmuration.worker.supervision import (
+    Systemd,
+    end_on_sigterm,
+    few_open_files,
+    is_noticed,
+    leaving_on,
+)
+from murmuration.worker.training.inbox import Mailbox, Stop
 
 PATIENCE_S = 60.0
 TOKEN = "a token"
@@ -174,7 +180,7 @@ def test_memory_is_what_the_tightest_limit_leaves() -> None:
     limit = 1 << 30
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"
-        "from worker.supervision import memory_bytes; print(memory_bytes())"
+        "from murmuration.worker.supervision import memory_bytes; print(memory_bytes())"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(told.stdout) < limit
@@ -183,7 +189,7 @@ def test_memory_is_what_the_tightest_limit_leaves() -> None:
 def test_what_cannot_even_load_torch_is_said_before_it_is_tried() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (600_000_000, 600_000_000))\n"
-        "import sys; sys.argv = ['murmur', 'up']; from worker.cli import main; main()"
+        "import sys; sys.argv = ['murmur', 'up']; from murmuration.worker.cli import main; main()"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert told.returncode == 1

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from algorithms.robust import Quarantine, norm_factors, norm_ratios
-from worker.exchange.allreduce.dialogue import Group, ShardRange
-from worker.exchange.types import ShardKey, View, alike
+from murmuration.algorithms.robust import Quarantine, norm_factors, norm_ratios
+from murmuration.worker.exchange.allreduce.dialogue import Group, ShardRange
+from murmuration.worker.exchange.types import ShardKey, View, alike
 
 if TYPE_CHECKING:
-    from worker.exchange.context import Context
-    from worker.wire import Incoming
+    from murmuration.worker.exchange.context import Context
+    from murmuration.worker.wire import Incoming
 
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
 

@@ -16,22 +16,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from algorithms.robust import norm, taken_out
-from protos import murmuration_pb2 as pb
-from protos.events import new_event
-from worker import wire
-from worker.exchange.allreduce.dialogue import (
+from murmuration.algorithms.robust import norm, taken_out
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import new_event
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     Redirect,
     ReductionHeader,
     Refusal,
     ShardRange,
 )
-from worker.exchange.allreduce.reducer import Answer, Reducer
-from worker.exchange.context import Context, Peers, Results, Tasks, reason_of
-from worker.exchange.types import ShardKey, View
-from worker.training.inbox import Begin, RoundDone, RoundFailed
-from worker.transport import Stream, TransportError, Unreachable
+from murmuration.worker.exchange.allreduce.reducer import Answer, Reducer
+from murmuration.worker.exchange.context import Context, Peers, Results, Tasks, reason_of
+from murmuration.worker.exchange.types import ShardKey, View
+from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.transport import Stream, TransportError, Unreachable
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ contributor                                  reducer
 from dataclasses import dataclass
 from typing import Literal
 
-from worker.exchange.types import ShardKey
+from murmuration.worker.exchange.types import ShardKey
 
 Group = tuple[str, ...]
 

@@ -4,18 +4,18 @@ Rounds over all agree from one to the next on the peers that take part; pairs ha
 kind. So each peer waits until everyone has come to the end of the schedule, which their digests
 tell, or a grace is over, and lays the pass out over those that have. Where others have seen other
 peers, all try again. A peer that was too late takes over the state of those that were in it, as any
-peer does whose round has failed (`worker.catchup.bootstrap`).
+peer does whose round has failed (`murmuration.worker.catchup.bootstrap`).
 """
 
 import math
 from dataclasses import dataclass, replace
 
-from worker.exchange.allreduce.contributor import Contributor
-from worker.exchange.allreduce.reducer import Reducer
-from worker.exchange.context import Context, Peers, Results, Tasks
-from worker.exchange.types import View
-from worker.membership import Member, Phase
-from worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.allreduce.reducer import Reducer
+from murmuration.worker.exchange.context import Context, Peers, Results, Tasks
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 
 _RETRY_S = 0.5
 

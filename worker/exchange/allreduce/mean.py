@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from algorithms.robust import aggregate
-from worker import wire
-from worker.exchange.allreduce.closing import DueMean
-from worker.exchange.allreduce.dialogue import ReductionHeader
-from worker.exchange.context import Context
+from murmuration.algorithms.robust import aggregate
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.closing import DueMean
+from murmuration.worker.exchange.allreduce.dialogue import ReductionHeader
+from murmuration.worker.exchange.context import Context
 
 if TYPE_CHECKING:
     from torch import Tensor

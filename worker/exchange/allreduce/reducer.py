@@ -13,29 +13,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from algorithms.robust import NORM_SLACK
-from protos import murmuration_pb2 as pb
-from protos.events import new_event
-from worker import wire
-from worker.exchange.allreduce.closing import (
+from murmuration.algorithms.robust import NORM_SLACK
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import new_event
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.closing import (
     KEPT_ROUNDS,
     DueMean,
     OpenShard,
     PeerContribution,
     ReducedShards,
 )
-from worker.exchange.allreduce.dialogue import (
+from murmuration.worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     Group,
     Redirect,
     Refusal,
     RefusalKind,
 )
-from worker.exchange.allreduce.mean import reduce
-from worker.exchange.allreduce.residuals import Residuals
-from worker.exchange.context import Context, Tasks
-from worker.exchange.types import ShardKey, View
-from worker.transport import Stream
+from murmuration.worker.exchange.allreduce.mean import reduce
+from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.context import Context, Tasks
+from murmuration.worker.exchange.types import ShardKey, View
+from murmuration.worker.transport import Stream
 
 _AT_ONCE_S = 0.005  # what is held for longer may have come meanwhile
 

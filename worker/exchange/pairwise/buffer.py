@@ -4,13 +4,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from worker import wire
-from worker.exchange.pairwise.round import PairRound
+from murmuration.worker import wire
+from murmuration.worker.exchange.pairwise.round import PairRound
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worker.exchange.pairwise.partner import PartnerStream
+    from murmuration.worker.exchange.pairwise.partner import PartnerStream
 
 ANCHOR, CONTRIBUTION = PARTS = (0, 1)  # on the wire: PartHeader.part
 

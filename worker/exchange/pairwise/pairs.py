@@ -14,15 +14,15 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from algorithms.fragment_state import FragmentState
-from algorithms.pairing import groups, membership_epoch
-from algorithms.reducers import Pair
-from algorithms.schedule import Schedule
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.exchange.allreduce.dialogue import RefusalKind
-from worker.exchange.context import Context, Peers, Results, Tasks, reason_of
-from worker.exchange.pairwise.buffer import (
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.pairing import groups, membership_epoch
+from murmuration.algorithms.reducers import Pair
+from murmuration.algorithms.schedule import Schedule
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.dialogue import RefusalKind
+from murmuration.worker.exchange.context import Context, Peers, Results, Tasks, reason_of
+from murmuration.worker.exchange.pairwise.buffer import (
     ANCHOR,
     CONTRIBUTION,
     PARTS,
@@ -30,9 +30,9 @@ from worker.exchange.pairwise.buffer import (
     OwnPart,
     PairBuffer,
 )
-from worker.exchange.pairwise.partner import PartnerStream
-from worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
-from worker.exchange.pairwise.round import (
+from murmuration.worker.exchange.pairwise.partner import PartnerStream
+from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
+from murmuration.worker.exchange.pairwise.round import (
     CallPartner,
     Event,
     PairRound,
@@ -42,8 +42,8 @@ from worker.exchange.pairwise.round import (
     PartnerLost,
     StageRound,
 )
-from worker.exchange.pairwise.values import PairValues
-from worker.exchange.types import (
+from murmuration.worker.exchange.pairwise.values import PairValues
+from murmuration.worker.exchange.types import (
     Failed,
     GivenUp,
     RoundTick,
@@ -53,8 +53,8 @@ from worker.exchange.types import (
     ViewUpdated,
     alike,
 )
-from worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
-from worker.transport import Stream
+from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.transport import Stream
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,11 +17,17 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.exchange.allreduce.dialogue import RefusalKind
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, PARTS, PairBuffer, TheirPart
-from worker.exchange.pairwise.round import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.dialogue import RefusalKind
+from murmuration.worker.exchange.pairwise.buffer import (
+    ANCHOR,
+    CONTRIBUTION,
+    PARTS,
+    PairBuffer,
+    TheirPart,
+)
+from murmuration.worker.exchange.pairwise.round import (
     PartnerCame,
     PartnerComplete,
     PartnerDeclined,
@@ -29,11 +35,11 @@ from worker.exchange.pairwise.round import (
     PartnerLost,
     PartnerStaged,
 )
-from worker.exchange.types import GivenUp
-from worker.transport import Stream, TransportError
+from murmuration.worker.exchange.types import GivenUp
+from murmuration.worker.transport import Stream, TransportError
 
 if TYPE_CHECKING:
-    from worker.exchange.pairwise.pairs import Pairs
+    from murmuration.worker.exchange.pairwise.pairs import Pairs
 
 
 _HEADER_S = 10.0

@@ -3,17 +3,17 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from algorithms.codecs import Codec, codec_by_name
-from algorithms.diloco import mean_in_order
-from algorithms.plan import Plan
-from worker import wire
-from worker.exchange.context import Context
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, OwnPart, PairBuffer
+from murmuration.algorithms.codecs import Codec, codec_by_name
+from murmuration.algorithms.diloco import mean_in_order
+from murmuration.algorithms.plan import Plan
+from murmuration.worker import wire
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, OwnPart, PairBuffer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worker.training.inbox import Begin
+    from murmuration.worker.training.inbox import Begin
 
 
 class PairValues:

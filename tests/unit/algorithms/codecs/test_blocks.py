@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.codecs import Codec, codec_by_name
-from algorithms.codecs.blocks import BLOCK
+from murmuration.algorithms.codecs import Codec, codec_by_name
+from murmuration.algorithms.codecs.blocks import BLOCK
 
 block_codec = pytest.mark.parametrize(
     "codec",

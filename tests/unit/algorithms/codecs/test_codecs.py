@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.codecs import CODECS, Codec, bits_per_value, blocks, codec_by_name, has_few_bits
-from algorithms.fragments import shard_bounds
-from worker.wire import BLOCK_ELEMENTS
+from murmuration.algorithms.codecs import (
+    CODECS,
+    Codec,
+    bits_per_value,
+    blocks,
+    codec_by_name,
+    has_few_bits,
+)
+from murmuration.algorithms.fragments import shard_bounds
+from murmuration.worker.wire import BLOCK_ELEMENTS
 
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 WIRE_IDS = {

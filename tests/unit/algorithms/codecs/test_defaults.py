@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import algorithms.codecs
-from algorithms.codecs import CODECS, Codec
-from algorithms.fragments import Fragment, TensorSpec
-from worker import wire
+import murmuration.algorithms.codecs
+from murmuration.algorithms.codecs import CODECS, Codec
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.worker import wire
 
 ROOT = Path(__file__).parents[4]
 MAKERS = {
@@ -24,7 +24,9 @@ VALUES = torch.randn(4096 + 300, generator=torch.Generator().manual_seed(1), dty
 
 def forget_tables() -> None:
     """Those that codecs have made, so that they are made again."""
-    for found in pkgutil.iter_modules(algorithms.codecs.__path__, "algorithms.codecs."):
+    for found in pkgutil.iter_modules(
+        murmuration.algorithms.codecs.__path__, "murmuration.algorithms.codecs."
+    ):
         for each in vars(importlib.import_module(found.name)).values():
             if hasattr(each, "cache_clear"):
                 each.cache_clear()

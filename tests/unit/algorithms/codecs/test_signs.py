@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.codecs import Codec, codec_by_name
-from algorithms.codecs.blocks import BLOCK, SCALE_BYTES
+from murmuration.algorithms.codecs import Codec, codec_by_name
+from murmuration.algorithms.codecs.blocks import BLOCK, SCALE_BYTES
 
 SIGN, TERNARY = codec_by_name("sign"), codec_by_name("ternary")
 ROUNDING = 2.0**-8 + 2.0**-9  # of the scale to bf16, and of magnitudes to steps

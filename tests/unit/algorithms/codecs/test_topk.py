@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.codecs import CODECS, codec_by_name
-from algorithms.codecs.topk import CHUNK, TopK
+from murmuration.algorithms.codecs import CODECS, codec_by_name
+from murmuration.algorithms.codecs.topk import CHUNK, TopK
 
 codec = TopK()
 KEPT = {"topk32": 32, "topk": 64, "topk128": 128, "topk256": 256}

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from algorithms.skippipe.pipeline import Links, Pipeline
-from algorithms.skippipe.route import Route, Rules, stage_refusals
-from algorithms.skippipe.routing import origins_in_turns
+from murmuration.algorithms.skippipe.pipeline import Links, Pipeline
+from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
+from murmuration.algorithms.skippipe.routing import origins_in_turns
 from tests.support.stage_costs import costs_of
 
 

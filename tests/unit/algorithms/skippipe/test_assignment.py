@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.skippipe.assignment import (
+from murmuration.algorithms.skippipe.assignment import (
     StageCandidates,
     propose_placement,
     stage_sizes,
     stage_to_join,
     stage_to_move_to,
 )
-from algorithms.skippipe.pipeline import Links
-from algorithms.skippipe.route import Rules
+from murmuration.algorithms.skippipe.pipeline import Links
+from murmuration.algorithms.skippipe.route import Rules
 
 
 def candidates_of(

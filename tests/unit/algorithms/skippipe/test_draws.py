@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.skippipe.draws import Draws, even_stage_sets, peer_limits, stage_quota
-from algorithms.skippipe.route import Rules, stage_refusals
+from murmuration.algorithms.skippipe.draws import Draws, even_stage_sets, peer_limits, stage_quota
+from murmuration.algorithms.skippipe.route import Rules, stage_refusals
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 

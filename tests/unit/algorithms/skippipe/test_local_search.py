@@ -4,11 +4,11 @@ from collections import Counter
 
 from hypothesis import given
 
-from algorithms.skippipe.draws import Draws, peer_limits, stage_quota
-from algorithms.skippipe.local_search import random_step
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route, Rules, move_visit
-from algorithms.skippipe.routing import random
+from murmuration.algorithms.skippipe.draws import Draws, peer_limits, stage_quota
+from murmuration.algorithms.skippipe.local_search import random_step
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.route import Route, Rules, move_visit
+from murmuration.algorithms.skippipe.routing import random
 from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, even_pipeline
 
 PIPELINE = even_pipeline((2, 2, 2, 2))

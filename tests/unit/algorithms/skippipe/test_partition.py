@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.skippipe.partition import StageMemory, spans, stage_layers
+from murmuration.algorithms.skippipe.partition import StageMemory, spans, stage_layers
 
 MOST_LAYERS = 8
 SIZES = st.lists(st.integers(1, 10**12), min_size=1, max_size=MOST_LAYERS)

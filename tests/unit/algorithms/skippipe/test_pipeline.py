@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from algorithms.skippipe.pipeline import Costs, Links, activation_bytes
+from murmuration.algorithms.skippipe.pipeline import Costs, Links, activation_bytes
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 

@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 from hypothesis import given
 
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.planner import Planner
-from algorithms.skippipe.route import Route, Rules, stage_refusals
-from algorithms.skippipe.simulator import simulate
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.planner import Planner
+from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
+from murmuration.algorithms.skippipe.simulator import simulate
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 
 Case = tuple[Pipeline, Rules, list[int], int]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.skippipe.route import (
+from murmuration.algorithms.skippipe.route import (
     Route,
     Rules,
     stage_refusals,

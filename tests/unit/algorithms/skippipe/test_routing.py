@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.skippipe import routing as routings
-from algorithms.skippipe.draws import Draws
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.route import Route, Rules, stage_refusals
-from algorithms.skippipe.routing import (
+from murmuration.algorithms.skippipe import routing as routings
+from murmuration.algorithms.skippipe.draws import Draws
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
+from murmuration.algorithms.skippipe.routing import (
     NEVER_SKIP,
     ROUTINGS,
     ReplicaQueue,
@@ -23,8 +23,8 @@ from algorithms.skippipe.routing import (
     rules_of,
     stochastic,
 )
-from algorithms.skippipe.search import search_routes
-from algorithms.skippipe.simulator import simulate
+from murmuration.algorithms.skippipe.search import search_routes
+from murmuration.algorithms.skippipe.simulator import simulate
 from tests.lab.skippipe_routes import lower_bound_s
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, whole_waves
 

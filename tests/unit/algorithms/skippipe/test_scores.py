@@ -1,8 +1,8 @@
 """Slots, and scores that are simulated once."""
 
-from algorithms.skippipe.route import Route
-from algorithms.skippipe.scores import Budget, Scores, slots_of
-from algorithms.skippipe.simulator import simulate
+from murmuration.algorithms.skippipe.route import Route
+from murmuration.algorithms.skippipe.scores import Budget, Scores, slots_of
+from murmuration.algorithms.skippipe.simulator import simulate
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 

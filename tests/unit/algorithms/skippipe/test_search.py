@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from algorithms.skippipe.draws import peer_limits, stage_quota
-from algorithms.skippipe.pipeline import Pipeline
-from algorithms.skippipe.planner import Planner
-from algorithms.skippipe.route import Route, Rules, stage_refusals
-from algorithms.skippipe.routing import random
-from algorithms.skippipe.scores import Budget, slots_of
-from algorithms.skippipe.search import Draft, Found, Limit, keep_limits, search_routes
-from algorithms.skippipe.simulator import finish_times, simulate
+from murmuration.algorithms.skippipe.draws import peer_limits, stage_quota
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.planner import Planner
+from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
+from murmuration.algorithms.skippipe.routing import random
+from murmuration.algorithms.skippipe.scores import Budget, slots_of
+from murmuration.algorithms.skippipe.search import Draft, Found, Limit, keep_limits, search_routes
+from murmuration.algorithms.skippipe.simulator import finish_times, simulate
 from tests.lab.skippipe_routes import placed, scattered_links
 from tests.unit.algorithms.skippipe.pipelines import (
     assert_fit_together,

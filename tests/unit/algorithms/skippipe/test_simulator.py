@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.skippipe.pipeline import Costs, Pipeline
-from algorithms.skippipe.route import Route, Rules
-from algorithms.skippipe.routing import random
-from algorithms.skippipe.simulator import Kind, Timeline, finish_times, simulate
+from murmuration.algorithms.skippipe.pipeline import Costs, Pipeline
+from murmuration.algorithms.skippipe.route import Route, Rules
+from murmuration.algorithms.skippipe.routing import random
+from murmuration.algorithms.skippipe.simulator import Kind, Timeline, finish_times, simulate
 from tests.lab.skippipe_deadlock import schedule_deadlock
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import Failure
-from coordinator.launcher.launch import Launch, ask_worker
-from coordinator.links.network import Place
+from murmuration.coordinator import Failure
+from murmuration.coordinator.launcher.launch import Launch, ask_worker
+from murmuration.coordinator.links.network import Place
 
 REQUEST = {"config": None, "settings": [], "flags": {}, "presets": ["local", "ddp"]}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coordinator import Failure
-from coordinator.launcher.launch import Launch
-from coordinator.launcher.swarm import run_swarm
+from murmuration.coordinator import Failure
+from murmuration.coordinator.launcher.launch import Launch
+from murmuration.coordinator.launcher.swarm import run_swarm
 from tests.support import drive_swarm
 
 Swarm = Callable[..., tuple[int, dict, str]]

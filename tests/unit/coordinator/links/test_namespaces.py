@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.links import namespaces
-from coordinator.links.namespaces import free_subnet, leftovers, names, started
+from murmuration.coordinator.links import namespaces
+from murmuration.coordinator.links.namespaces import free_subnet, leftovers, names, started
 from tests.support.namespaces import why_not
 
 

@@ -7,14 +7,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from algorithms.link import Link
-from coordinator import Failure
-from coordinator.cli import swarm
-from coordinator.launcher.launch import Launch
-from coordinator.launcher.swarm import run_swarm
-from coordinator.links.namespaces import NoNamespaces
-from coordinator.links.network import LinkNetwork, parse_links
-from protos.exit_codes import ExitCode
+from murmuration.algorithms.link import Link
+from murmuration.coordinator import Failure
+from murmuration.coordinator.cli import swarm
+from murmuration.coordinator.launcher.launch import Launch
+from murmuration.coordinator.launcher.swarm import run_swarm
+from murmuration.coordinator.links.namespaces import NoNamespaces
+from murmuration.coordinator.links.network import LinkNetwork, parse_links
+from murmuration.protos.exit_codes import ExitCode
 
 
 def test_each_worker_has_its_own_link_or_the_common_one() -> None:
@@ -56,7 +56,7 @@ def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: object) -> None:
         raise NoNamespaces("this needs root")
 
-    monkeypatch.setattr("coordinator.links.namespaces.Namespaces.__enter__", refuse)
+    monkeypatch.setattr("murmuration.coordinator.links.namespaces.Namespaces.__enter__", refuse)
 
 
 @pytest.mark.usefixtures("no_namespaces")

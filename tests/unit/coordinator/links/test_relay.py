@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from algorithms.link import Link
-from coordinator.links.network import RelayProcess
-from coordinator.links.relay import Relay, listen
-from coordinator.links.shaping import LinkedPeer
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.links.network import RelayProcess
+from murmuration.coordinator.links.relay import Relay, listen
+from murmuration.coordinator.links.shaping import LinkedPeer
 
 FAST = Link(rate_mbps=1000)
 

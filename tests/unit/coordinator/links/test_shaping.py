@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.link import Link
-from coordinator.links.shaping import (
+from murmuration.algorithms.link import Link
+from murmuration.coordinator.links.shaping import (
     BURST_S,
     Bucket,
     CutLinks,

@@ -1,7 +1,7 @@
 import math
 
-from coordinator.rendezvous.records import Record
-from protos.events import costliest, curve_of
+from murmuration.coordinator.rendezvous.records import Record
+from murmuration.protos.events import costliest, curve_of
 
 
 def progress(step: int, **changes: object) -> dict[str, object]:

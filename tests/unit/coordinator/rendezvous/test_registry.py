@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from coordinator.rendezvous.registry import Registry
-from protos import murmuration_pb2 as pb
-from protos.documents import pack
+from murmuration.coordinator.rendezvous.registry import Registry
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import pack
 
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
 
@@ -176,7 +176,7 @@ def test_junk_is_counted_not_believed() -> None:
 
 
 def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.rendezvous.registry.MAX_MEMBERS", 8)
+    monkeypatch.setattr("murmuration.coordinator.rendezvous.registry.MAX_MEMBERS", 8)
     registry = Registry()
     for index in range(8):
         registry.introduce(call(f"w{index}"), index / 8)

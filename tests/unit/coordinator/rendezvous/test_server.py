@@ -16,17 +16,21 @@ from click.testing import CliRunner
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator import Failure, cli
-from coordinator.rendezvous.registry import Registry
-from coordinator.rendezvous.server import CoordinatorRun, CoordinatorService, start_server
-from coordinator.report.status import ask
-from coordinator.report.terminal import Screen
-from protos import murmuration_pb2 as pb
-from protos import murmuration_pb2_grpc as rpc
-from protos.addresses import ReservedPorts
-from protos.documents import pack
-from protos.identity import Authority, Identity, Role
-from protos.identity.certificates import new_key, request_for
+from murmuration.coordinator import Failure, cli
+from murmuration.coordinator.rendezvous.registry import Registry
+from murmuration.coordinator.rendezvous.server import (
+    CoordinatorRun,
+    CoordinatorService,
+    start_server,
+)
+from murmuration.coordinator.report.status import ask
+from murmuration.coordinator.report.terminal import Screen
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2_grpc as rpc
+from murmuration.protos.addresses import ReservedPorts
+from murmuration.protos.documents import pack
+from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.protos.identity.certificates import new_key, request_for
 
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator import Failure
-from coordinator.rendezvous.records import Record
-from coordinator.report import results
-from coordinator.report.results import (
+from murmuration.coordinator import Failure
+from murmuration.coordinator.rendezvous.records import Record
+from murmuration.coordinator.report import results
+from murmuration.coordinator.report.results import (
     draw_loss_curve,
     leave_results,
     records_of,
@@ -20,7 +20,7 @@ from coordinator.report.results import (
     smoothed,
     thinned,
 )
-from protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode
 
 RESULT = {
     "reason": "finished",

@@ -9,10 +9,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from coordinator import Failure
-from coordinator.report.status import Swarm
-from protos.exit_codes import ExitCode
-from worker.views import PagePlace
+from murmuration.coordinator import Failure
+from murmuration.coordinator.report.status import Swarm
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.worker.views import PagePlace
 
 Document = dict[str, Any]
 

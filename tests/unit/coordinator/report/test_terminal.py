@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator import Failure
-from coordinator.rendezvous.records import Record
-from coordinator.report.terminal import (
+from murmuration.coordinator import Failure
+from murmuration.coordinator.rendezvous.records import Record
+from murmuration.coordinator.report.terminal import (
     LiveScreen,
     Screen,
     fact_lines,
@@ -22,9 +22,9 @@ from coordinator.report.terminal import (
     traffic_rows,
     watch,
 )
-from protos.exit_codes import ExitCode
-from worker.views.history import Look
-from worker.views.summary import PeerSummary, SwarmSummary
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.worker.views.history import Look
+from murmuration.worker.views.summary import PeerSummary, SwarmSummary
 
 CONSOLE = Console(file=io.StringIO(), width=120, highlight=False)
 

@@ -11,17 +11,17 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from algorithms.fragments import TensorSpec
+from murmuration.algorithms.fragments import TensorSpec
+from murmuration.worker.cli.commands import assemble, evaluate
+from murmuration.worker.config import Config, load_config
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.pipeline.part import part_of
+from murmuration.worker.tasks import Cursor, load_task
+from murmuration.worker.tasks.llama import Llama
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.evaluation import evaluate_checkpoint
+from murmuration.worker.training.initial import find_checkpoint
 from tests.support import commands
-from worker.cli.commands import assemble, evaluate
-from worker.config import Config, load_config
-from worker.manifest import Manifest
-from worker.pipeline.part import part_of
-from worker.tasks import Cursor, load_task
-from worker.tasks.llama import Llama
-from worker.training import checkpoint
-from worker.training.evaluation import evaluate_checkpoint
-from worker.training.initial import find_checkpoint
 
 LAYERS = 4
 SIZES = (
@@ -30,7 +30,7 @@ SIZES = (
 )
 UNSTAGED = """
 import torch
-from worker.tasks import Batch
+from murmuration.worker.tasks import Batch
 
 class Numbers:
     def model(self): return torch.nn.Linear(1, 1, bias=False)

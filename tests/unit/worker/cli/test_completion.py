@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from algorithms.codecs import CODECS
-from algorithms.presets import PRESETS
-from protos import completion
-from worker.cli import cli
+from murmuration.algorithms.codecs import CODECS
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos import completion
+from murmuration.worker.cli import cli
 
 
 def completed(*args: str, incomplete: str = "") -> list[str]:
@@ -42,7 +42,7 @@ def test_of_join_too_and_commands_and_options() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_each_shell_is_printed(shell: str) -> None:
-    command = [sys.executable, "-m", "worker.cli", "completion", shell]
+    command = [sys.executable, "-m", "murmuration.worker.cli", "completion", shell]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert f"_MURMUR_COMPLETE={shell}_complete" in printed
 
@@ -50,7 +50,7 @@ def test_the_script_of_each_shell_is_printed(shell: str) -> None:
 def test_what_the_script_calls_answers_without_torch() -> None:
     env = {**os.environ, "_MURMUR_COMPLETE": "bash_complete", "COMP_CWORD": "3"}
     env["COMP_WORDS"] = "murmur swarm --preset no"
-    code = "import sys\nfrom worker.cli import main\ntry: main()\n"
+    code = "import sys\nfrom murmuration.worker.cli import main\ntry: main()\n"
     code += "finally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.stdout.split() == ["plain,noloco"], done.stderr
@@ -71,10 +71,12 @@ def test_what_the_script_calls_answers_without_torch() -> None:
 def test_bash_which_cuts_words_at_equals_signs_completes_values(
     tmp_path: Path, words: list[str], replies: list[str]
 ) -> None:
-    command = [sys.executable, "-m", "worker.cli", "completion", "bash"]
+    command = [sys.executable, "-m", "murmuration.worker.cli", "completion", "bash"]
     script = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     murmur = tmp_path / "murmur"
-    murmur.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m worker.cli "$@"\n')
+    murmur.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m murmuration.worker.cli "$@"\n'
+    )
     murmur.chmod(0o755)
     typed = shlex.join(["murmur", "swarm", *words])
     asks = f"""{script}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from protos.files import print_line
-from worker import cli
-from worker.cli.commands import addresses_and_run
-from worker.tasks import Batch, Cursor
-from worker.tasks.llama_bytes import LlamaBytes
+from murmuration.protos.files import print_line
+from murmuration.worker import cli
+from murmuration.worker.cli.commands import addresses_and_run
+from murmuration.worker.tasks import Batch, Cursor
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
 
 Murmur = Callable[..., tuple[int, str, str]]
 
@@ -206,7 +206,7 @@ def test_generated_text_is_printed_while_it_is_made(
             printed.append(capsys.readouterr().out)
             yield piece
 
-    monkeypatch.setattr("worker.training.evaluation.generate_text", pieces)
+    monkeypatch.setattr("murmuration.worker.training.evaluation.generate_text", pieces)
     code, rest, _ = murmur("generate", "run", "a prompt ")
     assert (code, printed, rest) == (0, ["a prompt ", "one ", "é"], "\n\n")
 
@@ -216,7 +216,7 @@ def test_where_all_peers_share_the_cores_waiting_threads_of_torch_sleep(tmp_path
     itself, and spins."""
     code = """
 import os, sys
-from worker.cli import main
+from murmuration.worker.cli import main
 
 class First:
     def find_spec(self, name, path=None, target=None):
@@ -361,7 +361,7 @@ def test_the_version_is_told(murmur: Murmur) -> None:
 def test_an_error_of_several_lines_becomes_one(
     murmur: Murmur, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.errors import ConfigError
+    from murmuration.worker.errors import ConfigError
 
     def fail(**_: object) -> None:
         raise ConfigError("first\n   second")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from murmuration.worker.cli.plan import plan
+from murmuration.worker.cli.timing import Repetitions
+from murmuration.worker.config import load_config
 from tests.support import commands
-from worker.cli.plan import plan
-from worker.cli.timing import Repetitions
-from worker.config import load_config
 
 BY_HAND = ("--params", "1_000_000", "--layers", "4", "--step-time", "0.1")
 
@@ -62,7 +62,7 @@ def test_parameters_and_layers_come_from_the_task() -> None:
 
 def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     once = Repetitions(untimed=1, fewest=1, most=1, enough_s=0.0)
-    monkeypatch.setattr("worker.cli.plan._STEPS", once)
+    monkeypatch.setattr("murmuration.worker.cli.plan._STEPS", once)
     threads = torch.get_num_threads()
     small = "task.architecture={hidden_size=12, intermediate_size=12}"
     text = printed("--set", "task.text=text.txt", "--set", small)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from worker.cli.plan_measurements import read_links
-from worker.errors import UsageError
+from murmuration.worker.cli.plan_measurements import read_links
+from murmuration.worker.errors import UsageError
 
 MEASURED: dict[str, Any] = {
     "peers": ["ant", "bee", "cat", "dog"],

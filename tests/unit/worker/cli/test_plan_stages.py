@@ -10,10 +10,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from algorithms.skippipe.assignment import Groups
+from murmuration.algorithms.skippipe.assignment import Groups
+from murmuration.worker.cli.plan import plan
+from murmuration.worker.cli.timing import Repetitions
 from tests.support import commands
-from worker.cli.plan import plan
-from worker.cli.timing import Repetitions
 
 BY_HAND = ("--forward-ms", "100", "--activation-bytes", "125000")
 FEW = ("--replicas", "1", "--microbatches", "4")
@@ -38,7 +38,7 @@ MEASURED: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("worker.cli.plan_stages.EFFORT_S", 0.02)
+    monkeypatch.setattr("murmuration.worker.cli.plan_stages.EFFORT_S", 0.02)
     (tmp_path / "text.txt").write_text("some text to learn from. " * 200)
     return tmp_path
 
@@ -51,7 +51,7 @@ def placed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         peers = itertools.count()
         return tuple(tuple(itertools.islice(peers, size)) for size in sizes)
 
-    monkeypatch.setattr("worker.cli.plan_stages.propose_placement", in_order)
+    monkeypatch.setattr("murmuration.worker.cli.plan_stages.propose_placement", in_order)
 
 
 def printed(*args: str) -> str:
@@ -156,7 +156,7 @@ def test_the_table_is_readable_in_a_pipe() -> None:
 
 @pytest.mark.usefixtures("placed_in_order")
 def test_a_model_of_the_run_is_cut_timed_and_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.cli.plan_stages_cut._VISITS", ONCE)
+    monkeypatch.setattr("murmuration.worker.cli.plan_stages_cut._VISITS", ONCE)
     threads = torch.get_num_threads()
     arguments = ("--set", "task.text=text.txt", "--stages", "3", "--link", "20mbit")
     found = document(*arguments)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support import commands
-from worker.cli.plan import plan
-from worker.cli.plan_stages_cut import (
+from murmuration.worker.cli.plan import plan
+from murmuration.worker.cli.plan_stages_cut import (
     LayerCost,
     StageCuts,
     StagedModel,
@@ -19,9 +18,10 @@ from worker.cli.plan_stages_cut import (
     _graph_bytes,
     cuts_of,
 )
-from worker.cli.plan_stages_report import cut_remark
-from worker.errors import UsageError
-from worker.tasks import Batch, StageModule
+from murmuration.worker.cli.plan_stages_report import cut_remark
+from murmuration.worker.errors import UsageError
+from murmuration.worker.tasks import Batch, StageModule
+from tests.support import commands
 
 MIB = 2**20
 
@@ -170,7 +170,7 @@ def test_what_autograd_keeps_is_counted_once_and_without_parameters() -> None:
 @pytest.fixture(autouse=True)
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("worker.cli.plan_stages.EFFORT_S", 0.02)
+    monkeypatch.setattr("murmuration.worker.cli.plan_stages.EFFORT_S", 0.02)
     (tmp_path / "text.txt").write_text("some text to learn from. " * 200)
 
 
@@ -178,7 +178,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def slow_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of three layers takes as long as the rest of the model."""
     sweeps: Iterator[Sweep] = iter([sweep(0.1, 0.1, 0.28, outer_s=0.04)] * 2)
-    monkeypatch.setattr("worker.cli.plan_stages_cut._sweep", lambda *_: next(sweeps))
+    monkeypatch.setattr("murmuration.worker.cli.plan_stages_cut._sweep", lambda *_: next(sweeps))
 
 
 ARGS = ("--set", "task.text=text.txt", "--link", "20mbit")

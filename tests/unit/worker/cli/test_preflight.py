@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from worker.cli.preflight import preflight
-from worker.training import checkpoint
+from murmuration.worker.cli.preflight import preflight
+from murmuration.worker.training import checkpoint
 
 TEXT = f'task.text="{__file__}"'
 
@@ -173,9 +173,9 @@ def test_what_a_module_prints_is_not_the_answer(
     request = {"config": None, "settings": ["task.name=task_of_ones_own:build"], "flags": {}}
     asked = json.dumps({**request, "presets": [None], "resume": []})
     monkeypatch.setattr("sys.stdin", io.StringIO(asked))
-    monkeypatch.delitem(sys.modules, "worker.cli.preflight")
+    monkeypatch.delitem(sys.modules, "murmuration.worker.cli.preflight")
     monkeypatch.delitem(sys.modules, "task_of_ones_own", raising=False)
-    runpy.run_module("worker.cli.preflight", run_name="__main__")
+    runpy.run_module("murmuration.worker.cli.preflight", run_name="__main__")
     written = capsys.readouterr()
     assert json.loads(written.out) == {"stages": 1, "held": []}
     assert "a module may print" in written.err

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from murmuration.worker.cli.simulate import simulate
 from tests.support import commands
-from worker.cli.simulate import simulate
 
 SMALL = ("--peers", "2,4", "--rounds", "3")
 

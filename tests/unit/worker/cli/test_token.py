@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from protos.identity import Authority, Identity, IdentityError, Role, Token
-from worker.cli.commands import WorkerFlags, _joins
-from worker.cli.token import token
-from worker.errors import ConfigError, UsageError
-from worker.identity import Admission
-from worker.newcomer import Newcomer
-from worker.transport import AddressInUse
-from worker.views.lines import describe
+from murmuration.protos.identity import Authority, Identity, IdentityError, Role, Token
+from murmuration.worker.cli.commands import WorkerFlags, _joins
+from murmuration.worker.cli.token import token
+from murmuration.worker.errors import ConfigError, UsageError
+from murmuration.worker.identity import Admission
+from murmuration.worker.newcomer import Newcomer
+from murmuration.worker.transport import AddressInUse
+from murmuration.worker.views.lines import describe
 
 
 def murmur_token(*arguments: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.arrivals import Arrivals
 
 
 class Clock:

@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 
-from algorithms.codecs import codec_by_name
-from worker import wire
-from worker.exchange.compression import Compression
-from worker.exchange.types import ExchangeConfig
-from worker.wire import Payload
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.worker import wire
+from murmuration.worker.exchange.compression import Compression
+from murmuration.worker.exchange.types import ExchangeConfig
+from murmuration.worker.wire import Payload
 
 E3M0, FP32, BF16 = (codec_by_name(name) for name in ("e3m0", "fp32", "bf16"))
 VALUES = torch.randn(64 * 500, generator=torch.Generator().manual_seed(0)) ** 3

@@ -2,9 +2,9 @@
 
 import pytest
 
-from algorithms.codecs import CODECS, Codec, codec_by_name
-from worker.exchange.context import Counts, Flow
-from worker.exchange.types import ShardKey
+from murmuration.algorithms.codecs import CODECS, Codec, codec_by_name
+from murmuration.worker.exchange.context import Counts, Flow
+from murmuration.worker.exchange.types import ShardKey
 
 VALUES = 1 << 20  # whole blocks of any codec
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from worker.exchange.types import View
-from worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Digest, Health, Member, Phase
 
 
 def view(**unreachable: str) -> View:

@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Iterable
 
-from worker.exchange.types import View
-from worker.leases import LeaseTable, Ledger
-from worker.leases.types import (
+from murmuration.worker.exchange.types import View
+from murmuration.worker.leases import LeaseTable, Ledger
+from murmuration.worker.leases.types import (
     Announce,
     LeaseAction,
     LeaseMessage,
@@ -14,7 +14,7 @@ from worker.leases.types import (
     ShareMessage,
     StreamsDiffer,
 )
-from worker.membership import Health, Member
+from murmuration.worker.membership import Health, Member
 
 
 class Tables:

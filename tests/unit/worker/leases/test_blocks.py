@@ -4,8 +4,8 @@ from collections import deque
 
 import pytest
 
-from worker.leases import LeasedBlocks, Run, SampleStream
-from worker.leases.types import (
+from murmuration.worker.leases import LeasedBlocks, Run, SampleStream
+from murmuration.worker.leases.types import (
     Block,
     BlockBegun,
     BlockLeased,

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.worker.leases.tables import Tables
-from worker.leases.types import (
+from murmuration.worker.leases.types import (
     Announce,
     Block,
     BlockBegun,
@@ -25,7 +24,8 @@ from worker.leases.types import (
     StreamOpened,
     UseKnown,
 )
-from worker.membership import Health
+from murmuration.worker.membership import Health
+from tests.unit.worker.leases.tables import Tables
 
 STREAM = SampleStream(id=1, block=10, length=80)
 

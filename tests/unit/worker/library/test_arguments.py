@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import murmuration
 from murmuration import ConfigError, Muon, MurmurError, Swarm, UsageError
-from worker.library import arguments
+from murmuration.worker.library import arguments
 
 NAN = float("nan")
 

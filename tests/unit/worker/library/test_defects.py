@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from murmuration import Swarm
-from worker.exchange.allreduce.contributor import Contributor
-from worker.exchange.context import Context
-from worker.exchange.pairwise.values import PairValues
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.pairwise.values import PairValues
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from worker.errors import UsageError
-from worker.library.hooks import UserReplica
+from murmuration.worker.errors import UsageError
+from murmuration.worker.library.hooks import UserReplica
 
 
 def linear() -> nn.Linear:

@@ -25,9 +25,9 @@ from torch.utils.data import (
     random_split,
 )
 
+from murmuration.worker.errors import UsageError
 from tests.support.peers import row
 from tests.unit.worker.library.test_share import Peers, loader, values
-from worker.errors import UsageError
 
 N = 96
 DATA = TensorDataset(torch.arange(N))

@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from murmuration import Swarm, UsageError
-from worker.library.schedules import catch_up
-from worker.library.trainers import TrainersSwarm
+from murmuration.worker.library.schedules import catch_up
+from murmuration.worker.library.trainers import TrainersSwarm
 
 STEPS = 60
 KINDS: dict[str, Callable[[Optimizer], Any]] = {

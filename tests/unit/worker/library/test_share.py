@@ -15,12 +15,12 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from murmuration.worker.errors import UsageError
+from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.library.share import Shares
+from murmuration.worker.tasks import Cursor, TaskError
+from murmuration.worker.training.replica import RunIsOver
 from tests.unit.worker.leases.tables import Tables
-from worker.errors import UsageError
-from worker.leases.types import LeaseMessage
-from worker.library.share import Shares
-from worker.tasks import Cursor, TaskError
-from worker.training.replica import RunIsOver
 
 
 class Peers:

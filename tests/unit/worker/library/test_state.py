@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from murmuration import Swarm, UsageError
-from worker.library.state import load_state, save_state
-from worker.wire import tensor_hash
+from murmuration.worker.library.state import load_state, save_state
+from murmuration.worker.wire import tensor_hash
 
 H, STEPS = 6, 15
 PRESETS: dict[str, dict[str, Any]] = {

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from worker.errors import UsageError
-from worker.library.hooks import UserReplica
-from worker.library.steps import OptimizerSteps
+from murmuration.worker.errors import UsageError
+from murmuration.worker.library.hooks import UserReplica
+from murmuration.worker.library.steps import OptimizerSteps
 
 
 class Told:

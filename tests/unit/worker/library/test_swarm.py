@@ -15,10 +15,10 @@ from torch import nn
 
 import murmuration
 from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
+from murmuration.worker import newcomer
+from murmuration.worker.library import swarm, terms
+from murmuration.worker.training import optimizers
 from tests.support.workers import free_addresses
-from worker import newcomer
-from worker.library import swarm, terms
-from worker.training import optimizers
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from worker.membership import (
+from murmuration.worker.membership import (
     Action,
     Health,
     IndirectProbe,

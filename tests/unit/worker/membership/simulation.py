@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.membership import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.membership import (
     Action,
     Digest,
     Dissemination,
@@ -31,7 +31,7 @@ from worker.membership import (
     ViewChanged,
     with_progress,
 )
-from worker.membership.io import to_gossip_message
+from murmuration.worker.membership.io import to_gossip_message
 
 TICK_S = 0.1
 LATENCY_S = (0.005, 0.05)

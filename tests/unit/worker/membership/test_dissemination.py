@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from worker.membership import (
+from murmuration.worker.membership import (
     Digest,
     Dissemination,
     GossipMessage,

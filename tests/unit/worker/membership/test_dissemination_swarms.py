@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from murmuration.worker.membership import Digest, Health, MembershipConfig
 from tests.unit.worker.membership.simulation import Simulation
-from worker.membership import Digest, Health, MembershipConfig
 
 CONFIG = MembershipConfig()
 PUBLISH_S = 0.5

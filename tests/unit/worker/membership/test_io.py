@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.membership import Digest, GossipMessage, Member, MemberProgress
-from worker.membership.first_contact import undialable
-from worker.membership.io import from_gossip_message, to_gossip_message
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.membership import Digest, GossipMessage, Member, MemberProgress
+from murmuration.worker.membership.first_contact import undialable
+from murmuration.worker.membership.io import from_gossip_message, to_gossip_message
 
 U64 = st.integers(0, 2**64 - 1)
 SAID = st.builds(

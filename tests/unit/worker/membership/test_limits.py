@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker.membership import Digest, Member, MemberLimits
+from murmuration.worker.membership import Digest, Member, MemberLimits
 
 NOW_MS = 1_700_000_000_000
 LIMITS = MemberLimits(steps=100, fragments=3, stages=4, stage=1)

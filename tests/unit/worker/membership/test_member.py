@@ -6,7 +6,7 @@ from functools import reduce
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.membership import Digest, Health, Member, Phase, newest
+from murmuration.worker.membership import Digest, Health, Member, Phase, newest
 
 
 @st.composite

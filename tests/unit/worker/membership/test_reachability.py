@@ -2,6 +2,14 @@
 
 import pytest
 
+from murmuration.worker.membership import (
+    MAX_UNREACHABLE,
+    Health,
+    Member,
+    Membership,
+    ViewChanged,
+)
+from murmuration.worker.membership.reachability import Reachability
 from tests.unit.worker.membership.machines import (
     CONFIG,
     asked,
@@ -12,14 +20,6 @@ from tests.unit.worker.membership.machines import (
     suspect,
     tick_until,
 )
-from worker.membership import (
-    MAX_UNREACHABLE,
-    Health,
-    Member,
-    Membership,
-    ViewChanged,
-)
-from worker.membership.reachability import Reachability
 
 
 def missed(reach: Reachability, peer: str, *times: float) -> None:

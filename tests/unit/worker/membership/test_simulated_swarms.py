@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from murmuration.worker.membership import Health, MembershipConfig
 from tests.unit.worker.membership.simulation import Simulation
-from worker.membership import Health, MembershipConfig
 
 CONFIG = MembershipConfig()
 

@@ -2,6 +2,10 @@
 
 import pytest
 
+from murmuration.worker.membership import (
+    Health,
+    ViewChanged,
+)
 from tests.unit.worker.membership.machines import (
     CONFIG,
     SUSPICION_S,
@@ -12,10 +16,6 @@ from tests.unit.worker.membership.machines import (
     probes,
     suspect,
     tick_until,
-)
-from worker.membership import (
-    Health,
-    ViewChanged,
 )
 
 

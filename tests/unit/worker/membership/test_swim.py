@@ -8,6 +8,17 @@ from typing import Any
 
 import pytest
 
+from murmuration.worker.membership import (
+    Digest,
+    Health,
+    Membership,
+    MembershipConfig,
+    Phase,
+    Probe,
+    ViewChanged,
+    newest,
+)
+from murmuration.worker.membership.swim import MAX_MEMBERS
 from tests.unit.worker.membership.machines import (
     CONFIG,
     asked,
@@ -18,17 +29,6 @@ from tests.unit.worker.membership.machines import (
     suspect,
     tick_until,
 )
-from worker.membership import (
-    Digest,
-    Health,
-    Membership,
-    MembershipConfig,
-    Phase,
-    Probe,
-    ViewChanged,
-    newest,
-)
-from worker.membership.swim import MAX_MEMBERS
 
 # ------------------------------------------------------------------------------------- probing
 
@@ -171,7 +171,7 @@ def test_of_a_flood_of_ghosts_only_so_many_are_kept() -> None:
 def test_ghosts_that_came_first_give_way_once_they_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.membership.swim.MAX_MEMBERS", 4)
+    monkeypatch.setattr("murmuration.worker.membership.swim.MAX_MEMBERS", 4)
     membership = machine("w1")
     membership.probed("w1", 0.0, answered=True)
     membership.hear((member("ghost-1"),), None, 0.0)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from algorithms.codecs import codec_by_name
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.profile import Profile
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
-from worker.membership import Member, Phase
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.context import StageContext
-from worker.pipeline.profile import Profile
 
 T = TypeVar("T")
 

@@ -7,17 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.pipeline.barrier import (
+    BarrierReceiver,
+    IterationTracker,
+    Orphans,
+    report_iteration,
+)
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
+from murmuration.worker.training.inbox import IterationOver
+from murmuration.worker.transport import Caller, Stream
 from tests.protocol.virtual_time import run
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import context_of, members_of
-from worker import wire
-from worker.membership import Health, Member, Phase
-from worker.pipeline.barrier import BarrierReceiver, IterationTracker, Orphans, report_iteration
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.stage_call import Incarnation, StageCallKey
-from worker.training.inbox import IterationOver
-from worker.transport import Caller, Stream
 
 A, B = Incarnation("a", 1), Incarnation("b", 1)
 AGAIN = Incarnation("b", 2)

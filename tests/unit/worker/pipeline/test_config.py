@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from worker.config import load_config, parse_config, to_document
-from worker.errors import ConfigError
-from worker.pipeline.config import StagesConfig
+from murmuration.worker.config import load_config, parse_config, to_document
+from murmuration.worker.errors import ConfigError
+from murmuration.worker.pipeline.config import StagesConfig
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.pipeline.context import MemoryBudget
+from murmuration.worker.pipeline.context import MemoryBudget
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.presets import PRESETS
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.pipeline import lifecycle
+from murmuration.worker.pipeline.part import part_of, stage_fragments
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.training.fragment import FragmentReplica
+from murmuration.worker.training.inbox import Mailbox, Published, Started, Stop, ToIO
+from murmuration.worker.training.loop import Trainer
 from tests.protocol.stage_swarm import StagedProblem
-from worker.membership import Health, Member, Phase
-from worker.pipeline import lifecycle
-from worker.pipeline.part import part_of, stage_fragments
-from worker.pipeline.profile import Profile
-from worker.training.fragment import FragmentReplica
-from worker.training.inbox import Mailbox, Published, Started, Stop, ToIO
-from worker.training.loop import Trainer
 
 PROBLEM = StagedProblem(count=3, layers=3)
 

@@ -3,14 +3,14 @@
 import asyncio
 from dataclasses import replace
 
-from algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.worker.component import Environment, NodeConfig
+from murmuration.worker.node import Node
+from murmuration.worker.pipeline.node import StageNode
+from murmuration.worker.training.inbox import Mailbox
 from tests.protocol.stage_swarm import StagedProblem
 from tests.protocol.swarm import inline
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
-from worker.component import Environment, NodeConfig
-from worker.node import Node
-from worker.pipeline.node import StageNode
-from worker.training.inbox import Mailbox
 
 PROBLEM = StagedProblem(count=3, layers=3)
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.protocol.stage_swarm import StagedProblem
-from worker.membership import Health, Member
-from worker.pipeline.part import (
+from murmuration.worker.membership import Health, Member
+from murmuration.worker.pipeline.part import (
     neighbour_weights,
     part_of,
     rebuilt_stage,
     stage_fragments,
     weights_of,
 )
-from worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.profile import Profile
+from tests.protocol.stage_swarm import StagedProblem
 
 
 def member(stage: int, norm: float, health: Health = Health.ALIVE) -> Member:

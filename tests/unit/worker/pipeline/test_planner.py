@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from algorithms.skippipe.search import search_routes
-from tests.unit.worker.pipeline.members import context_of, members_of, telling
-from worker.cli.plan_measurements import read_links
-from worker.errors import UsageError
-from worker.membership import Health, Member, Phase
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.planner import (
+from murmuration.algorithms.skippipe.search import search_routes
+from murmuration.worker.cli.plan_measurements import read_links
+from murmuration.worker.errors import UsageError
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.planner import (
     RoutePlanner,
     links_document,
     links_of,
@@ -25,7 +24,8 @@ from worker.pipeline.planner import (
     snapshot_name,
     snapshot_of,
 )
-from worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.profile import Profile
+from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
 LINKS_CONFIG = StagesConfig(count=2, skip=0.0, microbatches=3)
 
@@ -362,7 +362,7 @@ def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
     async def scenario() -> None:
         peer = Peer(measured(0.1))
         with monkeypatch.context() as patched:
-            patched.setattr("worker.pipeline.planner.search_routes", broken)
+            patched.setattr("murmuration.worker.pipeline.planner.search_routes", broken)
             for iteration in range(1, 5):
                 routes, name = peer.planner.routes(iteration)
                 assert (len(routes), name) == (2, peer.planner.name)

@@ -8,9 +8,9 @@ from itertools import pairwise
 import msgpack
 import pytest
 
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.pipeline.profile import LinkProber, Profile, StageMeasurements, call_bytes
 from tests.unit.worker.pipeline.members import members_of
-from worker.membership import Health, Member, Phase
-from worker.pipeline.profile import LinkProber, Profile, StageMeasurements, call_bytes
 
 FULL = Profile(
     latency_s={"b": 0.01},

@@ -7,20 +7,20 @@ from itertools import permutations
 
 import pytest
 
-from tests.support.memory_transport import MemoryNetwork, MemoryTransport
-from tests.unit.worker.pipeline.members import members_of, telling
-from worker import wire
-from worker.membership import Health, Member, Phase
-from worker.pipeline.config import StagesConfig
-from worker.pipeline.profile import Profile
-from worker.pipeline.rebalancing import (
+from murmuration.worker import wire
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.rebalancing import (
     Rebalancer,
     StageAssignment,
     members_at,
     slowest_stage,
 )
-from worker.training.inbox import StageMove
-from worker.transport import Caller, Stream
+from murmuration.worker.training.inbox import StageMove
+from murmuration.worker.transport import Caller, Stream
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport
+from tests.unit.worker.pipeline.members import members_of, telling
 
 STAGES = 3
 

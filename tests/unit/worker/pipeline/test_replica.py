@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.codecs import codec_by_name
-from tests.protocol.stage_swarm import ACTIVATION_BYTES, BATCH, CONTEXT, HIDDEN, StagedProblem
-from worker import wire
-from worker.errors import ConfigError
-from worker.pipeline.part import part_of
-from worker.pipeline.replica import Iterations, StageJobs, StageReplica
-from worker.tasks import StageModule
-from worker.training.inbox import (
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.worker import wire
+from murmuration.worker.errors import ConfigError
+from murmuration.worker.pipeline.part import part_of
+from murmuration.worker.pipeline.replica import Iterations, StageJobs, StageReplica
+from murmuration.worker.tasks import StageModule
+from murmuration.worker.training.inbox import (
     IterationOver,
     IterationStarted,
     JobKind,
@@ -24,6 +23,7 @@ from worker.training.inbox import (
     Stop,
     ToTrain,
 )
+from tests.protocol.stage_swarm import ACTIVATION_BYTES, BATCH, CONTEXT, HIDDEN, StagedProblem
 
 PROBLEM = StagedProblem(count=2, layers=2, microbatches=2)
 FP32 = codec_by_name("fp32")

@@ -7,25 +7,32 @@ from dataclasses import replace
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from tests.unit.worker.pipeline.members import context_of, members_of, telling
-from worker import wire
-from worker.membership import Health, Member
-from worker.pipeline.barrier import IterationTracker
-from worker.pipeline.config import StagesConfig, TryElsewhere
-from worker.pipeline.context import StageContext
-from worker.pipeline.forwarder import Forwarder
-from worker.pipeline.planner import RoutePlanner, snapshot_name
-from worker.pipeline.profile import Profile
-from worker.pipeline.server import StageServer
-from worker.pipeline.stage_call import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.membership import Health, Member
+from murmuration.worker.pipeline.barrier import IterationTracker
+from murmuration.worker.pipeline.config import StagesConfig, TryElsewhere
+from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.forwarder import Forwarder
+from murmuration.worker.pipeline.planner import RoutePlanner, snapshot_name
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.server import StageServer
+from murmuration.worker.pipeline.stage_call import (
     Incarnation,
     StageCall,
     StageCallKey,
     StageReply,
     call_header,
 )
-from worker.training.inbox import IterationOver, JobKind, StageJob, StageJobDone, Stop, ToTrain
+from murmuration.worker.training.inbox import (
+    IterationOver,
+    JobKind,
+    StageJob,
+    StageJobDone,
+    Stop,
+    ToTrain,
+)
+from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
 ITERATION = 2
 PLACED = members_of(0, 0, 1, 2)

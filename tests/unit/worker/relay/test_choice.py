@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from worker.relay.choice import (
+from murmuration.worker.relay.choice import (
     Action,
     Advertise,
     Candidate,

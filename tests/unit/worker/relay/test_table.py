@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.relay.table import NoRelay, RelayLimits, RelayTable
+from murmuration.worker.relay.table import NoRelay, RelayLimits, RelayTable
 
 
 def table(**limits: float) -> RelayTable:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from protos.addresses import relayed_address, split_address
-from protos.events import Warnings
-from protos.identity import Authority, Role
-from worker.identity import Gate
-from worker.membership import Member
-from worker.relay.service import RelayService
-from worker.relay.table import RelayLimits, RelayTable
-from worker.relay.tunnels import Tunnels, message, own_port, pump, received
-from worker.server import NodeServer
-from worker.transport import Stream, Unreachable, Untrusted
-from worker.transport.grpc import GrpcTransport
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import relayed_address, split_address
+from murmuration.protos.events import Warnings
+from murmuration.protos.identity import Authority, Role
+from murmuration.worker.identity import Gate
+from murmuration.worker.membership import Member
+from murmuration.worker.relay.service import RelayService
+from murmuration.worker.relay.table import RelayLimits, RelayTable
+from murmuration.worker.relay.tunnels import Tunnels, message, own_port, pump, received
+from murmuration.worker.server import NodeServer
+from murmuration.worker.transport import Stream, Unreachable, Untrusted
+from murmuration.worker.transport.grpc import GrpcTransport
 
 _WAIT_S = 20.0
 SECRET = b"what the relay must not read"

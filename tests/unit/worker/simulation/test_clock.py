@@ -1,6 +1,6 @@
 """Virtual time: order, and when it ends."""
 
-from worker.simulation.clock import Clock
+from murmuration.worker.simulation.clock import Clock
 
 
 def test_acts_come_in_the_order_of_their_times_and_then_of_asking() -> None:

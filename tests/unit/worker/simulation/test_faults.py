@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from worker.exchange.pairwise.pairs import draw_group
-from worker.membership import Health
-from worker.simulation import Scenario
-from worker.simulation.faults import (
+from murmuration.worker.exchange.pairwise.pairs import draw_group
+from murmuration.worker.membership import Health
+from murmuration.worker.simulation import Scenario
+from murmuration.worker.simulation.faults import (
     BreakStreams,
     BrittleStreams,
     Crash,
@@ -22,8 +22,8 @@ from worker.simulation.faults import (
     last_s,
     random_faults,
 )
-from worker.simulation.network import SimulatedStream
-from worker.simulation.swarm import RUN, SimulatedSwarm
+from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.swarm import RUN, SimulatedSwarm
 
 
 class Watcher:

@@ -3,11 +3,11 @@
 import asyncio
 from random import Random
 
-from worker.simulation import Scenario
-from worker.simulation.clock import Clock
-from worker.simulation.faults import Crash, Freeze
-from worker.simulation.loop import context_of, running
-from worker.simulation.swarm import SimulatedSwarm
+from murmuration.worker.simulation import Scenario
+from murmuration.worker.simulation.clock import Clock
+from murmuration.worker.simulation.faults import Crash, Freeze
+from murmuration.worker.simulation.loop import context_of, running
+from murmuration.worker.simulation.swarm import SimulatedSwarm
 
 
 class Bystander:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.link import Link
-from worker.simulation.clock import Act, Clock
-from worker.simulation.network import Network, Pipe, SimulatedStream
+from murmuration.algorithms.link import Link
+from murmuration.worker.simulation.clock import Act, Clock
+from murmuration.worker.simulation.network import Network, Pipe, SimulatedStream
 
 MBIT = 125_000  # bytes per second
 

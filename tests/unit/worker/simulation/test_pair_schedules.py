@@ -10,7 +10,19 @@ from dataclasses import replace
 
 import pytest
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.exchange.pairwise.buffer import PairBuffer
+from murmuration.worker.exchange.pairwise.partner import PartnerStream
+from murmuration.worker.exchange.pairwise.round import (
+    Action,
+    Event,
+    PairRound,
+    PartnerStaged,
+    StageRound,
+)
+from murmuration.worker.exchange.types import Succeeded
+from murmuration.worker.simulation.faults import BreakStreams, Cut, FaultPlan, Late
+from murmuration.worker.simulation.scenario import Scenario
 from tests.support.pair_schedules import (
     EXCUSES,
     PairWorld,
@@ -21,18 +33,6 @@ from tests.support.pair_schedules import (
     undisturbed,
     violations,
 )
-from worker.exchange.pairwise.buffer import PairBuffer
-from worker.exchange.pairwise.partner import PartnerStream
-from worker.exchange.pairwise.round import (
-    Action,
-    Event,
-    PairRound,
-    PartnerStaged,
-    StageRound,
-)
-from worker.exchange.types import Succeeded
-from worker.simulation.faults import BreakStreams, Cut, FaultPlan, Late
-from worker.simulation.scenario import Scenario
 
 SCHEDULES = 200
 FIRST = 200  # two generals meet in some of the schedules that follow

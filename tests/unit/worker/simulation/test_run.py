@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from algorithms.link import Link, MessageTime, pair_s
-from worker.simulation import Scenario, simulate
-from worker.simulation.task import percentile
+from murmuration.algorithms.link import Link, MessageTime, pair_s
+from murmuration.worker.simulation import Scenario, simulate
+from murmuration.worker.simulation.task import percentile
 
 TROUBLED = Scenario(
     peers=14,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from algorithms.link import Link
-from worker.simulation import Scenario, simulate
+from murmuration.algorithms.link import Link
+from murmuration.worker.simulation import Scenario, simulate
 
 
 def mean(**changes: object) -> Scenario:

@@ -2,13 +2,13 @@
 
 import pytest
 
-import worker.simulation.pairs as pairs
-from algorithms.link import Link
-from worker.simulation import Figures, Scenario, simulate
-from worker.simulation.loop import running
-from worker.simulation.peer import Account
-from worker.simulation.swarm import SimulatedSwarm
-from worker.simulation.task import Quadratic
+import murmuration.worker.simulation.pairs as pairs
+from murmuration.algorithms.link import Link
+from murmuration.worker.simulation import Figures, Scenario, simulate
+from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.swarm import SimulatedSwarm
+from murmuration.worker.simulation.task import Quadratic
 
 
 def calm(**changes: object) -> Scenario:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker.simulation.task import VALUES, Quadratic, distance_to_optimum, spread
+from murmuration.worker.simulation.task import VALUES, Quadratic, distance_to_optimum, spread
 
 
 def test_steps_at_once_have_the_moments_of_steps_one_by_one() -> None:

@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from algorithms.link import Link
-from protos import murmuration_pb2 as pb
-from worker.simulation import Scenario
-from worker.simulation.faults import BreakStreams, Crash, Fault
-from worker.simulation.loop import context_of, running
-from worker.simulation.network import SimulatedStream
-from worker.simulation.streams import StreamEnd, frame_sizes, open_stream
-from worker.simulation.swarm import SimulatedSwarm
-from worker.transport import Unreachable
+from murmuration.algorithms.link import Link
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.simulation import Scenario
+from murmuration.worker.simulation.faults import BreakStreams, Crash, Fault
+from murmuration.worker.simulation.loop import context_of, running
+from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.streams import StreamEnd, frame_sizes, open_stream
+from murmuration.worker.simulation.swarm import SimulatedSwarm
+from murmuration.worker.transport import Unreachable
 
 SCALE = 125_000 / 8  # a frame of 8 bytes takes a tenth of a second on 10 Mbit/s
 SIZES = frame_sizes(pb.ExchangeUp, SCALE), frame_sizes(pb.ExchangeDown, SCALE)

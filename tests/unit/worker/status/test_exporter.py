@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos.addresses import split_address
+from murmuration.protos.addresses import split_address
+from murmuration.worker.status.exporter import MetricsServer, StatusCollector, metrics_of
+from murmuration.worker.transport import AddressInUse
 from tests.support.worker_status import STATUS
-from worker.status.exporter import MetricsServer, StatusCollector, metrics_of
-from worker.transport import AddressInUse
 
 
 def samples(families: Iterator[Metric]) -> dict[tuple[str, ...], float]:

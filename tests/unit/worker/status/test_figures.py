@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.diagnosis import PeerFigures
-from worker.exchange.arrivals import Arrivals
-from worker.status.figures import OwnFigures, from_document, to_document
+from murmuration.algorithms.diagnosis import PeerFigures
+from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.status.figures import OwnFigures, from_document, to_document
 
 
 class Clock:

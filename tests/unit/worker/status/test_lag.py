@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from worker.status import LagMonitor
-from worker.status import document as lag
+from murmuration.worker.status import LagMonitor
+from murmuration.worker.status import document as lag
 
 
 def monitor_after(monkeypatch: pytest.MonkeyPatch, lags_s: Iterable[float]) -> LagMonitor:

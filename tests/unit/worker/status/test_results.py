@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from protos import murmuration_pb2 as pb
-from protos.documents import pack, unpack
-from worker import wire
-from worker.exchange.types import View
-from worker.membership import Health, Member, Phase
-from worker.status.results import ResultExchange
-from worker.transport import Unreachable
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import pack, unpack
+from murmuration.worker import wire
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.status.results import ResultExchange
+from murmuration.worker.transport import Unreachable
 
 RUN = 7
 

@@ -1,7 +1,7 @@
 """What a peer tells of its rounds: totals, the latest, and those on their way."""
 
-from protos.events import new_event
-from worker.status import RoundLog
+from murmuration.protos.events import new_event
+from murmuration.worker.status import RoundLog
 
 
 class Clock:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from worker.tasks import Batch, Cursor, TaskError, TextError, load_task, next_batch
-from worker.training.model import trained_parameters
+from murmuration.worker.tasks import Batch, Cursor, TaskError, TextError, load_task, next_batch
+from murmuration.worker.training.model import trained_parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and peft about themselves
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from worker.tasks import Batch, Cursor, Staged, StageModule, load_task
-from worker.tasks.llama import KeyValueCache, build_llama
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.tasks.llama_config import LlamaConfig
+from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule, load_task
+from murmuration.worker.tasks.llama import KeyValueCache, build_llama
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.tasks.llama_config import LlamaConfig
 
 SMALL = LlamaConfig(
     hidden_size=24,
@@ -311,7 +311,7 @@ def test_a_model_that_generates_needs_no_compiler() -> None:
     """Torch's takes longer to load than to write a page of text."""
     code = """
 import sys
-from worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
 task = LlamaBytes(seed=0)
 task.generate(task.model(), "def ", 2)
 print("torch._dynamo" in sys.modules)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.tasks import Batch, Cursor, TaskError, TextError
-from worker.tasks.llama_bytes import LlamaBytes, decoded, window_starts
+from murmuration.worker.tasks import Batch, Cursor, TaskError, TextError
+from murmuration.worker.tasks.llama_bytes import LlamaBytes, decoded, window_starts
 
 SMALL = {
     "hidden_size": 32,

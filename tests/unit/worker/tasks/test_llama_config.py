@@ -2,8 +2,8 @@
 
 import pytest
 
-from worker.errors import TaskError
-from worker.tasks.llama_config import MODELS, llama_config
+from murmuration.worker.errors import TaskError
+from murmuration.worker.tasks.llama_config import MODELS, llama_config
 
 
 def test_presets_grow() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from worker.tasks import (
+from murmuration.worker.tasks import (
     Cursor,
     Generates,
     Task,
@@ -18,7 +18,7 @@ from worker.tasks import (
 
 OWN_TASK = '''
 import torch
-from worker.tasks import Batch, Cursor
+from murmuration.worker.tasks import Batch, Cursor
 
 
 class Line:

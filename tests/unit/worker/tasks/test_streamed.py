@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from worker.tasks import Cursor, TaskError, TextError, load_task, next_batch
-from worker.tasks.streamed import Streamed
+from murmuration.worker.tasks import Cursor, TaskError, TextError, load_task, next_batch
+from murmuration.worker.tasks.streamed import Streamed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of datasets and transformers about themselves
 

@@ -1,6 +1,6 @@
 import pytest
 
-from worker.tasks import Cursor
+from murmuration.worker.tasks import Cursor
 
 
 def test_a_cursor_advances_by_samples_and_leaves_the_first_one_alone() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker.errors import TextError
-from worker.tasks.text import HELD_OUT_SHARE, Corpus, Windows, load_text
+from murmuration.worker.errors import TextError
+from murmuration.worker.tasks.text import HELD_OUT_SHARE, Corpus, Windows, load_text
 
 
 def contents(corpus: Corpus) -> tuple[bytes, bytes]:

@@ -12,14 +12,14 @@ import pytest
 import torch
 import xxhash
 
+from murmuration.worker.config import load_config
+from murmuration.worker.errors import CheckpointError
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.tasks import TaskError
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.checkpoint import load, prune, save
+from murmuration.worker.training.config import CheckpointConfig
 from tests.support.full_disk import no_file_above
-from worker.config import load_config
-from worker.errors import CheckpointError
-from worker.manifest import Manifest
-from worker.tasks import TaskError
-from worker.training import checkpoint
-from worker.training.checkpoint import load, prune, save
-from worker.training.config import CheckpointConfig
 
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"

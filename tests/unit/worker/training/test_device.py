@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragment_state import RoundResult
-from algorithms.fragments import Fragment, TensorSpec
-from algorithms.plan import Plan
-from worker.errors import UsageError
-from worker.tasks import Batch, Cursor
-from worker.training.device import Copies, chosen_device, device_of, moved
-from worker.training.fragment import FragmentReplica
+from murmuration.algorithms.fragment_state import RoundResult
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.errors import UsageError
+from murmuration.worker.tasks import Batch, Cursor
+from murmuration.worker.training.device import Copies, chosen_device, device_of, moved
+from murmuration.worker.training.fragment import FragmentReplica
 
 
 def test_auto_is_there_everywhere() -> None:

@@ -10,14 +10,14 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from algorithms.fragments import TensorSpec
-from worker.cli.commands import evaluate
-from worker.config import Config, load_config
-from worker.errors import CheckpointError
-from worker.manifest import Manifest
-from worker.tasks import Batch, Cursor, TaskError, load_task
-from worker.training import checkpoint
-from worker.training.evaluation import (
+from murmuration.algorithms.fragments import TensorSpec
+from murmuration.worker.cli.commands import evaluate
+from murmuration.worker.config import Config, load_config
+from murmuration.worker.errors import CheckpointError
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.tasks import Batch, Cursor, TaskError, load_task
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.evaluation import (
     Evaluation,
     find_checkpoint,
     generate_sample,
@@ -144,7 +144,7 @@ def test_a_task_that_does_not_stream_writes_in_one_piece(
 
 DROPS_OUT = """
 import torch
-from worker.tasks import Batch
+from murmuration.worker.tasks import Batch
 
 class Forgetful:
     def model(self): return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))

@@ -8,15 +8,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from worker.config import load_config
-from worker.errors import CheckpointError, UsageError
-from worker.manifest import Manifest
-from worker.tasks import load_task
-from worker.training import checkpoint
-from worker.training.evaluation import evaluating
-from worker.training.export import distinct_tensors, export
-from worker.training.initial import load_initial
-from worker.training.model import (
+from murmuration.worker.config import load_config
+from murmuration.worker.errors import CheckpointError, UsageError
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.tasks import load_task
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.evaluation import evaluating
+from murmuration.worker.training.export import distinct_tensors, export
+from murmuration.worker.training.initial import load_initial
+from murmuration.worker.training.model import (
     integer_buffers,
     running_statistics,
     schema_of,

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.fragment_state import FragmentState
-from algorithms.fragments import Fragment, TensorSpec
-from algorithms.plan import Plan
-from algorithms.presets import PRESETS
-from worker.training.fragment import FragmentReplica
-from worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
-from worker.wire import state_hash
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.training.fragment import FragmentReplica
+from murmuration.worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.wire import state_hash
 
 PLAIN = Plan(outer_lr=1.0, outer_momentum=0.0, overlap_steps=2)
 SHARED = replace(PRESETS["noloco"], outer_momentum=0.5, outer_lr=0.5)

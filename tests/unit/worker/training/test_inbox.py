@@ -1,6 +1,6 @@
 import pytest
 
-from worker.training.inbox import Mailbox, Started, Stop, ToIO, TrainingEvent
+from murmuration.worker.training.inbox import Mailbox, Started, Stop, ToIO, TrainingEvent
 
 
 def test_messages_to_the_train_thread_arrive_in_order() -> None:

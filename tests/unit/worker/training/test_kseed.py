@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from worker.config import load_config
-from worker.errors import ConfigError
-from worker.tasks import Batch, Cursor, TaskError
-from worker.training.config import InnerConfig
-from worker.training.kseed import (
+from murmuration.worker.config import load_config
+from murmuration.worker.errors import ConfigError
+from murmuration.worker.tasks import Batch, Cursor, TaskError
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.kseed import (
     SeedReplica,
     SeedSpace,
     drawn_seed,
@@ -19,7 +19,7 @@ from worker.training.kseed import (
     seed_space_of,
     take_seed_space,
 )
-from worker.training.model import schema_of, trained_parameters
+from murmuration.worker.training.model import schema_of, trained_parameters
 
 
 class Line:

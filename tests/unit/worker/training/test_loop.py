@@ -8,16 +8,16 @@ from itertools import count
 import pytest
 import torch
 
-from algorithms.fragments import partition
-from algorithms.presets import PRESETS
+from murmuration.algorithms.fragments import partition
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.session import AWAIT_OTHERS_S
+from murmuration.worker.tasks import Batch, Cursor
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.inbox import Mailbox, Started, Stop, TrainingEvent
+from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.model import schema_of
+from murmuration.worker.training.replica import InnerReplica, RunIsOver
 from tests.support.statistics_task import Normalised
-from worker.session import AWAIT_OTHERS_S
-from worker.tasks import Batch, Cursor
-from worker.training.config import InnerConfig
-from worker.training.inbox import Mailbox, Started, Stop, TrainingEvent
-from worker.training.loop import Trainer
-from worker.training.model import schema_of
-from worker.training.replica import InnerReplica, RunIsOver
 
 
 def test_a_batch_of_nan_is_undone_and_training_goes_on() -> None:

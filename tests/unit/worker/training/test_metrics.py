@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.fragments import Fragment, TensorSpec
-from algorithms.plan import Plan
-from worker.library.hooks import UserReplica
-from worker.membership import Phase
-from worker.tasks import Cursor
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.training.config import InnerConfig
-from worker.training.fragment import FragmentReplica
-from worker.training.inbox import Mailbox, Published, ToIO, TrainingEvent
-from worker.training.metrics import Metrics, Reporter, Stall
-from worker.training.replica import InnerReplica, Pace
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.library.hooks import UserReplica
+from murmuration.worker.membership import Phase
+from murmuration.worker.tasks import Cursor
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.fragment import FragmentReplica
+from murmuration.worker.training.inbox import Mailbox, Published, ToIO, TrainingEvent
+from murmuration.worker.training.metrics import Metrics, Reporter, Stall
+from murmuration.worker.training.replica import InnerReplica, Pace
 
 STALLS = [
     Stall(0.5, 0, 0, "b"),

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.fragment_state import RoundResult
-from algorithms.fragments import Fragment, partition
-from algorithms.presets import PRESETS
 from murmuration import Swarm
-from worker.training.fragment import FragmentReplica
-from worker.training.model import bare_name, running_statistics, schema_of
+from murmuration.algorithms.fragment_state import RoundResult
+from murmuration.algorithms.fragments import Fragment, partition
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.training.fragment import FragmentReplica
+from murmuration.worker.training.model import bare_name, running_statistics, schema_of
 
 
 def normalised() -> nn.Module:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from murmuration.worker.tasks import Cursor, TaskError
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.optimizers import Muon, orthogonal
+from murmuration.worker.training.replica import InnerReplica
 from tests.unit.worker.training.test_replica import Line, trained
-from worker.tasks import Cursor, TaskError
-from worker.training.config import InnerConfig
-from worker.training.optimizers import Muon, orthogonal
-from worker.training.replica import InnerReplica
 
 
 def replica(config: InnerConfig, task: Any = None) -> InnerReplica:

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragments import partition
-from algorithms.presets import PRESETS
-from worker.tasks import Batch, Cursor
-from worker.training.config import InnerConfig
-from worker.training.evaluation import PeriodicEvaluation, validate
-from worker.training.inbox import Mailbox, Started, ToIO, TrainingEvent
-from worker.training.loop import Trainer
-from worker.training.model import schema_of
-from worker.training.replica import InnerReplica
+from murmuration.algorithms.fragments import partition
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.tasks import Batch, Cursor
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.evaluation import PeriodicEvaluation, validate
+from murmuration.worker.training.inbox import Mailbox, Started, ToIO, TrainingEvent
+from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.model import schema_of
+from murmuration.worker.training.replica import InnerReplica
 
 STEPS = 10
 

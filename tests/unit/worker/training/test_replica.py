@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from worker.tasks import Batch, Cursor
-from worker.training.config import InnerConfig
-from worker.training.replica import InnerReplica, Pace
+from murmuration.worker.tasks import Batch, Cursor
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.replica import InnerReplica, Pace
 
 
 class Line:

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from worker.training import checkpoint, saving
-from worker.training.checkpoint import write_tensors
-from worker.training.config import CheckpointConfig
-from worker.training.saving import SHARE, Saver, Spacing
+from murmuration.worker.training import checkpoint, saving
+from murmuration.worker.training.checkpoint import write_tensors
+from murmuration.worker.training.config import CheckpointConfig
+from murmuration.worker.training.saving import SHARE, Saver, Spacing
 
 
 class Clock:

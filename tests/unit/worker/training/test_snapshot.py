@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.fragments import TensorSpec, partition
-from algorithms.plan import Plan
+from murmuration.algorithms.fragments import TensorSpec, partition
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.config import Config, RunConfig
+from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.tasks import Cursor
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.checkpoint import restore_trainer, snapshot
+from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.model import schema_of
+from murmuration.worker.training.outer_state import plain_state
+from murmuration.worker.training.replica import InnerReplica
 from tests.support.statistics_task import Normalised
-from worker.config import Config, RunConfig
-from worker.exchange.allreduce.residuals import Residuals
-from worker.manifest import Manifest
-from worker.tasks import Cursor
-from worker.tasks.llama_bytes import LlamaBytes
-from worker.training import checkpoint
-from worker.training.checkpoint import restore_trainer, snapshot
-from worker.training.config import InnerConfig
-from worker.training.inbox import Mailbox
-from worker.training.loop import Trainer
-from worker.training.model import schema_of
-from worker.training.outer_state import plain_state
-from worker.training.replica import InnerReplica
 
 TINY = {
     "hidden_size": 8,

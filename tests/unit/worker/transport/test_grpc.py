@@ -11,10 +11,18 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos import reach
-from protos.identity import Authority, Identity, Role
-from worker.transport import NOBODY, Caller, Refused, Stream, TransportError, Unreachable, Untrusted
-from worker.transport.grpc import GrpcTransport
+from murmuration.protos import reach
+from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.transport import (
+    NOBODY,
+    Caller,
+    Refused,
+    Stream,
+    TransportError,
+    Unreachable,
+    Untrusted,
+)
+from murmuration.worker.transport.grpc import GrpcTransport
 
 NAMES = {
     "one.example": ["127.0.0.1"],

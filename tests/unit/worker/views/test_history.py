@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from worker.views.history import (
+from murmuration.worker.views.history import (
     MOST_NEWS,
     MOST_PEERS,
     MOST_POINTS,

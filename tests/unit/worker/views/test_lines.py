@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.views.lines import PlainLines, SwarmLines, describe
+from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from urllib.request import Request, urlopen
 import pytest
 from starlette.testclient import TestClient
 
-from protos.identity import Authority, Role
-from worker.views import PagePlace, page, page_event, page_words
-from worker.views.history import History, Look
-from worker.views.page import HEADERS, PageServer, page_app
-from worker.views.place import page_token
+from murmuration.protos.identity import Authority, Role
+from murmuration.worker.views import PagePlace, page, page_event, page_words
+from murmuration.worker.views.history import History, Look
+from murmuration.worker.views.page import HEADERS, PageServer, page_app
+from murmuration.worker.views.place import page_token
 
 STATIC = Path(page.__file__).with_name("static")
 TOKEN = "a-secret-of-this-test"

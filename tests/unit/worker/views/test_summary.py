@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker.views.summary import PeerSummary, SwarmSummary, summary_of
+from murmuration.worker.views.summary import PeerSummary, SwarmSummary, summary_of
 
 OWN: dict[str, Any] = {
     "peer": "w0", "phase": "training", "step": 100, "steps": 400, "loss": 2.5, "steps_per_s": 10.0,

@@ -1,6 +1,6 @@
 """Tables as text."""
 
-from worker.views.table import text_table
+from murmuration.worker.views.table import text_table
 
 ROWS = [["w0", "3 MB", "done"], ["worker-1", "33 MB", "a|b"]]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from algorithms.counted import (
+from murmuration.algorithms.counted import (
     MOST_PARTS,
     RECORDED_ROUNDS,
     CountedRound,
@@ -13,8 +13,8 @@ from algorithms.counted import (
     to_plain,
     without,
 )
-from protos import murmuration_pb2 as pb
-from worker.wire import WireError, history_from_message, history_to_message
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.wire import WireError, history_from_message, history_to_message
 
 HISTORY = (
     CountedRound(3, ((0, 4, ("a", "b")), (4, 10, ("b",)))),

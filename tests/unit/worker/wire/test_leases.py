@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.fragments import union
-from protos import murmuration_pb2 as pb
-from worker.leases.types import Block, Holding, LeaseNews, OpenedStream
-from worker.wire import WireError, lease_news_from_message, lease_news_to_message, parse
+from murmuration.algorithms.fragments import union
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.leases.types import Block, Holding, LeaseNews, OpenedStream
+from murmuration.worker.wire import WireError, lease_news_from_message, lease_news_to_message, parse
 
 STREAMS = st.integers(0, 2**64 - 1)
 BLOCKS = st.builds(Block, STREAMS, st.integers(0, 2**50))

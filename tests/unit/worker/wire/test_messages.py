@@ -11,17 +11,17 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import murmuration_pb2 as pb
-from protos.documents import pack
-from worker import wire
-from worker.exchange.allreduce.dialogue import (
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import pack
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     ReductionHeader,
     RefusalKind,
 )
-from worker.manifest import Manifest
-from worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
-from worker.wire import WireError, hash64, parse
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
+from murmuration.worker.wire import WireError, hash64, parse
 
 KINDS = [
     pb.Member, pb.JoinRequest, pb.JoinReply, pb.GossipMessage, pb.ProbeRequest, pb.ProbeReply,

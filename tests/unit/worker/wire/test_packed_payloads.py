@@ -8,11 +8,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.codecs import codec_by_name
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.wire import Again, Incoming, Payload, hash64
 from tests.support.frames import frames_of, incoming_of
-from worker import wire
-from worker.wire import Again, Incoming, Payload, hash64
 
 MIB = 2**20
 PAYLOADS = st.lists(

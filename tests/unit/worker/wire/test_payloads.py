@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.wire import Incoming, WireError, hash64, parse
+from murmuration.worker.wire.payloads import Kind, frame_message
 from tests.support.frames import frames, frames_of, incoming_of
-from worker.wire import Incoming, WireError, hash64, parse
-from worker.wire.payloads import Kind, frame_message
 
 PARTS = st.lists(st.binary(max_size=70), max_size=5)
 

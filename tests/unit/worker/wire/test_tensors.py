@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.codecs import codec_by_name
-from worker import wire
-from worker.wire import WireError, hash64
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.worker import wire
+from murmuration.worker.wire import WireError, hash64
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=30))

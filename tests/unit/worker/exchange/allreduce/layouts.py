@@ -12,17 +12,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from algorithms.plan import Plan
-from protos import murmuration_pb2 as pb
-from worker import wire
-from worker.exchange.allreduce.dialogue import ShardRange
-from worker.exchange.arrivals import Arrivals
-from worker.exchange.compression import Compression
-from worker.exchange.context import Context
-from worker.exchange.types import ExchangeConfig, RoundConfig
-from worker.simulation.clock import Clock
-from worker.simulation.loop import running
-from worker.transport import Unreachable
+from murmuration.algorithms.plan import Plan
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.dialogue import ShardRange
+from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.compression import Compression
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.types import ExchangeConfig, RoundConfig
+from murmuration.worker.simulation.clock import Clock
+from murmuration.worker.simulation.loop import running
+from murmuration.worker.transport import Unreachable
 
 T = TypeVar("T")
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.allreduce.dialogue import ContributionHeader, ReductionHeader
+from murmuration.worker.exchange.allreduce.reducer import Answer
+from murmuration.worker.exchange.types import ShardKey, View
+from murmuration.worker.simulation.clock import Clock
+from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.transport import Unreachable
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import (
     BYTES,
@@ -19,14 +27,6 @@ from tests.unit.worker.exchange.allreduce.layouts import (
     frame,
     on_a_loop,
 )
-from worker import wire
-from worker.exchange.allreduce.contributor import Contributor
-from worker.exchange.allreduce.dialogue import ContributionHeader, ReductionHeader
-from worker.exchange.allreduce.reducer import Answer
-from worker.exchange.types import ShardKey, View
-from worker.simulation.clock import Clock
-from worker.training.inbox import Begin, RoundDone, RoundFailed
-from worker.transport import Unreachable
 
 ORDERS = ("abc", "bca", "cab")
 ONE = ("abc",)

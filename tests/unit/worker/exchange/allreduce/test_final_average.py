@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from murmuration.worker.exchange.allreduce.final_average import FinalAverage
+from murmuration.worker.exchange.types import View
+from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.simulation.clock import Clock
+from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 from tests.protocol.views import member
 from tests.unit.worker.exchange.allreduce.layouts import CONFIG, ROUND_S, Bench, on_a_loop
-from worker.exchange.allreduce.final_average import FinalAverage
-from worker.exchange.types import View
-from worker.membership import Health, Member, Phase
-from worker.simulation.clock import Clock
-from worker.training.inbox import Begin, RoundDone, RoundFailed
 
 ROUND = 4
 BEGIN = Begin(0, ROUND, (), torch.ones(1))

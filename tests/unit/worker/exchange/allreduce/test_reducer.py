@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from protos import murmuration_pb2 as pb
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.dialogue import (
+    ContributionHeader,
+    Group,
+    ReductionHeader,
+)
+from murmuration.worker.exchange.allreduce.reducer import Reducer
+from murmuration.worker.exchange.types import ShardKey, View
+from murmuration.worker.simulation.clock import Clock
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import (
     BYTES,
@@ -21,11 +30,6 @@ from tests.unit.worker.exchange.allreduce.layouts import (
     frame,
     on_a_loop,
 )
-from worker import wire
-from worker.exchange.allreduce.dialogue import ContributionHeader, Group, ReductionHeader
-from worker.exchange.allreduce.reducer import Reducer
-from worker.exchange.types import ShardKey, View
-from worker.simulation.clock import Clock
 
 GROUP = ("a", "b", "c", "d")
 OTHER_GROUP = ("a", "b", "c", "d", "e")

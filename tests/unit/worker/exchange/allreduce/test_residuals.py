@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from worker.exchange.allreduce.residuals import Residuals
-from worker.exchange.types import ShardKey
+from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.types import ShardKey
 
 
 def key(round_: int, fragment: int = 0, shard: int = 0) -> ShardKey:

@@ -1,14 +1,14 @@
 """Rounds in small groups to begin with, for tests of the machine alone."""
 
-from tests.protocol.views import view
-from worker.exchange.pairwise.round import (
+from murmuration.worker.exchange.pairwise.round import (
     PairRound,
     PartnerCame,
     PartnerComplete,
     RoundTick,
     StageRound,
 )
-from worker.exchange.types import RoundConfig, View
+from murmuration.worker.exchange.types import RoundConfig, View
+from tests.protocol.views import view
 
 CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=58.0)
 PATIENCE, DEADLINE = 2.0, 60.0

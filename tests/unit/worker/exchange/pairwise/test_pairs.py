@@ -9,22 +9,22 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from algorithms.codecs import codec_by_name
-from algorithms.fragment_state import FragmentState
-from algorithms.presets import PRESETS
-from protos import murmuration_pb2 as pb
+from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.presets import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.compression import Compression
+from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
+from murmuration.worker.exchange.pairwise.pairs import Pairs
+from murmuration.worker.exchange.types import ExchangeConfig, RoundConfig, View
+from murmuration.worker.simulation.clock import Clock
+from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.transport import Unreachable
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import FakeStream, on_a_loop
-from worker import wire
-from worker.exchange.arrivals import Arrivals
-from worker.exchange.compression import Compression
-from worker.exchange.context import Context
-from worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
-from worker.exchange.pairwise.pairs import Pairs
-from worker.exchange.types import ExchangeConfig, RoundConfig, View
-from worker.simulation.clock import Clock
-from worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
-from worker.transport import Unreachable
 
 T = TypeVar("T")
 

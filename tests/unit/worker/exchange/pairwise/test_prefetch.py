@@ -2,10 +2,10 @@
 
 import pytest
 
-from worker import wire
-from worker.exchange.pairwise.buffer import ANCHOR, OwnPart, PairBuffer, TheirPart
-from worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
-from worker.exchange.types import RoundConfig
+from murmuration.worker import wire
+from murmuration.worker.exchange.pairwise.buffer import ANCHOR, OwnPart, PairBuffer, TheirPart
+from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
+from murmuration.worker.exchange.types import RoundConfig
 
 CONFIG = RoundConfig(floor_mbps=1e-5)  # 12 bytes take 9.6 s
 LAID_S = 100.0

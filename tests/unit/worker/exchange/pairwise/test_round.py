@@ -2,17 +2,7 @@
 
 import pytest
 
-from tests.protocol.views import view
-from tests.unit.worker.exchange.pairwise.round_starts import (
-    CONFIG,
-    DEADLINE,
-    LIMIT,
-    PATIENCE,
-    begin,
-    met,
-    staged,
-)
-from worker.exchange.pairwise.round import (
+from murmuration.worker.exchange.pairwise.round import (
     CallPartner,
     Event,
     Failed,
@@ -29,7 +19,17 @@ from worker.exchange.pairwise.round import (
     Suspect,
     ViewUpdated,
 )
-from worker.exchange.types import View
+from murmuration.worker.exchange.types import View
+from tests.protocol.views import view
+from tests.unit.worker.exchange.pairwise.round_starts import (
+    CONFIG,
+    DEADLINE,
+    LIMIT,
+    PATIENCE,
+    begin,
+    met,
+    staged,
+)
 
 # ------------------------------------------------------------------------- the undisturbed round
 

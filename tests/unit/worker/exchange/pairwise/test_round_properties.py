@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocol.views import view
-from worker.exchange.pairwise.round import (
+from murmuration.worker.exchange.pairwise.round import (
     Action,
     CallPartner,
     Event,
@@ -21,7 +20,8 @@ from worker.exchange.pairwise.round import (
     Succeeded,
     ViewUpdated,
 )
-from worker.exchange.types import RoundConfig
+from murmuration.worker.exchange.types import RoundConfig
+from tests.protocol.views import view
 
 CONFIG = RoundConfig(patience_s=20.0, slack_s=40.0)
 ROUND_S = 60.0

@@ -2,16 +2,7 @@
 
 import pytest
 
-from tests.protocol.views import view
-from tests.unit.worker.exchange.pairwise.round_starts import (
-    CONFIG,
-    DEADLINE,
-    LIMIT,
-    begin,
-    met,
-    staged,
-)
-from worker.exchange.pairwise.round import (
+from murmuration.worker.exchange.pairwise.round import (
     CallPartner,
     Event,
     Failed,
@@ -27,7 +18,16 @@ from worker.exchange.pairwise.round import (
     Suspect,
     ViewUpdated,
 )
-from worker.exchange.types import View
+from murmuration.worker.exchange.types import View
+from tests.protocol.views import view
+from tests.unit.worker.exchange.pairwise.round_starts import (
+    CONFIG,
+    DEADLINE,
+    LIMIT,
+    begin,
+    met,
+    staged,
+)
 
 
 @pytest.mark.parametrize("seen", [view("a", dead="b"), view("a", left="b")], ids=["dead", "left"])
