@@ -49,7 +49,7 @@ size: $(READY)  ## files and lines by package, beside their budget
 	$(RUN) -m tests.size
 
 coverage: $(READY)  ## branch coverage of the product by the quick tests
-	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol --cov=algorithms --cov=worker --cov=coordinator --cov=protos --cov-branch --cov-report=term
+	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol --cov=murmuration --cov=algorithms --cov=worker --cov=coordinator --cov=protos --cov-branch --cov-report=term
 
 fmt: $(READY)  ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -10,8 +10,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generate(out: Path) -> list[Path]:
-    """Runs protoc into `out` and returns the generated files."""
-    sources = sorted(path.relative_to(ROOT) for path in ROOT.glob("protos/*.proto"))
+    """Runs protoc into `out` and returns the generated files.
+
+    protoc is given the path below `murmuration/`: the generated code imports what it names.
+    """
+    sources = sorted(path.relative_to(ROOT) for path in ROOT.glob("murmuration/protos/*.proto"))
     subprocess.run(
         [
             sys.executable,
@@ -28,7 +31,7 @@ def generate(out: Path) -> list[Path]:
         check=True,
         stderr=subprocess.DEVNULL,
     )
-    return sorted((out / "protos").glob("*_pb2*"))
+    return sorted((out / "murmuration/protos").glob("*_pb2*"))
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import murmuration_pb2 as protos_dot_murmuration__pb2
+from murmuration.protos import murmuration_pb2 as murmuration_dot_protos_dot_murmuration__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/murmuration_pb2_grpc.py depends on'
+        + ' but the generated code in murmuration/protos/murmuration_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -39,48 +39,48 @@ class ControlStub:
         """
         self.Enrol = channel.unary_unary(
                 '/murmuration.v1.Control/Enrol',
-                request_serializer=protos_dot_murmuration__pb2.EnrolRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.EnrolReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.EnrolRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.EnrolReply.FromString,
                 _registered_method=True)
         self.Join = channel.unary_unary(
                 '/murmuration.v1.Control/Join',
-                request_serializer=protos_dot_murmuration__pb2.JoinRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.JoinReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.JoinRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.JoinReply.FromString,
                 _registered_method=True)
         self.Gossip = channel.unary_unary(
                 '/murmuration.v1.Control/Gossip',
-                request_serializer=protos_dot_murmuration__pb2.GossipMessage.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.GossipMessage.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.GossipMessage.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.GossipMessage.FromString,
                 _registered_method=True)
         self.IndirectProbe = channel.unary_unary(
                 '/murmuration.v1.Control/IndirectProbe',
-                request_serializer=protos_dot_murmuration__pb2.ProbeRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.ProbeReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.ProbeReply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/murmuration.v1.Control/Status',
-                request_serializer=protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.StatusReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.StatusReply.FromString,
                 _registered_method=True)
         self.Result = channel.unary_unary(
                 '/murmuration.v1.Control/Result',
-                request_serializer=protos_dot_murmuration__pb2.ResultRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.ResultReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.ResultRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.ResultReply.FromString,
                 _registered_method=True)
         self.Measure = channel.unary_unary(
                 '/murmuration.v1.Control/Measure',
-                request_serializer=protos_dot_murmuration__pb2.MeasureRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.MeasureReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.MeasureReply.FromString,
                 _registered_method=True)
         self.Finished = channel.unary_unary(
                 '/murmuration.v1.Control/Finished',
-                request_serializer=protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.FinishedReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.FinishedReply.FromString,
                 _registered_method=True)
         self.Lease = channel.unary_unary(
                 '/murmuration.v1.Control/Lease',
-                request_serializer=protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.LeaseNews.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.LeaseNews.FromString,
                 _registered_method=True)
 
 
@@ -163,48 +163,48 @@ def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Enrol': grpc.unary_unary_rpc_method_handler(
                     servicer.Enrol,
-                    request_deserializer=protos_dot_murmuration__pb2.EnrolRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.EnrolReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.EnrolRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.EnrolReply.SerializeToString,
             ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=protos_dot_murmuration__pb2.JoinRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.JoinReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.JoinRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.JoinReply.SerializeToString,
             ),
             'Gossip': grpc.unary_unary_rpc_method_handler(
                     servicer.Gossip,
-                    request_deserializer=protos_dot_murmuration__pb2.GossipMessage.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.GossipMessage.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.GossipMessage.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.GossipMessage.SerializeToString,
             ),
             'IndirectProbe': grpc.unary_unary_rpc_method_handler(
                     servicer.IndirectProbe,
-                    request_deserializer=protos_dot_murmuration__pb2.ProbeRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.ProbeReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.ProbeRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.ProbeReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=protos_dot_murmuration__pb2.StatusRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.StatusReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.StatusReply.SerializeToString,
             ),
             'Result': grpc.unary_unary_rpc_method_handler(
                     servicer.Result,
-                    request_deserializer=protos_dot_murmuration__pb2.ResultRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.ResultReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.ResultRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.ResultReply.SerializeToString,
             ),
             'Measure': grpc.unary_unary_rpc_method_handler(
                     servicer.Measure,
-                    request_deserializer=protos_dot_murmuration__pb2.MeasureRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.MeasureReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.MeasureRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.MeasureReply.SerializeToString,
             ),
             'Finished': grpc.unary_unary_rpc_method_handler(
                     servicer.Finished,
-                    request_deserializer=protos_dot_murmuration__pb2.FinishedRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.FinishedReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.FinishedRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.FinishedReply.SerializeToString,
             ),
             'Lease': grpc.unary_unary_rpc_method_handler(
                     servicer.Lease,
-                    request_deserializer=protos_dot_murmuration__pb2.LeaseNews.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.LeaseNews.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -235,8 +235,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/Enrol',
-            protos_dot_murmuration__pb2.EnrolRequest.SerializeToString,
-            protos_dot_murmuration__pb2.EnrolReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.EnrolRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.EnrolReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -262,8 +262,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/Join',
-            protos_dot_murmuration__pb2.JoinRequest.SerializeToString,
-            protos_dot_murmuration__pb2.JoinReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.JoinRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.JoinReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -289,8 +289,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/Gossip',
-            protos_dot_murmuration__pb2.GossipMessage.SerializeToString,
-            protos_dot_murmuration__pb2.GossipMessage.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.GossipMessage.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.GossipMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -316,8 +316,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/IndirectProbe',
-            protos_dot_murmuration__pb2.ProbeRequest.SerializeToString,
-            protos_dot_murmuration__pb2.ProbeReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.ProbeRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.ProbeReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -343,8 +343,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/Status',
-            protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
-            protos_dot_murmuration__pb2.StatusReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -370,8 +370,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/Result',
-            protos_dot_murmuration__pb2.ResultRequest.SerializeToString,
-            protos_dot_murmuration__pb2.ResultReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.ResultRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.ResultReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -397,8 +397,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/Measure',
-            protos_dot_murmuration__pb2.MeasureRequest.SerializeToString,
-            protos_dot_murmuration__pb2.MeasureReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.MeasureRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.MeasureReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -424,8 +424,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/Finished',
-            protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
-            protos_dot_murmuration__pb2.FinishedReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.FinishedRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.FinishedReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -451,8 +451,8 @@ class Control:
             request,
             target,
             '/murmuration.v1.Control/Lease',
-            protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
-            protos_dot_murmuration__pb2.LeaseNews.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.LeaseNews.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.LeaseNews.FromString,
             options,
             channel_credentials,
             insecure,
@@ -477,28 +477,28 @@ class DataStub:
         """
         self.Exchange = channel.stream_stream(
                 '/murmuration.v1.Data/Exchange',
-                request_serializer=protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.ExchangeDown.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.ExchangeDown.FromString,
                 _registered_method=True)
         self.Average = channel.stream_stream(
                 '/murmuration.v1.Data/Average',
-                request_serializer=protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.ExchangeDown.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.ExchangeDown.FromString,
                 _registered_method=True)
         self.PairRound = channel.stream_stream(
                 '/murmuration.v1.Data/PairRound',
-                request_serializer=protos_dot_murmuration__pb2.PairMessage.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.PairMessage.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.PairMessage.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.PairMessage.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/murmuration.v1.Data/Fetch',
-                request_serializer=protos_dot_murmuration__pb2.FetchRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.FetchReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.FetchRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.FetchReply.FromString,
                 _registered_method=True)
         self.StageCall = channel.stream_stream(
                 '/murmuration.v1.Data/StageCall',
-                request_serializer=protos_dot_murmuration__pb2.StageCallUp.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.StageCallDown.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.StageCallUp.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.StageCallDown.FromString,
                 _registered_method=True)
 
 
@@ -552,28 +552,28 @@ def add_DataServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
-                    request_deserializer=protos_dot_murmuration__pb2.ExchangeUp.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.ExchangeDown.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.ExchangeUp.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.ExchangeDown.SerializeToString,
             ),
             'Average': grpc.stream_stream_rpc_method_handler(
                     servicer.Average,
-                    request_deserializer=protos_dot_murmuration__pb2.ExchangeUp.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.ExchangeDown.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.ExchangeUp.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.ExchangeDown.SerializeToString,
             ),
             'PairRound': grpc.stream_stream_rpc_method_handler(
                     servicer.PairRound,
-                    request_deserializer=protos_dot_murmuration__pb2.PairMessage.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.PairMessage.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.PairMessage.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.PairMessage.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
-                    request_deserializer=protos_dot_murmuration__pb2.FetchRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.FetchReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.FetchRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.FetchReply.SerializeToString,
             ),
             'StageCall': grpc.stream_stream_rpc_method_handler(
                     servicer.StageCall,
-                    request_deserializer=protos_dot_murmuration__pb2.StageCallUp.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.StageCallDown.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.StageCallUp.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.StageCallDown.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -603,8 +603,8 @@ class Data:
             request_iterator,
             target,
             '/murmuration.v1.Data/Exchange',
-            protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
-            protos_dot_murmuration__pb2.ExchangeDown.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.ExchangeDown.FromString,
             options,
             channel_credentials,
             insecure,
@@ -630,8 +630,8 @@ class Data:
             request_iterator,
             target,
             '/murmuration.v1.Data/Average',
-            protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
-            protos_dot_murmuration__pb2.ExchangeDown.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.ExchangeUp.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.ExchangeDown.FromString,
             options,
             channel_credentials,
             insecure,
@@ -657,8 +657,8 @@ class Data:
             request_iterator,
             target,
             '/murmuration.v1.Data/PairRound',
-            protos_dot_murmuration__pb2.PairMessage.SerializeToString,
-            protos_dot_murmuration__pb2.PairMessage.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.PairMessage.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.PairMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -684,8 +684,8 @@ class Data:
             request,
             target,
             '/murmuration.v1.Data/Fetch',
-            protos_dot_murmuration__pb2.FetchRequest.SerializeToString,
-            protos_dot_murmuration__pb2.FetchReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.FetchRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.FetchReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -711,8 +711,8 @@ class Data:
             request_iterator,
             target,
             '/murmuration.v1.Data/StageCall',
-            protos_dot_murmuration__pb2.StageCallUp.SerializeToString,
-            protos_dot_murmuration__pb2.StageCallDown.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.StageCallUp.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.StageCallDown.FromString,
             options,
             channel_credentials,
             insecure,
@@ -739,18 +739,18 @@ class RelayStub:
         """
         self.Reserve = channel.stream_stream(
                 '/murmuration.v1.Relay/Reserve',
-                request_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
                 _registered_method=True)
         self.Dial = channel.stream_stream(
                 '/murmuration.v1.Relay/Dial',
-                request_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
                 _registered_method=True)
         self.Accept = channel.stream_stream(
                 '/murmuration.v1.Relay/Accept',
-                request_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
                 _registered_method=True)
 
 
@@ -789,18 +789,18 @@ def add_RelayServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Reserve': grpc.stream_stream_rpc_method_handler(
                     servicer.Reserve,
-                    request_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
             ),
             'Dial': grpc.stream_stream_rpc_method_handler(
                     servicer.Dial,
-                    request_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
             ),
             'Accept': grpc.stream_stream_rpc_method_handler(
                     servicer.Accept,
-                    request_deserializer=protos_dot_murmuration__pb2.RelayMessage.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -832,8 +832,8 @@ class Relay:
             request_iterator,
             target,
             '/murmuration.v1.Relay/Reserve',
-            protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
-            protos_dot_murmuration__pb2.RelayMessage.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -859,8 +859,8 @@ class Relay:
             request_iterator,
             target,
             '/murmuration.v1.Relay/Dial',
-            protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
-            protos_dot_murmuration__pb2.RelayMessage.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -886,8 +886,8 @@ class Relay:
             request_iterator,
             target,
             '/murmuration.v1.Relay/Accept',
-            protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
-            protos_dot_murmuration__pb2.RelayMessage.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.RelayMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -912,13 +912,13 @@ class CoordinatorStub:
         """
         self.Introduce = channel.unary_unary(
                 '/murmuration.v1.Coordinator/Introduce',
-                request_serializer=protos_dot_murmuration__pb2.IntroduceRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.IntroduceReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.IntroduceRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.IntroduceReply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/murmuration.v1.Coordinator/Status',
-                request_serializer=protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
-                response_deserializer=protos_dot_murmuration__pb2.StatusReply.FromString,
+                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
+                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.StatusReply.FromString,
                 _registered_method=True)
 
 
@@ -945,13 +945,13 @@ def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Introduce': grpc.unary_unary_rpc_method_handler(
                     servicer.Introduce,
-                    request_deserializer=protos_dot_murmuration__pb2.IntroduceRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.IntroduceReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.IntroduceRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.IntroduceReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=protos_dot_murmuration__pb2.StatusRequest.FromString,
-                    response_serializer=protos_dot_murmuration__pb2.StatusReply.SerializeToString,
+                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.FromString,
+                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -981,8 +981,8 @@ class Coordinator:
             request,
             target,
             '/murmuration.v1.Coordinator/Introduce',
-            protos_dot_murmuration__pb2.IntroduceRequest.SerializeToString,
-            protos_dot_murmuration__pb2.IntroduceReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.IntroduceRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.IntroduceReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1008,8 +1008,8 @@ class Coordinator:
             request,
             target,
             '/murmuration.v1.Coordinator/Status',
-            protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
-            protos_dot_murmuration__pb2.StatusReply.FromString,
+            murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
+            murmuration_dot_protos_dot_murmuration__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ The wire contract of Murmuration. Sizes are bytes; every hash is xxh3 unless it 
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import murmuration_pb2 as _murmuration_pb2
+from murmuration.protos import murmuration_pb2 as _murmuration_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -38,7 +38,7 @@ from murmuration.worker.supervision import (
     leaving_on,
     return_large_blocks,
 )
-from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns
+from murmuration.worker.tasks import Batch, Cursor, SharesSamples, warnings_of
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import any_in
 from murmuration.worker.training.config import KSEED
@@ -154,7 +154,7 @@ class Worker:
     def run(self) -> int:
         """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
         folder = self._options.out / "checkpoints"
-        for text in self._task.warnings if isinstance(self._task, Warns) else ():
+        for text in warnings_of(self._task):
             self.warn(text)
         aside = checkpoint.set_aside(folder) if self._options.resume is False else None
         try:

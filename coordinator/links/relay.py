@@ -1,8 +1,9 @@
 """A slow network in one process: an HTTP CONNECT proxy with a port of its own for each worker.
 
 The port says which worker connects, the CONNECT to which one. What passes between them is shaped
-as `shaping` decides. No root needed. Run as a process (`python -m murmuration.coordinator.links.relay`) it
-reads commands from stdin and answers each with a line of JSON; `RelayProcess` speaks that:
+as `shaping` decides. No root needed. Run as a process (`python -m
+murmuration.coordinator.links.relay`) it reads commands from stdin and answers each with a line of
+JSON; `RelayProcess` speaks that:
 
     {"host": ..., "seed": ..., "limit_rate": ..., "members": ..., "others": ...}    first
     cut w0 w1 | cut w2 | heal | counters | broken                                      then

@@ -87,8 +87,9 @@ def join_command(run: Path) -> list[str]:
         towards.connect(split_address(first))
         host = towards.getsockname()[0]
     return [
-        sys.executable, "-m", "murmuration.worker.cli", "join", first, "--name", RELAYED, "--threads", "1",
-        "--listen", f"{host}:0", "--advertise", f"{host}:9", "--out", str(run / RELAYED), *SETTINGS,
+        sys.executable, "-m", "murmuration.worker.cli", "join", first, "--name", RELAYED,
+        "--threads", "1", "--listen", f"{host}:0", "--advertise", f"{host}:9",
+        "--out", str(run / RELAYED), *SETTINGS,
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`python -m murmuration.worker.cli.preflight`: what workers would refuse, said before any is started.
+"""`python -m murmuration.worker.cli.preflight`: what workers would refuse, before any is started.
 
 Reads a request on stdin and writes an answer to stdout, both JSON objects:
 

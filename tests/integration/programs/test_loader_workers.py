@@ -309,8 +309,9 @@ def grpc_that_came_first(peer: Peer) -> None:
 @row("`import grpc` before `import murmuration`", "told", "forked processes may crash")
 def test_grpc_that_was_imported_first_is_told(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
+    ours = "murmuration.protos"
     for first, crash in (("grpc", "True"), ("os", "False")):
-        found = [sys.executable, "-c", f"import {first}, protos; print(protos.FORKS_CRASH)"]
+        found = [sys.executable, "-c", f"import {first}, {ours} as ours; print(ours.FORKS_CRASH)"]
         assert subprocess.check_output(found, text=True, env=environment).strip() == crash
     (outcome,) = run(tmp_path, grpc_that_came_first)
     assert "WARNING murmuration: warning: grpc was imported before" in outcome.log

@@ -18,6 +18,7 @@ def tree(kind: type[MurmurError], depth: int = 0) -> Iterator[tuple[int, str, in
 
 
 def test_the_tree_of_errors_is_the_one_that_is_drawn_with_its_exit_codes() -> None:
+    assert all(hasattr(murmuration, name) for name in murmuration.__all__)  # loaded by that
     drawn = [
         (len(space) // 4, name, int(code)) for space, name, code in DRAWN.findall(errors.__doc__)
     ]

@@ -17,10 +17,11 @@ extra of that name: `pip install 'murmuration[hf]'`. See docs/library.md.
 """
 
 import importlib
-import sys
-from types import ModuleType
+from typing import TYPE_CHECKING
 
-try:
+import murmuration.protos  # noqa: F401  # first: it decides what gRPC does around a fork
+
+if TYPE_CHECKING:
     from murmuration.protos.identity import IdentityError
     from murmuration.worker.errors import (
         CheckpointError,
@@ -37,18 +38,6 @@ try:
     from murmuration.worker.library.terms import add_arguments
     from murmuration.worker.training.optimizers import Muon
     from murmuration.worker.transport import AddressInUse, TransportError
-except ModuleNotFoundError as error:
-    package = (error.name or "").partition(".")[0]
-    if package not in ("algorithms", "protos", "worker"):
-        raise
-    there = sys.modules.get(package)
-    place = getattr(there, "__file__", None) or next(
-        iter(getattr(there, "__path__", ())), "nothing"
-    )
-    raise ImportError(
-        f"murmuration needs its own package {package!r}, and {place} stands in its place: rename "
-        "that, or start Python with -P, which leaves out the script's folder"
-    ) from error
 
 __all__ = [
     "AddressInUse",
@@ -69,10 +58,22 @@ __all__ = [
 ]
 
 _ADAPTERS = ("hf", "lightning")
+_ELSEWHERE = {  # than worker.errors
+    "AddressInUse": "worker.transport",
+    "IdentityError": "protos.identity",
+    "Muon": "worker.training.optimizers",
+    "Swarm": "worker.library.swarm",
+    "TransportError": "worker.transport",
+    "add_arguments": "worker.library.terms",
+}
 
 
-def __getattr__(name: str) -> ModuleType:
-    """The adapters, when they are first used."""
+def __getattr__(name: str) -> object:
+    """Loads a name when it is first used: the coordinator imports this package without torch."""
+    if name in __all__:
+        place = importlib.import_module("murmuration." + _ELSEWHERE.get(name, "worker.errors"))
+        globals()[name] = getattr(place, name)
+        return globals()[name]
     if name not in _ADAPTERS:
         raise AttributeError(f"module 'murmuration' has no attribute {name!r}")
     try:
@@ -81,3 +82,7 @@ def __getattr__(name: str) -> ModuleType:
         raise ImportError(
             f"murmuration.{name} needs {error.name}: pip install 'murmuration[{name}]'"
         ) from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ADAPTERS})
