@@ -21,8 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,6 @@ _LEASH = ("-I", "-S")  # how the launcher starts what dies with it
 _NAMESPACE = "--net="  # of nsenter
 _CLONE_NEWNET = 0x40000000
 _MAX_REQUEST_BYTES = 1 << 20
-_STEP_S = 0.01
 
 
 class ForkedPopen(subprocess.Popen[Any]):
@@ -203,8 +201,7 @@ def serve(fd: int) -> None:
 
 def _spare_workers() -> None:
     """Workers of tests share the text of the library, and end their runs with a short sample: these
-    two took more than half of the time of a run of 40 steps. Each step takes a while without the
-    cores, which other tests need while a swarm trains for as long as a test looks at it."""
+    two took more than half of the time of a run of 40 steps."""
     from murmuration.worker.tasks import llama_bytes, text
     from murmuration.worker.training import evaluation
 
@@ -215,15 +212,6 @@ def _spare_workers() -> None:
         return corpus if source == text.STDLIB else load(source, min_bytes=min_bytes)
 
     llama_bytes.load_text = load_text
-    batches = llama_bytes.LlamaBytes.batches
-
-    def paced(task: Any, split: str, cursor: Any) -> Iterator[Any]:
-        for batch in batches(task, split, cursor):
-            if split == "train":
-                time.sleep(_STEP_S)
-            yield batch
-
-    llama_bytes.LlamaBytes.batches = paced  # type: ignore[method-assign]
 
 
 def _reap(running: dict[int, socket.socket]) -> None:
