@@ -31,6 +31,8 @@ from tests.support.workers import WorkerProcess, free_addresses
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PATIENCE_S = 60.0
+# A machine that is busy with other tests may not answer for seconds: that is no death.
+PATIENT = {"membership.suspicion_factor": 40.0}
 _PROGRAM = ("tests.support.peers",)
 
 
@@ -54,15 +56,12 @@ class Peer:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of `Swarm`: the first listens and waits for all, the others join."""
+        """Of `Swarm`: the first listens and waits for all, the others join. A test of deaths has
+        `settings` of its own."""
+        common = {"name": self.name, "out": self.out, "settings": PATIENT}
         if self.index:
-            return {"name": self.name, "join": self.address, "out": self.out}
-        return {
-            "name": self.name,
-            "listen": self.address,
-            "min_peers": self.count,
-            "out": self.out,
-        }
+            return {**common, "join": self.address}
+        return {**common, "listen": self.address, "min_peers": self.count}
 
     def tell(self, event: str, **values: object) -> None:
         """Says that the peer has come so far: a test waits for it. From any thread: a line is
@@ -152,6 +151,7 @@ class Peers:
             process.wait()
         ends = [e for e in process.events if e["event"] == "end"]
         end = ends[-1] if ends else {}
+        print(f"--- p{index}, code {code}\n{process.errors}")  # pytest shows it of a test that fails
         return Outcome(end.get("value"), end.get("error", ""), process.errors, code)
 
 

@@ -38,8 +38,10 @@ def train(peer: Peer, preset: str, *, spoil: bool = True, **settings: object) ->
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)), masked)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     inner_steps = 1 if preset == "ddp" else 4
-    given = {"preset": preset, "inner_steps": inner_steps, "steps": STEPS, "settings": settings}
-    with murmuration.Swarm(model, optimizer, **given, **peer.arguments) as swarm:
+    given = {"preset": preset, "inner_steps": inner_steps, "steps": STEPS}
+    if settings:
+        given["settings"] = settings
+    with murmuration.Swarm(model, optimizer, **{**peer.arguments, **given}) as swarm:
         while not swarm.done:
             spoiled = spoil and peer.index and swarm.step == 5
             inputs = torch.full((2, 4), math.nan if spoiled else 1.0 + peer.index)
