@@ -151,7 +151,8 @@ class Peers:
             process.wait()
         ends = [e for e in process.events if e["event"] == "end"]
         end = ends[-1] if ends else {}
-        print(f"--- p{index}, code {code}\n{process.errors}")  # pytest shows it of a test that fails
+        # pytest shows it of a test that fails
+        print(f"--- p{index}, code {code}\n{process.errors}")
         return Outcome(end.get("value"), end.get("error", ""), process.errors, code)
 
 
