@@ -53,7 +53,7 @@ class NodeConfig(JoinConfig):
     page: where to serve the page of the swarm, or None.
     stage: which part of the model this peer serves.
     stage_counts: they go on where a peer moves to another stage.
-    activation_elements: of a microbatch, at most; None where the task does not say.
+    activation_shape: (B, T, D) of the largest microbatch; None where the task does not say.
     ledger: samples that are used already, from a checkpoint.
     residuals: what this peer's reductions have left out, from a checkpoint.
     relayed: whether it may be reached through relays, where others cannot dial it.
@@ -69,7 +69,7 @@ class NodeConfig(JoinConfig):
     page: PagePlace | None = None
     stage: int = 0
     stage_counts: StageCounts = field(default_factory=StageCounts)
-    activation_elements: int | None = None
+    activation_shape: tuple[int, int, int] | None = None
     ledger: Ledger = field(default_factory=Ledger)
     residuals: Residuals = field(default_factory=Residuals)
     relayed: bool = True

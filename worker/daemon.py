@@ -123,7 +123,7 @@ class Worker:
             config,
             replace(
                 options.node,
-                activation_elements=getattr(self._task, "activation_elements", None),
+                activation_shape=getattr(self._task, "activation_shape", None),
             ),
             self._manifest,
             fragments=self._fragments,

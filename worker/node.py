@@ -333,7 +333,7 @@ class Node:
             clock=self.clock,
             log=self.log,
             counts=self._node.stage_counts,
-            activation_elements=self._node.activation_elements,
+            activation_shape=self._node.activation_shape,
         )
         self.stages = StageNode(
             context,

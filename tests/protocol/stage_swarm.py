@@ -171,8 +171,8 @@ class StageSwarm(Swarm):
             forward_s=problem.forward_s.get(name, 0.01),
             computes=train.computes,
         )
-        elements = problem.task.activation_elements
-        return Held(replica, problem.fragments(part), stage, elements)
+        shape = problem.task.activation_shape
+        return Held(replica, problem.fragments(part), stage, shape)
 
     async def start_all(self, replicas: int | Mapping[int, int] = 1) -> None:
         """So many replicas of each stage, or as many as `replicas` says by stage."""

@@ -47,7 +47,7 @@ class Held:
     replica: Any
     fragments: Sequence[Fragment]
     stage: int = 0
-    activation_elements: int | None = None
+    activation_shape: tuple[int, int, int] | None = None
 
 
 @dataclass
@@ -185,7 +185,7 @@ class Swarm:
                 min_peers=min_peers,
                 wait_s=wait_s,
                 stage=held.stage,
-                activation_elements=held.activation_elements,
+                activation_shape=held.activation_shape,
                 relayed=relayed,
                 epoch=1 + len(self.peers),
             ),

@@ -43,11 +43,11 @@ def header(target: Target, origin: str, shape: tuple[int, int, int]) -> pb.Stage
     )
 
 
-def large_microbatch(target: Target, shape: tuple[int, int, int]) -> str:
-    """Announced, and not sent."""
+def unlike_microbatch(target: Target, shape: tuple[int, int, int], problem: str) -> str:
+    """Announced with another shape than this run's, and not sent."""
     replies = target.stranger.stream("Data/StageCall", [header(target, "x", shape)])
     failed = pb.StageCallDown.FromString(next(replies)).failed
-    expect("larger than" in failed.reason, "refused for something else:", failed.reason)
+    expect(problem in failed.reason, "refused for something else:", failed.reason)
     return f"refused: {failed.reason}"
 
 
@@ -89,8 +89,15 @@ def forged_iteration(target: Target) -> str:
 
 
 ON_STAGES: dict[str, Attack] = {
-    "a microbatch of 63 MiB": repeated(partial(large_microbatch, shape=(8, 2016, 2048))),
-    "a microbatch of 16 GiB": repeated(partial(large_microbatch, shape=(1024, 4096, 2048))),
+    "a microbatch of 63 MiB": repeated(
+        partial(unlike_microbatch, shape=(8, 129024, 32), problem="a batch of this run")
+    ),
+    "a microbatch of 16 GiB": repeated(
+        partial(unlike_microbatch, shape=(65536, 4096, 32), problem="a batch of this run")
+    ),
+    "a microbatch of another width": repeated(
+        partial(unlike_microbatch, shape=(2, 32, 48), problem="of width 48")
+    ),
     "microbatches that do not come": held_microbatches,
     "the end of another's iteration": repeated(forged_iteration),
 }

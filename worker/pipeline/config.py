@@ -125,5 +125,9 @@ class MicrobatchDropped(Exception):
     """The microbatch is lost from here on; the message says why."""
 
 
+class JobFailed(MicrobatchDropped):
+    """The train thread could not compute it."""
+
+
 class TryElsewhere(Exception):
     """Not here: another replica may do it."""

@@ -12,7 +12,7 @@ from murmuration.algorithms.codecs import Codec
 from murmuration.protos.events import EventKind, new_event
 from murmuration.worker.exchange.context import Offload
 from murmuration.worker.membership import Member
-from murmuration.worker.pipeline.config import MicrobatchDropped, StagesConfig
+from murmuration.worker.pipeline.config import JobFailed, MicrobatchDropped, StagesConfig
 from murmuration.worker.pipeline.profile import StageMeasurements
 from murmuration.worker.pipeline.stage_call import Incarnation, serves
 from murmuration.worker.training.inbox import (
@@ -52,7 +52,7 @@ class StageContext:
     post: takes messages for the train thread; offload: runs heavy work off the loop.
     clock: monotonic seconds.
     log: takes events as plain values.
-    activation_elements: of a microbatch, at most; None where the task does not say.
+    activation_shape: (B, T, D) of the largest microbatch; None where the task does not say.
     """
 
     me: str
@@ -69,7 +69,7 @@ class StageContext:
     clock: Callable[[], float]
     log: Callable[[dict[str, object]], None]
     counts: StageCounts = field(default_factory=StageCounts)
-    activation_elements: int | None = None
+    activation_shape: tuple[int, int, int] | None = None
     ended: bool = field(default=False, init=False)
 
     @cached_property
@@ -81,12 +81,6 @@ class StageContext:
     def budget(self) -> "MemoryBudget":
         """For the calls that are under way here."""
         return MemoryBudget(self.config.memory_bytes)
-
-    @property
-    def activation_bytes(self) -> int | None:
-        """Of a microbatch, encoded, at most; None where the task does not say."""
-        elements = self.activation_elements
-        return None if elements is None else self.codec.encoded_bytes(elements)
 
     @cached_property
     def compute(self) -> "ComputeQueue":
@@ -247,7 +241,7 @@ class ComputeQueue:
         finally:
             self._open.pop(number, None)
         if worked.problem:
-            raise MicrobatchDropped(worked.problem)
+            raise (JobFailed if worked.failed else MicrobatchDropped)(worked.problem)
         self._measurements.computed(_TIMED[job], worked.seconds)
         if job is JobKind.ENTER or job is JobKind.FORWARD:
             self._measurements.activation_bytes = len(values_of(worked))

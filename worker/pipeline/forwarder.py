@@ -18,6 +18,7 @@ from murmuration.worker.pipeline.stage_call import (
     Hop,
     Incarnation,
     StageCall,
+    StageCallKey,
     StageReply,
     call_header,
 )
@@ -28,10 +29,15 @@ _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
 
 
 class Forwarder:
-    """io thread only."""
+    """io thread only.
+
+    Attributes:
+        under_way: shapes of the microbatches that began here and are not back.
+    """
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
+        self.under_way: dict[StageCallKey, tuple[int, ...]] = {}
         self._acknowledgements = Tasks()
         self._gone: dict[Incarnation, asyncio.Event] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
@@ -61,6 +67,15 @@ class Forwarder:
         if not call.rest and call.stage == 0:
             # It would ask itself for the loss, and learn to be a model of its own.
             raise MicrobatchDropped("no other stage is on its route")
+        if call.stage > 0:
+            return await self._send_on(call, values)
+        self.under_way[call.key] = call.shape
+        try:
+            return await self._send_on(call, values)
+        finally:
+            del self.under_way[call.key]
+
+    async def _send_on(self, call: StageCall, values: memoryview) -> StageReply:
         origin, rest, tried = call.key.origin, list(call.rest), set()
         counts = self._context.counts
         while True:
@@ -169,7 +184,7 @@ async def call_stage(
             if not first.received.waited:
                 measurements.sent(member.peer, len(values), seconds, alone=sample.alone)
             first = await _message(stream)
-        reply = await _gradient(stream, first, len(values))
+        reply = await _gradient(stream, first, len(values), context.config.count)
     except BaseException:
         stream.cancel()
         raise
@@ -188,13 +203,17 @@ async def _acknowledge(stream: Stream) -> None:
         stream.cancel()
 
 
-async def _gradient(stream: Stream, first: pb.StageCallDown, expected_bytes: int) -> StageReply:
+async def _gradient(
+    stream: Stream, first: pb.StageCallDown, expected_bytes: int, stages: int
+) -> StageReply:
     if first.HasField("failed"):
         failure = TryElsewhere if first.failed.elsewhere else MicrobatchDropped
         raise failure(shown(first.failed.reason, _MAX_REASON))
     header = first.gradient
     if header.total_bytes != expected_bytes:
         raise wire.WireError(f"a gradient of {header.total_bytes} bytes, not {expected_bytes}")
+    if len(header.path) >= stages:
+        raise wire.WireError(f"a gradient by way of {len(header.path)} peers")
     incoming = wire.Incoming(header.total_bytes, header.hash)
     while not incoming.complete:
         incoming.add((await _message(stream)).frame)

@@ -89,6 +89,7 @@ class StageReplica(InnerReplica):
         self._returned: dict[int, tuple[memoryview | None, tuple[int, ...]]] = {}
         self._losses: list[float] = []
         self._over: IterationOver | None = None
+        self._spoiled = False  # a part of a gradient is in the sum
         self._gradients = StageGradients({name: p.shape for name, p in self._named.items()})
         self.visits = 0
         self.gradient_norm = 0.0
@@ -103,7 +104,7 @@ class StageReplica(InnerReplica):
 
     def begin(self, iteration: int) -> None:
         """Goes on to this iteration; whatever was counted for another one is forgotten."""
-        self.iteration, self._over = iteration, None
+        self.iteration, self._over, self._spoiled = iteration, None, False
         self._gradients.clear()
         for name, parameter in self._named.items():
             parameter.grad = self._gradients.sums[name]
@@ -147,15 +148,20 @@ class StageReplica(InnerReplica):
             values, shape = self._do(found)
             seconds = self._clock() - began
             worked = StageJobDone(found.number, values, seconds, shape=shape)
-        except (ValueError, wire.WireError) as error:
-            worked = StageJobDone(found.number, problem=f"{found.kind.name.lower()}: {error}")
+        except Exception as error:  # whatever torch raises for what another peer has sent
+            if found.kind is JobKind.ENTER:  # this peer's own
+                raise
+            problem = f"{found.kind.name.lower()}: {error}"
+            if self._spoiled:
+                problem += "; this iteration's gradient is left out"
+            worked = StageJobDone(found.number, problem=problem, failed=True)
         self.busy_s += self._clock() - began
         self._answer(worked)
         return True
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """The mean gradient over the visits of the iteration; zeros where there was none."""
-        if self._over is not None and self._over.discard:
+        if self._spoiled or (self._over is not None and self._over.discard):
             self._gradients.clear()
         self.visits = self._gradients.visits
         self.loss = statistics.fmean(self._losses) if self._losses else math.nan
@@ -252,11 +258,10 @@ class StageReplica(InnerReplica):
     @contextmanager
     def _adding(self, microbatch: int) -> Iterator[None]:
         """Around what adds a microbatch's gradient to the sum. A failure has added a part of it,
-        which nothing takes out again: it is no job's problem, but ends this worker."""
-        try:
-            yield
-        except ValueError as error:
-            raise RuntimeError(f"a backward has failed half-way: {error}") from error
+        which nothing takes out again: the sum of this iteration is left out."""
+        self._spoiled, spoiled = True, self._spoiled
+        yield
+        self._spoiled = spoiled
         self._gradients.added(microbatch)
 
     # ---------------------------------------------------------------------------------- helpers

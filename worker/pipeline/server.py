@@ -11,9 +11,10 @@ from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings
+from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.pipeline.barrier import IterationTracker
-from murmuration.worker.pipeline.config import MicrobatchDropped, TryElsewhere
+from murmuration.worker.pipeline.config import JobFailed, MicrobatchDropped, TryElsewhere
 from murmuration.worker.pipeline.context import StageContext, values_of
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
@@ -65,13 +66,16 @@ class StageServer:
         try:
             raw = await stream.receive()
             header = wire.parse(pb.StageCallUp, raw or b"").header
-            limit_bytes, batch_bytes = self._budget.limit_bytes, context.activation_bytes
-            call = call_of(header, context.run, context.codec, limit_bytes, batch_bytes)
+            limit_bytes, stages = self._budget.limit_bytes, context.config.count
+            shape = context.activation_shape
+            call = call_of(header, context.run, context.codec, limit_bytes, stages, shape)
             if call.key.microbatch >= context.config.microbatches:
                 raise wire.WireError("a microbatch more than its origin has in an iteration")
             self._compare_snapshots(call)
             reply = await self._reply(call, header, stream)
         except MicrobatchDropped as error:
+            if isinstance(error, JobFailed):
+                self._warnings.add(f"a stage call of {shown(call.sender)} has failed", str(error))
             await stream.send(call_failed(str(error), elsewhere=False))
         except (TryElsewhere, wire.WireError) as error:
             await stream.send(call_failed(str(error), elsewhere=True))
@@ -203,6 +207,7 @@ class StageServer:
 
         Raises:
             TryElsewhere: it never will be.
+            WireError: the loss of what is not under way from here, or has another shape.
             MicrobatchDropped: this origin has started again, and has lost what it began before.
         """
         context, origin = self._context, call.key.origin
@@ -218,6 +223,8 @@ class StageServer:
         if tracker.is_far(iteration):
             raise TryElsewhere(f"iteration {iteration} is far ahead of {tracker.iteration} here")
         self._refuse_late(call)
+        if call.stage == 0 and (sent := self._forwarder.under_way.get(call.key)) != call.shape:
+            raise wire.WireError(f"a loss of shape {call.shape}; what was sent has {sent}")
 
     def _refuse_late(self, call: StageCall) -> None:
         if self._tracker.is_over(call.key.iteration):

@@ -10,8 +10,6 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.wire import Payload, WireError
 
-_MAX_STAGES = 1024
-
 
 @dataclass(frozen=True, order=True)
 class Incarnation:
@@ -125,16 +123,19 @@ def call_of(
     run: int,
     codec: Codec,
     limit_bytes: int,
-    batch_bytes: int | None = None,
+    stages: int,
+    batch_shape: tuple[int, ...] | None = None,
 ) -> StageCall:
     """Reads a header.
 
     Args:
         limit_bytes: of the activations of a microbatch, encoded, that are taken here.
-        batch_bytes: that those of this run's batches have at most; None where nobody knows.
+        stages: of the model.
+        batch_shape: (B, T, D) of this run's largest batches; None where nobody knows.
 
     Raises:
-        WireError: another run or codec, or sizes that do not fit one another.
+        WireError: another run, codec or width, a route with a stage twice, or sizes that do not
+            fit one another.
         StageCallTooLarge: the sizes fit one another, but are above one of the limits.
     """
     if header.run != run:
@@ -149,18 +150,19 @@ def call_of(
         raise WireError(
             f"activations of {header.total_bytes} bytes; shape {shape} takes {expected_bytes}"
         )
-    if batch_bytes is not None and expected_bytes > batch_bytes:
-        raise StageCallTooLarge(
-            f"activations larger than the {batch_bytes} bytes that a batch of this run has"
-        )
+    if batch_shape is not None and shape[2] != batch_shape[2]:
+        raise WireError(f"activations of width {shape[2]}; this run's have {batch_shape[2]}")
+    if batch_shape is not None and (shape[0] > batch_shape[0] or shape[1] > batch_shape[1]):
+        raise StageCallTooLarge(f"activations of shape {shape}; a batch of this run: {batch_shape}")
     if expected_bytes > limit_bytes:
         raise StageCallTooLarge(
             f"[stages] memory_mib: the activations of one microbatch take "
             f"{expected_bytes / 2**20:.2g} MiB, of which {limit_bytes / 2**20:.2g} are taken here; "
             "raise memory_mib on this machine, or make batches smaller"
         )
-    if max(len(header.rest), header.stage) > _MAX_STAGES:
-        raise WireError(f"a route of {len(header.rest)} stages")
+    route = [header.stage, *(hop.stage for hop in header.rest)]
+    if max(route) >= stages or len(set(route)) < len(route) or 0 in route[1:]:
+        raise WireError(f"a route of {len(route)} stages that this model does not have")
     origin = Incarnation(header.origin, header.epoch)
     return StageCall(
         key=StageCallKey(header.iteration, origin, header.microbatch),

@@ -108,7 +108,7 @@ class LlamaBytes:
         self.config = llama_config(model, **changes)
         self.batch_size = batch_size
         self.tokens_per_sample = self.config.max_position_embeddings
-        self.activation_elements = batch_size * self.tokens_per_sample * self.config.hidden_size
+        self.activation_shape = (batch_size, self.tokens_per_sample, self.config.hidden_size)
         self.corpus = load_text(text, min_bytes=self.config.max_position_embeddings + 1)
         self.warnings = self.corpus.warnings
 

@@ -237,8 +237,8 @@ class Staged(Protocol):
 
     Each layer must add to what enters it (a residual block), so that it can be left out.
 
-    With an attribute `activation_elements`, the most values (B * T * D) that enter a layer with a
-    batch, a stage refuses larger activations.
+    With an attribute `activation_shape`, the (B, T, D) of what enters a layer with the largest
+    batch, a stage refuses more samples, longer ones, and another width.
     """
 
     def layer_sizes(self) -> Sequence[int]:

@@ -72,12 +72,13 @@ class IterationStarted:
 @dataclass(frozen=True)
 class StageJobDone:
     """A job of a stage is done: the activations or the gradient, encoded, and how long it took;
-    or else what was wrong."""
+    or else what was wrong: it `failed` here, or its result is of no use any more."""
 
     number: int
     values: memoryview | None = None
     seconds: float = 0.0
     problem: str = ""
+    failed: bool = False
     shape: tuple[int, ...] = ()
 
 

@@ -1,0 +1,84 @@
+"""A member of a stage that calls others with activations of another shape: it harms its own calls
+alone, and the others go on."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from murmuration.worker import wire
+from murmuration.worker.pipeline.stage_call import StageCall, StageReply
+from tests.protocol.stage_swarm import BATCH, CONTEXT, HIDDEN, StagedProblem, StageSwarm
+from tests.protocol.virtual_time import run
+
+THREE = StagedProblem(count=3, layers=3, microbatches=2, steps=1000)
+SHAPES = {
+    "width": (BATCH, CONTEXT, HIDDEN + 8),
+    "narrow": (BATCH, CONTEXT, 1),
+    "length": (BATCH, CONTEXT + 1, HIDDEN),
+    "short": (BATCH, CONTEXT - 1, HIDDEN),
+    "batches": (BATCH + 1, CONTEXT, HIDDEN),
+}
+
+
+def calls_with(swarm: StageSwarm, name: str, shape: tuple[int, int, int]) -> None:
+    """From now on the peer sends values of that shape on, and answers its own callers with what it
+    was sent."""
+    node = swarm[name].node.stages
+    assert node is not None
+    forwarder = node._forwarder
+    honest = forwarder._call
+
+    async def call(peer: str, call: StageCall, values: memoryview) -> StageReply:
+        false = memoryview(bytes(4 * math.prod(shape)))
+        try:
+            return await honest(peer, replace(call, shape=shape), false)
+        except wire.WireError:
+            return StageReply(values, (peer,))
+
+    forwarder._call = call  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("liar", ["1a", "2b"], ids=["a stage", "the loss"])
+def test_calls_of_another_shape_end_alone(
+    liar: str, shape: tuple[int, int, int], known: bool
+) -> None:
+    """Where the task does not say its shape, torch does so as it computes."""
+
+    async def scenario() -> None:
+        async with StageSwarm(THREE) as swarm:
+            await swarm.start_all({0: 1, 1: 2, 2: 2})
+            for peer in swarm.alive:
+                stages = peer.node.stages
+                assert stages is not None
+                if not known:
+                    stages.context.activation_shape = None
+            await swarm.reached(3)
+            calls_with(swarm, liar, shape)
+            await swarm.reached(12, limit_s=120)
+            assert all(peer.train.error is None for peer in swarm.alive)
+            told = [str(event["text"]) for p in swarm.alive for event in p.of_kind("warning")]
+            assert not known or not any("has failed" in text for text in told)
+            swarm.assert_counted_once()
+
+    run(scenario())
+
+
+def test_torchs_error_names_the_caller() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(THREE) as swarm:
+            await swarm.start_all()
+            for peer in swarm.alive:
+                stages = peer.node.stages
+                assert stages is not None
+                stages.context.activation_shape = None
+            await swarm.reached(3)
+            calls_with(swarm, "1a", SHAPES["width"])
+            await swarm.until(lambda: bool(swarm["2a"].of_kind("warning")), 20)
+            (told,) = swarm["2a"].of_kind("warning")
+            assert str(told["text"]).startswith("a stage call of 1a has failed: forward: ")
+            await swarm.reached(swarm["2a"].trainer.step + 3, limit_s=60)
+
+    run(scenario())
