@@ -27,10 +27,11 @@ from murmuration.worker.transport.limits import Places
 
 _MAX_REASON = 200  # characters
 STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while
+_STREAMS_SHARE = 8  # of one caller, whatever others have
 _STREAMS_PER_PEER = 16  # of all callers together, for each peer of the swarm
 _FEWEST_PEERS = 8  # that there is room for in any case
 # Streams of relaying, which last. A dial takes two, one of each of the peers that it joins.
-TUNNELS_EACH, MOST_TUNNELS = 64, 160
+_TUNNELS_SHARE, TUNNELS_EACH, MOST_TUNNELS = 4, 64, 160
 _HEADER_S = 10.0
 _SEND_S = 120.0  # for a message of at most 4 MiB, on a link that 16 streams share
 
@@ -52,14 +53,19 @@ class NodeServer:
 
     def __init__(self, gate: Gate, refused: Callable[[str], None], warnings: Warnings) -> None:
         self._gate, self._refused, self._warnings = gate, refused, warnings
-        self._places = Places("streams", STREAMS_EACH, lambda: most_streams(self.peers()))
-        self._tunnels = Places("tunnels", TUNNELS_EACH, lambda: MOST_TUNNELS)
+        most = lambda: most_streams(self.peers())  # noqa: E731
+        self._places = Places("streams", _STREAMS_SHARE, STREAMS_EACH, most)
+        self._tunnels = Places("tunnels", _TUNNELS_SHARE, TUNNELS_EACH, lambda: MOST_TUNNELS)
         self.peers: Callable[[], int] = lambda: 0
         self.calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
         self.calls_by: dict[str, Callable[[bytes, Caller], Awaitable[bytes]]] = {
             "Control/Enrol": gate.enrol
         }
         self.streams: dict[str, Callable[[Stream], Awaitable[None]]] = {}
+
+    def admit(self, method: str, caller: Caller) -> None:
+        """Raises Refused: its certificate is not good for that, or counts no more."""
+        self._gate.admit(method, caller)
 
     async def on_call(self, method: str, request: bytes, caller: Caller = NOBODY) -> bytes:
         """Answers one control call. Raises Refused: whatever is wrong, it ends this call alone."""
@@ -75,6 +81,7 @@ class NodeServer:
         """Serves one data stream. Raises Refused, as `on_call`."""
         with suppress(Unreachable, TimeoutError), self._ending_the_call(method):
             if (serve := self.streams.get(method)) is not None:
+                self.admit(method, caller)
                 places = self._tunnels if method in RELAY_METHODS else self._places
                 with places.taken(caller):
                     in_time = _InTime(method, stream)

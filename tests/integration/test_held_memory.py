@@ -98,7 +98,7 @@ def test_five_such_members_together_hold_no_more_than_is_said(
     assert (streams + MOST_CALLS) * (WINDOW_BYTES + MIB) <= MOST_BYTES
     held = held_by(attacked, members=5)
     assert held.open <= streams
-    assert any("128 streams are under way here" in said for said in held.refusals)
+    assert any("of at most 128 streams are under way" in said for said in held.refusals)
 
 
 def test_calls_that_ask_nothing_are_limited_and_end(

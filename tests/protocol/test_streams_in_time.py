@@ -8,7 +8,7 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.server import STREAMS_EACH
+from murmuration.worker.server import STREAMS_EACH, most_streams
 from murmuration.worker.transport import Busy, Caller, Refused
 from tests.protocol.problem import steady
 from tests.protocol.stage_swarm import (
@@ -124,6 +124,36 @@ def test_one_caller_has_so_many_streams_and_the_others_theirs() -> None:
             await asyncio.gather(*held, return_exceptions=True)  # they have not begun
             await swarm.finished()
             swarm.assert_equal(versions=(12,))
+
+    run(scenario())
+
+
+def test_neither_four_members_nor_those_without_a_right_hold_all_streams() -> None:
+    """A member has its share; tokens and those that were expelled have none."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(60)) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            server = swarm["a"].node.server
+            expelled = {f"expelled {n}" for n in range(4)}
+            server._gate._revoked = lambda caller: caller.name in expelled
+            for role, names in (("peer", expelled), ("token", set("tuvw"))):
+                for name in names:
+                    with pytest.raises(Refused, match=r"expelled|not for the certificate"):
+                        await server.on_stream("Data/Fetch", Silent(), Caller(name, role, name))
+            held = [
+                asyncio.create_task(
+                    server.on_stream("Data/Fetch", Silent(), Caller("m", "peer", f"m{n}"))
+                )
+                for n in range(4)
+                for _ in range(STREAMS_EACH)
+            ]
+            await swarm.sleep(1)
+            assert sum(not each.done() for each in held) == most_streams(2) // 2 + 4 * 8
+            with pytest.raises(Refused, match="no header in"):  # and not Busy
+                await server.on_stream("Data/Fetch", Silent(), Caller("b", "peer", "b"))
+            await asyncio.gather(*held, return_exceptions=True)
 
     run(scenario())
 

@@ -20,7 +20,7 @@ import grpc
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.identity import Authority, Identity, Role, serving
 from murmuration.protos.identity.serving import ServerCertificate
-from murmuration.worker.transport import Caller, Stream
+from murmuration.worker.transport import Caller, Handler, Stream
 from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import calling
 
@@ -124,7 +124,7 @@ def client_hello() -> bytes:
     return said.read()
 
 
-class _Answers:
+class _Answers(Handler):
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         return b""
 

@@ -129,6 +129,9 @@ class _HeldHandler:
     handler: Handler
     hold: Hold
 
+    def admit(self, method: str, caller: Caller) -> None:
+        self.handler.admit(method, caller)
+
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         return await self.handler.on_call(method, request, caller)
 

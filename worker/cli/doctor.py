@@ -315,6 +315,9 @@ class _Answers:
     def __init__(self, run: int) -> None:
         self._run = run
 
+    def admit(self, method: str, caller: "Caller") -> None:
+        """Anybody may ask."""
+
     async def on_call(self, method: str, request: bytes, caller: "Caller") -> bytes:
         from murmuration.protos import murmuration_pb2 as pb
 

@@ -4,6 +4,7 @@ Where nothing is encrypted callers have no certificates, and anybody may ask for
 """
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings, new_event
@@ -45,17 +46,25 @@ class Gate:
         self._key_of = key_of
         self._warnings = Warnings(log)
 
-    def check(self, method: str, raw: bytes, caller: Caller) -> None:
-        """Raises Refused: the caller speaks for another peer, or holds a token and asks for more
-        than a certificate."""
+    def admit(self, method: str, caller: Caller) -> None:
+        """Raises Refused: the caller was expelled, or holds a token and asks for more than a
+        certificate."""
         if not caller.role:
             return
-        problem = _problem(method, raw, caller)
         if method != _ENROL and self._revoked(caller):  # whoever wants to be let in is told so
-            problem = f"{caller.role} {caller.name} was expelled"
-        if problem is not None:
-            self._refused()
-            raise Refused(shown(problem, _MAX_REASON))
+            self._refuse(f"{caller.role} {caller.name} was expelled")
+        if caller.role not in ((Role.TOKEN, Role.PEER) if method == _ENROL else _MEMBERS):
+            self._refuse(f"{method} is not for the certificate of a {caller.role}")
+
+    def check(self, method: str, raw: bytes, caller: Caller) -> None:
+        """Raises Refused: as `admit`, or the caller speaks for another peer."""
+        self.admit(method, caller)
+        if caller.role and (problem := _problem(method, raw, caller)) is not None:
+            self._refuse(problem)
+
+    def _refuse(self, problem: str) -> NoReturn:
+        self._refused()
+        raise Refused(shown(problem, _MAX_REASON))
 
     def checked(self, method: str, stream: Stream, caller: Caller) -> Stream:
         """The stream, whose first message is checked when it comes."""
@@ -94,8 +103,6 @@ class _CheckedStream:
 
 def _problem(method: str, raw: bytes, caller: Caller) -> str | None:
     """Why the caller's certificate is not good for this message."""
-    if caller.role not in ((Role.TOKEN, Role.PEER) if method == _ENROL else _MEMBERS):
-        return f"{method} is not for the certificate of a {caller.role}"
     try:
         claimed = wire.claimed_sender(method, raw)
     except wire.WireError as error:

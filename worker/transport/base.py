@@ -146,6 +146,9 @@ class Stream(Protocol):
 class Handler(Protocol):
     """What a peer answers. io thread only."""
 
+    def admit(self, method: str, caller: Caller) -> None:
+        """Raises Refused: the caller may not ask for that; it is to take no place then."""
+
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         """Answers one call. Raises Refused."""
         ...

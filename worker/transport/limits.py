@@ -12,12 +12,13 @@ class Places:
 
     Args:
         what: of what, as a refusal names it.
-        each: of one caller; without a certificate nobody can be told from others.
-        total: of all callers together, asked for each time.
+        share: of one caller, however many others have.
+        each: of one caller, at most; without a certificate nobody can be told from others.
+        total: of all callers together, asked for each time; half of them go by shares.
     """
 
-    def __init__(self, what: str, each: int, total: Callable[[], int]) -> None:
-        self._what, self._each, self._total = what, each, total
+    def __init__(self, what: str, share: int, each: int, total: Callable[[], int]) -> None:
+        self._what, self._share, self._each, self._total = what, share, each, total
         self._taken: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
@@ -26,8 +27,14 @@ class Places:
         who, total = (caller.role, caller.name), self._total()
         if caller.role and self._taken[who] >= self._each:
             raise Busy(f"{caller.name} has {self._each} {self._what} here, and may have no more")
-        if self._taken.total() >= total:
-            raise Busy(f"{total} {self._what} are under way here, and there may be no more")
+        if not caller.role:
+            free = self._taken.total() < total
+        else:
+            common = sum(max(0, taken - self._share) for taken in self._taken.values())
+            free = self._taken[who] < self._share or common < total // 2
+        if not free:
+            taken = f"{self._taken.total()} of at most {total} {self._what}"
+            raise Busy(f"no place is free here: {taken} are under way")
         self._taken[who] += 1
         try:
             yield

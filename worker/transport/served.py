@@ -51,7 +51,9 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.server_handshake_timeout_ms", 10_000),  # of TLS, and of HTTP/2 without it
 ]
 _MOST_CONNECTIONS = 4096
-_CALLS_EACH, MOST_CALLS = 8, 32  # control calls at once
+_CALLS_SHARE, _CALLS_EACH, MOST_CALLS = 4, 8, 32  # control calls at once
+_ENROL = "Control/Enrol"
+_ENROLMENTS_EACH, _MOST_ENROLMENTS = 2, 16  # at once
 _REQUEST_S = 10.0
 _HEALTH = "/grpc.health.v1.Health/Check"
 _ENDED = (aio.AioRpcError, aio.UsageError, aio.InternalError)
@@ -64,7 +66,9 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
 
     def __init__(self, handler: Handler, traffic: Traffic, security: Security | None) -> None:
         self._handler, self._traffic, self._security = handler, traffic, security
-        self._calls = Places("calls", _CALLS_EACH, lambda: MOST_CALLS)
+        self._calls = Places("calls", _CALLS_SHARE, _CALLS_EACH, lambda: MOST_CALLS)
+        # Of tokens and of those that were expelled too, so that these take no place of a member.
+        self._enrolments = Places("calls", 1, _ENROLMENTS_EACH, lambda: _MOST_ENROLMENTS)
         self._handlers = {
             **{PACKAGE + method: self._serving(method, self._call) for method in CONTROL_METHODS},
             **{
@@ -84,7 +88,9 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
     ) -> "grpc.RpcMethodHandler[bytes, bytes]":
         async def serve(_requests: object, context: "_Context") -> None:
             try:
-                await answer(method, context, self._caller(context))
+                caller = self._caller(context)
+                self._handler.admit(method, caller)
+                await answer(method, context, caller)
             except Refused as refused:
                 busy = isinstance(refused, Busy)
                 code = grpc.StatusCode
@@ -94,7 +100,8 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _call(self, method: str, context: "_Context", caller: Caller) -> None:
-        with self._calls.taken(caller):
+        places = self._enrolments if method == _ENROL else self._calls
+        with places.taken(caller):
             request = await self._request(method, context)
             answer = await self._handler.on_call(method, request, caller)
             self._traffic.count_sent(method, len(answer))

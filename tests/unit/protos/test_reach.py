@@ -22,7 +22,7 @@ from murmuration.protos.reach import (
     resolved,
     target_of,
 )
-from murmuration.worker.transport import NOBODY
+from murmuration.worker.transport import NOBODY, Handler
 from murmuration.worker.transport.grpc import GrpcTransport
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
@@ -149,7 +149,7 @@ def test_a_broken_handshake_is_told_from_a_port_that_is_shut() -> None:
     assert mismatch("Socket closed", encrypts=True) is None  # a connection that there was
 
 
-class Deaf:
+class Deaf(Handler):
     async def on_call(self, method: str, request: bytes, caller: object = NOBODY) -> bytes:
         return b""
 

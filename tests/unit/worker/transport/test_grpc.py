@@ -16,6 +16,7 @@ from murmuration.protos.identity import Authority, Identity, Role
 from murmuration.worker.transport import (
     NOBODY,
     Caller,
+    Handler,
     Refused,
     Stream,
     TransportError,
@@ -105,7 +106,7 @@ def test_a_data_connection_opens_before_there_is_anything_to_send() -> None:
     assert asyncio.run(scenario()) == b"PRI * HTTP/2.0"
 
 
-class Ends:
+class Ends(Handler):
     """Ends every stream at once."""
 
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
@@ -132,7 +133,7 @@ def test_to_send_on_a_stream_that_has_ended_meanwhile_is_a_broken_stream() -> No
     asyncio.run(scenario())
 
 
-class Shouts:
+class Shouts(Handler):
     """Refuses all with words that are long and steer terminals."""
 
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
@@ -194,7 +195,7 @@ def test_what_measures_and_asks_for_status_is_no_traffic_of_the_training() -> No
     assert sent < 100 < 50_000 < probed
 
 
-class Echoes:
+class Echoes(Handler):
     """Says who calls."""
 
     def __init__(self) -> None:
@@ -340,6 +341,46 @@ def test_nobody_is_untrusted_for_not_being_there(run: Authority) -> None:
                 await said(identity, address)
             assert not isinstance(error.value, Untrusted)
             assert str(error.value) == f"{address}: connection refused"
+
+    asyncio.run(scenario())
+
+
+class Admits(Echoes):
+    """As a peer that holds its run's key does."""
+
+    def admit(self, method: str, caller: Caller) -> None:
+        if (caller.role == Role.TOKEN) != (method == "Control/Enrol"):
+            raise Refused(f"{method} is not for a {caller.role}")
+
+
+def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(run: Authority) -> None:
+    """Calls that are begun and ask nothing."""
+
+    async def scenario() -> None:
+        server = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "a"))
+        tokens = [run.create_token().identity for _ in range(9)]
+        members = [run.new_identity(Role.PEER, name) for name in "bcdef"]
+        callers = [GrpcTransport("127.0.0.1:0", security=each) for each in (*tokens, *members)]
+        try:
+            address = await server.listen(Admits())
+            *others, token, b, c, d, e, member = callers
+            held = []
+            for caller in (*others, b, c, d, e):
+                channel = caller._channel(caller._line(address, "a", "control"))
+                for method in ("Control/Enrol", "Control/Gossip"):
+                    begin = channel.stream_stream(f"/murmuration.v1.{method}")
+                    held += [begin() for _ in range(8)]
+            while sum(call.done() for call in held) < len(held) - 16 - 32:
+                await asyncio.sleep(0)
+            why = [await call.details() for call in held if call.done()]
+            assert sum("is not for a" in (each or "") for each in why) == 8 * 8 + 4 * 8
+            enrolled = await token.call(address, "Control/Enrol", b"", 20, "a")
+            assert enrolled.startswith(b"token ")
+            assert await member.call(address, "Control/Gossip", b"", 20, "a") == b"peer f"
+        finally:
+            for caller in callers:
+                await caller.close()
+            await server.close()
 
     asyncio.run(scenario())
 

@@ -13,25 +13,35 @@ SOMEBODY = Caller("ipv4:10.0.0.9:1")
 
 
 def test_each_caller_has_its_own_places_and_all_have_so_many() -> None:
-    places = Places("streams", 2, lambda: 3)
+    places = Places("streams", 0, 2, lambda: 6)
     with ExitStack() as held:
         for caller in (ANNA, ANNA):
             held.enter_context(places.taken(caller))
         with pytest.raises(Busy, match="anna has 2 streams here, and may have no more"):
             held.enter_context(places.taken(ANNA))
         held.enter_context(places.taken(BEN))
-        with pytest.raises(Busy, match="3 streams are under way here"):
+        with pytest.raises(Busy, match="of at most 6 streams are under way"):
             held.enter_context(places.taken(BEN))
     with places.taken(ANNA), places.taken(BEN):
         pass
 
 
+def test_each_caller_has_its_share_whatever_others_have() -> None:
+    places = Places("streams", 1, 3, lambda: 4)
+    with ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(places.taken(ANNA))
+        held.enter_context(places.taken(BEN))
+        with pytest.raises(Busy, match="of at most 4 streams are under way"):
+            held.enter_context(places.taken(BEN))
+
+
 def test_callers_without_a_certificate_are_not_told_apart() -> None:
-    places = Places("streams", 1, lambda: 3)
+    places = Places("streams", 1, 1, lambda: 3)
     with ExitStack() as held:
         for _ in range(3):
             held.enter_context(places.taken(SOMEBODY))
-        with pytest.raises(Busy, match="3 streams are under way here"):
+        with pytest.raises(Busy, match="of at most 3 streams are under way"):
             held.enter_context(places.taken(SOMEBODY))
 
 
