@@ -281,8 +281,12 @@ class Node:
 
     def _holders(self) -> list[str]:
         """Addresses of those that may hold the run's key."""
-        known = [self._node.coordinator] if self._node.coordinator else []
-        return [*known, *self._node.joins, *(m.address for m in self.gossip.others if m.live)]
+        return [*self._configured, *(m.address for m in self.gossip.others if m.live)]
+
+    @property
+    def _configured(self) -> list[str]:
+        """Addresses that the user has given."""
+        return [*filter(None, [self._node.coordinator]), *self._node.joins]
 
     def _add_rounds(self) -> None:
         """Means over all; in a plan of pairs, these and one mean at the end. Replicas that keep
@@ -348,7 +352,7 @@ class Node:
     async def run(self) -> None:
         """Everything, until `close`. Raises ManifestRefused, PeersUnreachable."""
         work = [
-            _repeat([self.gossip.tick], _MEMBERSHIP_TICK_S),
+            _repeat([self.gossip.tick, self._close_unneeded], _MEMBERSHIP_TICK_S),
             _repeat([component.tick for component in self._components], _ROUNDS_TICK_S),
             self._read_inbox(),
             self._take_turns(),
@@ -378,6 +382,11 @@ class Node:
                 await component.close()
             await self.tunnels.close()
             await self.transport.close()
+
+    def _close_unneeded(self) -> None:
+        """Addresses that are dialled once keep no connection, nor do those that members had."""
+        needed = {*self._configured, *(m.address for m in self.gossip.members if m.live)}
+        self.tunnels.close_unneeded(needed | self.transport.close_unneeded(needed))
 
     def close(self) -> None:
         """Leaves the swarm and ends `run`."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.errors import NotDialled
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
@@ -35,6 +36,29 @@ def test_a_joiner_with_a_wrong_address_is_refused_and_slows_nobody(at_s: float) 
             return swarm.loop.time()
 
     assert run(scenario()) == pytest.approx(run(undisturbed()), abs=0.5)
+
+
+def test_addresses_that_are_dialled_back_keep_no_connection() -> None:
+    """Nor does one that a member has had: somebody names as many as it likes."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(60)) as swarm:
+            await swarm.start(*"ab")
+            await swarm.join("c", via="a")
+            await swarm.sleep(2)
+            node, packed = swarm["a"].node, swarm.problem.manifest.pack()
+            for number in range(200):
+                member = pb.Member(peer="d", address=f"d{number}", epoch=1 + number)
+                join = pb.JoinRequest(member=member, manifest=packed)
+                await node.server.on_call("Control/Join", join.SerializeToString())
+                await swarm.sleep(0.1)
+                assert len(swarm["a"].transport.open_to) <= 4
+            swarm.kill("c")
+            await swarm.sleep(0.1)
+            await swarm.restart("c", via="a")
+            await swarm.until(lambda: swarm["a"].transport.open_to == {"b", "c'"}, 30)
+
+    run(scenario())
 
 
 def test_a_second_peer_dials_back_too() -> None:

@@ -5,7 +5,7 @@ cut links; on the virtual clock of the tests a delay takes no real time.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from itertools import pairwise
 
 from murmuration.protos.addresses import split_relayed
@@ -102,6 +102,7 @@ class MemoryTransport:
         self.tunnel: Callable[[str], str | None] = lambda address: None
         self._traffic = Traffic()
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self.open_to: set[str] = set()  # addresses that a real one would have connections to
 
     @property
     def traffic(self) -> Traffic:
@@ -123,6 +124,7 @@ class MemoryTransport:
         if len(request) > MAX_CONTROL_BYTES:
             raise Unreachable(f"{address}: {method} takes at most {MAX_CONTROL_BYTES} bytes")
         self._traffic.count_sent(method, len(request))
+        self.open_to.add(address)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self._network.delay_s)
@@ -163,6 +165,10 @@ class MemoryTransport:
 
     def drop(self, address: str) -> None:
         """There are no connections to close."""
+
+    def close_unneeded(self, needed: Container[str]) -> set[str]:
+        self.open_to = {address for address in self.open_to if address in needed}
+        return self.open_to
 
     def renew(self, security: Security) -> None:
         """Nothing is encrypted in memory."""

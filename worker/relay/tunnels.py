@@ -6,7 +6,7 @@ at the other end into the server's own port. So TLS, and all above it, is as on 
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from contextlib import suppress
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -126,6 +126,11 @@ class Tunnels:
             serving = self._listen(listening, through[0], through[1][:_MOST_RELAYS])
             self._ports[address] = port, self._spawn(serving)
         return self._ports[address][0]
+
+    def close_unneeded(self, needed: Container[str]) -> None:
+        """Closes the ports that lead to other addresses than these; open tunnels go on."""
+        for address in [each for each in self._ports if each not in needed]:
+            self._ports.pop(address)[1].cancel()
 
     async def close(self) -> None:
         """Ends all tunnels."""

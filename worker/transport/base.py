@@ -10,7 +10,7 @@ Errors:
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, Protocol
 
 from murmuration.protos.exit_codes import ExitCode
@@ -198,6 +198,11 @@ class Transport(Protocol):
 
     def drop(self, address: str) -> None:
         """Closes the connections to that address, so that the next call opens one."""
+        ...
+
+    def close_unneeded(self, needed: Container[str]) -> set[str]:
+        """Closes the connections to other addresses than these on which nothing is under way.
+        Returns the addresses that connections are left to."""
         ...
 
     def renew(self, security: Security) -> None:

@@ -13,8 +13,10 @@ import itertools
 import os
 import socket
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import grpc
@@ -112,7 +114,7 @@ class GrpcTransport:
         self._proxy, self._proxy_options = proxy, _proxy_options(proxy)
         self._traffic = Traffic()
         self._server: aio.Server | None = None
-        self._channels: dict[_Line, aio.Channel] = {}
+        self._connections: dict[_Line, _Connection] = {}
         self._targets: dict[str, str] = {}  # of addresses that have a name
         self._numbers = itertools.count()
         self._ending: set[asyncio.Task[None]] = set()
@@ -146,12 +148,14 @@ class GrpcTransport:
         self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
     ) -> bytes:
         line = self._line(address, peer, "control")
-        if line not in self._channels:
+        if line not in self._connections:
             await self._look_up(line, timeout_s)
-        multicallable = self._channel(line).unary_unary(PACKAGE + method, _as_is, _as_is)
+        connection = self._connection(line)
+        multicallable = connection.channel.unary_unary(PACKAGE + method, _as_is, _as_is)
         self._traffic.count_sent(method, len(request))
         try:
-            answer: bytes = await multicallable(request, timeout=timeout_s)
+            with connection.used():
+                answer: bytes = await multicallable(request, timeout=timeout_s)
         except aio.AioRpcError as error:
             self._forget(line, error)
             raise _unreachable(line, error) from error
@@ -161,36 +165,46 @@ class GrpcTransport:
     def open(self, address: str, method: str, peer: str | None = None) -> Stream:
         alone = method in RELAY_METHODS
         line = self._line(address, peer, f"{method} {next(self._numbers)}" if alone else "data")
-        multicallable = self._channel(line).stream_stream(PACKAGE + method, _as_is, _as_is)
+        connection = self._connection(line)
+        multicallable = connection.channel.stream_stream(PACKAGE + method, _as_is, _as_is)
+        call = multicallable(None)
+        connection.uses += 1
+        ended = partial(self._end, line) if alone else connection.release
+        call.add_done_callback(lambda _: ended())
         # What a tunnel carries is counted by what is in it.
         traffic = Traffic() if alone else self._traffic
         return _ClientStream(
             line,
             method,
             peer,
-            multicallable(None),
+            call,
             traffic,
             lambda error: self._forget(line, error),
-            (lambda: self._end(line)) if alone else lambda: None,
         )
 
     def connect(self, address: str, peer: str | None = None) -> None:
-        self._channel(self._line(address, peer, "data")).get_state(try_to_connect=True)
+        self._connection(self._line(address, peer, "data")).channel.get_state(try_to_connect=True)
 
     def drop(self, address: str) -> None:
-        for line in [each for each in self._channels if each.address == address]:
+        for line in [each for each in self._connections if each.address == address]:
             self._end(line)
+
+    def close_unneeded(self, needed: Container[str]) -> set[str]:
+        for line, connection in list(self._connections.items()):
+            if line.address not in needed and not connection.uses:
+                self._end(line)
+        return {line.address for line in self._connections}
 
     def renew(self, security: Security) -> None:
         self._security = security
         if self._shown is not None:
             self._shown.renew(security)
-        self._channels.clear()  # a call that is under way keeps its own
+        self._connections.clear()  # a call that is under way keeps its own
 
     async def close(self) -> None:
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close(None)
+        connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            await connection.channel.close(None)
         await asyncio.gather(*self._ending, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(grace=0.5)
@@ -218,9 +232,10 @@ class GrpcTransport:
             raise Unreachable(f"{line.address}: {error}") from error
 
     def _end(self, line: "_Line") -> None:
-        """Closes a connection that one stream had for itself."""
-        if (channel := self._channels.pop(line, None)) is not None:
-            task = asyncio.ensure_future(channel.close(None))
+        """Closes a connection, with what is under way on it."""
+        self._targets.pop(line.address, None)
+        if (connection := self._connections.pop(line, None)) is not None:
+            task = asyncio.ensure_future(connection.channel.close(None))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
@@ -228,12 +243,12 @@ class GrpcTransport:
         """Drops a channel that cannot connect: it would fail every call until its back-off ends,
         though the peer may have come up meanwhile. How often to try is for the caller to say."""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            self._channels.pop(line, None)
+            self._connections.pop(line, None)
 
-    def _channel(self, line: "_Line") -> aio.Channel:
-        if line not in self._channels:
-            self._channels[line] = self._new_channel(line)
-        return self._channels[line]
+    def _connection(self, line: "_Line") -> "_Connection":
+        if line not in self._connections:
+            self._connections[line] = _Connection(self._new_channel(line))
+        return self._connections[line]
 
     def _new_channel(self, line: "_Line") -> aio.Channel:
         security = self._security
@@ -266,6 +281,27 @@ class _Line(NamedTuple):
     tunnel: str | None
 
 
+@dataclass
+class _Connection:
+    """Args: uses: calls and streams that are under way on it."""
+
+    channel: aio.Channel
+    uses: int = 0
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Around a call."""
+        self.uses += 1
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """A call or stream has ended."""
+        self.uses -= 1
+
+
 class _ClientStream:
     def __init__(
         self,
@@ -275,10 +311,9 @@ class _ClientStream:
         call: "aio.StreamStreamCall[bytes, bytes]",
         traffic: Traffic,
         failed: Callable[[aio.AioRpcError], None],
-        cancelled: Callable[[], None],
     ) -> None:
         self._line, self._method, self._call, self._traffic = line, method, call, traffic
-        self._peer, self._failed, self._cancelled = peer, failed, cancelled
+        self._peer, self._failed = peer, failed
 
     async def send(self, message: bytes) -> None:
         self._traffic.count_sent(self._method, len(message), self._peer)
@@ -305,7 +340,6 @@ class _ClientStream:
 
     def cancel(self) -> None:
         self._call.cancel()
-        self._cancelled()
 
     def _broken(self, error: Exception) -> Unreachable:
         if isinstance(error, aio.AioRpcError):

@@ -366,7 +366,7 @@ def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(run: Aut
             *others, token, b, c, d, e, member = callers
             held = []
             for caller in (*others, b, c, d, e):
-                channel = caller._channel(caller._line(address, "a", "control"))
+                channel = caller._connection(caller._line(address, "a", "control")).channel
                 for method in ("Control/Enrol", "Control/Gossip"):
                     begin = channel.stream_stream(f"/murmuration.v1.{method}")
                     held += [begin() for _ in range(8)]
@@ -380,6 +380,34 @@ def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(run: Aut
         finally:
             for caller in callers:
                 await caller.close()
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_addresses_that_are_dialled_once_keep_no_connection(run: Authority) -> None:
+    """As many as somebody names; what is under way goes on."""
+
+    async def scenario() -> None:
+        server = GrpcTransport("0.0.0.0:0", security=run.new_identity(Role.PEER, "a"))
+        caller = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "b"))
+        try:
+            port = (await server.listen(Repeats())).rpartition(":")[2]
+            member, moved = f"127.0.0.1:{port}", f"127.0.1.1:{port}"
+            stream = caller.open(moved, "Data/Fetch", "a")
+            await stream.send(b"here")
+            await caller.call(member, "Control/Gossip", b"", 20, "a")
+            for number in range(200):
+                dialled = f"127.0.{2 + number // 100}.{1 + number % 100}:{port}"
+                await caller.call(dialled, "Control/Gossip", b"", 20, "a")
+                assert caller.close_unneeded({member}) == {member, moved}
+            assert await stream.receive() == b"here"
+            await stream.done()
+            assert await stream.receive() is None
+            while caller.close_unneeded({member}) != {member}:
+                await asyncio.sleep(0)
+        finally:
+            await caller.close()
             await server.close()
 
     asyncio.run(scenario())
