@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.identity import Authority, Identity
 from murmuration.worker.catchup.bootstrap import JoinConfig
 from murmuration.worker.exchange.allreduce.residuals import Residuals
@@ -87,6 +88,8 @@ class Environment:
         clock: monotonic seconds.
         identity: what this peer proves itself and signs by; None: nothing is encrypted.
         keep_identity: puts a renewed one where the peer will find it. Raises OSError.
+        keep_revoked: the same with what the run's authority has taken back. Raises OSError.
+        revoked: what was kept of that before.
         keep_members: the same with addresses of the others. Raises OSError.
         authority: of the run, if this peer holds its key: it lets others in.
     """
@@ -96,5 +99,7 @@ class Environment:
     clock: Callable[[], float] = time.monotonic
     identity: Identity | None = None
     keep_identity: Callable[[Identity], None] = lambda identity: None
+    keep_revoked: Callable[[Sequence[pb.Revocation]], None] = lambda entries: None
+    revoked: Sequence[pb.Revocation] = ()
     keep_members: Callable[[Sequence[str]], None] = lambda addresses: None
     authority: Authority | None = None

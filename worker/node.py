@@ -232,11 +232,14 @@ class Node:
             self._expulsions = Expulsions(
                 identity,
                 self._environment.authority,
-                expelled=lambda peer: self.gossip.expel(peer),
+                expelled=self._on_expelled,
+                keep=self._environment.keep_revoked,
                 offload=self.offload,
                 log=self.log,
             )
         self.gossip = gossip = GossipService(machine, run, limits, self, words, self._expulsions)
+        if self._expulsions is not None:
+            self._expulsions.begin(self._environment.revoked)
         self.server.peers = lambda: sum(member.live for member in gossip.members)
         if identity is not None and words is not None:
             self._renewal = Renewal(
@@ -273,6 +276,10 @@ class Node:
         self.server.streams |= self.relay.streams
         self._relayed = RelayedPeer(self.gossip, bound, self, self._round_trips_s.get)
         self._components += [self.relay, self._relayed]
+
+    def _on_expelled(self, peer: str) -> None:
+        self.gossip.expel(peer)
+        self.server.end_streams_of(peer)
 
     def _show_renewed(self, identity: Identity) -> None:
         self.transport.renew(identity)

@@ -5,9 +5,11 @@ of too many, does not begin, or is not read.
 """
 
 import asyncio
+import math
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from murmuration.protos.events import Warnings
 from murmuration.protos.text import shown
@@ -62,6 +64,7 @@ class NodeServer:
             "Control/Enrol": gate.enrol
         }
         self.streams: dict[str, Callable[[Stream], Awaitable[None]]] = {}
+        self._open: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)  # by caller
 
     def admit(self, method: str, caller: Caller) -> None:
         """Raises Refused: its certificate is not good for that, or counts no more."""
@@ -85,7 +88,25 @@ class NodeServer:
                 places = self._tunnels if method in RELAY_METHODS else self._places
                 with places.taken(caller):
                     in_time = _InTime(method, stream)
-                    await serve(self._gate.checked(method, in_time, caller))
+                    async with self._until_expelled(caller):
+                        await serve(self._gate.checked(method, in_time, caller))
+
+    def end_streams_of(self, peer: str) -> None:
+        """Ends those that the peer has open here: it was expelled."""
+        for limit in self._open.get(peer, ()):
+            limit.reschedule(-math.inf)
+
+    @asynccontextmanager
+    async def _until_expelled(self, caller: Caller) -> AsyncIterator[None]:
+        """Raises TimeoutError once the caller is expelled."""
+        async with asyncio.timeout(None) as limit:
+            self._open[caller.name].add(limit)
+            try:
+                yield
+            finally:
+                self._open[caller.name].discard(limit)
+                if not self._open[caller.name]:
+                    del self._open[caller.name]
 
     @contextmanager
     def _ending_the_call(self, method: str) -> Iterator[None]:

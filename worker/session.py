@@ -195,6 +195,8 @@ class Session:
                 log=self._log,
                 identity=self._credentials.identity,
                 keep_identity=self._credentials.keep,
+                keep_revoked=self._credentials.keep_revoked,
+                revoked=self._credentials.revoked(),
                 keep_members=self._keep_members,
                 authority=self._credentials.authority,
             ),

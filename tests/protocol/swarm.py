@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from murmuration.algorithms.fragments import Fragment
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.identity import Authority, Identity, Role
 from murmuration.worker.catchup.start import all_agree
 from murmuration.worker.component import Environment, NodeConfig
@@ -115,6 +116,7 @@ class Swarm:
         assert isinstance(loop, VirtualLoop)
         self.problem, self.loop, self._authority = problem, loop, authority
         self._identities: dict[str, Identity] = {}
+        self.kept_revoked: dict[str, Sequence[pb.Revocation]] = {}  # by peer, on its disk
         self.network = MemoryNetwork(delay_s)
         self.peers: dict[str, Peer] = {}
         self.tap: Tap | None = None
@@ -199,6 +201,8 @@ class Swarm:
                 log=events.append,
                 clock=self.loop.time,
                 identity=self.identity(name),
+                keep_revoked=lambda entries: self.kept_revoked.update({name: list(entries)}),
+                revoked=self.kept_revoked.get(name, ()),
             ),
         )
         node.lag = Punctual(self.loop.time)

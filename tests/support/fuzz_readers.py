@@ -120,8 +120,8 @@ def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
         ),
         "revocation": Reader(
             entries,
-            lambda raw: revocations.learn([wire.parse(pb.Revocation, raw)]),
-            (wire.WireError,),
+            lambda raw: list(revocations.learn([wire.parse(pb.Revocation, raw)])),
+            (wire.WireError, IdentityError),
             pb.Revocation,
         ),
     }

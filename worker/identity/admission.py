@@ -3,17 +3,21 @@
 The files are in the worker's folder, for its user alone (`murmuration.protos.identity`).
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.identity import Authority, Identity, IdentityError, Role, Token
 from murmuration.protos.identity.authority import TRIAL
-from murmuration.protos.identity.certificates import check_name
+from murmuration.protos.identity.certificates import FOLDER, check_name, write_secret
 from murmuration.protos.reach import cannot_listen, listening_problem
 from murmuration.worker.errors import ConfigError, UsageError
 from murmuration.worker.newcomer import Newcomer
 from murmuration.worker.transport import AddressInUse
+
+_REVOKED = "revoked.json"  # that the authority has taken back, beside the identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,3 +153,22 @@ class Credentials:
         """Puts a renewed one in the folder. Raises OSError."""
         if self.folder is not None:
             identity.save(self.folder)
+
+    def keep_revoked(self, entries: Sequence[pb.Revocation]) -> None:
+        """Puts what the authority has taken back in the folder. Raises OSError."""
+        if self.folder is not None:
+            document = {each.subject: each.signature.hex() for each in entries}
+            write_secret(self.folder / FOLDER / _REVOKED, json.dumps(document, indent=1).encode())
+
+    def revoked(self) -> list[pb.Revocation]:
+        """What was kept of that. Raises IdentityError: it cannot be read."""
+        if self.folder is None or not (path := self.folder / FOLDER / _REVOKED).exists():
+            return []
+        try:
+            document = json.loads(path.read_bytes())
+            return [
+                pb.Revocation(subject=about, signature=bytes.fromhex(signature))
+                for about, signature in document.items()
+            ]
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise IdentityError(f"{path} cannot be read: {error}; remove it") from error

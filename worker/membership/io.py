@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
 from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.identity.revocation import MOST_AT_ONCE
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.types import View
@@ -97,11 +98,12 @@ class Revoked(Protocol):
 
     hash: int
 
-    @property
-    def entries(self) -> list[pb.Revocation]: ...
+    def part(self) -> list[pb.Revocation]:
+        """As many as go into one message."""
+        ...
 
     def learn(self, entries: Iterable[pb.Revocation]) -> None:
-        """Takes those that the authority has signed."""
+        """Takes those that the authority has signed. Raises WireError: one is not."""
         ...
 
 
@@ -388,7 +390,7 @@ class GossipService:
         if self._revoked is not None and self._revoked.hash:
             said.revoked = self._revoked.hash
             if peer is not None and self._revoked_at.get(peer) != said.revoked:
-                said.revocations.extend(self._revoked.entries)
+                said.revocations.extend(self._revoked.part())
         return said.SerializeToString()
 
     def _to_message(self, member: Member) -> pb.Member:
@@ -399,7 +401,7 @@ class GossipService:
         return wire.signed_member_to_message(member)
 
     def learn_revoked(self, entries: Iterable[pb.Revocation]) -> None:
-        """Takes what the run's authority has taken back."""
+        """Takes what the run's authority has taken back. Raises WireError: it has not."""
         if self._revoked is not None:
             self._revoked.learn(entries)
 
@@ -450,6 +452,8 @@ class GossipService:
         """What may be believed of it, and what is wrong with the rest. Raises WireError."""
         wire.check_name(message.sender)
         if self._revoked is not None:
+            if len(message.revocations) > MOST_AT_ONCE:
+                raise wire.WireError(f"{len(message.revocations)} revocations in one message")
             self.learn_revoked(message.revocations)
             if self.address_of(message.sender) is not None:
                 self._revoked_at[message.sender] = message.revoked
