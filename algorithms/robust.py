@@ -1,13 +1,16 @@
 """How much one peer can move a mean of many: contributions are held to the others' norms.
 
 A contribution whose norm is above `limit` times the median of all counts as far as that. A peer
-that is far above it again and again is in quarantine, and its contributions are left out. A mean of
-two cannot tell which of them is wrong, and is taken as it is.
+that is far above it again and again is in quarantine, and its contributions are left out. So is one
+that was seen to give a false mean. A mean of two cannot tell which of them is wrong, and is taken
+as it is.
 
 Ref: arXiv:2508.15706 (SparseLoCo) scales every contribution to the median norm; arXiv:1803.01498
 for the trimmed mean.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -26,6 +29,7 @@ NORM_SLACK = 2.0  # an encoding may enlarge a contribution's norm
 _FAR = 10.0  # times the median: no honest contribution of equal work has that
 _STRIKES = 3
 _MOST_STRIKES = 12
+_MOST_DOUBLED = 16  # times
 
 
 def norm(values: Tensor) -> float:
@@ -54,6 +58,21 @@ def norm_factors(ratios: Iterable[float], limit: float) -> tuple[float, ...]:
     return tuple(limit / ratio if 0 < limit < ratio else 1.0 for ratio in ratios)
 
 
+def most_norm(norms: Sequence[float], missing: int, limit: float) -> float:
+    """The largest norm that a mean can have, of contributions with these norms and `missing` more.
+
+    Infinite where it cannot be told. What is missing is taken to be as large as the limit lets it
+    be, which takes a median to tell.
+    """
+    ratios = norm_ratios(norms)
+    factors = norm_factors(ratios, limit)
+    known = max((each * factor for each, factor in zip(norms, factors, strict=True)), default=0.0)
+    if not missing:
+        return known if norms else math.inf
+    median = sorted(norms)[(len(norms) - 1) // 2] if len(norms) >= _FEWEST else 0.0
+    return max(known, limit * median) if limit * median > 0 else math.inf
+
+
 def taken_out(factor: float) -> float:
     """The share of a contribution that a replica takes out of its parameters, where it keeps what
     no anchor has; `factor` is its factor in the mean.
@@ -65,34 +84,50 @@ def taken_out(factor: float) -> float:
 
 
 class Quarantine:
-    """The peers whose contributions have been far too large again and again.
+    """The peers whose contributions have been far too large again and again, and the `liars`.
 
     Three such rounds put a peer in; each ordinary one takes a strike back, so that a peer that was
-    in for long is out after twelve.
-
-    Args:
-        kept: the medians by which a contribution may be larger, of what its replica has kept.
+    in for long is out after twelve. A liar, which gave a false mean, is in for twelve ordinary
+    rounds at once, and for twice as many each time.
     """
 
-    def __init__(self, kept: float = 0.0) -> None:
-        self._far = _FAR + kept
+    def __init__(self) -> None:
         self._strikes: dict[str, int] = {}
         self._seen: dict[int, int] = {}
+        self._lied: Counter[str] = Counter()
         self.peers: frozenset[str] = frozenset()
+        self.liars: frozenset[str] = frozenset()
 
-    def saw(self, fragment: int, round_: int, ratios: Mapping[str, float]) -> None:
-        """Takes the norm ratios of a round, whichever of its shards they come with first."""
+    def caught(self, peer: str) -> bool:
+        """The peer gave a false mean. Returns whether that is news."""
+        if peer in self.liars:
+            return False
+        self._strikes[peer] = _MOST_STRIKES << min(self._lied[peer], _MOST_DOUBLED)
+        self._lied[peer] += 1
+        self.peers |= {peer}
+        self.liars |= {peer}
+        return True
+
+    def saw(
+        self, fragment: int, round_: int, ratios: Mapping[str, float], kept: float = 0.0
+    ) -> None:
+        """Takes the norm ratios of a round, whichever of its shards they come with first.
+
+        Args: kept: the medians by which a contribution may be larger, of what its replica has kept.
+        """
         if self._seen.get(fragment, -1) >= round_:
             return
         self._seen[fragment] = round_
         for peer, ratio in ratios.items():
-            strikes = self._strikes.get(peer, 0) + (1 if ratio > self._far else -1)
-            self._strikes[peer] = min(_MOST_STRIKES, max(0, strikes))
+            before = self._strikes.get(peer, 0)
+            strikes = before + (1 if ratio > _FAR + kept else -1)
+            self._strikes[peer] = min(max(before, _MOST_STRIKES), max(0, strikes))
             if self._strikes[peer] >= _STRIKES:
                 self.peers |= {peer}
             elif not self._strikes[peer]:
                 del self._strikes[peer]
                 self.peers -= {peer}
+                self.liars -= {peer}
 
 
 def aggregate(

@@ -1329,11 +1329,14 @@ class ReductionHeader(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     FACTORS_FIELD_NUMBER: _builtins.int
+    REDUCER_FIELD_NUMBER: _builtins.int
     codec: _builtins.int
     total_bytes: _builtins.int
     hash: _builtins.int
     last: _builtins.str
     """whose contribution came last: whom the round has waited for"""
+    reducer: _builtins.str
+    """that has computed it: the answer may come from another that was given it"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1354,10 +1357,11 @@ class ReductionHeader(_message.Message):
         hash: _builtins.int = ...,
         last: _builtins.str = ...,
         factors: _abc.Iterable[_builtins.float] | None = ...,
+        reducer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "last", b"last", "next_group", b"next_group", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "last", b"last", "next_group", b"next_group", "reducer", b"reducer", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

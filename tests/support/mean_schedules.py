@@ -365,6 +365,8 @@ def violations(run: Run) -> Iterator[str]:
         yield f"never ends: {run.unfinished} peers"
     for problem in run.problems:
         yield f"a task failed: {problem}"
+    if named := {peer for each in run.peers for peer in each.context.quarantine.liars}:
+        yield f"named as liars: {sorted(named)}"
     yield from _of_answers(run)
     for outcome in run.record.outcomes:
         yield from _of_outcome(run, outcome)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.reducers import reducer_orders
+from murmuration.algorithms.robust import Quarantine
 from murmuration.protos.events import new_event
 from murmuration.protos.text import shown
 from murmuration.worker import wire
@@ -145,6 +146,7 @@ class Context:
     compression: Compression
     arrivals: Arrivals
     counts: Counts = field(default_factory=Counts)
+    quarantine: Quarantine = field(default_factory=Quarantine)
     most_visits: int = 1
     exact: Sequence[int] = ()
     ends_run: bool = False
@@ -173,9 +175,20 @@ class Context:
     def left_out(self, peer: str) -> None:
         """Counts a contribution that does not count, and tells of a peer's first."""
         self.counts.left_out[peer] += 1
-        if self.counts.left_out[peer] == 1:
+        if self.counts.left_out[peer] == 1 and peer not in self.quarantine.liars:
             text = f"{peer} is in quarantine: its contributions are far too large again and again"
             self.log(new_event("warning", text=text))
+
+    def caught(self, peer: str, why: str) -> bool:
+        """A peer gave a false mean: tells of it. Returns whether that is news."""
+        news = self.quarantine.caught(peer)
+        if news:
+            text = (
+                f"{peer} gave a false mean: {why}; it reduces nothing for this peer from now on, "
+                "and its contributions are left out"
+            )
+            self.log(new_event("warning", text=text))
+        return news
 
     def known_alike(self, peers: Sequence[str]) -> bool:
         """Whether it is told of all of these that they contribute the same."""

@@ -30,11 +30,14 @@ class View:
     Args:
         unmet: live peers that nobody has seen to answer since they began.
         steps: of the run; the mean that ends it before these are taken is the round of this number.
+        liars: peers that this one has caught giving false means: they reduce nothing, and are not
+            waited for.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     unmet: frozenset[str] = frozenset()
     steps: float = inf
+    liars: frozenset[str] = frozenset()
 
     def live(self, peer: str) -> bool:
         """Not known to be gone."""
@@ -42,7 +45,9 @@ class View:
         return member is not None and member.live
 
     def usable(self, peer: str) -> bool:
-        """Alive beyond doubt, and reached: worth sending a shard to."""
+        """Alive beyond doubt, reached and trusted: worth sending a shard to."""
+        if peer in self.liars:
+            return False
         member = self.members.get(peer)
         return member is not None and member.health is Health.ALIVE and peer not in self.cut_off
 
@@ -64,7 +69,7 @@ class View:
         """Whether to wait for this peer: it trains, is reached, and has not applied the round
         already."""
         member = self.members.get(peer)
-        if member is None or not member.live or peer in self.cut_off:
+        if member is None or not member.live or peer in self.cut_off or peer in self.liars:
             return False
         leaves = member.phase is Phase.LEAVING and round_ >= self.steps
         if not leaves and member.phase not in (Phase.READY, Phase.TRAINING):

@@ -1,5 +1,7 @@
 """No peer moves a mean by more than the limit, and one that tries again and again is left out."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.robust import (
     Quarantine,
     aggregate,
+    most_norm,
     norm,
     norm_factors,
     norm_ratios,
@@ -87,15 +90,42 @@ def test_what_a_replica_keeps_of_itself_never_puts_it_in_quarantine(
     size: float, limit: float, rounds: int
 ) -> None:
     """A peer that is always `size` medians large, and contributes what it has kept as well."""
-    quarantine, kept = Quarantine(limit), 0.0
+    quarantine, kept = Quarantine(), 0.0
     for round_ in range(rounds):
         contributed = size + kept
-        quarantine.saw(0, round_, {"a": contributed})
+        quarantine.saw(0, round_, {"a": contributed}, limit)
         (factor,) = norm_factors([contributed], limit)
         kept = (1 - taken_out(factor)) * contributed
         assert factor * contributed + kept <= contributed * (1 + 1e-9)
         assert kept <= limit * (1 + 1e-9)
     assert not quarantine.peers
+
+
+def test_a_liar_is_out_after_twelve_ordinary_rounds_and_then_after_twice_as_many() -> None:
+    quarantine, round_ = Quarantine(), 0
+    for rounds in (12, 24):
+        assert quarantine.caught("a")
+        assert not quarantine.caught("a")
+        for _ in range(rounds):
+            assert quarantine.liars == quarantine.peers == {"a"}
+            quarantine.saw(0, round_, {"a": 1.0, "b": 1.0})
+            round_ += 1
+        assert quarantine.liars == quarantine.peers == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("norms", "missing", "most"),
+    [
+        ([1.0, 2.0, 1.0, 50.0], 0, 3.0),
+        ([1.0, 2.0, 1.0], 1, 3.0),
+        ([1.0, 2.0], 0, 2.0),
+        ([1.0, 2.0], 1, math.inf),
+        ([0.0, 0.0, 1.0], 1, math.inf),
+        ([], 0, math.inf),
+    ],
+)
+def test_the_largest_norm_of_a_mean(norms: list[float], missing: int, most: float) -> None:
+    assert most_norm(norms, missing, 3.0) == pytest.approx(most)
 
 
 @pytest.mark.parametrize("ratio", [11.0, 1e9, float("inf")])

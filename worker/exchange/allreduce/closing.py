@@ -10,11 +10,11 @@ reducer which died while answering gives the answer that others may already have
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from murmuration.algorithms.robust import Quarantine, norm_factors, norm_ratios
+from murmuration.algorithms.robust import most_norm, norm_factors, norm_ratios
 from murmuration.worker.exchange.allreduce.dialogue import Group, ShardRange
 from murmuration.worker.exchange.types import ShardKey, View, alike
 
@@ -104,7 +104,9 @@ class ReducedShards:
         self._groups: dict[tuple[int, int], Group] = {}
         self._open: dict[ShardKey, OpenShard] = {}
         self._attempts = count(1)
-        self._quarantine = Quarantine(self._config.norm_limit if context.plan.keeps else 0.0)
+        self._quarantine = context.quarantine
+        self._kept = self._config.norm_limit if context.plan.keeps else 0.0
+        self._norms: dict[tuple[int, int], dict[str, float]] = {}
 
     def version(self, fragment: int) -> int | None:
         """Of this peer's own state; None as long as it has none."""
@@ -120,6 +122,19 @@ class ReducedShards:
     def open(self, key: ShardKey) -> OpenShard:
         """The shard, open from now on if it was not."""
         return self._open.setdefault(key, OpenShard())
+
+    def announced(self, key: ShardKey, peer: str, norm: float) -> None:
+        """The norm of what a peer contributes to a round."""
+        self._norms.setdefault((key.fragment, key.round), {})[peer] = norm
+
+    def most_norm(self, fragment: int, round_: int, contributors: Group) -> float:
+        """The largest norm that a mean of these contributors can have, by what each has announced
+        to this peer itself; infinite where too few have."""
+        group, norms = self._groups.get((fragment, round_), ()), self._norms.get((fragment, round_))
+        if norms is None or 2 * len(norms) <= len(group):
+            return math.inf
+        missing = len({*contributors} - norms.keys())
+        return most_norm(list(norms.values()), missing, self._config.norm_limit)
 
     def begun(self, key: ShardKey) -> bool:
         """Whether something that counts is here."""
@@ -159,7 +174,7 @@ class ReducedShards:
 
     def on_view(self, view: View) -> None:
         """Hands back what another peer is to reduce."""
-        self.view = view
+        self.view = view = replace(view, liars=self._quarantine.liars)
         handed_back = [
             key
             for key, entry in self._open.items()
@@ -195,6 +210,9 @@ class ReducedShards:
         self._groups[fragment, version] = group
         self._groups = {
             at: group for at, group in self._groups.items() if at[0] != fragment or at[1] >= oldest
+        }
+        self._norms = {
+            at: norms for at, norms in self._norms.items() if at[0] != fragment or at[1] >= oldest
         }
         return forgotten
 
@@ -273,7 +291,8 @@ class ReducedShards:
         """(the contributors that count, the factor of each, those in quarantine)."""
         peers = tuple(sorted(entry.contributors))
         ratios = norm_ratios([entry.contributions[peer].norm for peer in peers])
-        self._quarantine.saw(key.fragment, key.round, dict(zip(peers, ratios, strict=True)))
+        by_peer = dict(zip(peers, ratios, strict=True))
+        self._quarantine.saw(key.fragment, key.round, by_peer, self._kept)
         out = self._quarantine.peers.intersection(peers)
         if len(out) == len(peers):
             out = frozenset()

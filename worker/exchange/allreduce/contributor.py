@@ -9,6 +9,7 @@ whole at its deadline, or when a reducer says that it cannot succeed.
 
 import asyncio
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -105,6 +106,10 @@ class _Round:
         return late.pop() if len(late) == 1 else self.slowest
 
 
+class FalseMean(wire.WireError):
+    """No mean of the contributions that it names; its reducer has sent it itself."""
+
+
 class Contributor:
     """This peer's own rounds, at most one per fragment. io thread only.
 
@@ -140,8 +145,8 @@ class Contributor:
             self._tell_stall(round_, self._lasted_s.get(fragment))
 
     def on_view(self, view: View) -> None:
-        """Membership has changed."""
-        self._view = view
+        """Membership has changed, which this peer's own reducer knows."""
+        self._view = self._reducer.view
         for round_ in list(self._rounds.values()):
             self._advance(round_)
 
@@ -238,11 +243,13 @@ class Contributor:
             else:
                 answer = await self._ask(round_, part, opening)
             if isinstance(answer, wire.Reduction):
-                mean, left_out = await self._decoded(round_, part.shard, answer)
+                mean, left_out = await self._decoded(round_, part, answer)
         except TransportError as error:
             answer, broken = Refusal("again", str(error)), True
         except wire.WireError as error:
             answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
+            if isinstance(error, FalseMean):
+                self._caught(peer, str(error))
         match answer:
             case wire.Reduction(header=header):
                 here = slice(*part.shard.bounds)
@@ -362,15 +369,23 @@ class Contributor:
             raise wire.WireError(f"{key}: the reduction is another one than before")
 
     async def _decoded(
-        self, round_: _Round, shard: ShardRange, reduction: wire.Reduction
+        self, round_: _Round, part: _Part, reduction: wire.Reduction
     ) -> "tuple[Tensor, Tensor | None]":
         """(the mean, what the contribution has left out if the norm limit has scaled it). Into
-        tensors of their own: a try that is cancelled meanwhile must not write elsewhere."""
-        codec, elements = self._context.reduction_codec, shard.stop - shard.start
-        share = taken_out(reduction.header.factor(self._context.me))
+        tensors of their own: a try that is cancelled meanwhile must not write elsewhere. Raises
+        WireError: no such contributions have this mean."""
+        context, shard, header = self._context, part.shard, reduction.header
+        codec, elements = context.reduction_codec, shard.stop - shard.start
+        share = taken_out(header.factor(context.me))
+        most = math.inf
+        if context.plan.compares_norms and part.target != context.me:
+            most = self._reducer.most_norm(part.key, header.contributors)
 
         def decode() -> "tuple[Tensor, Tensor | None]":
             mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
+            if most < math.inf and (found := norm(mean[: elements - shard.exact])) > most:
+                why = f"{part.key} has norm {found:.3g}, and its contributions at most {most:.3g}"
+                raise (FalseMean if header.reducer == part.target else wire.WireError)(why)
             if round_.error is None or share == 1:
                 return mean, None
             here = slice(*shard.bounds)
@@ -378,7 +393,13 @@ class Contributor:
             error[:values] += (1 - share) * (round_.begin.values[here] - error)[:values]
             return mean, error
 
-        return await self._context.worked(elements, decode)
+        return await context.worked(elements, decode)
+
+    def _caught(self, peer: str, why: str) -> None:
+        """A peer gave a false mean: no shard goes to it any more."""
+        if self._context.caught(peer, why):
+            self._reducer.on_view(self._reducer.view)
+            self.on_view(self._reducer.view)
 
     # --------------------------------------------------------------------------- the round's ends
 

@@ -63,6 +63,7 @@ class ReductionHeader:
     Args:
         last: the peer whose contribution came last.
         factors: how far each contributor counts, where the norm limit has scaled one.
+        reducer: the peer that has computed it, which may not be the one that gives it.
     """
 
     contributors: Group
@@ -72,6 +73,7 @@ class ReductionHeader:
     hash: int
     last: str
     factors: tuple[float, ...] = ()
+    reducer: str = ""
 
     def factor(self, peer: str) -> float:
         """How far the peer's contribution counts; 0 where it does not."""

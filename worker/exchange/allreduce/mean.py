@@ -30,6 +30,7 @@ async def reduce(
         hash=payload.hash,
         last=due.last,
         factors=due.factors if min(due.factors) < 1 else (),
+        reducer=context.me,
     )
     return wire.Reduction(header, payload), left_out
 

@@ -130,6 +130,21 @@ class Reducer:
             self._reductions[key] = reduction
         self._look_again()
 
+    @property
+    def view(self) -> View:
+        """The swarm as this peer decides by it."""
+        return self._shards.view
+
+    def most_norm(self, key: ShardKey, contributors: Group) -> float:
+        """The largest norm that a mean of the shard can have, as far as this peer can tell."""
+        plan, shards = self._context.plan, self._shards
+        most = shards.most_norm(key.fragment, key.round, contributors)
+        if plan.keeps_reduction_residual:  # of the mean before: what its encoding has left out
+            most += shards.most_norm(key.fragment, key.round - 1, contributors)
+        if plan.mean_over == "senders":
+            most *= math.sqrt(len(contributors))
+        return NORM_SLACK * most
+
     def awaited(self, key: ShardKey) -> tuple[str, ...]:
         """The peers that have not contributed yet to an open shard."""
         return tuple(sorted(self._shards.awaited(key)))
@@ -361,6 +376,7 @@ class Reducer:
             return Refusal("invalid", str(error), faulty=True)
         if not self._shards.admits(header.sender, group):
             return None
+        self._shards.announced(header.key, header.sender, header.norm)
         entry = offer.shard = self._shards.open(header.key)
         earlier = entry.contributions.get(header.sender)
         if own is not None:

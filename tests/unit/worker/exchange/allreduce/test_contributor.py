@@ -1,16 +1,23 @@
 """Contributing: where each shard goes, what is said on a stream, and how a round ends."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from murmuration.algorithms.robust import Quarantine
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.contributor import Contributor
-from murmuration.worker.exchange.allreduce.dialogue import ContributionHeader, ReductionHeader
+from murmuration.worker.exchange.allreduce.dialogue import (
+    ContributionHeader,
+    Group,
+    ReductionHeader,
+)
 from murmuration.worker.exchange.allreduce.reducer import Answer
 from murmuration.worker.exchange.types import ShardKey, View
 from murmuration.worker.simulation.clock import Clock
@@ -100,7 +107,9 @@ class Try(FakeStream):
 class OwnReducer:
     """The peer's own; `gives` answers the contribution that waits there."""
 
-    def __init__(self) -> None:
+    def __init__(self, quarantine: Quarantine) -> None:
+        self.quarantine, self.view = quarantine, View()
+        self.most = math.inf  # the norm that a mean can have
         self.learnt: list[ShardKey] = []
         self.tries: list[asyncio.Future[Answer]] = []
 
@@ -113,6 +122,12 @@ class OwnReducer:
 
     def awaited(self, key: ShardKey) -> tuple[str, ...]:
         return ()
+
+    def on_view(self, seen: View) -> None:
+        self.view = replace(seen, liars=self.quarantine.liars)
+
+    def most_norm(self, key: ShardKey, contributors: Group) -> float:
+        return self.most
 
 
 class Contributing(Bench):
@@ -129,7 +144,7 @@ class Contributing(Bench):
         self.tries: list[Try] = []
         self.suspected: list[str] = []
         self.results: list[RoundDone | RoundFailed] = []
-        self.own = OwnReducer()
+        self.own = OwnReducer(self.context.quarantine)
         self.contributor = Contributor(self.context, self.own, self, self)  # type: ignore[arg-type]
         self.on_view(seen or view("abc"))
         self.begin(Begin(2, 7, GROUP, torch.ones(ELEMENTS * len(orders)), weight=5))
@@ -149,6 +164,7 @@ class Contributing(Bench):
         self.results.append(result)
 
     def on_view(self, seen: View) -> None:
+        self.own.on_view(seen)
         self.contributor.on_view(seen)
         self.settle()
 
