@@ -3,6 +3,8 @@
 Every peer that knows the group computes the same reducers, so no peer is asked. A group of n cuts a
 fragment into chunks_per_peer * n shards, and each peer reduces as many of them. So traffic per peer
 is 2 (n-1)/n of the fragment.
+
+The next round's group follows from the reductions of this one, which all peers have alike.
 """
 
 from collections import Counter
@@ -10,6 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 
 Pair = tuple[str, str]
+
+_FEW_JOINERS = 4
 
 
 def weight(key: bytes, peer: str) -> int:
@@ -49,6 +53,36 @@ def reducer_orders(
         taken.add(first)
         orders.append((first, *(peer for peer in by_weight if peer != first)))
     return tuple(orders)
+
+
+def next_group(
+    group: Sequence[str], contributors: Sequence[Sequence[str]], joiners: Sequence[str]
+) -> tuple[str, ...]:
+    """The peers that lay out the round after this one, sorted.
+
+    A peer of the group stays if at least half of the shards count it: no single reducer can leave
+    one out, or keep one that others do not see. Joiners count for one round, and stay by what they
+    contribute in it.
+
+    Args:
+        group: lays out this round.
+        contributors: of each shard.
+        joiners: of the shard that names them.
+    """
+    counted = Counter(peer for peers in contributors for peer in set(peers))
+    stay = {peer for peer, count in counted.items() if 2 * count >= len(contributors)}
+    # Where none of the group is left, those that hold the round in its place lay out the next.
+    return tuple(sorted((stay.intersection(group) or stay).union(joiners)))
+
+
+def joiners_shard(round_: int, shards: int) -> int:
+    """The shard whose reduction names the round's joiners: in each round another reducer's."""
+    return round_ % shards
+
+
+def most_joiners(group: Sequence[str]) -> int:
+    """How many joiners one reduction may name: a group at most doubles in a round."""
+    return max(_FEW_JOINERS, len(group))
 
 
 def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:

@@ -1323,7 +1323,7 @@ class ReductionHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTRIBUTORS_FIELD_NUMBER: _builtins.int
-    NEXT_GROUP_FIELD_NUMBER: _builtins.int
+    JOINERS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
@@ -1340,8 +1340,8 @@ class ReductionHeader(_message.Message):
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def next_group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """the group of the next round, as the reducer of shard 0 sees it"""
+    def joiners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """to be in the next group too; in one shard of each round"""
 
     @_builtins.property
     def factors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -1351,7 +1351,7 @@ class ReductionHeader(_message.Message):
         self,
         *,
         contributors: _abc.Iterable[_builtins.str] | None = ...,
-        next_group: _abc.Iterable[_builtins.str] | None = ...,
+        joiners: _abc.Iterable[_builtins.str] | None = ...,
         codec: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
@@ -1361,7 +1361,7 @@ class ReductionHeader(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "last", b"last", "next_group", b"next_group", "reducer", b"reducer", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "joiners", b"joiners", "last", b"last", "reducer", b"reducer", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

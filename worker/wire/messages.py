@@ -67,9 +67,15 @@ def reduction_to_message(header: ReductionHeader) -> bytes:
 
 
 def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
+    """Raises WireError: it names more peers than a round has, or one twice."""
     named = (each.name for each in fields(ReductionHeader))
     plain = {name: getattr(header, name) for name in named}
-    groups = {name: tuple(plain[name]) for name in ("contributors", "next_group", "factors")}
+    groups = {name: tuple(plain[name]) for name in ("contributors", "joiners", "factors")}
+    for peers in (groups["contributors"], groups["joiners"]):
+        if len(peers) > _MAX_PEERS or len(set(peers)) < len(peers):
+            raise WireError(f"{len(peers)} peers in a reduction, or one twice")
+        for name in peers:
+            check_name(name)
     return ReductionHeader(**(plain | groups))
 
 

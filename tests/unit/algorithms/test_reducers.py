@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmuration.algorithms.reducers import ranking, reached_by_all, reducer_orders, weight
+from murmuration.algorithms.reducers import (
+    next_group,
+    ranking,
+    reached_by_all,
+    reducer_orders,
+    weight,
+)
 
 NAMES = st.text("abcdé猫 ", min_size=1, max_size=12)
 U64 = st.integers(0, 2**64 - 1)
@@ -110,3 +116,30 @@ def test_weights_are_the_same_on_every_machine_and_version() -> None:
         ("c", "a", "b"),
         ("b", "c", "a"),
     )
+
+
+@pytest.mark.parametrize(
+    ("group", "contributors", "joiners", "found"),
+    [
+        ("abcd", "abcd abcd abcd abcd", "", "abcd"),
+        ("abcd", "abcd abcd abcd d", "", "abcd"),
+        ("abcd", "abc abc abc abcd", "", "abc"),
+        ("ab", "ab b", "", "ab"),
+        ("abc", "abc abc ab", "x", "abcx"),
+        ("abc", "abc abc abx", "", "abc"),
+        ("abc", "dd d d", "", "d"),
+    ],
+    ids=[
+        "all",
+        "one counts itself alone",
+        "one counts a peer that nobody sees",
+        "of two",
+        "a joiner",
+        "an outsider that is counted",
+        "the group is gone",
+    ],
+)
+def test_the_next_group_is_what_most_shards_have_counted(
+    group: str, contributors: str, joiners: str, found: str
+) -> None:
+    assert next_group(group, contributors.split(), joiners) == tuple(found)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
+from murmuration.algorithms.reducers import joiners_shard, most_joiners
 from murmuration.algorithms.robust import most_norm, norm_factors, norm_ratios
 from murmuration.worker.exchange.allreduce.dialogue import Group, ShardRange
 from murmuration.worker.exchange.types import ShardKey, View, alike
@@ -61,7 +62,7 @@ class DueMean:
     alike: tuple[Group, ...]
     left_out: Group
     missing: Group
-    next_group: Group
+    joiners: Group
     last: str
 
 
@@ -264,12 +265,6 @@ class ReducedShards:
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> DueMean:
         entry.computing = next(self._attempts)
         contributors, factors, left_out = self._held_to_norms(key, entry)
-        # Who says that it trains and answers nobody is not waited for: it has to contribute first.
-        next_group = {
-            peer
-            for peer in (self.view.joinable() - self.view.unmet) | entry.contributors.keys()
-            if (self.view.live(peer) and peer not in self.view.cut_off) or peer == self._me
-        }
         return DueMean(
             key=key,
             attempt=entry.computing,
@@ -281,9 +276,19 @@ class ReducedShards:
             alike=alike({peer: _mark(entry.contributions[peer]) for peer in contributors}),
             left_out=left_out,
             missing=tuple(sorted(self._expected(key, group) - entry.contributors.keys())),
-            next_group=tuple(sorted(next_group)),
+            joiners=self._joiners(key, group, contributors),
             last=next(peer for peer in reversed(entry.contributors) if peer in contributors),
         )
+
+    def _joiners(self, key: ShardKey, group: Group, contributors: Group) -> Group:
+        """The peers to lay out the next round over too, late ones of this group first. A peer that
+        says that it trains and answers nobody is none: it has to contribute first."""
+        shards = len(self._layout.orders(key.fragment, group))
+        if key.shard != joiners_shard(key.round, shards):
+            return ()
+        found = self.view.joinable() - self.view.unmet - set(contributors)
+        first = sorted(found, key=lambda peer: (peer not in group, peer))
+        return tuple(sorted(first[: most_joiners(group)]))
 
     def _held_to_norms(
         self, key: ShardKey, entry: OpenShard

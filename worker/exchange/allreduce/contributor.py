@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from murmuration.algorithms.reducers import joiners_shard, most_joiners, next_group
 from murmuration.algorithms.robust import norm, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
@@ -294,7 +295,7 @@ class Contributor:
                         case "header" if header is None:
                             header = wire.reduction_from_message(answer.header)
                             arrival.begins(peer)
-                            self._expect(part, header)
+                            self._expect(round_, part, header)
                         case "resume" if header is None and sending is None:
                             offset = min(answer.resume.offset, part.shard.contribution_bytes)
                             send = partial(self._send, round_, part, stream, offset)
@@ -348,7 +349,7 @@ class Contributor:
                     await context.sent(stream, message)
             await stream.done()
 
-    def _expect(self, part: _Part, header: ReductionHeader) -> None:
+    def _expect(self, round_: _Round, part: _Part, header: ReductionHeader) -> None:
         """Makes room for a reduction, or goes on with what has come of it. Raises WireError."""
         key, codec = part.key, self._context.reduction_codec
         expected = part.shard.reduction_bytes
@@ -357,6 +358,10 @@ class Contributor:
                 f"{key}: a reduction of {header.total_bytes} bytes in codec {header.codec}, "
                 f"expected {expected} in {codec.name}"
             )
+        named_here = key.shard == joiners_shard(key.round, len(round_.parts))
+        most = most_joiners(round_.begin.group) if named_here else 0
+        if len(header.joiners) > most:
+            raise wire.WireError(f"{key}: {len(header.joiners)} joiners; at most {most}")
         if header.last and header.last not in header.contributors:
             raise wire.WireError(f"{key}: {header.last!r} came last, but is no contributor")
         if header.factors and len(header.factors) != len(header.contributors):
@@ -433,12 +438,15 @@ class Contributor:
         exchange_s = self._lasted_s[begin.fragment] = context.clock() - round_.began
         # Reductions for the others, of about as many bytes, went out in the same time.
         context.compression.exchanged(2 * sent_bytes, exchange_s)
+        joiners = reductions[joiners_shard(begin.round, len(reductions))][1].joiners
         result = RoundDone(
             fragment=begin.fragment,
             round=begin.round,
             mean=round_.mean,
             contributors=min(len(each.contributors) for _, each in reductions),
-            next_group=reductions[0][1].next_group,
+            next_group=next_group(
+                begin.group, [each.contributors for _, each in reductions], joiners
+            ),
             missed=missed,
             exchange_s=exchange_s,
             waited_for=round_.waited_for,

@@ -61,13 +61,14 @@ class ReductionHeader:
     """What begins a reduction.
 
     Args:
+        joiners: peers to be in the next group beside those that contribute; of one shard a round.
         last: the peer whose contribution came last.
         factors: how far each contributor counts, where the norm limit has scaled one.
         reducer: the peer that has computed it, which may not be the one that gives it.
     """
 
     contributors: Group
-    next_group: Group
+    joiners: Group
     codec: int
     total_bytes: int
     hash: int

@@ -24,7 +24,7 @@ async def reduce(
     payload, left_out = await context.worked(work, lambda: _average(context, due, before))
     header = ReductionHeader(
         contributors=due.contributors,
-        next_group=due.next_group,
+        joiners=due.joiners,
         codec=context.reduction_codec.wire_id,
         total_bytes=len(payload.raw),
         hash=payload.hash,

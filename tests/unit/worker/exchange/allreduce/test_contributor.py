@@ -86,7 +86,7 @@ class Try(FakeStream):
     def begins(self, contributors: str = "abc", last: str = "c", **changes: Any) -> None:
         plain = {
             "contributors": tuple(contributors),
-            "next_group": ("a", "b", "c", "d"),
+            "joiners": (),
             "codec": 2,
             "total_bytes": SIZE,
             "hash": wire.hash64(MEAN),
@@ -174,7 +174,7 @@ class Contributing(Bench):
         self.settle()
 
     def reduced_here(self) -> None:
-        header = ReductionHeader(GROUP, GROUP, 2, SIZE, wire.hash64(MEAN), "c")
+        header = ReductionHeader(GROUP, (), 2, SIZE, wire.hash64(MEAN), "c")
         payload = wire.Payload(MEAN, header.hash)
         self.own.tries[-1].set_result(wire.Reduction(header, payload))
         self.settle()
@@ -348,7 +348,17 @@ BAD_FACTORS = [{"factors": (0.5,)}, {"factors": (0.0, 1.0, 1.0)}, {"factors": (1
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"total_bytes": 24}, {"codec": 99}, {"last": "d"}, {"hash": 10}, *BAD_FACTORS]
+    "wrong",
+    [
+        {"total_bytes": 24},
+        {"codec": 99},
+        {"last": "d"},
+        {"hash": 10},
+        {"joiners": tuple("defgh")},
+        {"joiners": ("d", "d")},
+        {"contributors": "aabc"},
+        *BAD_FACTORS,
+    ],
 )
 def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(
     clock: Clock, wrong: dict[str, Any]
@@ -368,12 +378,13 @@ def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(
 
 def test_what_a_round_came_to(clock: Clock) -> None:
     made = Contributing(clock)
-    made.tries[0].reduces("abc")
+    made.tries[0].begins("abc", joiners=("d",))  # the second of three shards: it is round 7
+    made.tries[0].brings()
     made.tries[1].reduces("bc")
     assert made.results == []
     made.reduced_here()
     done = made.done
-    assert (done.contributors, done.next_group) == (2, ("a", "b", "c"))
+    assert (done.contributors, done.next_group) == (2, ("a", "b", "c", "d"))
     assert (done.missed, done.waited_for) == (((20, 30),), "c")
     assert [peers for *_, peers in done.parts] == [GROUP, GROUP, ("b", "c")]
     made.tick(ROUND_S + 1)

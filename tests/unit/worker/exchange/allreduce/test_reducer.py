@@ -201,7 +201,7 @@ def test_a_shard_closes_when_everyone_has_contributed(clock: Clock) -> None:
     streams += made.contribute("c")
     assert told(streams) == {"mean of abcd"}
     answer = streams[0].answer
-    assert (answer.last, list(answer.next_group)) == ("c", list("abcd"))
+    assert (answer.last, list(answer.joiners)) == ("c", [])
 
 
 def test_contributors_are_sorted_whatever_the_order_of_arrival(clock: Clock) -> None:
@@ -257,7 +257,7 @@ def test_it_does_not_wait_for_the_dead(clock: Clock) -> None:
     assert told(streams) == {""}
     made.on_view(view("abc", dead="d"))
     assert told(streams) == {"mean of abc"}
-    assert list(streams[0].answer.next_group) == list("abc")
+    assert list(streams[0].answer.joiners) == []
 
 
 @pytest.mark.parametrize("gone", [{"left": "d"}, {"done": "d"}, {"ahead": "d"}])
@@ -285,7 +285,7 @@ def test_a_contribution_from_outside_the_group_adds_nothing_and_is_answered(cloc
     assert not outside.is_read
     made.contribute("abcd")
     assert told([outside, made.offer("e")]) == {"mean of abcd"}
-    assert list(outside.answer.next_group) == list("abcde")
+    assert list(outside.answer.joiners) == ["e"]
 
 
 def test_a_contribution_from_outside_is_let_go_when_the_round_does_not_close(clock: Clock) -> None:
@@ -302,9 +302,15 @@ def test_who_is_outside_contributes_where_nobody_of_the_group_is_left(clock: Clo
     assert told(made.contribute("e")) == {"mean of e"}
 
 
-def test_the_next_group_is_of_those_that_can_join_it(clock: Clock) -> None:
-    made = Reducing(clock, seen=view("abcx", suspect="d", starting="e", done="f", dead="g"))
-    assert list(made.contribute("abcd")[0].answer.next_group) == list("abcdx")
+@pytest.mark.parametrize(("round_", "joiners"), [(0, "dx"), (1, "")])
+def test_one_shard_of_a_round_names_late_peers_and_joiners(
+    clock: Clock, round_: int, joiners: str
+) -> None:
+    seen = view("abcx", suspect="d", starting="e", done="f", dead="g")
+    made = Reducing(clock, seen=seen, version=round_)
+    streams = [made.offer(p, key=ShardKey(0, round_, 0)).send_up_to(BYTES) for p in "abc"]
+    made.tick(GRACE_S)
+    assert list(streams[0].answer.joiners) == list(joiners)
 
 
 def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again(
