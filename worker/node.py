@@ -226,7 +226,8 @@ class Node:
             stage=self._node.stage,
         )
         identity, run = self._environment.identity, self._manifest.run
-        words = None if identity is None else SignedWords(identity, run, self.clock)
+        tell = Warnings(self.log).add
+        words = None if identity is None else SignedWords(identity, run, self.clock, tell)
         self._words = words
         if identity is not None:
             self._expulsions = Expulsions(

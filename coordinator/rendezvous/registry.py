@@ -21,7 +21,7 @@ LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024
 _SETTINGS = (("diloco", "preset"), ("run", "steps"), ("diloco", "inner_steps"), ("run", "seed"))
 _MAX_NAME_BYTES = 256
-CLOCKS_APART_MS = 24 * 3600 * 1000  # as workers have it
+MAX_EPOCH = 2**53  # as workers have it
 _MAX_EVENTS = 64  # of one call, as many as a worker sends
 _PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
 _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
@@ -67,15 +67,12 @@ class Registry:
         self.run = ""
         self.refused: dict[str, int] = {}
 
-    def introduce(
-        self, request: pb.IntroduceRequest, now: float, now_ms: int | None = None
-    ) -> Introduction:
-        """Takes a worker's call at monotonic time `now` (s). Args: now_ms: since 1970, by which an
-        epoch may not be in the future; None does not ask."""
+    def introduce(self, request: pb.IntroduceRequest, now: float) -> Introduction:
+        """Takes a worker's call at monotonic time `now` (s). A worker that has started again with
+        an earlier epoch is handed its own earlier member, to take a later one."""
         member = pb.Member()
         member.CopyFrom(request.member)  # a part of the request would keep all of it in memory
-        far = now_ms is not None and member.epoch > now_ms + CLOCKS_APART_MS
-        refusal = "bad member: its epoch is in the future; set the clock" if far else ""
+        refusal = "bad member: its epoch cannot be" if member.epoch > MAX_EPOCH else ""
         if refusal := refusal or self._refusal(request, now):
             kind = refusal.partition(":")[0]
             self.refused[kind] = self.refused.get(kind, 0) + 1
@@ -86,10 +83,8 @@ class Registry:
             if known is not None:
                 record.moved_before(known.record)
             known = self.members[member.peer] = KnownPeer(member, now, record)
-        events: list[Event] = []
-        if (
-            member.epoch == known.member.epoch
-        ):  # else the call of an older life, which changes nothing
+        events: list[Event] | None = None  # of an older life, which changes nothing
+        if member.epoch == known.member.epoch:
             if member.heartbeat >= known.member.heartbeat:
                 known.member = member
             known.heard_s = known.record.heard_s = now
@@ -97,9 +92,9 @@ class Registry:
         others = [
             known.member
             for name, known in sorted(self.members.items())
-            if name != member.peer and known.silent_s(now) <= LOST_AFTER_S
+            if (known.silent_s(now) <= LOST_AFTER_S if name != member.peer else events is None)
         ]
-        return Introduction(pb.IntroduceReply(manifest=self.manifest, members=others), events)
+        return Introduction(pb.IntroduceReply(manifest=self.manifest, members=others), events or [])
 
     def records(self) -> list[Record]:
         return [known.record for _, known in sorted(self.members.items())]

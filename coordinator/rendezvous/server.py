@@ -92,7 +92,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, f"peer {printable(caller.name)} was expelled"
             )
-        introduction = self.registry.introduce(request, self._clock(), time.time_ns() // 1_000_000)
+        introduction = self.registry.introduce(request, self._clock())
         if caller.name and not introduction.reply.refusal:
             self.registry.keys[caller.name] = caller.key
         for event in introduction.events:

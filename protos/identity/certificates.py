@@ -46,13 +46,17 @@ _UNREADABLE = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-_CLOCKS_APART = datetime.timedelta(days=1)  # that a certificate's start may be ahead for others
+_CLOCKS_APART = datetime.timedelta(days=30)  # that clocks may be behind the authority's
 
 
 class IdentityError(MurmurError):
     """The run does not let this peer in."""
 
     exit_code = ExitCode.NOT_ADMITTED
+
+
+class NotValidNow(IdentityError):
+    """A certificate has not begun yet, or has ended, by this machine's clock."""
 
 
 class Role(StrEnum):
@@ -208,15 +212,15 @@ class Verifier:
             raise IdentityError("a certificate is not of this authority") from None
         except (TypeError, x509.ExtensionNotFound, *_UNREADABLE) as error:
             raise IdentityError(f"a certificate cannot be read: {error}") from error
-        if (
-            not found.not_valid_before_utc
-            <= datetime.datetime.now(datetime.UTC)
-            < (found.not_valid_after_utc)
-        ):
-            raise IdentityError("a certificate is not valid now")
         role_and_name = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
         if role_and_name is None:
             raise IdentityError("a certificate names nobody")
+        start, end = found.not_valid_before_utc, found.not_valid_after_utc
+        if not start <= (now := datetime.datetime.now(datetime.UTC)) < end:
+            raise NotValidNow(
+                f"the certificate of {role_and_name[1]} is not valid now: it is for "
+                f"{start:%Y-%m-%d} to {end:%Y-%m-%d}, and this machine's clock says {now:%Y-%m-%d}"
+            )
         return Certified(*role_and_name, key, certificate, found.not_valid_before_utc)
 
 

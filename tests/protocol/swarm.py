@@ -119,6 +119,7 @@ class Swarm:
         self.kept_revoked: dict[str, Sequence[pb.Revocation]] = {}  # by peer, on its disk
         self.network = MemoryNetwork(delay_s)
         self.peers: dict[str, Peer] = {}
+        self.epochs_by_clock = False
         self.tap: Tap | None = None
         self.lags_s: dict[frozenset[str], float] = {}  # of each message of a stream, by its ends
         self._closing: asyncio.Task[None] | None = None
@@ -189,7 +190,7 @@ class Swarm:
                 stage=held.stage,
                 activation_shape=held.activation_shape,
                 relayed=relayed,
-                epoch=1 + len(self.peers),
+                epoch=None if self.epochs_by_clock else 1 + len(self.peers),
             ),
             config=problem.config,
             manifest=problem.manifest,

@@ -24,16 +24,20 @@ class WallClock:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-@pytest.mark.parametrize("jumps_s", [(HOUR_S, 0), (-HOUR_S, 0), (HOUR_S, -HOUR_S)])
+@pytest.mark.parametrize(
+    "jumps_s", [(HOUR_S, 0), (-HOUR_S, 0), (HOUR_S, -HOUR_S), (-25 * HOUR_S, 0), (0, -25 * HOUR_S)]
+)
 def test_a_jump_of_the_wall_clock_has_no_effect(
     jumps_s: tuple[int, int], encrypted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In the middle of rounds, twice; a peer joins in between, and one is killed and comes back."""
+    """In the middle of rounds, twice; a peer joins in between, and one is killed and comes back,
+    each with an epoch by the clock of then."""
     clock = WallClock(monkeypatch)
 
     async def scenario() -> None:
         authority = Authority.make(tmp_path) if encrypted else None
         async with Swarm(steady(60), authority=authority) as swarm:
+            swarm.epochs_by_clock = True
             await swarm.start(*"abc")
             await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
             await swarm.sleep(0.2)

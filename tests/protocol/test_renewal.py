@@ -24,11 +24,11 @@ async def offload(work: Callable[[], T], /) -> T:
 
 
 class Scenario:
-    """One process with a certificate of two days, of which one has gone: it is due in 8 hours."""
+    """One process with a certificate that began 30 days ago and is due in 8 hours."""
 
     def __init__(self, folder: Path, role: Role) -> None:
         self.run = Authority.make(folder / "authority")
-        self.held = self.first = self.run.new_identity(role, "somebody", valid_s=24 * HOUR_S)
+        self.held = self.first = self.run.new_identity(role, "somebody", valid_s=15.5 * 24 * HOUR_S)
         self.events: list[dict[str, object]] = []
         self.asked_at: list[float] = []
         self.renewed_at: float | None = None

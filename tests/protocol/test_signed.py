@@ -276,3 +276,13 @@ def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_has_come(
         clock[0] += 1.0
         asked += len(reader.lacking())
     assert asked == 5, "nobody has it"
+
+
+def test_a_certificate_that_is_not_valid_by_this_machines_date_is_told_of(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path)
+    told: list[str] = []
+    reader = SignedWords(authority.new_identity(Role.PEER, "a"), 1, lambda: 0.0, told.append)
+    reader.learn([authority.new_identity(Role.PEER, "b", valid_s=-86_400).der])
+    (line,) = told
+    assert line.startswith("the certificate of b is not valid now: it is for ")
+    assert "and this machine's clock says " in line

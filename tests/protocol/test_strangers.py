@@ -110,20 +110,3 @@ def test_one_that_is_not_believed_is_told_why() -> None:
             assert "of 20" in told
 
     run(scenario())
-
-
-def test_a_joiner_whose_clock_is_far_behind_is_told() -> None:
-    """It believes nobody, since all have started in its future."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            late = await swarm.join("c", via=["a"])
-            late.node.gossip._now_ms = lambda: -(10**9)
-            await swarm.until(lambda: bool(late.of_kind("warning")), 30)
-            told = str(late.of_kind("warning")[0]["text"])
-            assert told.startswith("does not believe a: member a: epoch 1 is in the future")
-            assert told.endswith("set the clock")
-
-    run(scenario())

@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Certified, Identity, IdentityError, Role, Verifier, signer
+from murmuration.protos.identity import (
+    Certified,
+    Identity,
+    IdentityError,
+    NotValidNow,
+    Role,
+    Verifier,
+    signer,
+)
+from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.membership import MAX_MEMBERS, Health, Member, Signed
 from murmuration.worker.membership.io import MOST_CERTIFICATES
@@ -42,10 +51,17 @@ class SignedWords:
         identity: this peer's.
         run: its number.
         clock: monotonic seconds.
+        tell: takes a line on each certificate that is not valid by this machine's date.
     """
 
-    def __init__(self, identity: Identity, run: int, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        identity: Identity,
+        run: int,
+        clock: Callable[[], float],
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._clock, self._tell = clock, tell
         self._prefix = _DOMAIN + run.to_bytes(8, "big")
         self._sign = signer(identity.key)
         self._verifier = Verifier(identity.authority)
@@ -108,8 +124,11 @@ class SignedWords:
         for certificate in certificates:
             try:
                 found = self._verifier.certified(certificate)
+            except NotValidNow as error:
+                self._tell(shown(str(error), 300))
+                continue
             except IdentityError:
-                continue  # of another run, or expired since
+                continue  # of another run
             known = self._keys.get(found.name)
             room = known is not None or len(self._keys) < MAX_MEMBERS
             newer = known is None or found.issued > known.issued

@@ -133,10 +133,13 @@ class CoordinatorClient:
 
     def _meet(self, member: Member) -> None:
         """First contact with a peer that the coordinator names: it is no member on that word."""
+        if member.peer == self._gossip.me.peer:  # of an earlier process, by a clock that was ahead
+            self._gossip.hear((member,))
+            return
         known = self._gossip.address_of(member.peer)
         due_s = self._met_at.get(member.address, -math.inf) + _MEET_AGAIN_S
         now = self._host.clock()
-        if member.peer == self._gossip.me.peer or known == member.address or now < due_s:
+        if known == member.address or now < due_s:
             return
         if member.live:
             self._met_at[member.address] = now

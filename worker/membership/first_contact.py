@@ -95,6 +95,8 @@ class FirstContact:
         if (address := await self._name_taken_at(member)) is not None:
             refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+        if not join.dial_only and (later := self._later_process(member)) is not None:
+            return pb.JoinReply(members=[later]).SerializeToString()
         unreached = await self._dial_back(member, alone=join.dial_only)
         if unreached is not None:
             seen_from = caller_host(caller.address)
@@ -117,8 +119,17 @@ class FirstContact:
         members, refused = self.gossip.read_members([join.member], certificates)
         for member in members:
             if member.peer == join.member.peer:
-                return member, ""
+                said = said_of(join.member)
+                return (said if said.epoch < member.epoch else member), ""
         return None, refused[0] if refused else "its certificate is missing, or not of this run"
+
+    def _later_process(self, member: Member) -> pb.Member | None:
+        """What the newcomer has said before, of a process that was later by its clock of then: it
+        takes a later epoch when it hears of it."""
+        known = next((each for each in self.gossip.others if each.peer == member.peer), None)
+        if known is None or known.epoch <= member.epoch:
+            return None
+        return self.gossip.to_message(known)
 
     async def _name_taken_at(self, member: Member) -> str | None:
         """Where another process answers by the newcomer's name; a former life of it does not."""
@@ -193,8 +204,9 @@ class FirstContact:
         self._undialled_since = None
         return None
 
-    async def join(self, address: str) -> None:
-        """First contact with a peer. Raises ManifestRefused, NotDialled, Unreachable."""
+    async def join(self, address: str, *, again: bool = True) -> None:
+        """First contact with a peer; once more where this peer has a later epoch by its answer.
+        Raises ManifestRefused, NotDialled, Unreachable."""
         member, certificate = self.gossip.introduction()
         member.peer = self.gossip.me.peer
         request = pb.JoinRequest(
@@ -214,7 +226,16 @@ class FirstContact:
         members, refused = self.gossip.read_members(reply.members, reply.certificates)
         for reason in refused:
             self.gossip.warnings.add(f"does not believe {address}: {reason}")
+        epoch = self.gossip.me.epoch
         self.gossip.hear(members)
+        if again and self.gossip.me.epoch != epoch:
+            await self.join(address, again=False)
+
+
+def said_of(message: pb.Member) -> Member:
+    """What a member says in a message, signed or not. Raises WireError."""
+    said = wire.parse(pb.Member, message.signed) if message.signed else message
+    return wire.member_from_message(said)
 
 
 async def ask_to_dial(

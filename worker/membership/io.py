@@ -1,11 +1,9 @@
 """Carries out membership over the transport: gossip, probes, leaving."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -135,7 +133,6 @@ class GossipService:
         self._revoked = revoked
         self._revoked_at: dict[str, int] = {}  # by peer, the hash of what it knows of
         self._lacked: dict[str, Sequence[str]] = {}  # by peer, whose certificates it asks for
-        self._now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self.run = run
         self._transport, self._clock = host.transport, host.clock
@@ -182,14 +179,14 @@ class GossipService:
     def introduction(self) -> tuple[pb.Member, list[bytes]]:
         """This peer as it travels, and its certificate; for somebody that does not know it yet."""
         certificates = [] if self._words is None else [self._words.certificate]
-        return self._to_message(self.me), certificates
+        return self.to_message(self.me), certificates
 
     def introductions(self) -> tuple[list[pb.Member], list[bytes]]:
         """As many members as go into one message, and certificates of some."""
         members = self.one_message_of_members()
         names = [member.peer for member in members]
         certificates = [] if self._words is None else self._words.certificates(names)
-        return [self._to_message(member) for member in members], certificates
+        return [self.to_message(member) for member in members], certificates
 
     def accusers(self, peer: str) -> dict[str, int]:
         """Who says that a peer has ended that this one reaches, and how often."""
@@ -381,7 +378,7 @@ class GossipService:
         lacked: Sequence[str] = (),
     ) -> bytes:
         """Args: peer: the receiver; lacked: whose certificates it has asked for."""
-        members = [self._to_message(member) for member in message.members]
+        members = [self.to_message(member) for member in message.members]
         said = to_gossip_message(message, self.me.peer, self.run, members)
         said.refused.extend(refused)
         if self._words is not None:
@@ -393,7 +390,8 @@ class GossipService:
                 said.revocations.extend(self._revoked.part())
         return said.SerializeToString()
 
-    def _to_message(self, member: Member) -> pb.Member:
+    def to_message(self, member: Member) -> pb.Member:
+        """The member as it travels."""
         if self._words is None:
             return wire.member_to_message(member)
         if member.peer == self.me.peer:
@@ -409,8 +407,7 @@ class GossipService:
         """Peers to be called at their addresses: nothing else of it is believed, so that nobody
         needs to have signed it. Raises WireError."""
         members = [wire.member_from_message(each) for each in wire.counted_members(messages)]
-        now_ms = self._now_ms()
-        return [member for member in members if self.limits.problem(member, now_ms) is None]
+        return [member for member in members if self.limits.problem(member) is None]
 
     def read_members(
         self, messages: Sequence[pb.Member], certificates: Sequence[bytes] = ()
@@ -419,7 +416,6 @@ class GossipService:
 
         Raises WireError: too many.
         """
-        problem = partial(self.limits.problem, now_ms=self._now_ms())
         members: list[Member] = []
         refused: list[str] = []
         messages = wire.counted_members(messages)
@@ -429,22 +425,20 @@ class GossipService:
             if len(refused) >= _MAX_REFUSED:
                 break  # whoever sends so many checks none of them itself
             try:
-                if (member := self._read_member(message, problem)) is not None:
+                if (member := self._read_member(message)) is not None:
                     members.append(member)
             except wire.WireError as error:
                 refused.append(f"member {shown(_name(message))}: {shown(str(error), 160)}")
         self._host.on_refused(len(refused))
         return tuple(members), refused
 
-    def _read_member(
-        self, message: pb.Member, problem: Callable[[Member], str | None]
-    ) -> Member | None:
+    def _read_member(self, message: pb.Member) -> Member | None:
         """None: its peer's certificate is not here yet. Raises WireError: it is no member, or not
         signed, or cannot be."""
         if self._words is not None:
-            return self._words.read(message, problem)
+            return self._words.read(message, self.limits.problem)
         member = wire.member_from_message(message)
-        if (wrong := problem(member)) is not None:
+        if (wrong := self.limits.problem(member)) is not None:
             raise wire.WireError(wrong)
         return member
 

@@ -7,7 +7,7 @@ MAX_UNREACHABLE = 16  # peers that one member names
 MAX_FRAGMENTS = 1024
 MAX_HEARTBEAT = 2**53
 MAX_INCARNATION = 2**31
-CLOCKS_APART_MS = 24 * 3600 * 1000  # that a later start of a peer may seem to be ahead
+MAX_EPOCH = 2**53  # ms from 1970: a restart is later by whichever clock
 _FINAL_ROUNDS = 2  # the mean that ends a run in pairs, or the exact one
 
 
@@ -59,7 +59,8 @@ class Signed:
 class Member:
     """One peer as the others know it.
 
-    `epoch` is the start of its process in ms; a restart has a later one. The peer itself raises
+    `epoch` is the start of its process in ms. A restart has a later one: where its clock says
+    otherwise, it takes the one after what others say of it. The peer itself raises
     `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
     `step_s` is the duration of an inner step; 0 when unknown. `profile` holds its measurements for
     the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach,
@@ -107,10 +108,10 @@ class MemberLimits:
     stages: int = 1
     stage: int = 0
 
-    def problem(self, member: Member, now_ms: int) -> str | None:
-        """Why the member cannot be; None if it can. Args: now_ms: since 1970, by this clock."""
-        if member.epoch > now_ms + CLOCKS_APART_MS:
-            return f"epoch {member.epoch} is in the future: now it is {now_ms}; set the clock"
+    def problem(self, member: Member) -> str | None:
+        """Why the member cannot be; None if it can."""
+        if member.epoch > MAX_EPOCH:
+            return f"epoch {member.epoch}, at most {MAX_EPOCH}"
         if member.incarnation > MAX_INCARNATION:
             return f"incarnation {member.incarnation}, at most {MAX_INCARNATION}"
         if member.stage >= self.stages:

@@ -70,7 +70,7 @@ class FaultLocator:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._own, self._host, self._transport = own, host, transport
-        self._clock, self._log, self._wall = clock, log, wall
+        self._clock, self._log, self._since_1970_s = clock, log, wall() - clock()
         self._diagnosis = Diagnosis(in_turn=in_turn)
         self._answers: dict[str, _Answer] = {}
         self._turn, self._next_s = 0, clock() + LOOK_S
@@ -102,12 +102,12 @@ class FaultLocator:
             if peer in names and answer.at_s >= old_s
         }
         everyone = [self._own.figures(), *(answer.figures for answer in self._answers.values())]
-        for change in self._diagnosis.update(self._wall(), everyone):
+        for change in self._diagnosis.update(self._clock(), everyone):
             self._tell(change)
 
     def verdicts(self) -> list[dict[str, object]]:
         """The faults that hold, as plain values, the most costly first."""
-        return [plain(verdict) for verdict in self._diagnosis.verdicts]
+        return [self._plain(verdict) for verdict in self._diagnosis.verdicts]
 
     def history(self) -> list[dict[str, object]]:
         """Those that have gone, with the time of that, and those that hold."""
@@ -130,27 +130,26 @@ class FaultLocator:
             self._answers[peer] = _Answer(self._clock(), from_document(peer, measured))
 
     def _tell(self, change: Change) -> None:
-        verdict = plain(change.verdict)
+        verdict = self._plain(change.verdict)
         if not change.found:
-            verdict["until"] = _time_of(self._wall())
+            verdict["until"] = self._date(self._clock())
             self._past.append(verdict)
         self._log(new_event("located", found=change.found, verdict=verdict))
 
+    def _plain(self, verdict: Verdict) -> dict[str, object]:
+        """As it stands in a status document, an event and a report."""
+        place = verdict.place
+        return {
+            "kind": place.kind,
+            "peer": place.peer,
+            **({"to": place.to} if place.to else {}),
+            "measured": float(f"{verdict.measured:.3g}"),
+            "usual": float(f"{verdict.usual:.3g}"),
+            "unit": "s" if place.kind in ("machine", "disk") else "mbps",
+            "cost": round(verdict.cost, 4),
+            "since": self._date(verdict.since_s),
+        }
 
-def plain(verdict: Verdict) -> dict[str, object]:
-    """As it stands in a status document, an event and a report."""
-    place = verdict.place
-    return {
-        "kind": place.kind,
-        "peer": place.peer,
-        **({"to": place.to} if place.to else {}),
-        "measured": float(f"{verdict.measured:.3g}"),
-        "usual": float(f"{verdict.usual:.3g}"),
-        "unit": "s" if place.kind in ("machine", "disk") else "mbps",
-        "cost": round(verdict.cost, 4),
-        "since": _time_of(verdict.since_s),
-    }
-
-
-def _time_of(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+    def _date(self, at_s: float) -> str:
+        at = datetime.fromtimestamp(self._since_1970_s + at_s)
+        return at.astimezone().isoformat(timespec="seconds")

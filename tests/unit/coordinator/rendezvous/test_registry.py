@@ -129,14 +129,20 @@ def test_a_worker_speaks_for_itself_only() -> None:
     assert registry.members["w1"].record.exit_code is None
 
 
-def test_an_epoch_in_the_future_takes_nobodys_place() -> None:
-    registry, now_ms = Registry(), 1_700_000_000_000
-    registry.introduce(call("w0", epoch=now_ms), 0.0, now_ms)
-    forged = registry.introduce(call("w0", epoch=2**64 - 1, address="elsewhere:1"), 1.0, now_ms)
-    assert forged.reply.refusal.endswith("in the future; set the clock")
+def test_an_epoch_that_cannot_be_takes_nobodys_place() -> None:
+    registry = Registry()
+    registry.introduce(call("w0", epoch=7), 0.0)
+    forged = registry.introduce(call("w0", epoch=2**64 - 1, address="elsewhere:1"), 1.0)
+    assert forged.reply.refusal == "bad member: its epoch cannot be"
     assert registry.members["w0"].member.address == "w0:7700"
-    an_hour_ahead = call("w1", epoch=now_ms + 3_600_000)
-    assert not registry.introduce(an_hour_ahead, 1.0, now_ms).reply.refusal
+
+
+def test_a_worker_whose_clock_was_set_back_hears_of_its_earlier_epoch() -> None:
+    registry = Registry()
+    registry.introduce(call("w0", epoch=90_000), 0.0)
+    (earlier,) = registry.introduce(call("w0", epoch=7), 1000.0).reply.members
+    assert (earlier.peer, earlier.epoch) == ("w0", 90_000)
+    assert not registry.introduce(call("w0", epoch=90_001), 1001.0).reply.members
 
 
 def test_a_member_too_large_for_the_others_is_not_handed_out() -> None:

@@ -13,7 +13,7 @@ DIGESTS = (Digest(7, 2, 5),) * 3
 
 def problem(**changes: Any) -> str | None:
     said = {"epoch": NOW_MS, "stage": 1, "digests": DIGESTS, **changes}
-    return LIMITS.problem(Member("w1", "host:1", **said), NOW_MS)
+    return LIMITS.problem(Member("w1", "host:1", **said))
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def problem(**changes: Any) -> str | None:
         {"digests": ()},  # it has no model yet
         {"step": 100, "heartbeat": 2**40, "incarnation": 2**20},
         {"digests": (Digest(102, 2, 5),) * 3},  # with the means at the end
-        {"epoch": NOW_MS + 3_600_000},  # a clock that was set back an hour
+        {"epoch": 2 * NOW_MS},  # by a clock that is decades ahead
         {"stage": 3, "digests": DIGESTS * 2},  # another stage has other fragments
     ],
 )
@@ -34,8 +34,7 @@ def test_what_a_peer_can_say(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"epoch": 2**64 - 1}, "epoch 18446744073709551615 is in the future"),
-        ({"epoch": NOW_MS + 90_000_000}, "set the clock"),
+        ({"epoch": 2**64 - 1}, "epoch 18446744073709551615, at most"),
         ({"incarnation": 2**32 - 1}, "incarnation"),
         ({"heartbeat": 2**63}, "heartbeat"),
         ({"step": 101}, "step 101 of 100"),
