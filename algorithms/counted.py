@@ -10,6 +10,7 @@ there what became of its own contributions, whatever word of them had reached it
 So each value of a pseudo-gradient stands once: in the anchor, or in the local parameters.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -74,6 +75,16 @@ def recorded(history: History, round_: int, parts: Sequence[Part]) -> History:
 def counted_of(history: History, round_: int, peer: str) -> Ranges | None:
     """Where a state has this peer's contribution to a round; None: it does not say."""
     return next((each.has(peer) for each in history if each.round == round_), None)
+
+
+def contributors_of(parts: Iterable[Part]) -> frozenset[str]:
+    """The peers in more than half of a round's values: no one reducer adds or leaves out any."""
+    counted: Counter[str] = Counter()
+    total = 0
+    for start, stop, peers in parts:
+        total += stop - start
+        counted.update(dict.fromkeys(peers, stop - start))
+    return frozenset(peer for peer, values in counted.items() if 2 * values > total)
 
 
 def to_plain(history: History) -> list[Any]:

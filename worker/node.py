@@ -22,7 +22,8 @@ from murmuration.protos.identity import Identity, Renewal
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.catchup.bootstrap import Bootstrap
-from murmuration.worker.catchup.state_transfer import HeldStates, serve_states
+from murmuration.worker.catchup.state_transfer import serve_states
+from murmuration.worker.catchup.votes import HeldStates
 from murmuration.worker.component import Component, Environment, NodeConfig, Rounds
 from murmuration.worker.config import Config
 from murmuration.worker.exchange.allreduce.contributor import Contributor
@@ -157,7 +158,7 @@ class Node:
         )
         self.server = NodeServer(gate, refuse, Warnings(self.log))
         self.published: Published | None = None  # what the train thread has committed
-        self.held = HeldStates()
+        self.held = HeldStates(self.context.exact)
         self._components: list[Component] = []
         self.server.calls |= {
             "Control/Status": self._on_status,
@@ -551,6 +552,7 @@ class Node:
         """A round of this peer has ended."""
         idle = {peer for reducer in self._reducers for peer in reducer.take_missing()}
         if isinstance(result, RoundDone):
+            self.held.took_part(result.fragment, result.round, result.parts)
             self._rounds.completed(
                 result.fragment, result.round, result.exchange_s, result.waited_for
             )
@@ -585,6 +587,11 @@ class Node:
     def replicas(self) -> Sequence[Member]:
         """The others that train the same as this peer."""
         return self.gossip.replicas
+
+    @property
+    def contributors(self) -> frozenset[str]:
+        """The peers that have contributed to rounds of this peer."""
+        return self.held.contributors
 
     @property
     def partners(self) -> Container[str]:

@@ -203,7 +203,7 @@ def test_a_call_that_cannot_be_answered_ends_alone(stranger: Stranger) -> None:
 def test_a_state_that_nobody_else_has_is_not_taken(
     swarm: Swarm, stranger: Stranger, value: float
 ) -> None:
-    says = "NaN" if value != value else "no other peer has its state"
+    says = "no other peer has its state"
     with false_state(Target(swarm, stranger), value) as announce:
         announce()
         for worker in swarm.workers.values():

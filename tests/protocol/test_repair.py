@@ -10,9 +10,11 @@ from murmuration.worker.catchup.repair import (
     choose_return,
     step_of_the_others,
 )
+from murmuration.worker.catchup.votes import Electorate, Votes, electorate
 from murmuration.worker.membership import Digest, Health, Member, Phase
 
 Digests = tuple[tuple[int, int, int], ...]
+TRAINING = Phase.TRAINING
 
 
 def donor(
@@ -209,10 +211,12 @@ def test_nobody_leaves_a_partner_that_is_no_further(partner: Member, step: int |
 # ------------------------------------------------------------------------------------ going back
 
 
-def going_back(*members: Member, own: dict[int, int], mine: int = 9) -> Repair | None:
+def going_back(
+    *members: Member, own: dict[int, int], mine: int = 9, ended: bool = False
+) -> Repair | None:
     """This peer is at version `mine`, and was at those in `own`, by their hashes."""
     digest = Digest(mine, 1, 99)
-    return choose_return([digest], members, lambda _, version: own.get(version, 0))
+    return choose_return([digest], members, lambda _, version: own.get(version, 0), ended=ended)
 
 
 def test_a_peer_that_went_on_alone_goes_back_to_what_most_share() -> None:
@@ -231,7 +235,6 @@ def test_a_peer_that_went_on_alone_goes_back_to_what_most_share() -> None:
         (((9, 2, 7), (9, 2, 7)), {9: 99}, "as far: that is a repair"),
         (((5, 2, 7), (5, 2, 6)), {5: 8}, "they do not agree"),
         (((5, 2, 7), (5, 2, 7), (9, 1, 99), (9, 1, 99)), {5: 8}, "two of five"),
-        (((5, 2, 7), (5, 2, 7), (5, 2, 7), (9, 2, 99)), {5: 8}, "another holds this peer's"),
         (((5, 2, 7),), {5: 8}, "one of two"),
         ((), {5: 8}, "nobody"),
     ],
@@ -241,9 +244,62 @@ def test_else_it_stays(members: Digests, own: dict[int, int], why: str) -> None:
     assert going_back(*others, own=own) is None, why
 
 
-def test_who_has_not_begun_or_is_suspected_does_not_count() -> None:
-    shared = ((5, 2, 7),)
-    others = [donor("b", shared), donor("c", shared, phase=Phase.READY)]
-    assert going_back(*others, own={5: 8}) is None
-    others = [donor("b", shared), donor("c", shared, health=Health.SUSPECT)]
-    assert going_back(*others, own={5: 8}) is None
+def test_a_smaller_side_goes_back_as_well() -> None:
+    others = [donor(name, ((5, 2, 7),)) for name in "cde"]
+    repair = going_back(donor("b", ((9, 2, 99),)), *others, own={5: 8})
+    assert repair is not None
+    assert repair.donor.peer == "c"
+
+
+def test_at_the_end_a_peer_that_is_ahead_of_most_goes_back() -> None:
+    """Nobody comes to where it is any more."""
+    others = [donor(name, ((8, 2, 7),), phase=Phase.DONE) for name in "bc"]
+    assert going_back(*others, own={8: 7}) is None
+    assert going_back(*others, own={8: 7}, ended=True) is not None
+
+
+# --------------------------------------------------------------------------------- who has a say
+
+
+def voters(
+    *members: Member, contributors: str = "", mine: Digests = ((5, 2, 7),), phase: Phase = TRAINING
+) -> tuple[str, bool]:
+    found = electorate([Digest(*each) for each in mine], phase, members, contributors)
+    return "".join(member.peer for member in found.others), found.counts_me
+
+
+TRAINS, ENDED, WAITS = (
+    [donor(name, ((5, 2, 7),), phase=phase) for name in names]
+    for phase, names in ((TRAINING, "bc"), (Phase.DONE, "de"), (Phase.READY, "fg"))
+)
+
+
+def test_those_that_have_contributed_have_a_say_whatever_others_say() -> None:
+    everyone = [*TRAINS, *ENDED, *WAITS]
+    assert voters(*everyone, contributors="bdfz") == ("bdf", True)
+    assert voters(*everyone, contributors="z") == ("bc", True)
+    assert voters(*ENDED, *WAITS) == ("de", True)
+    assert voters(donor("b", ((5, 2, 7),), Health.SUSPECT), contributors="b") == ("", True)
+
+
+def test_a_first_time_joiner_has_none() -> None:
+    fresh = {"mine": ((0, 0, 1),), "phase": Phase.READY}
+    assert voters(*TRAINS, *ENDED, **fresh) == ("bc", False)
+    assert voters(*WAITS, **fresh) == ("fg", False)
+    begun_again = [donor("b", ((0, 0, 1),), phase=Phase.READY)]
+    assert voters(*begun_again, contributors="b", phase=Phase.READY) == ("b", True)
+
+
+def test_which_votes_are_enough() -> None:
+    """Of six with this peer: held by so many, with so many that stay, and so many undecided."""
+    among = Electorate(tuple(donor(name, ((5, 2, 7),)) for name in "bcdef"), True, known=True)
+    for holders, keepers, undecided, majority, enough, lost in (
+        ("bcde", 2, 0, True, True, False),
+        ("bcd", 3, 0, False, True, False),  # two halves
+        ("bc", 4, 0, False, False, True),
+        ("b", 5, 0, False, False, True),
+        ("b", 1, 0, False, True, False),  # all differ
+        ("b", 3, 3, False, False, False),  # the others may come to it yet
+    ):
+        votes = Votes(among, tuple(holders), keepers, undecided)
+        assert (votes.majority, votes.enough, votes.lost) == (majority, enough, lost), votes

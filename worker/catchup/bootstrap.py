@@ -10,6 +10,7 @@ from murmuration.worker import wire
 from murmuration.worker.catchup.donors import CatchUpHost, Donors
 from murmuration.worker.catchup.repair import (
     JumpLimit,
+    Repair,
     choose_repair,
     choose_return,
     step_of_the_others,
@@ -241,7 +242,11 @@ class Bootstrap:
             others = [member for member in others if agree and member.phase is Phase.DONE]
         others = [*self._donors.first_choices(others)]
         mine = self._gossip.me.digests
-        back = None if self._pairs else choose_return(mine, others, host.held.hash_of)
+        back: Repair | None = None
+        if not self._pairs:
+            voters = self._donors.voters().others
+            ended = {published.phase, *(member.phase for member in voters)} == {Phase.DONE}
+            back = choose_return(mine, voters, host.held.hash_of, ended=ended)
         repair = back or choose_repair(mine, others, published.failed)
         if repair is not None and await self._donors.fetch(
             repair.donor, repair.fragments, repair.reason, goes_back=back is not None

@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from murmuration.algorithms.fragment_state import FragmentState
@@ -12,23 +14,31 @@ from murmuration.protos.events import Warnings
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.catchup.state_transfer import (
-    HeldStates,
     confirm_states,
     fetch_states,
     rounds_apart,
     sizes_of,
 )
+from murmuration.worker.catchup.votes import (
+    Electorate,
+    HeldStates,
+    Votes,
+    electorate,
+    keepers,
+    too_far,
+)
 from murmuration.worker.exchange.context import Offload
-from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.membership import Digest, Member, Phase
 from murmuration.worker.membership.io import GossipService
 from murmuration.worker.training.inbox import Adopt, Published, ToTrain
 from murmuration.worker.transport import Transport, TransportError
 
 _ASK_AGAIN_S = 0.25
-_ASKED = 8  # peers that may confirm a state
+_ASKED = 16  # peers, drawn of those that may confirm a state
 _ASKING_S = 2.0
-_ALONE_S, _ALONE_ROUNDS = 10.0, 3
+_TOLD_S, _TOLD_ROUNDS = 10.0, 3  # for which a donor is not confirmed before that is said
 _ASIDE_S = 5.0
+_UNCONFIRMED_S = 1.0
 _RETRY_S = 0.25
 _AHEAD_OF_GOSSIP = 256  # rounds between what a donor has announced and what it gives
 
@@ -65,8 +75,7 @@ class Donors:
         self._warnings = Warnings(host.log)
         self._aside: dict[str, float] = {}  # whose states were not to be had, until when
         self._started: set[str] = set()  # donors that have begun the run as they were asked
-        self._still_since = math.inf  # since when a state that nobody confirms was the only one
-        self._still_at: dict[int, int] = {}
+        self._unconfirmed: dict[str, float] = {}  # donors that too few confirm, since when
         self._begun: dict[int, wire.Incoming] = {}  # of a state whose donor has broken off
 
     def first_choices(self, members: Sequence[Member]) -> Sequence[Member]:
@@ -85,6 +94,10 @@ class Donors:
         assert published is not None, "nothing to compare with"
         sizes = sizes_of(published.states)
         expected = {index: sizes[index] for index in fragments}
+        announced: dict[int, FragmentState | Digest] = {i: donor.digests[i] for i in expected}
+        votes = await self._votes(donor, announced)
+        if not self._enough(donor, votes, goes_back=goes_back):
+            return False
         if not self._begun and published.phase is Phase.READY:
             self._begin_with_own(donor, published, expected)
         try:
@@ -98,15 +111,19 @@ class Donors:
             lasting = isinstance(error, wire.WireError)
             self.set_aside(donor, str(error), _ASIDE_S if lasting else _RETRY_S)
             return False
-        confirmed = await self._confirmed(donor, states)
-        if confirmed is None or (goes_back and not confirmed):
-            self.set_aside(donor, "no other peer has its state", _ASIDE_S)
+        if any(state.hash != announced[index].hash for index, state in states.items()):
+            votes = await self._votes(donor, states)  # it has gone on meanwhile
+            if not self._enough(donor, votes, goes_back=goes_back):
+                return False
+        if not await self._plausible(published, votes, states):
+            self.set_aside(donor, "its state is too far from this peer's, and too few have it")
             return False
+        self._unconfirmed.pop(donor.peer, None)
         lost = await self._given_up(donor, published, states)
         for index, state in states.items():
             if goes_back or state.version > published.states[index].version:
                 host.give_up(index, f"over for the others: {reason}")
-        self._still_at = {}
+        confirmed = () if votes is None else tuple(p for p in votes.holders if p != donor.peer)
         me = self._gossip.me.peer
         host.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, goes_back))
         return True
@@ -181,54 +198,75 @@ class Donors:
         if problem := self._gossip.limits.progress_problem(0, step):
             raise wire.WireError(problem)
 
-    async def _confirmed(
-        self, donor: Member, states: Mapping[int, FragmentState]
-    ) -> tuple[str, ...] | None:
-        """The peers that hold these states too; empty where nobody else could; None where somebody
-        could and does not. The donor's word is enough against this peer's own, as states of one
-        version rank, or once this peer's rounds have stood still for longer than they take."""
-        seconds = [
-            member
-            for member in self._gossip.replicas
-            if member.health is Health.ALIVE
-            and member.phase in (Phase.TRAINING, Phase.DONE)
-            and member.peer != donor.peer
-        ][:_ASKED]
-        if not seconds or (self._plan.exchange == "pairs" and donor.phase is not Phase.DONE):
-            return ()  # in pairs all states differ
-        answers = await self._ask(seconds, states)
-        if holders := tuple(m.peer for m, held in zip(seconds, answers, strict=True) if held):
-            return holders
-        now, published = self._host.clock(), self._host.published
-        assert published is not None, "there was something to compare with"
-        mine = {index: published.states[index] for index in states}
-        versions = {index: state.version for index, state in mine.items()}
-        if versions != self._still_at:
-            self._still_since, self._still_at = now, versions
-        if now >= self._still_since + max(
-            _ALONE_S, _ALONE_ROUNDS * self._plan.inner_steps * published.step_s
-        ):
-            return ()
-        same = all(mine[index].version == state.version for index, state in states.items())
-        if same and None not in answers and True not in await self._ask(seconds, mine):
-            return ()
-        return None
+    def voters(self) -> Electorate:
+        """Whose word counts."""
+        gossip, published = self._gossip, self._host.published
+        assert published is not None, "this peer knows what it has"
+        mine, cut_off = gossip.me.digests, gossip.view.cut_off
+        reached = (member for member in gossip.replicas if member.peer not in cut_off)
+        return electorate(mine, published.phase, reached, self._host.held.contributors)
 
-    async def _ask(
-        self, seconds: Sequence[Member], states: Mapping[int, FragmentState]
-    ) -> list[bool | None]:
-        """What each says of the states. A peer that does not know them yet is asked again for a
-        while, as long as nobody holds them."""
-        until = self._host.clock() + _ASKING_S
+    async def _votes(
+        self, donor: Member, states: Mapping[int, FragmentState | Digest]
+    ) -> Votes | None:
+        """What those say of the states whose word counts. A peer that does not know them yet is
+        asked again for a while. None in pairs before the end, where all states differ."""
+        if self._plan.exchange == "pairs" and donor.phase is not Phase.DONE:
+            return None
+        host, among = self._host, self.voters()
+        if len(among.others) > _ASKED:
+            drawn = random.SystemRandom().sample(among.others, _ASKED)  # nobody knows before whom
+            among = replace(among, others=tuple(drawn))
+        keeping = keepers(among, states, host.held.hash_of)
+        holders = {donor.peer} & {member.peer for member in among.others}
+        open_ = [member for member in among.others if member.peer != donor.peer]
+        until = host.clock() + _ASKING_S
         while True:
-            answers = await asyncio.gather(*(self._confirms(member, states) for member in seconds))
-            if True in answers or None not in answers or self._host.clock() >= until:
-                return answers
+            answers = await asyncio.gather(*(self._confirms(member, states) for member in open_))
+            holders |= {m.peer for m, held in zip(open_, answers, strict=True) if held}
+            open_ = [m for m, held in zip(open_, answers, strict=True) if held is None]
+            kept = len(keeping - holders) + among.counts_me
+            votes = Votes(among, tuple(sorted(holders)), kept, len(open_))
+            if not open_ or votes.majority or votes.lost or host.clock() >= until:
+                return votes
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    async def _confirms(self, member: Member, states: Mapping[int, FragmentState]) -> bool | None:
+    async def _confirms(
+        self, member: Member, states: Mapping[int, FragmentState | Digest]
+    ) -> bool | None:
         """None: it does not know, or does not say."""
         try:
             return await confirm_states(self._host.transport, member, self._gossip.run, states)
         except (TransportError, wire.WireError):
             return None
+
+    def _enough(self, donor: Member, votes: Votes | None, *, goes_back: bool) -> bool:
+        """Whether so many hold the donor's states; else it is set aside, and after a while that is
+        said once. Others that are behind may be about to hold them."""
+        if votes is None or votes.majority or (votes.enough and not goes_back):
+            return True
+        published, now = self._host.published, self._host.clock()
+        assert published is not None, "there was something to compare with"
+        since = self._unconfirmed.setdefault(donor.peer, now)
+        if now - since >= max(_TOLD_S, _TOLD_ROUNDS * self._plan.inner_steps * published.step_s):
+            others = [peer for peer in votes.holders if peer != donor.peer]
+            besides = f"only {', '.join(others)} has its state" if others else ""
+            self.set_aside(donor, besides or "no other peer has its state")
+            if published.failed:  # it may be why: its rounds are not this peer's
+                self._gossip.leave_out(donor.peer)
+        else:
+            self._aside[donor.peer] = now + _UNCONFIRMED_S
+        return False
+
+    async def _plausible(
+        self, published: Published, votes: Votes | None, states: Mapping[int, FragmentState]
+    ) -> bool:
+        """Whether the states can follow from this peer's own, where the votes alone do not do."""
+        if votes is None or not votes.among.counts_me or (votes.majority and votes.among.known):
+            return True
+        if not any(published.states[index].version for index in states):
+            return True  # it has no rounds to lose
+        held = self._host.held
+        return not await self._host.offload(
+            lambda: too_far(published.states, states, votes.holders, held)
+        )

@@ -1,9 +1,9 @@
 """Anti-entropy: when this peer's state differs from the others', whose to fetch.
 
 States are ordered by (version, peers that hold it, contributors of the latest round, hash), so
-everyone agrees which of two wins, and replicas converge again after any fault. Only a peer that
-went on alone goes back, to what most peers share (docs/adr/0030). With pairs states differ by
-design; there a peer that has fallen behind only moves on to where the others are in the schedule.
+everyone agrees which of two to ask for. What most peers share wins over that order, and a minority
+goes back to it (`votes`, docs/adr/0035). With pairs states differ by design; there a peer that has
+fallen behind only moves on to where the others are in the schedule.
 """
 
 import math
@@ -123,36 +123,35 @@ def choose_repair(
 
 
 def choose_return(
-    mine: Sequence[Digest], members: Iterable[Member], hash_of: Callable[[int, int], int]
+    mine: Sequence[Digest],
+    voters: Sequence[Member],
+    hash_of: Callable[[int, int], int],
+    *,
+    ended: bool = False,
 ) -> Repair | None:
     """Decides whether to go back to the state that most peers share.
 
-    A peer that was cut off goes on alone, and may be ahead of the others when it is back. Nobody
-    else has its state, and they have none of its rounds: so most of them would give up theirs.
+    Peers that were cut off go on among themselves, and may be ahead of the others when they are
+    back. The others have none of their rounds: so more of them would give up theirs.
 
     Args:
-        mine, members: as in `choose_repair`.
+        mine: as in `choose_repair`.
+        voters: the others whose word counts (`votes.electorate`).
         hash_of: the hash of this peer's own state, by fragment and version; 0 for not known.
+        ended: this peer and all voters are done: nobody comes to where this peer is any more.
 
     Returns:
-        All fragments of a donor, where in one nobody else holds this peer's state, and more than
-        half of all hold one of an earlier version. At that version this peer had another state.
+        All fragments of a donor, where in one more than half of all hold one state of an earlier
+        version. At that version this peer had another state, or all have ended.
     """
-    begun = [
-        member
-        for member in members
-        if member.health is Health.ALIVE
-        and member.phase not in (Phase.STARTING, Phase.READY)
-        and len(member.digests) == len(mine)
-    ]
-    for index, my in enumerate(mine):
-        held = Counter((m.digests[index].version, m.digests[index].hash) for m in begun)
-        if not held or held[my.version, my.hash]:
+    for index in range(len(mine)):
+        held = Counter((m.digests[index].version, m.digests[index].hash) for m in voters)
+        if not held:
             continue
         (version, hash_), holders = held.most_common(1)[0]
         other_way = hash_of(index, version) not in (0, hash_)
-        if version < my.version and other_way and 2 * holders > len(begun) + 1:
-            shared = (m for m in begun if m.digests[index].hash == hash_)
+        if version < mine[index].version and (other_way or ended) and 2 * holders > len(voters) + 1:
+            shared = (m for m in voters if m.digests[index].hash == hash_)
             reason = f"most peers share another history, at version {version}"
             donor = min(shared, key=lambda member: member.peer)
             return Repair(donor, tuple(range(len(mine))), reason)

@@ -3,6 +3,7 @@
 All decide alike from what gossip tells: the digests of the others, and their phases.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -56,9 +57,11 @@ def choose_take_over(
     ]
     donors = ahead or (started if under_way else [])
     if not donors and not any(digest.version for digest in me.digests):
-        # All are about to begin: where their models were drawn apart, the first by name has it.
-        ready = [member for member in known if member.phase is Phase.READY]
-        first = min((me, *ready), key=lambda member: member.peer)
+        # All are about to begin: where their models were drawn apart, that of most has it, of
+        # several the first by name.
+        ready = [me, *(member for member in known if member.phase is Phase.READY)]
+        held = Counter(member.digests for member in ready)
+        first = min(ready, key=lambda member: (-held[member.digests], member.peer))
         donors = [first] if first.digests != me.digests else []
     donor = max(donors, key=lambda m: [digest.rank for digest in m.digests], default=None)
     return TakeOver(under_way, donor)
@@ -95,7 +98,7 @@ def all_agree(me: Member, others: Iterable[Member], plan: Plan) -> bool:
     return {member.stage for member in live} <= {member.stage for member in (me, *begun)} and all(
         member.phase is Phase.DONE
         and (member.digests == me.digests or not one_anchor or member.stage != me.stage)
-        for member in begun
+        for member in (me, *begun)  # what this peer has made last may not be known here yet
     )
 
 

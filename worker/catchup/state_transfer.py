@@ -6,37 +6,14 @@ from collections.abc import Mapping, Sequence
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.catchup.votes import REMEMBERED, HeldStates
 from murmuration.worker.exchange.context import Offload
-from murmuration.worker.membership import Member
+from murmuration.worker.membership import Digest, Member
 from murmuration.worker.membership.swim import MAX_MEMBERS
 from murmuration.worker.training.inbox import Published
 from murmuration.worker.transport import Stream, Transport, TransportError
 
-_HELD = 256  # states of each fragment that a peer remembers the hash of
 _CONFIRM_S = 3.0
-
-
-class HeldStates:
-    """The hashes of the last states that this peer has held: it confirms them to others."""
-
-    def __init__(self) -> None:
-        self._hashes: dict[tuple[int, int], int] = {}
-
-    def add(self, states: Sequence[FragmentState]) -> None:
-        for index, state in enumerate(states):
-            self._hashes.pop((index, state.version), None)
-            self._hashes[index, state.version] = state.hash
-        for oldest in list(self._hashes)[: -_HELD * max(1, len(states))]:
-            del self._hashes[oldest]
-
-    def hash_of(self, fragment: int, version: int) -> int:
-        """0: this peer does not know it."""
-        return self._hashes.get((fragment, version), 0)
-
-    def versions(self, fragment: int, until: int) -> list[int]:
-        """The remembered ones up to this, the newest first."""
-        known = (version for index, version in self._hashes if index == fragment)
-        return sorted((version for version in known if version <= until), reverse=True)
 
 
 async def serve_states(
@@ -47,7 +24,7 @@ async def serve_states(
     request = wire.parse(pb.FetchRequest, raw or b"")
     if published is None or request.run != run:
         return
-    if len(request.fragments) > (_HELD if request.versions else len(published.states)):
+    if len(request.fragments) > (REMEMBERED if request.versions else len(published.states)):
         raise wire.WireError(f"{len(request.fragments)} fragments of {len(published.states)}")
     if request.versions:
         for index, version in zip(request.fragments, request.versions, strict=False):
@@ -127,7 +104,7 @@ async def fetch_states(
 
 
 async def confirm_states(
-    transport: Transport, donor: Member, run: int, states: Mapping[int, FragmentState]
+    transport: Transport, donor: Member, run: int, states: Mapping[int, FragmentState | Digest]
 ) -> bool | None:
     """Asks a second peer for states that another has given.
 
@@ -160,7 +137,7 @@ async def rounds_apart(
     Raises:
         TransportError, WireError: it does not say.
     """
-    versions = held.versions(fragment, mine.version)[:_HELD]
+    versions = held.versions(fragment, mine.version)[:REMEMBERED]
     for asked in (versions[:1], versions[1:]):  # nearly always the newest is one that it had
         hashes = await _hashes_at(transport, donor, run, [(fragment, v) for v in asked])
         for version, theirs in zip(asked, hashes, strict=True):

@@ -32,12 +32,14 @@ class View:
         steps: of the run; the mean that ends it before these are taken is the round of this number.
         liars: peers that this one has caught giving false means: they reduce nothing, and are not
             waited for.
+        contributors: to rounds of this peer; nobody else has a say in whom it can do without.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     unmet: frozenset[str] = frozenset()
     steps: float = inf
     liars: frozenset[str] = frozenset()
+    contributors: frozenset[str] = frozenset()
 
     def live(self, peer: str) -> bool:
         """Not known to be gone."""
@@ -54,15 +56,25 @@ class View:
     @cached_property
     def cut_off(self) -> frozenset[str]:
         """Live peers that most of the others do not reach, or have waited for in vain:
-        no round waits for them, and none is laid out over them. What they give in time counts."""
+        no round waits for them, and none is laid out over them. What they give in time counts.
+
+        The others are those that train and contribute; all that live, where there are none."""
         live = [member for member in self.members.values() if member.live]
+        training = [
+            member
+            for member in live
+            if member.phase in (Phase.READY, Phase.TRAINING)
+            and (not self.contributors or member.peer in self.contributors)
+        ]
+        speak = training or live
         named = Counter(
             other
-            for member in live
+            for member in speak
             for other in {*member.unreachable, *member.idle}
             if self.live(other)
         )
-        found = frozenset(peer for peer, count in named.items() if 2 * count > len(live) - 1)
+        speakers = {member.peer for member in speak}
+        found = frozenset(p for p, count in named.items() if 2 * count > len(speakers - {p}))
         return found if len(found) < len(live) else frozenset()
 
     def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:

@@ -43,6 +43,11 @@ class Host(Protocol):
 
     transport: Transport
 
+    @property
+    def contributors(self) -> frozenset[str]:
+        """The peers that have contributed to rounds of this peer."""
+        ...
+
     def clock(self) -> float:
         """Monotonic seconds."""
         ...
@@ -161,7 +166,9 @@ class GossipService:
         """This peer and its replicas: whom its rounds are made with."""
         stage = self.me.stage
         members = {member.peer: member for member in self.members if member.stage == stage}
-        return View(members, self._membership.unmet, self.limits.steps)
+        return View(
+            members, self._membership.unmet, self.limits.steps, contributors=self._host.contributors
+        )
 
     @property
     def swarm(self) -> View:
@@ -206,13 +213,17 @@ class GossipService:
         self._do(self._membership.suspect(peer))
 
     def waited_in_vain(self, peers: Iterable[str]) -> None:
-        """A round of this peer has waited for parts of these that never came. Where most peers say
-        so no round waits for them for a while, nor is laid out over them."""
+        """A round of this peer has waited for parts of these that never came."""
         for peer in peers:
             if peer not in self.me.idle:
                 text = f"{peer} says that it trains, and a round has waited for it in vain"
                 self.warnings.add(f"{text}: none waits for it for a while")
-            self._do(self._membership.waited_in_vain(peer, self._clock()))
+            self.leave_out(peer)
+
+    def leave_out(self, peer: str) -> None:
+        """Where most peers say so no round waits for this one for a while, nor is laid out over
+        it."""
+        self._do(self._membership.waited_in_vain(peer, self._clock()))
 
     def connect(self, peers: Iterable[str]) -> None:
         """Begins to open the data connections to these peers, without waiting."""

@@ -1,0 +1,211 @@
+"""Whose word counts when a peer takes over another's state, and when their words are enough.
+
+A state replaces a peer's own only where more than half of those hold it that have contributed to
+rounds of this peer. Where no state has so many, the one of at least as many as share this peer's
+own may do, if it is no further away than rounds usually lead (docs/adr/0035).
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from murmuration.algorithms.counted import Part, contributors_of
+from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.membership.swim import MAX_MEMBERS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REMEMBERED = 256  # states of each fragment that a peer knows the hash of
+_SAMPLED = 1024  # values of an anchor by which its moves are measured
+_MOVES = 16
+
+_FURTHER = 3.0  # times the way that rounds usually lead is still plausible
+_SIZE = 0.5  # of the anchor's norm is, as long as no round's move is known
+
+_WHO_SPEAKS = (
+    frozenset({Phase.TRAINING}),
+    frozenset({Phase.DONE, Phase.LEAVING}),
+    frozenset({Phase.READY}),
+)
+
+
+class HeldStates:
+    """What this peer remembers of the states that it has held, and of those that made them.
+
+    Their hashes confirm them to others. Whose contributions its own rounds have counted says whose
+    word counts, and how far its anchors usually move says which states are plausible.
+
+    Attributes:
+        exact: how many of the last values of each fragment are limbs of integers.
+        contributors: the peers that have contributed to rounds of this peer.
+    """
+
+    def __init__(self, exact: Sequence[int] = ()) -> None:
+        self._hashes: dict[tuple[int, int], int] = {}
+        self._took_part: dict[tuple[str, int], int] = {}  # with this peer, until which version
+        self.contributors: frozenset[str] = frozenset()
+        self.exact = exact
+        self._sampled: dict[int, tuple[int, Tensor]] = {}
+        self._moves: dict[int, dict[int, float]] = {}  # by the version that it led to
+
+    def add(self, states: Sequence[FragmentState]) -> None:
+        if not self._hashes:  # its own, from its checkpoint
+            for index, state in enumerate(states):
+                for each in state.history:
+                    self.took_part(index, each.round, each.parts)
+        for index, state in enumerate(states):
+            self._hashes.pop((index, state.version), None)
+            self._hashes[index, state.version] = state.hash
+            self._measure(index, state)
+        for oldest in list(self._hashes)[: -REMEMBERED * max(1, len(states))]:
+            del self._hashes[oldest]
+
+    def took_part(self, fragment: int, round_: int, parts: Iterable[Part]) -> None:
+        """A round of this peer has closed, with these contributors by range."""
+        for peer in contributors_of(parts):
+            self._took_part[peer, fragment] = round_ + 1
+        for first in list(self._took_part)[: -MAX_MEMBERS * (fragment + 1)]:
+            del self._took_part[first]
+        self.contributors = frozenset(peer for peer, _ in self._took_part)
+
+    def together(self, fragment: int, peers: Iterable[str]) -> int | None:
+        """Until which version one of these has taken part in this peer's rounds; None: never."""
+        found = (self._took_part.get((peer, fragment)) for peer in peers)
+        return max((version for version in found if version is not None), default=None)
+
+    def usual_move(self, fragment: int, since: int) -> float | None:
+        """How far a round moves the anchor (L2), as the mean since this version, and of a few
+        rounds before; None: not known."""
+        moves = self._moves.get(fragment, {})
+        newest = max(moves, default=0)
+        found = [move for at, move in moves.items() if at > min(since, newest - _MOVES)]
+        return statistics.fmean(found) if found else None
+
+    def _measure(self, index: int, state: FragmentState) -> None:
+        version, before = self._sampled.get(index, (state.version, None))
+        if before is not None and version == state.version:
+            return
+        values = state.anchor[: len(state.anchor) - (self.exact[index] if self.exact else 0)]
+        sample = values[:: max(1, len(values) // _SAMPLED)].clone()
+        self._sampled[index] = state.version, sample
+        if before is not None and version + 1 == state.version:
+            scale = math.sqrt(len(values) / max(1, len(sample)))
+            moves = self._moves.setdefault(index, {})
+            moves[state.version] = float((sample - before).norm()) * scale
+            for oldest in list(moves)[:-REMEMBERED]:
+                del moves[oldest]
+
+    def hash_of(self, fragment: int, version: int) -> int:
+        """0: this peer does not know it."""
+        return self._hashes.get((fragment, version), 0)
+
+    def versions(self, fragment: int, until: int) -> list[int]:
+        """The remembered ones up to this, the newest first."""
+        known = (version for index, version in self._hashes if index == fragment)
+        return sorted((version for version in known if version <= until), reverse=True)
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """The others whose word counts, and whether this peer's own does.
+
+    Args:
+        known: they have contributed to rounds of this peer. Else these are all that train, for
+            this peer has no rounds with anybody that is here.
+    """
+
+    others: tuple[Member, ...]
+    counts_me: bool
+    known: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.others) + self.counts_me
+
+
+def electorate(
+    mine: Sequence[Digest], phase: Phase, replicas: Iterable[Member], contributors: Collection[str]
+) -> Electorate:
+    """Whose word counts for a peer with these digests.
+
+    Args:
+        contributors: to rounds that this peer took part in.
+    """
+    alive = [m for m in replicas if m.health is Health.ALIVE and len(m.digests) == len(mine)]
+    counts_me = phase is not Phase.READY or any(digest.version for digest in mine)
+    begun = [m for m in alive if m.phase is not Phase.READY or any(d.version for d in m.digests)]
+    if known := [member for member in begun if member.peer in contributors]:
+        return Electorate(tuple(known), counts_me, known=True)
+    for phases in _WHO_SPEAKS:
+        if found := [member for member in alive if member.phase in phases]:
+            return Electorate(tuple(found), counts_me, known=False)
+    return Electorate((), counts_me, known=False)
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What the electorate says of a donor's states.
+
+    Args:
+        holders: others that hold them, or have held them.
+        keepers: those that are where this peer is, or behind it on the same way; with this peer.
+        undecided: those that do not know the states, or have not answered.
+    """
+
+    among: Electorate
+    holders: tuple[str, ...]
+    keepers: int
+    undecided: int
+
+    @property
+    def majority(self) -> bool:
+        return 2 * len(self.holders) > self.among.size
+
+    @property
+    def enough(self) -> bool:
+        """Nobody that shares this peer's state is outnumbered by taking over the donor's."""
+        return self.majority or len(self.holders) >= self.keepers
+
+    @property
+    def lost(self) -> bool:
+        """Whatever the undecided say yet, it is not enough."""
+        most = len(self.holders) + self.undecided
+        return 2 * most <= self.among.size and most < self.keepers
+
+
+def keepers(
+    among: Electorate, fragments: Iterable[int], hash_of: Callable[[int, int], int]
+) -> frozenset[str]:
+    """The others whose states are this peer's own in all these fragments, or earlier ones of it."""
+    wanted = tuple(fragments)
+    return frozenset(
+        member.peer
+        for member in among.others
+        if all(hash_of(i, member.digests[i].version) == member.digests[i].hash for i in wanted)
+    )
+
+
+def too_far(
+    mine: Sequence[FragmentState],
+    theirs: Mapping[int, FragmentState],
+    holders: Sequence[str],
+    held: HeldStates,
+) -> bool:
+    """Whether rounds hardly lead from one to the other, by ways that part where the holders of the
+    others' states have last taken part in this peer's rounds. Any thread."""
+    for index, state in theirs.items():
+        anchor, version = mine[index].anchor, mine[index].version
+        here = slice(anchor.numel() - (held.exact[index] if held.exact else 0))
+        distance = float((state.anchor[here] - anchor[here]).norm())
+        together = held.together(index, holders)
+        since = version if together is None else min(together, version)
+        move = held.usual_move(index, since)
+        rounds = max(1, max(version, state.version) - since)
+        limit = _SIZE * float(anchor.norm()) if move is None else _FURTHER * rounds * move
+        if distance > limit:
+            return True
+    return False
