@@ -1,10 +1,12 @@
 """What a full disk neither tears nor ends: files written as a whole, logs, and stdout."""
 
 import errno
+import json
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 RESULTS = "results.json"  # in a worker's folder: what all peers of the run have come to
 LOG_BYTES = 64 << 20  # of a log, and as much of its earlier part
@@ -23,6 +25,22 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
+
+
+def read_ordinary(path: Path, most_bytes: int = -1) -> bytes:
+    """What is in a file. Raises OSError: it is a pipe or a device, which would be waited for."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is no ordinary file", str(path))
+    with path.open("rb") as file:
+        return file.read(most_bytes)
+
+
+def read_json(path: Path, most_bytes: int = -1) -> Any:
+    """A document. Raises OSError, as `read_ordinary`; ValueError: it is none."""
+    try:
+        return json.loads(read_ordinary(path, most_bytes))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 class LineLog:

@@ -104,6 +104,7 @@ def alone_in(out: Path) -> Iterator[None]:
     with lock:
         try:
             _check_room(out)
+            _check_log(out / EVENTS)
             yield
         except MurmurError:
             if made and _never_began(out):
@@ -135,6 +136,12 @@ def _check_room(out: Path) -> None:
         (out / _ROOM).unlink()
     except OSError as error:
         raise _cannot_write(out, error) from error
+
+
+def _check_log(log: Path) -> None:
+    """Raises ConfigError: what a link or a pipe there leads to is not this worker's to write."""
+    if log.is_symlink() or (log.exists() and not log.is_file()):
+        raise ConfigError(f"{log} is no ordinary file: remove it, or choose another --out")
 
 
 def _cannot_write(out: Path, error: OSError) -> ConfigError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from murmuration.protos.addresses import split_address, split_relayed
-from murmuration.protos.files import write_atomically
+from murmuration.protos.files import read_json, write_atomically
 
 _MEMBERS = "members.json"
 _MOST, _LONGEST, _MOST_BYTES = 32, 300, 32 * 1024
@@ -50,9 +50,8 @@ def remembered(
     if folder is None or not (path := folder / _MEMBERS).exists():
         return NOTHING
     try:
-        with path.open("rb") as file:
-            found = _read(json.loads(file.read(_MOST_BYTES)))
-    except (OSError, ValueError, RecursionError):
+        found = _read(read_json(path, _MOST_BYTES))
+    except (OSError, ValueError):
         tell(f"{path} is damaged or cannot be read: its members of the run are not tried")
         return NOTHING
     same = set(contacts) & {*found.contacts, *found.members} or not {*contacts, *found.contacts}

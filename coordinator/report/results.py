@@ -5,7 +5,6 @@ what the peers say while they live.
 """
 
 import io
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +30,7 @@ from murmuration.protos.events import (
 )
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import count
-from murmuration.protos.files import RESULTS, write_atomically
+from murmuration.protos.files import RESULTS, read_json, write_atomically
 from murmuration.protos.identity import Identity, IdentityError
 from murmuration.worker.views.summary import Document, map_of, maps_of, name_of, summary_of
 
@@ -175,7 +174,7 @@ def _printed(report: Report, console: Console | None) -> Report:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path)
     except (OSError, ValueError) as error:
         raise Failure(f"{path} cannot be read: {error}", ExitCode.USAGE) from error
     if not isinstance(document, dict):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.files import read_json
 from murmuration.protos.identity import Authority, Identity, IdentityError, Role, Token
 from murmuration.protos.identity.authority import TRIAL
 from murmuration.protos.identity.certificates import FOLDER, check_name, write_secret
@@ -165,10 +166,10 @@ class Credentials:
         if self.folder is None or not (path := self.folder / FOLDER / _REVOKED).exists():
             return []
         try:
-            document = json.loads(path.read_bytes())
+            document = read_json(path)
             return [
                 pb.Revocation(subject=about, signature=bytes.fromhex(signature))
                 for about, signature in document.items()
             ]
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise IdentityError(f"{path} cannot be read: {error}; remove it") from error

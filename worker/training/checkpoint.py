@@ -26,7 +26,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from murmuration.algorithms.fragments import copy_values
+from murmuration.protos.files import read_json
 from murmuration.protos.manifest import canonical
+from murmuration.protos.text import shown
 from murmuration.worker.adopted_config import restored_config
 from murmuration.worker.config import Config
 from murmuration.worker.errors import CheckpointError
@@ -62,6 +64,8 @@ _KEY_BYTES = 32
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
 _BY_PARAMETER = ("anchor", "momentum")
+_PARAMETERS = ("anchor/", "local/")
+_KINDS = {"step": int, "position": int, "stream": str, "manifest": dict, "states": list}
 _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
 
 
@@ -271,25 +275,41 @@ def load_one(path: Path) -> Checkpoint:
     values = _load_values(path)
     try:
         expected = values["tensors"]
+        if not (path / _TENSORS).is_file():
+            raise CheckpointDamaged(f"unreadable: {_TENSORS} is no ordinary file")
         size = (path / _TENSORS).stat().st_size
         if size != expected["bytes"]:
             raise CheckpointDamaged(f"cut short: {size} of {expected['bytes']} bytes")
         if _file_hash(path / _TENSORS) != expected["xxh3_128"]:
             raise CheckpointDamaged("damaged: its hash differs")
-        return Checkpoint(path, load_file(path / _TENSORS), values)
+        tensors = load_file(path / _TENSORS)
+        if (name := next(_not_numbers(tensors), None)) is not None:
+            raise CheckpointDamaged(f"{name} has values that are no numbers")
+        return Checkpoint(path, tensors, values)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointDamaged(f"unreadable: {error}") from error
+
+
+def _not_numbers(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """The names of parameters with NaN, from which nobody can train."""
+    for name, values in tensors.items():
+        floats = values.is_floating_point() and values.element_size() > 1
+        if name.startswith(_PARAMETERS) and floats and bool(values.isnan().any()):
+            yield name
 
 
 def _load_values(path: Path) -> dict[str, Any]:
     """The plain values of one checkpoint. Raises CheckpointDamaged."""
     try:
-        sealed = json.loads((path / MANIFEST).read_text())
+        sealed = read_json(path / MANIFEST)
         values: dict[str, Any] = sealed["record"]
         if _record_hash(values) != sealed["xxh3_128"]:
             raise CheckpointDamaged("its manifest is damaged: the hash differs")
+        for key, kind in _KINDS.items():
+            if type(values.get(key, kind())) is not kind:
+                raise CheckpointDamaged(f"unreadable: {key} is no {kind.__name__}")
         return values
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointDamaged(f"unreadable: {error}") from error
 
 
@@ -356,7 +376,19 @@ def snapshot(
 
 
 def restore_trainer(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
-    """Puts a snapshot back. Args: steps, left: as `restore_state` takes them."""
+    """Puts a snapshot back. Args: steps, left: as `restore_state` takes them.
+
+    Raises CheckpointError: it is whole, and no worker has saved it."""
+    try:
+        _restore(trainer, saved, steps, left)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{saved.path}: is of no such run ({type(error).__name__}: {shown(str(error), 160)}); "
+            "remove it to go on from the one before, or start from step 0 with --fresh"
+        ) from error
+
+
+def _restore(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
     fragments = joined(saved.values["states"], saved.tensors)
     for kind in _BY_PARAMETER:
         named = saved.named(kind)

@@ -101,3 +101,16 @@ def test_a_file_and_a_loop_of_links_are_no_folders(tmp_path: Path) -> None:
     for name, says in (("file", "it is a file; choose"), ("loop", "File exists; choose")):
         with pytest.raises(ConfigError, match=says), alone_in(tmp_path / name):
             raise AssertionError("it has begun")
+
+
+@pytest.mark.parametrize("pipe", [False, True], ids=["link", "pipe"])
+def test_a_log_that_leads_elsewhere_is_not_written(tmp_path: Path, pipe: bool) -> None:
+    log, elsewhere = tmp_path / "events.jsonl", tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    if pipe:
+        os.mkfifo(log)
+    else:
+        log.symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match="is no ordinary file: remove it"), alone_in(tmp_path):
+        pass
+    assert elsewhere.read_text() == "mine"

@@ -1,6 +1,7 @@
 """Checkpoints: what was saved comes back, and damage of any kind leads to the one before."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -147,6 +148,36 @@ def test_a_garbled_manifest_leads_to_the_one_before(two: Path, garbage: bytes) -
     newest(two, MANIFEST).write_bytes(garbage)
     found, problems = load(two)
     assert (found.values["step"], len(problems)) == (100, 1)
+
+
+@pytest.mark.parametrize("name", [TENSORS, MANIFEST])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(two: Path, name: str) -> None:
+    newest(two, name).unlink()
+    os.mkfifo(newest(two, name))
+    assert step_of(two) == 100
+
+
+def test_a_manifest_of_brackets_leads_to_the_one_before(two: Path) -> None:
+    newest(two, MANIFEST).write_text("[" * 200_000)
+    assert step_of(two) == 100
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"step": "x"}, {"step": True}, {"step": 300, "stream": 3}, {"step": 300, "states": {}}],
+)
+def test_values_that_no_worker_saves_lead_to_the_one_before(
+    two: Path, values: dict[str, object]
+) -> None:
+    """Though their hash is right."""
+    save(two, 300, {"anchor/0": torch.zeros(5)}, values)
+    assert step_of(two) == 200
+
+
+@pytest.mark.parametrize("kind", ["anchor", "local"])
+def test_parameters_that_are_no_numbers_lead_to_the_one_before(two: Path, kind: str) -> None:
+    save(two, 300, {f"{kind}/0": torch.tensor([1.0, math.nan])}, {"step": 300})
+    assert step_of(two) == 200
 
 
 @pytest.mark.parametrize("name", [TENSORS, MANIFEST])
