@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 LOOPBACK_HOST = "127.0.0.1"
+THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")  # as the host of a URL
 
 
 def split_address(address: str) -> tuple[str, int]:

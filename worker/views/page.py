@@ -26,7 +26,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from murmuration.protos.addresses import is_loopback, join_address, split_address
+from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
 from murmuration.protos.identity import FOLDER
 from murmuration.protos.reach import cannot_listen
 from murmuration.worker.views.history import History, Look
@@ -44,7 +44,6 @@ _FILES = {
     "/uplot.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     "/uplot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
 }
-_THIS_MACHINE = ["127.0.0.1", "localhost", "[::1]"]
 _SCHEME = "Bearer "
 HEADERS = {
     "content-security-policy": (
@@ -88,7 +87,7 @@ def page_app(
         async with beside():
             yield
 
-    hosts = _THIS_MACHINE if token is None else ["*"]
+    hosts = [*THIS_MACHINE] if token is None else ["*"]
     return Starlette(
         routes=[
             *(Route(path, _served(*file), methods=["GET"]) for path, file in _FILES.items()),

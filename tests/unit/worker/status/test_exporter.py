@@ -2,6 +2,8 @@
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
 from typing import Any
 from urllib.request import urlopen
 
@@ -10,6 +12,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmuration.protos.addresses import split_address
+from murmuration.worker.status import exporter
 from murmuration.worker.status.exporter import MetricsServer, StatusCollector, metrics_of
 from murmuration.worker.transport import AddressInUse
 from tests.support.worker_status import STATUS
@@ -111,3 +114,35 @@ def test_a_port_that_is_taken_is_told_and_a_closed_server_frees_its_own() -> Non
     server.close()
     address = split_address(server.url.removeprefix("http://").removesuffix("/metrics"))
     socket.create_server(address).close()
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, int]]:
+    server = MetricsServer("127.0.0.1:0", lambda: STATUS)
+    yield split_address(server.url.removeprefix("http://").removesuffix("/metrics"))
+    server.close()
+
+
+def test_connections_that_say_nothing_are_few_and_end(
+    served: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each had a thread and a file for as long as it liked."""
+    monkeypatch.setattr(exporter._Request, "timeout", 0.1)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(served)) for _ in range(40)]
+        for each in idle:
+            each.settimeout(20)
+            assert each.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:9", 200), ("127.0.0.1", 200), ("[::1]:9", 200), ("somebody.example", 400)],
+)
+def test_it_is_served_under_names_of_this_machine(
+    served: tuple[str, int], host: str, status: int
+) -> None:
+    connection = HTTPConnection(*served, timeout=20)
+    connection.request("GET", "/metrics", headers={"Host": host})
+    assert connection.getresponse().status == status
+    connection.close()
