@@ -105,7 +105,8 @@ class RelayService:
                 far, ended = await accepted
             await stream.send(message(opened=pb.RelayOpened()))
             await self._until_closed(
-                self._carry(number, stream, far), self._carry(number, far, stream)
+                self._carry(number, header.sender, stream, far),
+                self._carry(number, header.peer, far, stream),
             )
         except TimeoutError:
             raise Refused("that peer does not accept") from None
@@ -134,9 +135,9 @@ class RelayService:
         finally:
             self._serving.discard(task)
 
-    async def _carry(self, number: int, source: Stream, sink: Stream) -> None:
+    async def _carry(self, number: int, sender: str, source: Stream, sink: Stream) -> None:
         while (raw := await source.receive()) is not None:
-            if (wait_s := self.table.carry(number, len(raw), self._clock())) > 0:
+            if (wait_s := self.table.carry(number, sender, len(raw), self._clock())) > 0:
                 await asyncio.sleep(wait_s)
             await sink.send(raw)
 

@@ -9,7 +9,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 _UNKNOWN_S = 10.0  # that a peer may have a place before it is a member: it joins through it
-_UNACCEPTED = 16  # dials to one peer at once that it has not accepted yet
+_UNACCEPTED, _UNACCEPTED_EACH = 16, 4  # dials to one peer that it has not accepted yet, by one
+_ACTIVE_S = 1.0  # that a peer has its share of the rate after it has sent something
 _BURST_S = 0.25  # of the rate: what goes at once after a pause
 
 
@@ -20,7 +21,8 @@ class NoRelay(Exception):
 @dataclass(frozen=True, kw_only=True)
 class RelayLimits:
     """Args:
-    rate_mbps: that all tunnels together may carry, each direction counted; 0: it is no relay.
+    rate_mbps: that all tunnels together may carry, each direction counted; those that send at
+        a time have equal shares of it, however many tunnels they have. 0: it is no relay.
     places: peers that it relays for at once.
     """
 
@@ -47,7 +49,7 @@ class RelayTable:
         self._places: dict[str, float] = {}  # since when
         self._dials: dict[int, _Dial] = {}
         self._last = 0
-        self._free_at = 0.0
+        self._free_at: dict[str, float] = {}  # by peer: when its share is free again
         self.carried_bytes: Counter[str] = Counter()
 
     @property
@@ -85,8 +87,11 @@ class RelayTable:
         if to not in self._places:
             raise NoRelay("that peer is not reached through it")
         waiting = [each for each in self._dials.values() if each.to == to and not each.accepted]
-        if len(waiting) >= _UNACCEPTED:
-            raise NoRelay(f"{_UNACCEPTED} dials wait for that peer")
+        if (
+            len(waiting) >= _UNACCEPTED
+            or sum(each.by == by for each in waiting) >= _UNACCEPTED_EACH
+        ):
+            raise NoRelay(f"{len(waiting)} dials wait for that peer")
         self._last += 1
         self._dials[self._last] = _Dial(by, to)
         return self._last
@@ -102,12 +107,17 @@ class RelayTable:
         """A dial has failed, or its tunnel has ended."""
         self._dials.pop(number, None)
 
-    def carry(self, number: int, size_bytes: int, now: float) -> float:
-        """Counts bytes of a tunnel; how many seconds they wait for the rate."""
+    def carry(self, number: int, sender: str, size_bytes: int, now: float) -> float:
+        """Counts bytes of a tunnel; how many seconds they wait for their sender's share."""
         self.carried_bytes[self._dials[number].to] += size_bytes
-        self._free_at = max(self._free_at, now - _BURST_S)
-        self._free_at += 8e-6 * size_bytes / self._limits.rate_mbps
-        return max(0.0, self._free_at - now)
+        self._free_at = {
+            peer: at for peer, at in self._free_at.items() if peer == sender or at > now - _ACTIVE_S
+        }
+        free_at = max(self._free_at.get(sender, 0.0), now - _BURST_S)
+        others = len(self._free_at.keys() - {sender})
+        free_at += 8e-6 * size_bytes * (1 + others) / self._limits.rate_mbps
+        self._free_at[sender] = free_at
+        return max(0.0, free_at - now)
 
     def strangers(self, now: float, members: Container[str]) -> list[str]:
         """Peers that have a place, are no live members, and have had the time to become some."""

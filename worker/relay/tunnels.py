@@ -107,7 +107,9 @@ class Tunnels:
 
     def __init__(self, transport: Transport, me: str, clock: Callable[[], float]) -> None:
         self._transport, self._me, self._clock = transport, me, clock
-        self._ports: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by address, oldest first
+        self._ports: dict[
+            str, tuple[str, asyncio.Task[None]]
+        ] = {}  # by address, those first that nobody uses
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed_at: dict[str, float] = {}  # by relay
         self.own = ("", "")
@@ -124,7 +126,10 @@ class Tunnels:
             listening = socket.create_server((LOOPBACK_HOST, 0), backlog=16)
             port = f"{LOOPBACK_HOST}:{listening.getsockname()[1]}"
             serving = self._listen(listening, through[0], through[1][:_MOST_RELAYS])
-            self._ports[address] = port, self._spawn(serving)
+            task = self._spawn(serving)
+            task.add_done_callback(lambda _: listening.close())  # though it has never begun
+            self._ports[address] = port, task
+        self._ports[address] = self._ports.pop(address)  # those in use go last
         return self._ports[address][0]
 
     def close_unneeded(self, needed: Container[str]) -> None:
@@ -151,12 +156,11 @@ class Tunnels:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._spawn(self._carry(peer, relays, reader, writer))
 
-        with listening:
-            server = await asyncio.start_server(accept, sock=listening, limit=2 * _CHUNK_BYTES)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                server.close()
+        server = await asyncio.start_server(accept, sock=listening, limit=2 * _CHUNK_BYTES)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
 
     async def _carry(
         self,

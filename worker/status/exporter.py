@@ -156,7 +156,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     """A thread for each connection, so many at once; others are closed."""
 
     daemon_threads = True
-    allow_reuse_address = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -50,21 +50,40 @@ def test_places_are_limited_and_kept() -> None:
 
 def test_dials_that_nobody_accepts_are_limited() -> None:
     relay = table()
-    numbers = [relay.dial("x", "r", known=True) for _ in range(16)]
+    numbers = [relay.dial(f"x{n % 4}", "r", known=True) for n in range(16)]
+    with pytest.raises(NoRelay, match="16 dials wait"):
+        relay.dial("x0", "r", known=True)
     with pytest.raises(NoRelay, match="16 dials wait"):
         relay.dial("y", "r", known=True)
     relay.end(numbers[0])
     relay.dial("y", "r", known=True)
+    relay.end(numbers[1])
+    with pytest.raises(NoRelay, match="15 dials wait"):
+        relay.dial("x3", "r", known=True)
 
 
 def test_bytes_are_counted_for_the_peer_and_wait_for_the_rate() -> None:
     relay = table(rate_mbps=8.0)  # a megabyte a second
     number = relay.dial("x", "r", known=True)
     relay.accept(number, "r")
-    assert relay.carry(number, 250_000, 10.0) == 0.0  # at once, after a pause
-    assert relay.carry(number, 500_000, 10.0) == pytest.approx(0.5)
-    assert relay.carry(number, 500_000, 10.5) == pytest.approx(0.5)
+    assert relay.carry(number, "x", 250_000, 10.0) == 0.0  # at once, after a pause
+    assert relay.carry(number, "x", 500_000, 10.0) == pytest.approx(0.5)
+    assert relay.carry(number, "x", 500_000, 10.5) == pytest.approx(0.5)
     assert relay.carried_bytes == {"r": 1_250_000}
+
+
+def test_one_that_sends_by_many_tunnels_has_one_share() -> None:
+    relay = table(rate_mbps=8.0)
+    honest = relay.dial("honest", "r", known=True)
+    tunnels = [relay.dial(f"x{n % 4}", "r", known=True) for n in range(15)]
+    now, free_at, sent = 0.0, dict.fromkeys((honest, *tunnels), 0.0), 0
+    while now < 20.0:  # each sends as soon as it may
+        now = min(free_at.values())
+        for number in [each for each, at in free_at.items() if at <= now]:
+            sender = "honest" if number == honest else "greedy"
+            free_at[number] = now + relay.carry(number, sender, 20_000, now)
+            sent += 20_000 if number == honest else 0
+    assert 0.45 <= sent / 20 / 1e6 <= 0.6
 
 
 def test_a_peer_that_does_not_become_a_member_loses_its_place() -> None:
