@@ -208,7 +208,7 @@ class Mismatch(StrEnum):
         "that holds no certificate"
     )
     OTHER_NAME = "somebody else answers there: the certificate has another name"
-    OTHER_RUN = "its certificate is not of this run's authority"
+    OTHER_RUN = "its certificate is not of this run's authority, or not a peer's"
     NOT_TAKEN = "it closes the connection: it does not take this certificate"
 
     @property

@@ -5,6 +5,7 @@ process that lets peers in share the folder's ledger; a lock keeps their changes
 """
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from murmuration.protos.identity.certificates import (
     Role,
     Verifier,
     check_name,
+    check_private,
     fingerprint,
     key_to_pem,
     new_key,
@@ -43,6 +45,7 @@ TOKEN_USES = 1
 _AUTHORITY_VALID_S = 10 * PEER_VALID_S
 _KEY, _CERTIFICATE, _LEDGER = "authority.key", "authority.pem", "ledger.json"
 _LOCK_S = 5.0
+_PACE_S, _MOST_RENEWED = 30.0, 4096
 _KEPT = 256  # tokens that have ended and are still listed
 
 
@@ -80,6 +83,7 @@ class Authority:
 
     def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
         self._folder, self._key, self.certificate = folder / FOLDER, key, certificate
+        self._renewed_s: dict[str, float] = {}  # when, by name
 
     @classmethod
     def load(cls, folder: Path) -> "Authority | None":
@@ -88,6 +92,7 @@ class Authority:
         if not (kept / _KEY).exists():
             return None
         try:
+            check_private(kept / _KEY)
             key = serialization.load_pem_private_key((kept / _KEY).read_bytes(), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 raise ValueError("not ECDSA")
@@ -222,10 +227,20 @@ class Authority:
             _admit(ledger, token_id, name, fingerprint(key), holder)
         return self._sign(key, Role.PEER, name, PEER_VALID_S)
 
-    def renew(self, name: str, certificate: bytes, request: bytes, role: Role = Role.PEER) -> bytes:
+    def renew(
+        self,
+        name: str,
+        certificate: bytes,
+        request: bytes,
+        role: Role = Role.PEER,
+        *,
+        paced: bool = False,
+    ) -> bytes:
         """Signs a later certificate (PEM) for a member that has one (DER), for the same key.
 
-        Args: role: a coordinator renews its own; others get nothing but a peer's.
+        Args:
+            role: a coordinator renews its own; others get nothing but a peer's.
+            paced: not again within 30 s.
 
         Raises:
             IdentityError: what it has is not valid, or of another key or name.
@@ -239,9 +254,20 @@ class Authority:
             raise IdentityError("a certificate is renewed for the key that it has; join again")
         if role is Role.PEER:
             _check_not_expelled(self._read(), name)
+        if paced:
+            self._check_pace(name)
         return self._sign(key, role, name, PEER_VALID_S)
 
     # --------------------------------------------------------------------------------- inside
+
+    def _check_pace(self, name: str) -> None:
+        """Raises IdentityError: a member renews without end. An honest one asks once a minute."""
+        now = time.monotonic()
+        if now < self._renewed_s.get(name, -math.inf) + _PACE_S:
+            raise IdentityError(f"the certificate of {name} was renewed in the last {_PACE_S:g} s")
+        if len(self._renewed_s) >= _MOST_RENEWED:
+            self._renewed_s.clear()
+        self._renewed_s[name] = now
 
     def _sign(self, key: ec.EllipticCurvePublicKey, role: Role, name: str, valid_s: float) -> bytes:
         return signed_certificate(self.certificate, self._key, key, role, name, valid_s)
@@ -297,7 +323,7 @@ def enrol(
         if role == Role.TOKEN:
             certificate = authority.admit(name, asked.name, asked.request, holder)
         elif role == Role.PEER:
-            certificate = authority.renew(name, asked.certificate, asked.request)
+            certificate = authority.renew(name, asked.certificate, asked.request, paced=True)
         else:
             raise IdentityError(f"the certificate of a {role or 'stranger'} lets nobody in")
     except IdentityError as error:

@@ -13,6 +13,7 @@ A token's certificate has the URI alone, so that nobody can serve with it.
 import datetime
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -29,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     decode_dss_signature,
     encode_dss_signature,
 )
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from murmuration.protos.exit_codes import ExitCode, MurmurError
 
@@ -100,6 +101,7 @@ class Identity:
         certified = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
         if certified is None:
             raise IdentityError("the certificate names nobody")
+        _check_usage(mine, certified[0])
         return cls(key, certificate, authority, *certified)
 
     @classmethod
@@ -108,6 +110,8 @@ class Identity:
         kept = folder / FOLDER
         if not (kept / _CERTIFICATE).exists():
             return None
+        if (kept / _KEY).exists():
+            check_private(kept / _KEY)
         try:
             parts = [(kept / name).read_bytes() for name in (_KEY, _CERTIFICATE, _AUTHORITY)]
             identity = cls.of(*parts)
@@ -215,6 +219,7 @@ class Verifier:
         role_and_name = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
         if role_and_name is None:
             raise IdentityError("a certificate names nobody")
+        _check_usage(found, role_and_name[0])
         start, end = found.not_valid_before_utc, found.not_valid_after_utc
         if not start <= (now := datetime.datetime.now(datetime.UTC)) < end:
             raise NotValidNow(
@@ -322,7 +327,7 @@ def self_signed(key: ec.EllipticCurvePrivateKey, valid_s: float) -> bytes:
     builder = _builder(name, name, key.public_key(), valid_s).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
-    return _signed(builder, key)
+    return _signed(builder.add_extension(_usage(signs=True), critical=True), key)
 
 
 def signed_certificate(
@@ -344,7 +349,44 @@ def signed_certificate(
     builder = _builder(_subject(role), _certificate(issuer).subject, key, valid_s).add_extension(
         x509.SubjectAlternativeName(names), critical=False
     )
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
+    builder = builder.add_extension(_usage(signs=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(_purposes(role)), critical=False)
     return _signed(builder, issuer_key)
+
+
+def _purposes(role: Role) -> list[x509.ObjectIdentifier]:
+    """What a certificate is shown for; nobody serves with a token's."""
+    client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+    return [client] if role is Role.TOKEN else [client, server]
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    """Args: signs: other certificates, as an authority's key does; else what its holder says."""
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _check_usage(certificate: x509.Certificate, role: Role) -> None:
+    """Raises IdentityError: it is for something else than such a member does. Certificates of runs
+    that began before there were usages have none, and are taken until they are renewed."""
+    usages = {type(each.value): each.value for each in certificate.extensions}
+    usage, purposes = usages.get(x509.KeyUsage), usages.get(x509.ExtendedKeyUsage)
+    signs = isinstance(usage, x509.KeyUsage) and not usage.digital_signature
+    lacks = isinstance(purposes, x509.ExtendedKeyUsage) and not set(_purposes(role)) <= {*purposes}
+    if signs or lacks:
+        raise IdentityError(f"the certificate is not for the use of a {role}")
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -357,9 +399,28 @@ def write_secret(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
+        sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a new name in it durable, where the system does so. Raises OSError."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_private(path: Path) -> None:
+    """Raises IdentityError: anybody on this machine can read or change the key. A group may: some
+    systems set one as they mount a volume."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o007:
+        raise IdentityError(f"{path} has mode {mode:o}, so that others have the key: chmod 600 it")
 
 
 def _host_of(peer: str) -> str:

@@ -306,7 +306,7 @@ def test_a_holder_of_the_token_cannot_stand_in_for_the_run(run: Authority) -> No
         serving(
             {"Control/Enrol": lambda raw: heard.append(raw) or b""}, identity=token.identity
         ) as there,
-        pytest.raises(IdentityError, match="has another name"),
+        pytest.raises(IdentityError, match="or not a peer's"),
     ):
         enrolled(token, "third", [there])
     assert heard == []

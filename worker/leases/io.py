@@ -125,7 +125,7 @@ class LeaseService:
         try:
             if address is None:
                 raise TransportError("no address known")
-            raw = await self._host.transport.call(address, "Control/Lease", request, _CALL_S)
+            raw = await self._host.transport.call(address, "Control/Lease", request, _CALL_S, peer)
             theirs = wire.lease_news_from_message(wire.parse(pb.LeaseNews, raw), self._run)
             self._carry_out(self._table.answered(peer, number, theirs))
         except (TransportError, wire.WireError):

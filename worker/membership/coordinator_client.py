@@ -143,12 +143,12 @@ class CoordinatorClient:
             return
         if member.live:
             self._met_at[member.address] = now
-            self._host.spawn(self._contact(member.address))
+            self._host.spawn(self._contact(member))
 
-    async def _contact(self, address: str) -> None:
+    async def _contact(self, member: Member) -> None:
         """A refusal ends the run before it has begun, in `run`."""
         try:
-            await self._first_contact.contact(address)
+            await self._first_contact.contact(member.address, member.peer)
         except (ManifestRefused, NotDialled) as error:
             if not self._started or isinstance(error, NotDialled):
                 self._refusal = error

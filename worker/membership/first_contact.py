@@ -174,11 +174,15 @@ class FirstContact:
             return None
         self._seconds_asked += 1
         other = able[self._seconds_asked % len(able)]
-        undialled = await ask_to_dial(self._transport, other.address, member, self._packed)
+        undialled = await ask_to_dial(
+            self._transport, other.address, member, self._packed, other.peer
+        )
         return f"{other.peer} does not reach {member.peer}" if undialled else None
 
-    async def contact(self, address: str) -> str | None:
+    async def contact(self, address: str, peer: str | None = None) -> str | None:
         """First contact. Returns what is wrong where another try may help.
+
+        Args: peer: that is to be there; None: any of the run.
 
         Raises:
             ManifestRefused: it runs something else.
@@ -187,11 +191,11 @@ class FirstContact:
         """
         try:
             try:
-                await self.join(address)
+                await self.join(address, peer)
             except NotDialled:
                 if self._relay is None or not await self._relay(address):
                     raise
-                await self.join(address)
+                await self.join(address, peer)
         except (TransportError, wire.WireError) as error:
             return str(error)
         except NotDialled as error:
@@ -204,7 +208,7 @@ class FirstContact:
         self._undialled_since = None
         return None
 
-    async def join(self, address: str, *, again: bool = True) -> None:
+    async def join(self, address: str, peer: str | None = None, *, again: bool = True) -> None:
         """First contact with a peer; once more where this peer has a later epoch by its answer.
         Raises ManifestRefused, NotDialled, Unreachable."""
         member, certificate = self.gossip.introduction()
@@ -213,7 +217,7 @@ class FirstContact:
             member=member, manifest=self._packed, certificate=b"".join(certificate)
         )
         raw = await self._transport.call(
-            address, "Control/Join", request.SerializeToString(), _JOIN_S
+            address, "Control/Join", request.SerializeToString(), _JOIN_S, peer
         )
         reply = wire.parse(pb.JoinReply, raw)
         if reply.undialled:
@@ -229,7 +233,7 @@ class FirstContact:
         epoch = self.gossip.me.epoch
         self.gossip.hear(members)
         if again and self.gossip.me.epoch != epoch:
-            await self.join(address, again=False)
+            await self.join(address, peer, again=False)
 
 
 def said_of(message: pb.Member) -> Member:
@@ -239,13 +243,15 @@ def said_of(message: pb.Member) -> Member:
 
 
 async def ask_to_dial(
-    transport: Transport, asked: str, member: Member, manifest: bytes
+    transport: Transport, asked: str, member: Member, manifest: bytes, peer: str | None = None
 ) -> bool | None:
     """Whether the peer at `asked` cannot dial a member of its run; None when it does not say."""
     message = wire.member_to_message(member)
     request = pb.JoinRequest(member=message, manifest=manifest, dial_only=True)
     with suppress(TransportError, wire.WireError):
-        raw = await transport.call(asked, "Control/Join", request.SerializeToString(), 2 * _DIAL_S)
+        raw = await transport.call(
+            asked, "Control/Join", request.SerializeToString(), 2 * _DIAL_S, peer
+        )
         reply = wire.parse(pb.JoinReply, raw)
         return None if reply.refusal and not reply.undialled else reply.undialled
     return None

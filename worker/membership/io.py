@@ -202,6 +202,10 @@ class GossipService:
     def address_of(self, peer: str) -> str | None:
         return self._membership.address(peer)
 
+    def _at(self, address: str) -> str | None:
+        """Whom this peer knows at an address."""
+        return next((m.peer for m in self.members if m.address == address), None)
+
     def open(self, peer: str, method: str) -> Stream:
         """A stream to a peer. Raises TransportError: no address is known."""
         if (address := self.address_of(peer)) is None:
@@ -330,7 +334,11 @@ class GossipService:
         alive = False
         with suppress(TransportError, wire.WireError):
             raw = await self._transport.call(
-                probe.via, "Control/IndirectProbe", request, 2 * probe.timeout_s
+                probe.via,
+                "Control/IndirectProbe",
+                request,
+                2 * probe.timeout_s,
+                self._at(probe.via),
             )
             alive = wire.parse(pb.ProbeReply, raw).alive
         self._do(self._membership.probed_for(probe.peer, self._clock(), alive=alive))
@@ -339,7 +347,7 @@ class GossipService:
         """Whether the peer of this run answers there. Nothing is told or learned of members."""
         with suppress(TransportError, wire.WireError):
             request = self._message(GossipMessage())
-            raw = await self._transport.call(address, "Control/Gossip", request, timeout_s)
+            raw = await self._transport.call(address, "Control/Gossip", request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
             return bool(answer.run == self.run and answer.sender == peer)
         return False

@@ -10,7 +10,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.identity import (
     FOLDER,
     Authority,
@@ -20,11 +22,13 @@ from murmuration.protos.identity import (
     Token,
     authority,
     certificates,
+    enrol,
     member_identity,
     token_from,
 )
 from murmuration.protos.identity.authority import TRIAL
 from murmuration.protos.identity.certificates import (
+    Verifier,
     certified_name,
     key_to_pem,
     new_key,
@@ -330,3 +334,73 @@ def test_a_trial_uses_nothing_up_and_is_never_renewed(run: Authority) -> None:
     run.revoke(second.id)
     with pytest.raises(IdentityError, match="was revoked"):
         run.admit(second.id, f"{TRIAL}third", request)
+
+
+def test_certificates_say_what_they_are_for(run: Authority) -> None:
+    peer, token = run.new_identity(Role.PEER, "b"), run.create_token().identity
+    for identity, purposes in ((peer, 2), (token, 1)):
+        found = x509.load_pem_x509_certificate(identity.certificate).extensions
+        usage = found.get_extension_for_class(x509.KeyUsage)
+        assert usage.critical
+        assert (usage.value.digital_signature, usage.value.key_cert_sign) == (True, False)
+        assert len(list(found.get_extension_for_class(x509.ExtendedKeyUsage).value)) == purposes
+        assert not found.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_a_certificate_for_another_use_is_not_taken(
+    run: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier = Verifier(run.certificate)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "murmuration.protos.identity.certificates._purposes",
+            lambda role: [ExtendedKeyUsageOID.CLIENT_AUTH],
+        )
+        client_only = run.new_identity(Role.PEER, "b")
+    with pytest.raises(IdentityError, match="not for the use of a peer"):
+        verifier.certified(client_only.der)
+    with pytest.raises(IdentityError, match="not for the use of a peer"):
+        Identity.of(client_only.key, client_only.certificate, client_only.authority)
+
+
+def test_a_certificate_from_before_there_were_usages_is_taken_and_renewed_with_them(
+    run: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = x509.CertificateBuilder.add_extension
+
+    def names_alone(
+        self: x509.CertificateBuilder, value: x509.ExtensionType, critical: bool
+    ) -> x509.CertificateBuilder:
+        return (
+            add(self, value, critical) if isinstance(value, x509.SubjectAlternativeName) else self
+        )
+
+    with monkeypatch.context() as patched:
+        patched.setattr(x509.CertificateBuilder, "add_extension", names_alone)
+        old = run.new_identity(Role.PEER, "b")
+    assert Verifier(run.certificate).certified(old.der).name == "b"
+    later = x509.load_pem_x509_certificate(run.renew("b", old.der, old.request()))
+    assert later.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+
+
+@pytest.mark.parametrize("name", ["key.pem", "authority.key"])
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> None:
+    authority = Authority.make(tmp_path)
+    authority.new_identity(Role.PEER, "b").save(tmp_path)
+    key = tmp_path / "identity" / name
+    load = Identity.load if name == "key.pem" else Authority.load
+    key.chmod(0o660)  # a volume's group
+    assert load(tmp_path) is not None
+    key.chmod(0o644)
+    with pytest.raises(IdentityError, match="has mode 644, so that others have the key: chmod 600"):
+        load(tmp_path)
+
+
+def test_a_member_does_not_renew_again_and_again(run: Authority) -> None:
+    held = run.new_identity(Role.PEER, "b")
+    asked = pb.EnrolRequest(name="b", request=held.request(), certificate=held.der)
+    replies = [enrol(run, asked, Role.PEER, "b") for _ in range(100)]
+    assert [bool(each.certificate) for each in replies] == [True] + [False] * 99
+    other = run.new_identity(Role.PEER, "c")
+    asked = pb.EnrolRequest(name="c", request=other.request(), certificate=other.der)
+    assert enrol(run, asked, Role.PEER, "c").certificate

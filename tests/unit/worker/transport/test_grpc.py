@@ -323,7 +323,7 @@ def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(
             with pytest.raises(Untrusted, match="not of this run's authority"):
                 await said(token, there)
         async with serving(token) as there:
-            with pytest.raises(Untrusted, match="has another name"):
+            with pytest.raises(Untrusted, match="not of this run's authority"):
                 await said(client, there)
         async with serving(None) as there:
             with pytest.raises(Untrusted, match="this run is not encrypted"):
