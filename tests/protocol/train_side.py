@@ -25,7 +25,9 @@ class TrainSide(Mailbox):
         self._loop, self._context = loop, context
         self._reporter: list[ToIO] = []
         self._deliver_to: Callable[[ToIO], None] = lambda _: None
-        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._go, self._back = threading.Lock(), threading.Lock()  # each is held but for a turn
+        self._go.acquire()
+        self._back.acquire()
         self._wake_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._waits = self._unwinding = False

@@ -8,8 +8,8 @@ kept, in order, as by SIGSTOP.
 import asyncio
 import contextvars
 import gc
-import selectors
-from collections.abc import Callable, Coroutine
+import heapq
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,30 +27,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now = 0.0
         self.problems: list[str] = []
-        self._parked: dict[str, list[_Gated]] = {}
-        super().__init__(_Selector(self))
+        self._parked: dict[str | None, list[asyncio.Handle]] = {}
+        super().__init__()
         self.set_exception_handler(self._note_problem)
 
     def time(self) -> float:
         return self.now
-
-    def call_soon(
-        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        gated = _Gated(self, callback, args, context)
-        gated.handle = super().call_soon(gated, context=context)
-        return gated.handle
-
-    def call_at(
-        self,
-        when: float,
-        callback: Callable[..., Any],
-        *args: Any,
-        context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
-        gated = _Gated(self, callback, args, context)
-        gated.handle = handle = super().call_at(when, gated, context=context)
-        return handle
 
     def freeze(self, peer: str) -> None:
         """From now on nothing of the peer runs."""
@@ -58,62 +40,53 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def thaw(self, peer: str) -> None:
         """What has become due meanwhile runs now, in order."""
-        for gated in self._parked.pop(peer, ()):
-            super().call_soon(gated, context=gated.context)
+        self._ready.extend(self._parked.pop(peer, ()))
 
     def thaw_all(self) -> None:
         for peer in list(self._parked):
             self.thaw(peer)
 
-    def parks(self, gated: "_Gated") -> bool:
+    def _run_once(self) -> None:
+        """Runs what is ready; where nothing is, the clock jumps to the next timer."""
+        self._forget_cancelled()
+        ready, timers = self._ready, self._scheduled
+        if not ready and not self._stopping:
+            if not timers:
+                raise Stalled(f"nothing is left to happen at {self.now:.3f} s")
+            self.now += max(0.0, timers[0]._when - self.now)
+        until = self.now + self._clock_resolution
+        while timers and timers[0]._when < until:
+            ready.append(self._pop())
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled and not self._parks(handle):
+                handle._run()
+
+    def _forget_cancelled(self) -> None:
+        """Keeps the heap short: most timers are time-outs of what came in time."""
+        if (count := len(self._scheduled)) > 100 and self._timer_cancelled_count > count / 2:
+            self._scheduled = [each for each in self._scheduled if not each._cancelled]
+            heapq.heapify(self._scheduled)
+            self._timer_cancelled_count = 0
+        while self._scheduled and self._scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            self._pop()
+
+    def _pop(self) -> asyncio.TimerHandle:
+        handle: asyncio.TimerHandle = heapq.heappop(self._scheduled)
+        handle._scheduled = False
+        return handle
+
+    def _parks(self, handle: asyncio.Handle) -> bool:
         """Keeps the callback back if its peer is frozen."""
-        parked = self._parked.get(gated.peer) if gated.peer else None
+        parked = self._parked.get(handle._context.get(PEER)) if self._parked else None
         if parked is None:
             return False
-        parked.append(gated)
+        parked.append(handle)
         return True
 
     def _note_problem(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.problems.append(f"{context['message']}: {context.get('exception')!r}")
-
-
-class _Gated:
-    """A callback that waits while its peer is frozen."""
-
-    __slots__ = ("args", "callback", "context", "handle", "loop", "peer")
-
-    def __init__(
-        self,
-        loop: VirtualLoop,
-        callback: Callable[..., Any],
-        args: tuple[Any, ...],
-        context: contextvars.Context | None,
-    ) -> None:
-        self.loop, self.callback, self.args, self.context = loop, callback, args, context
-        self.peer = PEER.get() if context is None else context.get(PEER)
-        if context is None:
-            self.context = contextvars.copy_context()
-        self.handle: asyncio.Handle | None = None
-
-    def __call__(self) -> None:
-        cancelled = self.handle is not None and self.handle.cancelled()  # while it was kept back
-        if not cancelled and not self.loop.parks(self):
-            self.callback(*self.args)
-
-
-class _Selector(selectors.DefaultSelector):
-    """Instead of waiting it moves the clock."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise Stalled(f"nothing is left to happen at {self._loop.now:.3f} s")
-        if timeout > 0:
-            self._loop.now += timeout
-        return []
 
 
 def in_peer(peer: str) -> contextvars.Context:

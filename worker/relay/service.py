@@ -60,6 +60,8 @@ class RelayService:
 
     def tick(self) -> None:
         """Peers that are no members, or none any more, are relayed for no longer."""
+        if not self._dialled:
+            return
         live = {member.peer for member in self._swarm.members if member.live}
         for peer in self.table.strangers(self._clock(), live):
             self._dialled[peer].put_nowait(None)
