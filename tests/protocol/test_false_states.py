@@ -11,6 +11,7 @@ import torch
 from murmuration.worker import wire
 from murmuration.worker.catchup.repair import JumpLimit
 from murmuration.worker.membership import Digest, Member, Phase
+from murmuration.worker.membership.reachability import Reachability
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Peer, Swarm
@@ -56,6 +57,10 @@ def lie(
 
 def warned(peer: Peer, text: str) -> bool:
     return any(text in str(event["text"]) for event in peer.of_kind("warning"))
+
+
+def knows(peer: Peer, name: str) -> bool:
+    return any(member["peer"] == name for member in peer.members)
 
 
 async def hang(stream: Stream) -> None:
@@ -165,6 +170,31 @@ def test_a_donor_that_starts_again_meanwhile_harms_nobody() -> None:
             await swarm.sleep(30)
             assert swarm["a"].of_kind("adopted") == []
             assert swarm["a"].versions >= (21,)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "never contributed"])
+def test_two_that_do_not_train_cannot_part_two_that_do(ended: bool) -> None:
+    class NamesB(Reachability):
+        unreachable = ("b",)  # type: ignore[assignment]
+
+    async def scenario() -> None:
+        async with Swarm(steady(100_000)) as swarm:
+            await swarm.start("a", "b", *("xy" if ended else ""))
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
+            for name in "xy":
+                if not ended:
+                    await swarm.join(name, via="a")
+                    await swarm.until(lambda n=name: knows(swarm["a"], n), 10)
+                node = swarm[name].node
+                publish = node._publish
+                node._publish = lambda p, publish=publish: publish(replace(p, phase=Phase.DONE))  # type: ignore[method-assign]
+                node.gossip._membership._reach = NamesB(1.0)
+            await swarm.sleep(60)
+            (state,) = swarm["a"].trainer.states
+            assert state.version > 12
+            assert all("b" in peers for each in state.history for *_, peers in each.parts)
 
     run(scenario())
 

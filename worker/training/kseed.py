@@ -14,7 +14,10 @@ two forward passes, which is the gradient of a_k; there is no backward pass and 
 Parameters follow the coefficients that have changed since the last pass, by replaying their
 directions. Directions come from torch's generator on the CPU, wherever the model is. So peers with
 equal coefficients have equal parameters but for rounding: of the sums, which depends on the order
-of the replays, and of the directions between processors with other vector units.
+of the replays, and of the directions between processors with other vector units. A coefficient
+above 1 moves every value by about as much, and rounds off what is smaller: then the values before
+are kept, and all is replayed from them once no coefficient is so large any more. So rounding takes
+about 1e-7 of a value at each move, and no more where a coefficient was at 1e6 meanwhile.
 
 Ref: arXiv:2312.06353 (FedKSeed); arXiv:2305.17333 (MeZO), which perturbs in place as this does.
 """
@@ -35,6 +38,7 @@ from murmuration.worker.training.model import trained_parameters
 from murmuration.worker.training.replica import InnerReplica
 
 _NAME = "seed_space_of_"
+_LARGE = 1.0  # a coefficient above rounds off parameters, which are rarely larger
 
 
 class SeedSpace(nn.Module):
@@ -51,6 +55,8 @@ class SeedSpace(nn.Module):
         self._parameters_of_model = [each.requires_grad_(False) for each in parameters]
         # The coefficients that the parameters are at.
         self._followed = torch.zeros_like(self.coefficients, requires_grad=False)
+        # Parameters and coefficients before the first of these was large; nothing where none is.
+        self._before: tuple[list[Tensor], Tensor] | None = None
 
     def forward(self, values: Tensor) -> Tensor:
         """The same: a model that calls its children one after another calls this, too."""
@@ -70,6 +76,12 @@ class SeedSpace(nn.Module):
     def follow(self) -> None:
         """Brings the parameters to where the coefficients are."""
         wanted = self.coefficients.detach().cpu()
+        large = bool((wanted.abs() > _LARGE).any())
+        if large and self._before is None:
+            self._before = self._values()
+        elif not large and self._before is not None:
+            self._take(self._before)
+            self._before = None
         for index in torch.nonzero(wanted != self._followed).flatten().tolist():
             self._move(index, float(wanted[index]))
 
@@ -91,15 +103,22 @@ class SeedSpace(nn.Module):
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Afterwards the parameters are as they were, to the bit."""
-        values = [each.clone() for each in self._parameters_of_model]
-        followed = self._followed.clone()
+        values, before = self._values(), self._before
         try:
             yield
         finally:
-            with torch.no_grad():
-                for each, value in zip(self._parameters_of_model, values, strict=True):
-                    each.copy_(value)
-            self._followed = followed
+            self._take(values)
+            self._before = before
+
+    def _values(self) -> tuple[list[Tensor], Tensor]:
+        """A copy of the parameters, and of the coefficients that they are at."""
+        return [each.detach().clone() for each in self._parameters_of_model], self._followed.clone()
+
+    @torch.no_grad()
+    def _take(self, values: tuple[list[Tensor], Tensor]) -> None:
+        for each, value in zip(self._parameters_of_model, values[0], strict=True):
+            each.copy_(value)
+        self._followed = values[1].clone()
 
 
 def seed_space_of(model: nn.Module) -> SeedSpace | None:

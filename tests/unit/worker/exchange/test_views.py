@@ -1,5 +1,7 @@
 """What a view of the swarm says of peers that others do not reach."""
 
+from dataclasses import replace
+
 import pytest
 
 from murmuration.worker.exchange.types import View
@@ -60,3 +62,14 @@ def test_what_the_dead_said_does_not_count() -> None:
 
 def test_for_a_group_that_is_cut_off_another_stands_in() -> None:
     assert view(a="d", b="d", c="d").reducer("d") == "a"
+
+
+def test_what_the_ended_say_does_not_count_nor_what_those_say_that_never_contributed() -> None:
+    members = view(a="d", b="d", c="d").members
+    assert View(members, contributors=frozenset("cdx")).cut_off == frozenset("d")
+    assert View(members, contributors=frozenset("d")).cut_off == frozenset()
+    ended = {peer: replace(members[peer], phase=Phase.DONE) for peer in "ab"}
+    quiet = replace(members["c"], unreachable=())
+    assert View({**members, **ended, "c": quiet}).cut_off == frozenset()
+    over = {peer: replace(each, phase=Phase.DONE) for peer, each in members.items()}
+    assert View(over).cut_off == frozenset("d")

@@ -145,6 +145,27 @@ def test_parameters_come_back_to_the_bit() -> None:
         assert torch.allclose(now, then) if now is coefficients else torch.equal(now, then)
 
 
+def test_a_coefficient_that_was_absurd_for_a_while_leaves_no_trace() -> None:
+    model, sound = Line().model(), Line().model()
+    for each in (model, sound):
+        give_seed_space(each, 8)
+        with torch.no_grad():
+            space_of(each).coefficients[2] = 0.01
+        space_of(each).follow()
+    space = space_of(model)
+    for values in ((3, 1e6), (3, -1e6), (5, 0.02), (3, 0.01)):
+        with torch.no_grad():
+            space.coefficients[values[0]] = values[1]
+        with space.kept():
+            space.follow()
+        space.follow()
+    with torch.no_grad():
+        space_of(sound).coefficients[3], space_of(sound).coefficients[5] = 0.01, 0.02
+    space_of(sound).follow()
+    for one, other in zip(model.parameters(), sound.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)
+
+
 def test_what_does_not_go_with_it_is_refused_in_a_line() -> None:
     with pytest.raises(TaskError, match=r"kseed.*0\.weight is in torch\.bfloat16"):
         give_seed_space(Line().model().bfloat16(), 16)
