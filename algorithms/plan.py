@@ -228,6 +228,12 @@ class Plan:
         return (self.exchange, self.payload) == ("mean", "pseudo_gradient")
 
     @property
+    def checks_means(self) -> bool:
+        """Whether a mean can be computed again from the contributions to it: nothing that only its
+        reducer knows is in it."""
+        return self.compares_norms and not self.keeps_reduction_residual
+
+    @property
     def keeps_reduction_residual(self) -> bool:
         """Whether requantizing the mean leaves something out."""
         return self.reduction_codec != "fp32"

@@ -30,6 +30,8 @@ _FAR = 10.0  # times the median: no honest contribution of equal work has that
 _STRIKES = 3
 _MOST_STRIKES = 12
 _MOST_DOUBLED = 16  # times
+_MOST_UNANSWERED = 5
+_ENOUGH = 3
 
 
 def norm(values: Tensor) -> float:
@@ -128,6 +130,38 @@ class Quarantine:
                 del self._strikes[peer]
                 self.peers -= {peer}
                 self.liars -= {peer}
+
+
+class Doubts:
+    """What checks of means leave open, until it is enough to name a peer.
+
+    A peer that shows nothing of what it has contributed, five checks in a row, has something to
+    hide. Where a contributor shows other values than its reducer says it has, one of the two lies:
+    it is the one that disagrees with three others, or in a small group with all others but one.
+    """
+
+    def __init__(self) -> None:
+        self._unanswered: Counter[str] = Counter()
+        self._disagree: dict[str, set[str]] = {}
+
+    def answers(self, peer: str, *, here: bool) -> bool:
+        """Whether a peer has shown nothing too often by now; `here`: this time it has."""
+        self._unanswered[peer] = 0 if here else self._unanswered[peer] + 1
+        return self._unanswered[peer] >= _MOST_UNANSWERED
+
+    def compared(self, peer: str, reducer: str, group: int, *, agree: bool) -> list[str]:
+        """Those of the two that are caught by now; `group`: how many peers are in the round."""
+        caught = []
+        enough = max(2, min(_ENOUGH, group - 2))
+        for one, other in ((peer, reducer), (reducer, peer)):
+            others = self._disagree.setdefault(one, set())
+            if agree:
+                others.discard(other)
+            else:
+                others.add(other)
+                if len(others) >= enough:
+                    caught.append(one)
+        return caught
 
 
 def aggregate(

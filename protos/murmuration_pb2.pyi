@@ -1132,21 +1132,27 @@ class ExchangeUp(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___ContributionHeader: ...
     @_builtins.property
     def frame(self) -> Global___Frame: ...
+    @_builtins.property
+    def check(self) -> Global___CheckRequest:
+        """in place of a contribution"""
+
     def __init__(
         self,
         *,
         header: Global___ContributionHeader | None = ...,
         frame: Global___Frame | None = ...,
+        check: Global___CheckRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "check", b"check", "frame", b"frame", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "check", b"check", "frame", b"frame", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "frame"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "frame", "check"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1170,6 +1176,7 @@ class ContributionHeader(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     fragment: _builtins.int
     round: _builtins.int
@@ -1192,6 +1199,8 @@ class ContributionHeader(_message.Message):
     """of the whole fragment's contribution, before it is encoded"""
     resumed: _builtins.bool
     """an earlier attempt may have left bytes there: wait for `resume`"""
+    root: _builtins.bytes
+    """over hashes of the encoded values, and the weight; BLAKE2b, 16 bytes"""
     def __init__(
         self,
         *,
@@ -1209,10 +1218,11 @@ class ContributionHeader(_message.Message):
         weight: _builtins.int = ...,
         norm: _builtins.float = ...,
         resumed: _builtins.bool = ...,
+        root: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "norm", b"norm", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "norm", b"norm", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "root", b"root", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1227,6 +1237,7 @@ class ExchangeDown(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def resume(self) -> Global___Resume: ...
     @_builtins.property
@@ -1237,6 +1248,8 @@ class ExchangeDown(_message.Message):
     def header(self) -> Global___ReductionHeader: ...
     @_builtins.property
     def frame(self) -> Global___Frame: ...
+    @_builtins.property
+    def leaf(self) -> Global___CheckedLeaf: ...
     def __init__(
         self,
         *,
@@ -1245,12 +1258,13 @@ class ExchangeDown(_message.Message):
         refusal: Global___Refusal | None = ...,
         header: Global___ReductionHeader | None = ...,
         frame: Global___Frame | None = ...,
+        leaf: Global___CheckedLeaf | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "redirect", b"redirect", "refusal", b"refusal", "resume", b"resume"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "leaf", b"leaf", "redirect", b"redirect", "refusal", b"refusal", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "redirect", b"redirect", "refusal", b"refusal", "resume", b"resume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "leaf", b"leaf", "redirect", b"redirect", "refusal", b"refusal", "resume", b"resume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["resume", "redirect", "refusal", "header", "frame"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["resume", "redirect", "refusal", "header", "frame", "leaf"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1330,6 +1344,8 @@ class ReductionHeader(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     FACTORS_FIELD_NUMBER: _builtins.int
     REDUCER_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     codec: _builtins.int
     total_bytes: _builtins.int
     hash: _builtins.int
@@ -1347,6 +1363,14 @@ class ReductionHeader(_message.Message):
     def factors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """of the contributors, as they count in the mean; none: each is 1"""
 
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of the contributors, as they have announced them"""
+
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """likewise; none: each is 1"""
+
     def __init__(
         self,
         *,
@@ -1358,14 +1382,102 @@ class ReductionHeader(_message.Message):
         last: _builtins.str = ...,
         factors: _abc.Iterable[_builtins.float] | None = ...,
         reducer: _builtins.str = ...,
+        roots: _abc.Iterable[_builtins.bytes] | None = ...,
+        weights: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "joiners", b"joiners", "last", b"last", "reducer", b"reducer", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "joiners", b"joiners", "last", b"last", "reducer", b"reducer", "roots", b"roots", "total_bytes", b"total_bytes", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReductionHeader: _TypeAlias = ReductionHeader  # noqa: Y015
+
+@_typing.final
+class CheckRequest(_message.Message):
+    """Asks a contributor for some of what it has contributed to a round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Leaf(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SHARD_FIELD_NUMBER: _builtins.int
+        LEAF_FIELD_NUMBER: _builtins.int
+        shard: _builtins.int
+        leaf: _builtins.int
+        def __init__(
+            self,
+            *,
+            shard: _builtins.int = ...,
+            leaf: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["leaf", b"leaf", "shard", b"shard"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RUN_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
+    run: _builtins.int
+    sender: _builtins.str
+    fragment: _builtins.int
+    round: _builtins.int
+    hint: _builtins.bool
+    """the sender has seen that this leaf of a mean is false: look for yourself"""
+    @_builtins.property
+    def leaves(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckRequest.Leaf]:
+        """each is answered by itself, in this order"""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.int = ...,
+        sender: _builtins.str = ...,
+        fragment: _builtins.int = ...,
+        round: _builtins.int = ...,
+        leaves: _abc.Iterable[Global___CheckRequest.Leaf] | None = ...,
+        hint: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "hint", b"hint", "leaves", b"leaves", "round", b"round", "run", b"run", "sender", b"sender"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckRequest: _TypeAlias = CheckRequest  # noqa: Y015
+
+@_typing.final
+class CheckedLeaf(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    """encoded; empty: it is not here any more"""
+    @_builtins.property
+    def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """the neighbours on the way to the root, the first beside the leaf"""
+
+    def __init__(
+        self,
+        *,
+        payload: _builtins.bytes = ...,
+        path: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckedLeaf: _TypeAlias = CheckedLeaf  # noqa: Y015
 
 @_typing.final
 class PairMessage(_message.Message):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random, SystemRandom
 from typing import Protocol
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -92,6 +93,7 @@ class Environment:
         revoked: what was kept of that before.
         keep_members: the same with addresses of the others. Raises OSError.
         authority: of the run, if this peer holds its key: it lets others in.
+        rng: draws what others must not know before.
     """
 
     offload: Offload
@@ -103,3 +105,4 @@ class Environment:
     revoked: Sequence[pb.Revocation] = ()
     keep_members: Callable[[Sequence[str]], None] = lambda addresses: None
     authority: Authority | None = None
+    rng: Random = field(default_factory=SystemRandom)

@@ -143,6 +143,7 @@ class Node:
             clock=self.clock,
             offload=self.offload,
             log=self.log,
+            rng=environment.rng,
             most_visits=config.stages.most_visits,
         )
         refuse = self.context.counts.refuse

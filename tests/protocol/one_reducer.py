@@ -132,8 +132,15 @@ def header(peer: str = "a", **changes: object) -> pb.ContributionHeader:
         "total_bytes": len(payload),
         "hash": wire.hash64(payload),
         "norm": NORM,
+        "root": root(payload),
     }
     return pb.ContributionHeader(**{**fields, **changes})
+
+
+def root(payload: memoryview, weight: int = 1) -> bytes:
+    """What a contributor of this payload commits itself to."""
+    codec = codec_by_name("fp32")
+    return wire.Commitment(codec, wire.Leaves.of(1_000, [codec]), payload, weight).root
 
 
 def up(message: pb.ContributionHeader | pb.Frame) -> bytes:
@@ -147,5 +154,5 @@ def contribution(
 ) -> list[bytes]:
     """A header and its frames; `changes` are to the header."""
     payload = encoded(peer) if payload is None else payload
-    changes = {"hash": wire.hash64(payload), **changes}
+    changes = {"hash": wire.hash64(payload), "root": root(payload), **changes}
     return [up(header(peer, **changes)), *(up(frame) for frame in frames([payload]))]

@@ -6,6 +6,7 @@ thread that runs only while the loop waits for it, so that every run of a test i
 
 import asyncio
 import contextvars
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -202,6 +203,7 @@ class Swarm:
                 log=events.append,
                 clock=self.loop.time,
                 identity=self.identity(name),
+                rng=random.Random(name),
                 keep_revoked=lambda entries: self.kept_revoked.update({name: list(entries)}),
                 revoked=self.kept_revoked.get(name, ()),
             ),

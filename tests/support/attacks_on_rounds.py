@@ -153,6 +153,7 @@ def contributions(
         if values.isnan().any():
             raw = bytearray(b"\xff" * len(raw))
         payload = wire.Payload.of(memoryview(raw))
+        leaves = wire.Leaves.of(stop - start, [codec, codec_by_name(plan.reduction_codec)])
         header = pb.ContributionHeader(
             run=target.manifest.run,
             fragment=0,
@@ -166,6 +167,7 @@ def contributions(
             hash=payload.hash,
             weight=1,
             norm=1.0,
+            root=wire.Commitment(codec, leaves, payload.raw, 1).root if plan.checks_means else b"",
         )
         frames = [
             pb.ExchangeUp.FromString(m) for m, *_ in wire.payload_messages(pb.ExchangeUp, payload)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
+from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from murmuration.algorithms.codecs import Codec, codec_by_name
@@ -94,6 +95,7 @@ class Counts:
     takeovers: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)  # shards, of peers in quarantine
+    checked_bytes: int = 0  # that were shown to others, which check means
     alike: set[tuple[str, str]] = field(default_factory=set)  # peers that contribute the same
     _equal: Counter[str] = field(default_factory=Counter)
 
@@ -129,6 +131,7 @@ class Context:
     offload: where heavy work runs.
     log: takes events as plain values.
     arrivals: measures how fast payloads come.
+    rng: draws what this peer checks: nobody else must know it before.
     most_visits: of a stage by one iteration's microbatches, at most.
     ends_run: the mean is that of models that ends a run, where peers may well have the same.
     frame_bytes: of a part of a pair's round, at most; 0 for what the wire takes.
@@ -147,6 +150,7 @@ class Context:
     arrivals: Arrivals
     counts: Counts = field(default_factory=Counts)
     quarantine: Quarantine = field(default_factory=Quarantine)
+    rng: Random = field(default_factory=SystemRandom)
     most_visits: int = 1
     exact: Sequence[int] = ()
     ends_run: bool = False
@@ -285,13 +289,14 @@ class Context:
 
     def transfer_s(self, fragment: int) -> float:
         """How long the fragment takes on the slowest link that is planned for."""
-        return self.config.transfer_s(self._contribution_bytes(fragment))
+        return self.config.transfer_s(self.contribution_bytes(fragment))
 
     def round_s(self, fragment: int) -> float:
         """How long a round of the fragment may take."""
-        return self.config.round_s(self._contribution_bytes(fragment), self.detection_s)
+        return self.config.round_s(self.contribution_bytes(fragment), self.detection_s)
 
-    def _contribution_bytes(self, fragment: int) -> int:
+    def contribution_bytes(self, fragment: int) -> int:
+        """The encoded size of a whole fragment."""
         return wire.encoded_bytes(self.codec, self.elements[fragment], self.limbs(fragment))
 
 

@@ -179,6 +179,7 @@ class Peer(ABC):
             "clock": lambda: clock.now,
             "offload": _at_once,
             "log": lambda event: None,
+            "rng": Random(f"checks of {self.me}"),
             "compression": Compression(ExchangeConfig(compression="never")),
             "arrivals": Arrivals(lambda: clock.now),
         }

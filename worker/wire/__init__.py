@@ -8,6 +8,7 @@ both, and no other does.
 """
 
 from murmuration.worker.wire.claims import claimed_sender
+from murmuration.worker.wire.commitments import HASH_BYTES, Commitment, Leaves, root_of
 from murmuration.worker.wire.errors import Again, WireError
 from murmuration.worker.wire.history import history_from_message, history_to_message
 from murmuration.worker.wire.leases import lease_news_from_message, lease_news_to_message
@@ -58,9 +59,12 @@ from murmuration.worker.wire.tensors import (
 
 __all__ = [
     "BLOCK_ELEMENTS",
+    "HASH_BYTES",
     "MAX_FRAME_BYTES",
     "Again",
+    "Commitment",
     "Incoming",
+    "Leaves",
     "Payload",
     "Reduction",
     "WireError",
@@ -94,6 +98,7 @@ __all__ = [
     "refusal",
     "refusal_kind",
     "refusal_to_message",
+    "root_of",
     "signed_member_to_message",
     "split_state",
     "state_hash",

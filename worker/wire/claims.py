@@ -21,6 +21,11 @@ def _leasing(raw: bytes) -> str | None:
     return holdings[0].peer
 
 
+def _exchanging(raw: bytes) -> str:
+    up = parse(pb.ExchangeUp, raw)
+    return up.check.sender if up.HasField("check") else up.header.sender
+
+
 # By method, of a call or of the first message of a stream; the others speak for nobody.
 _SENDERS: Mapping[str, Callable[[bytes], str | None]] = {
     "Control/Join": _joining,
@@ -28,8 +33,8 @@ _SENDERS: Mapping[str, Callable[[bytes], str | None]] = {
     "Control/Lease": _leasing,
     "Control/Result": lambda raw: parse(pb.ResultRequest, raw).sender,
     "Control/Finished": lambda raw: parse(pb.FinishedRequest, raw).origin,
-    "Data/Exchange": lambda raw: parse(pb.ExchangeUp, raw).header.sender,
-    "Data/Average": lambda raw: parse(pb.ExchangeUp, raw).header.sender,
+    "Data/Exchange": _exchanging,
+    "Data/Average": _exchanging,
     "Data/PairRound": lambda raw: parse(pb.PairMessage, raw).header.sender,
     "Data/StageCall": lambda raw: parse(pb.StageCallUp, raw).header.sender,
     **dict.fromkeys(

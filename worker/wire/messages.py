@@ -66,11 +66,14 @@ def reduction_to_message(header: ReductionHeader) -> bytes:
     return pb.ExchangeDown(header=pb.ReductionHeader(**vars(header))).SerializeToString()
 
 
+_LISTS = ("contributors", "joiners", "factors", "roots", "weights")
+
+
 def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
     """Raises WireError: it names more peers than a round has, or one twice."""
     named = (each.name for each in fields(ReductionHeader))
     plain = {name: getattr(header, name) for name in named}
-    groups = {name: tuple(plain[name]) for name in ("contributors", "joiners", "factors")}
+    groups = {name: tuple(plain[name]) for name in _LISTS}
     for peers in (groups["contributors"], groups["joiners"]):
         if len(peers) > _MAX_PEERS or len(set(peers)) < len(peers):
             raise WireError(f"{len(peers)} peers in a reduction, or one twice")

@@ -36,6 +36,7 @@ class PeerContribution:
     incoming: "Incoming"
     weight: int
     norm: float
+    root: bytes = b""
     stream: object = None
     whole: bool = False
 
@@ -58,6 +59,7 @@ class DueMean:
     contributors: Group
     inputs: tuple["Incoming", ...]
     weights: tuple[int, ...]
+    roots: tuple[bytes, ...]
     factors: tuple[float, ...]
     alike: tuple[Group, ...]
     left_out: Group
@@ -136,6 +138,13 @@ class ReducedShards:
             return math.inf
         missing = len({*contributors} - norms.keys())
         return most_norm(list(norms.values()), missing, self._config.norm_limit)
+
+    def is_past(self, peer: str, key: ShardKey) -> bool:
+        """Whether the peer has begun a later round of the fragment."""
+        return any(
+            fragment == key.fragment and round_ > key.round and peer in norms
+            for (fragment, round_), norms in self._norms.items()
+        )
 
     def begun(self, key: ShardKey) -> bool:
         """Whether something that counts is here."""
@@ -272,6 +281,7 @@ class ReducedShards:
             contributors=contributors,
             inputs=tuple(entry.contributions[peer].incoming for peer in contributors),
             weights=tuple(entry.contributions[peer].weight for peer in contributors),
+            roots=tuple(filter(None, (entry.contributions[peer].root for peer in contributors))),
             factors=factors,
             alike=alike({peer: _mark(entry.contributions[peer]) for peer in contributors}),
             left_out=left_out,

@@ -22,6 +22,7 @@ from murmuration.algorithms.robust import norm, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.checks import Given
 from murmuration.worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     Redirect,
@@ -46,6 +47,7 @@ class _Part:
     """One shard on its way.
 
     Args:
+        payload: what this peer contributes; commitment: to that, where means are checked.
         order: the peers that may reduce it, best first.
         target: the peer that it is tried at, or was last; `task` is the try that is under way.
         incoming: what has come of the reduction, on this try and those before it at this peer.
@@ -57,6 +59,7 @@ class _Part:
     shard: ShardRange
     order: Sequence[str]
     payload: wire.Payload
+    commitment: wire.Commitment | None
     target: str = ""
     task: asyncio.Task[None] | None = None
     incoming: wire.Incoming | None = None
@@ -137,6 +140,7 @@ class Contributor:
         self._lasted_s: dict[int, float] = {}  # the last round of each fragment
         self._told_scaled = False
         self._tasks = Tasks()
+        reducer.checks.connect(lambda peer: peers.open(peer, method), self._caught)
 
     def tick(self) -> None:
         """Time passes."""
@@ -158,7 +162,7 @@ class Contributor:
         shards, orders = context.shards(fragment, group), context.orders(fragment, group)
         began = context.clock()
         try:
-            payloads, error, own_norm = await context.worked(
+            payloads, committed, error, own_norm = await context.worked(
                 begin.values.numel(), lambda: self._encode(begin, shards)
             )
         except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
@@ -167,8 +171,10 @@ class Contributor:
             return
         parts = [
             _Part(ShardKey(fragment, begin.round, index), *each)
-            for index, each in enumerate(zip(shards, orders, payloads, strict=True))
+            for index, each in enumerate(zip(shards, orders, payloads, committed, strict=True))
         ]
+        own = {part.key: part.commitment for part in parts if part.commitment is not None}
+        self._reducer.checks.contributes(fragment, own)
         mean = begin.values.new_empty(begin.values.shape)
         deadline = context.clock() + context.round_s(fragment)
         if earlier := self._rounds.get(fragment):
@@ -336,6 +342,7 @@ class Contributor:
             norm=round_.norm,
             reduction_offset=part.incoming.received_bytes if part.incoming else 0,
             resumed=resumed,
+            root=part.commitment.root if part.commitment else b"",
         )
 
     async def _send(self, round_: _Round, part: _Part, stream: Stream, offset: int) -> None:
@@ -368,6 +375,12 @@ class Contributor:
             raise wire.WireError(f"{key}: {len(header.factors)} factors of other contributors")
         if not all(0 < each <= 1 for each in header.factors):
             raise wire.WireError(f"{key}: factors {header.factors}")
+        if len(header.roots) != (len(header.contributors) if part.commitment else 0):
+            raise wire.WireError(f"{key}: {len(header.roots)} roots of contributions")
+        if header.weights and len(header.weights) != len(header.contributors):
+            raise wire.WireError(f"{key}: {len(header.weights)} weights of contributions")
+        for weight in header.weights:
+            self._context.weight(weight)
         if part.incoming is None:
             part.incoming = wire.Incoming(expected, header.hash)
         elif part.incoming.hash != header.hash:
@@ -400,11 +413,13 @@ class Contributor:
 
         return await context.worked(elements, decode)
 
-    def _caught(self, peer: str, why: str) -> None:
-        """A peer gave a false mean: no shard goes to it any more."""
-        if self._context.caught(peer, why):
+    def _caught(self, peer: str, why: str) -> bool:
+        """A peer gave a false mean: no shard goes to it any more. Returns whether that is news."""
+        news = self._context.caught(peer, why)
+        if news:
             self._reducer.on_view(self._reducer.view)
             self.on_view(self._reducer.view)
+        return news
 
     # --------------------------------------------------------------------------- the round's ends
 
@@ -455,6 +470,14 @@ class Contributor:
             sent=partial(self._sent, round_) if context.plan.keeps else None,
         )
         self._results.finished(result)
+        if context.plan.checks_means:
+            given = (
+                Given(part.key, part.shard, part.reduction)
+                for part in round_.parts
+                if part.reduction is not None and part.reduction.reducer == part.target
+            )
+            others = [each for each in given if each.header.reducer != context.me]
+            self._reducer.checks.completed(begin.fragment, others)
 
     def _where(self, round_: _Round, *, counted: bool) -> tuple[tuple[int, int], ...]:
         """The ranges whose reduction is here, and has this peer in it or has not."""
@@ -511,9 +534,9 @@ class Contributor:
 
     def _encode(
         self, begin: Begin, shards: tuple[ShardRange, ...]
-    ) -> tuple[list[wire.Payload], "Tensor | None", float]:
-        """The payload of each shard, what their encoding has left out, and the norm of all. Runs
-        off the loop."""
+    ) -> "tuple[list[wire.Payload], list[wire.Commitment | None], Tensor | None, float]":
+        """The payload of each shard and the commitment to it, what their encoding has left out, and
+        the norm of all. Runs off the loop."""
         context, values = self._context, begin.values
         codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
         # Shards lie on whole blocks, so the encoding of all is theirs, one after another.
@@ -528,4 +551,10 @@ class Contributor:
                     codec, raw, part, exact=shard.exact
                 )
         own_norm = norm(values[: len(values) - limbs]) if plan.compares_norms else 0.0
-        return [context.compression.payload(codec, raw) for raw in raws], error, own_norm
+        weight, commitment = context.weight(begin.weight), self._reducer.checks.commitment
+        committed = [
+            commitment(shard, raw, weight) if plan.checks_means else None
+            for raw, shard in zip(raws, shards, strict=True)
+        ]
+        payloads = [context.compression.payload(codec, raw) for raw in raws]
+        return payloads, committed, error, own_norm

@@ -6,6 +6,8 @@ contributor                                  reducer
     | frames of the contribution --------------> |  ... until everyone has contributed
     | <---------------------------- ReductionHeader |
     | <-------------------- frames of the reduction |
+
+A stream that begins with a CheckRequest is of `checks`.
 """
 
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ class ContributionHeader:
             compared.
         reduction_offset: bytes of the reduction that an earlier try has brought.
         resumed: an earlier try at this reducer may have left bytes there.
+        root: of the values and the weight (`wire.Commitment`); empty where means are not checked.
     """
 
     run: int
@@ -50,6 +53,7 @@ class ContributionHeader:
     norm: float = 0.0
     reduction_offset: int = 0
     resumed: bool = False
+    root: bytes = b""
 
     @property
     def key(self) -> ShardKey:
@@ -65,6 +69,7 @@ class ReductionHeader:
         last: the peer whose contribution came last.
         factors: how far each contributor counts, where the norm limit has scaled one.
         reducer: the peer that has computed it, which may not be the one that gives it.
+        roots, weights: of the contributors, as announced; no weights where all are 1.
     """
 
     contributors: Group
@@ -75,6 +80,8 @@ class ReductionHeader:
     last: str
     factors: tuple[float, ...] = ()
     reducer: str = ""
+    roots: tuple[bytes, ...] = ()
+    weights: tuple[int, ...] = ()
 
     def factor(self, peer: str) -> float:
         """How far the peer's contribution counts; 0 where it does not."""

@@ -31,6 +31,8 @@ async def reduce(
         last=due.last,
         factors=due.factors if min(due.factors) < 1 else (),
         reducer=context.me,
+        roots=due.roots,
+        weights=due.weights if due.roots and max(due.weights) > 1 else (),
     )
     return wire.Reduction(header, payload), left_out
 

@@ -17,6 +17,7 @@ from murmuration.algorithms.robust import NORM_SLACK
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.checks import Checks
 from murmuration.worker.exchange.allreduce.closing import (
     KEPT_ROUNDS,
     DueMean,
@@ -95,6 +96,7 @@ class Reducer:
         self._offers: dict[_Offer, None] = {}  # without an answer yet, in their order
         self._reductions: dict[ShardKey, wire.Reduction] = {}
         self._residuals = Residuals() if residuals is None else residuals
+        self.checks = Checks(context, self._shards, self._reductions)
         self._tasks = Tasks()
         self._missing: set[str] = set()
 
@@ -156,6 +158,7 @@ class Reducer:
 
     async def close(self) -> None:
         await self._tasks.close()
+        await self.checks.close()
 
     # ----------------------------------------------------------------------------- one contribution
 
@@ -169,12 +172,15 @@ class Reducer:
             self._offers.pop(offer, None)
 
     async def serve(self, stream: Stream) -> None:
-        """Serves one contributor's stream."""
+        """Serves one contributor's stream, or its check."""
         raw = await stream.receive()
         if raw is None:
             return
         try:
             up = wire.parse(pb.ExchangeUp, raw)
+            if up.HasField("check") and up.check.run == self._context.run:
+                await self.checks.serve(up.check, stream)
+                return
             if up.WhichOneof("body") != "header":
                 raise wire.WireError("a contribution must begin with its header")
         except wire.WireError as error:
@@ -257,10 +263,15 @@ class Reducer:
         shard = shards[key.shard]
         elements = shard.stop - shard.start
         incoming.verify()
-        norm = await context.worked(
-            elements,
-            lambda: wire.check_values(codec, incoming.buffer, elements, exact=shard.exact),
-        )
+
+        def check() -> float:
+            if (root := contribution.root) and root != self.checks.commitment(
+                shard, incoming.buffer, contribution.weight
+            ).root:
+                raise wire.WireError("the contribution is not the one that its root stands for")
+            return wire.check_values(codec, incoming.buffer, elements, exact=shard.exact)
+
+        norm = await context.worked(elements, check)
         if context.plan.compares_norms and norm > NORM_SLACK * header.norm:
             raise wire.WireError(f"values of norm {norm:.3g}, announced were {header.norm:.3g}")
         if not offer.is_current:
@@ -372,6 +383,8 @@ class Reducer:
             weight = self._context.weight(header.weight)
             if not 0 <= header.norm < math.inf:
                 raise ValueError(f"{header.key} from {header.sender}: a norm of {header.norm}")
+            if len(header.root) != (wire.HASH_BYTES if self._context.plan.checks_means else 0):
+                raise ValueError(f"{header.key} from {header.sender}: no root of its values")
         except ValueError as error:
             return Refusal("invalid", str(error), faulty=True)
         if not self._shards.admits(header.sender, group):
@@ -389,7 +402,9 @@ class Reducer:
         if earlier is None:
             held = wire.Incoming.held(own.raw, own.hash) if own is not None else None
             incoming = held or wire.Incoming(header.total_bytes, header.hash)
-            earlier = PeerContribution(incoming, weight, header.norm, whole=own is not None)
+            earlier = PeerContribution(
+                incoming, weight, header.norm, header.root, whole=own is not None
+            )
             entry.contributions[header.sender] = earlier
         offer.contribution = earlier
         if not earlier.whole or own is not None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from murmuration.algorithms.robust import Quarantine
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.checks import Checks
+from murmuration.worker.exchange.allreduce.closing import ReducedShards
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.dialogue import (
     ContributionHeader,
@@ -19,6 +20,7 @@ from murmuration.worker.exchange.allreduce.dialogue import (
     ReductionHeader,
 )
 from murmuration.worker.exchange.allreduce.reducer import Answer
+from murmuration.worker.exchange.context import Context
 from murmuration.worker.exchange.types import ShardKey, View
 from murmuration.worker.simulation.clock import Clock
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
@@ -107,8 +109,9 @@ class Try(FakeStream):
 class OwnReducer:
     """The peer's own; `gives` answers the contribution that waits there."""
 
-    def __init__(self, quarantine: Quarantine) -> None:
-        self.quarantine, self.view = quarantine, View()
+    def __init__(self, context: Context) -> None:
+        self.quarantine, self.view = context.quarantine, View()
+        self.checks = Checks(context, ReducedShards(context), {})
         self.most = math.inf  # the norm that a mean can have
         self.learnt: list[ShardKey] = []
         self.tries: list[asyncio.Future[Answer]] = []
@@ -144,7 +147,7 @@ class Contributing(Bench):
         self.tries: list[Try] = []
         self.suspected: list[str] = []
         self.results: list[RoundDone | RoundFailed] = []
-        self.own = OwnReducer(self.context.quarantine)
+        self.own = OwnReducer(self.context)
         self.contributor = Contributor(self.context, self.own, self, self)  # type: ignore[arg-type]
         self.on_view(seen or view("abc"))
         self.begin(Begin(2, 7, GROUP, torch.ones(ELEMENTS * len(orders)), weight=5))

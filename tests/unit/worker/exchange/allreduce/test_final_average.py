@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from murmuration.worker.exchange.allreduce.checks import Checks
+from murmuration.worker.exchange.allreduce.closing import ReducedShards
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
+from murmuration.worker.exchange.context import Context
 from murmuration.worker.exchange.types import View
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.simulation.clock import Clock
@@ -33,7 +36,8 @@ def here(peer: str, version: int = ROUND, **changes: Any) -> Member:
 class Means:
     """Takes the place of the rounds that the pass holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        self.checks = Checks(context, ReducedShards(context), {})
         self.groups: list[str] = []
         self.given_up: list[str] = []
 
@@ -58,7 +62,7 @@ class Last(Bench):
 
     def __init__(self, clock: Clock, *members: Member) -> None:
         super().__init__("a", clock)
-        self.means, self.results = Means(), list[RoundDone | RoundFailed]()
+        self.means, self.results = Means(self.context), list[RoundDone | RoundFailed]()
         self.last = FinalAverage(self.context, self.means, self, self)  # type: ignore[arg-type]
         self.last._contributor = self.means  # type: ignore[assignment]
         self.sees(*members)

@@ -1,0 +1,295 @@
+"""Spot checks: after a round, a part of each mean that others gave is computed here once more.
+
+contributor                             each other contributor of a mean
+    | CheckRequest: some leaves -----------> |
+    | <---------- each leaf, and its path to the root that was announced before |
+
+Which leaf it will be is drawn by each peer for itself, when the means are here. A leaf that does
+not lead to the root in the reduction's header leaves open whether its contributor or the reducer
+lies (`Doubts`). Where all do, and the mean is another one, the reducer has lied. A peer that has
+seen so tells the others which leaf to look at: they believe what they compute, and no word.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from murmuration.algorithms.robust import AGGREGATIONS, Doubts, aggregate
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.closing import KEPT_ROUNDS, ReducedShards
+from murmuration.worker.exchange.allreduce.dialogue import ReductionHeader, ShardRange
+from murmuration.worker.exchange.context import Context, Tasks
+from murmuration.worker.exchange.types import ShardKey
+from murmuration.worker.transport import Stream, TransportError
+
+_SHARE = 0.02  # of the bytes of a round, for checking it
+_LEAST_BYTES = 32 * 1024  # the same, for small fragments
+_OVERHEAD_BYTES = 300  # of a leaf: its path and what is around it
+_EXACT = 1e-5  # the arithmetic of another machine may differ by as much
+_SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
+_MOST_HINTS = 64
+
+Shown = tuple[bytes, Sequence[bytes]]
+Caught = tuple[str, str]
+"""A peer that has lied, and how that is known."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The mean of a shard, as its reducer itself gave it to this peer."""
+
+    key: ShardKey
+    shard: ShardRange
+    header: ReductionHeader
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A leaf of `elements` values, one of `count`, to be checked: its encoded mean, and what this
+    peer has contributed."""
+
+    given: Given
+    leaf: int
+    count: int
+    elements: int
+    mean: memoryview
+    own: Shown | None
+
+
+class Checks:
+    """What this peer has contributed and can show, and its checks of others. io thread only.
+
+    Args:
+        shards: that this peer reduces: they know who has gone on to later rounds.
+        reductions: that it has been given.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        shards: ReducedShards,
+        reductions: Mapping[ShardKey, wire.Reduction],
+    ) -> None:
+        self._context, self._shards, self._reductions = context, shards, reductions
+        self._doubts, self._tasks = Doubts(), Tasks()
+        self._own: dict[int, dict[ShardKey, wire.Commitment]] = {}  # of each fragment's last round
+        self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
+        self._announced: dict[ShardKey, set[bytes]] = {}
+        self._hints: dict[ShardKey, int] = {}  # leaves that others have told of
+        self._completed: Counter[int] = Counter()
+
+    def connect(self, open_to: Callable[[str], Stream], caught: Callable[[str, str], bool]) -> None:
+        """Args: open_to: how to reach another peer; caught: takes a liar and how it is known, and
+        returns whether that is news."""
+        self._open_to, self._caught = open_to, caught
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def commitment(self, shard: ShardRange, payload: memoryview, weight: int) -> wire.Commitment:
+        """To a contribution. Any thread."""
+        return wire.Commitment(self._context.codec, self._leaves(shard), payload, weight)
+
+    def contributes(self, fragment: int, own: Mapping[ShardKey, wire.Commitment]) -> None:
+        """This peer begins a round with these contributions, which it can show until its next."""
+        self._own[fragment] = dict(own)
+        oldest = next(iter(own)).round - KEPT_ROUNDS if own else 0
+        for key in [k for k in self._announced if k.fragment == fragment and k.round < oldest]:
+            del self._announced[key]
+        for key, commitment in own.items():
+            self._announced.setdefault(key, set()).add(commitment.root)
+
+    def completed(self, fragment: int, given: Sequence[Given]) -> None:
+        """A round of this peer has ended, with these means of others."""
+        self._given[fragment] = {each.key: each for each in given}
+        self._completed[fragment] += 1
+        for each in given if self._completed[fragment] > _SETTLED else ():
+            header, me, said = each.header, self._context.me, self._announced.get(each.key)
+            named = dict(zip(header.contributors, header.roots, strict=True))
+            if said and me in named and named[me] not in said:
+                why = f"{each.key} says that {me} contributed what it did not"
+                self._caught(header.reducer, why)
+        if drawn := self._draw(fragment, given):
+            self._tasks.spawn(self._check(drawn))
+
+    # ------------------------------------------------------------------------- for other peers
+
+    async def serve(self, request: pb.CheckRequest, stream: Stream) -> None:
+        """Answers another peer's check, with nothing for what is not here any more; or looks where
+        that peer has seen a false mean."""
+        own = self._own.get(request.fragment, {})
+        for asked in request.leaves[: len(own)]:
+            key = ShardKey(request.fragment, request.round, asked.shard)
+            if request.hint:
+                self._look_at(key, asked.leaf)
+                return
+            payload, path = own[key].shown(asked.leaf) if key in own else (b"", [])
+            answer = pb.ExchangeDown(leaf=pb.CheckedLeaf(payload=payload, path=path))
+            self._context.counts.checked_bytes += answer.ByteSize()
+            await stream.send(answer.SerializeToString())
+
+    def _look_at(self, key: ShardKey, leaf: int) -> None:
+        """At most once for each shard, now or when this peer's round is over."""
+        if key in self._hints:
+            return
+        self._hints[key] = leaf
+        if len(self._hints) > _MOST_HINTS:
+            del self._hints[next(iter(self._hints))]
+        given = self._given.get(key.fragment, {}).get(key)
+        if given and (drawn := self._drawn(given, leaf)):
+            self._tasks.spawn(self._check([drawn]))
+
+    async def _tell_of(self, drawn: _Drawn) -> None:
+        """Tells the others where to look."""
+        request = self._request(drawn.given.key, [drawn])
+        request.hint = True
+
+        async def tell(peer: str) -> None:
+            with suppress(TransportError, TimeoutError):
+                await self._answers(peer, request, 1)
+
+        header = drawn.given.header
+        others = {*header.contributors} - {self._context.me, header.reducer}
+        await asyncio.gather(*map(tell, sorted(others)))
+
+    # -------------------------------------------------------------------------------- own checks
+
+    def _leaves(self, shard: ShardRange) -> wire.Leaves:
+        codecs = self._context.codec, self._context.reduction_codec
+        return wire.Leaves.of(shard.stop - shard.start - shard.exact, codecs)
+
+    def _draw(self, fragment: int, given: Iterable[Given]) -> list[_Drawn]:
+        """A leaf of a mean of each reducer, as far as the bytes allow; and those that others have
+        told of."""
+        context, rng, drawn = self._context, self._context.rng, list[_Drawn]()
+        by_reducer: dict[str, list[Given]] = {}
+        for each in given:
+            by_reducer.setdefault(each.header.reducer, []).append(each)
+            if each.key in self._hints:
+                drawn += filter(None, [self._drawn(each, self._hints[each.key])])
+        left = max(_LEAST_BYTES, _SHARE * 2 * context.contribution_bytes(fragment))
+        for reducer in rng.sample(sorted(by_reducer), len(by_reducer)):
+            each = rng.choice(by_reducer[reducer])
+            found = self._drawn(each, rng.randrange(max(1, self._leaves(each.shard).count)))
+            if found is not None:
+                one = context.codec.encoded_bytes(found.elements) + _OVERHEAD_BYTES
+                left -= one * len(each.header.contributors)
+                if left < 0:
+                    break
+                drawn.append(found)
+        return drawn
+
+    def _drawn(self, given: Given, leaf: int) -> _Drawn | None:
+        """The leaf of what this peer has applied; None where there is none."""
+        reduction, leaves = self._reductions.get(given.key), self._leaves(given.shard)
+        if reduction is None or reduction.header != given.header or leaf >= leaves.count:
+            return None
+        start, stop = leaves.bounds(leaf)
+        at, end = map(self._context.reduction_codec.encoded_bytes, (start, stop))
+        own = self._own.get(given.key.fragment, {}).get(given.key)
+        mean = memoryview(bytearray(reduction.payload.raw[at:end]))
+        return _Drawn(
+            given, leaf, leaves.count, stop - start, mean, own.shown(leaf) if own else None
+        )
+
+    async def _check(self, drawn: Sequence[_Drawn]) -> None:
+        named = {peer for each in drawn for peer in each.given.header.contributors}
+        others = sorted(named - {self._context.me})
+        asking = (self._ask(peer, drawn) for peer in others)
+        answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
+        for peer, shown in answers.items():
+            if shown is not None and self._doubts.answers(peer, here=bool(shown)):
+                self._caught(peer, "it shows nothing of what it contributes")
+        for each in drawn:
+            for liar, why in await self._judged(each, answers):
+                if self._caught(liar, why) and liar == each.given.header.reducer:
+                    await self._tell_of(each)
+
+    def _request(self, key: ShardKey, drawn: Iterable[_Drawn]) -> pb.CheckRequest:
+        return pb.CheckRequest(
+            run=self._context.run,
+            sender=self._context.me,
+            fragment=key.fragment,
+            round=key.round,
+            leaves=[pb.CheckRequest.Leaf(shard=d.given.key.shard, leaf=d.leaf) for d in drawn],
+        )
+
+    async def _ask(self, peer: str, drawn: Sequence[_Drawn]) -> dict[ShardKey, Shown] | None:
+        """What a contributor shows; None where nobody is to blame that it shows nothing."""
+        key, shards = drawn[0].given.key, self._shards
+        wanted = [each for each in drawn if peer in each.given.header.contributors]
+        shown: dict[ShardKey, Shown] = {}
+        with suppress(TransportError, TimeoutError, wire.WireError):
+            answers = await self._answers(peer, self._request(key, wanted), len(wanted))
+            shown = {
+                each.given.key: (answer.payload, answer.path)
+                for each, answer in zip(wanted, answers, strict=False)
+                if answer.payload
+            }
+        view = shards.view
+        excused = not (view.usable(peer) and view.reach(self._context.me, peer))
+        return None if not shown and (excused or shards.is_past(peer, key)) else shown
+
+    async def _answers(
+        self, peer: str, request: pb.CheckRequest, count: int
+    ) -> list[pb.CheckedLeaf]:
+        """Raises TransportError, TimeoutError, WireError."""
+        stream, found = self._open_to(peer), list[pb.CheckedLeaf]()
+        try:
+            async with asyncio.timeout(self._context.round_s(request.fragment)):
+                await stream.send(pb.ExchangeUp(check=request).SerializeToString())
+                await stream.done()
+                while len(found) < count and (raw := await stream.receive()) is not None:
+                    found.append(wire.parse(pb.ExchangeDown, raw).leaf)
+        finally:
+            stream.cancel()
+        return found
+
+    async def _judged(
+        self, drawn: _Drawn, answers: Mapping[str, Mapping[ShardKey, Shown] | None]
+    ) -> list[Caught]:
+        """Which peers have lied about a leaf."""
+        me, given, caught, raws = self._context.me, drawn.given, list[Caught](), list[bytes]()
+        header, key, reducer = given.header, given.key, given.header.reducer
+        weights = header.weights or (1,) * len(header.contributors)
+        for peer, root, weight in zip(header.contributors, header.roots, weights, strict=True):
+            shown = drawn.own if peer == me else (answers[peer] or {}).get(key)
+            if shown is None:
+                continue
+            payload, path = shown
+            fits = wire.root_of(payload, drawn.leaf, path, drawn.count, weight) == root
+            if fits:
+                raws.append(payload)
+            elif peer == reducer:
+                caught.append((peer, f"{key} has another contribution of its own than it shows"))
+            if peer not in (me, reducer):
+                group = len(self._shards.group(key) or header.contributors)
+                for liar in self._doubts.compared(peer, reducer, group, agree=fits):
+                    caught.append((liar, f"what it says of {key} is not what others say"))
+        if len(raws) == len(header.contributors) and await self._context.worked(
+            drawn.elements * len(raws), lambda: self._is_false(drawn, raws, weights)
+        ):
+            caught.append((reducer, f"{key} is not the mean of its contributions, and was applied"))
+        return caught
+
+    def _is_false(self, drawn: _Drawn, raws: Sequence[bytes], weights: Sequence[int]) -> bool:
+        """Whether a mean is another than that of these encoded contributions."""
+        context, header = self._context, drawn.given.header
+        factors = header.factors or (1.0,) * len(raws)
+        given = wire.decode(context.reduction_codec, drawn.mean, drawn.elements)
+        try:
+            values = [
+                wire.decode(context.codec, memoryview(bytearray(raw)), drawn.elements)
+                for raw in raws
+            ]
+        except wire.WireError:
+            return True  # its reducer must have refused that
+        near = _EXACT * max(float(each.abs().max()) for each in values)
+        means = (
+            aggregate(values, factors, weights, over=context.plan.mean_over, aggregation=made)
+            for made in AGGREGATIONS  # its reducer may have chosen either
+        )
+        return all(float((given - mean).abs().max()) > near for mean in means)
