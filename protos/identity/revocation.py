@@ -34,6 +34,9 @@ class Revocations:
         self._entries: dict[str, pb.Revocation] = {}  # the newest here last
         self._turn = 0
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def __contains__(self, about: str) -> bool:
         return about in self._entries
 

@@ -200,6 +200,19 @@ def ghosts(target: Target) -> Iterator[Callable[[], str]]:
     yield once
 
 
+def false_revocations(target: Target) -> str:
+    """Of the second worker, as many as go into a message; where members have certificates."""
+    one = pb.Revocation(subject=f"peer/{target.swarm.names[1]}", signature=bytes(64))
+    said = target.message("x")
+    said.revocations.extend([one] * 600)
+    if target.identity is None:
+        target.stranger.call("Control/Gossip", said, pb.GossipMessage)
+        return "nobody has certificates"
+    problem = refused(target, "Control/Gossip", said.SerializeToString())
+    expect("600 revocations in one message" in problem, "refused for something else:", problem)
+    return f"refused: {problem}"
+
+
 @contextmanager
 def held_streams(target: Target) -> Iterator[Callable[[], str]]:
     """Headers without frames, each on a stream that stays open."""
@@ -368,6 +381,7 @@ CALLS: dict[str, Attack] = {
     "400 unread streams": unread_streams,
     "connections that come and go": hasty_connections,
     "ghosts, 200 a call": ghosts,
+    "600 false revocations": repeated(false_revocations),
 }
 # Whoever makes them, nobody is asked anything.
 CONNECTIONS: dict[str, Attack] = {

@@ -51,7 +51,7 @@ class Expulsions:
         self._expelled, self._offload, self._log = expelled, offload, log
         self._keep, self._kept = keep, 0
         self._warnings = Warnings(log)
-        self.hash = 0
+        self.hash = self._hashed = 0  # of so many entries
 
     def begin(self, kept: Iterable[pb.Revocation]) -> None:
         """Takes what an earlier process of this peer has kept."""
@@ -81,8 +81,10 @@ class Expulsions:
         except IdentityError as error:
             raise wire.WireError(str(error)) from None
         finally:
-            subjects = "\n".join(each.subject for each in self._known.entries)
-            self.hash = wire.hash64(subjects.encode()) if subjects else 0
+            if len(self._known) > self._hashed:
+                self._hashed = len(self._known)
+                subjects = "\n".join(each.subject for each in self._known.entries)
+                self.hash = wire.hash64(subjects.encode())
 
     async def run(self) -> None:
         """Reads what the user has revoked, and keeps what is new, until cancelled."""

@@ -73,7 +73,7 @@ class Forwarder:
         try:
             return await self._send_on(call, values)
         finally:
-            del self.under_way[call.key]
+            self.under_way.pop(call.key, None)
 
     async def _send_on(self, call: StageCall, values: memoryview) -> StageReply:
         origin, rest, tried = call.key.origin, list(call.rest), set()
