@@ -4,8 +4,11 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.errors import NotDialled
+from murmuration.worker.leases import SampleStream
+from tests.protocol.drawn import DrawingSwarm
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
+from tests.protocol.taps import TappedTransport
 from tests.protocol.virtual_time import run
 
 NOWHERE = "nowhere:7700"
@@ -122,3 +125,41 @@ def test_a_peer_whose_port_closes_is_out_of_rounds_until_it_opens(names: str, si
                 assert swarm[name].of_kind("round")[-1]["contributors"] == len(names)
 
     run(scenario())
+
+
+def test_calls_name_the_peer_that_they_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that another, which has the address by now, cannot answer in its place. The first contact
+    with an address that the user has typed may find anybody of the run."""
+    unnamed: list[tuple[str, str]] = []
+    methods: set[str] = set()
+    call = TappedTransport.call
+
+    async def told(
+        self: TappedTransport,
+        address: str,
+        method: str,
+        request: bytes,
+        timeout_s: float,
+        peer: str | None = None,
+    ) -> bytes:
+        dials = method == "Control/Join" and pb.JoinRequest.FromString(request).dial_only
+        methods.add("a second dial" if dials else method)
+        if peer is None and (dials or method != "Control/Join"):
+            unnamed.append((method, address))
+        assert peer is None or address.rstrip("'") == peer
+        return await call(self, address, method, request, timeout_s, peer)
+
+    monkeypatch.setattr(TappedTransport, "call", told)
+
+    async def scenario() -> None:
+        stream = SampleStream(id=1, block=20, length=990)
+        async with DrawingSwarm(steady(60), stream) as swarm:
+            await swarm.start(*"abc")
+            await swarm.sleep(2)
+            swarm.network.cut("a", "b")
+            await swarm.join("d", via="a")
+            await swarm.finished()
+
+    run(scenario())
+    assert unnamed == []
+    assert {"Control/Lease", "Control/IndirectProbe", "a second dial"} <= methods
