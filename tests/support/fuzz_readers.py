@@ -79,7 +79,7 @@ def _frames() -> list[bytes]:
 def _introduce(raw: bytes) -> None:
     request = wire.parse(pb.IntroduceRequest, raw)
     lines = SwarmLines()
-    introduction = Registry().introduce(request, 1.0, time.time_ns() // 1_000_000)
+    introduction = Registry().introduce(request, 1.0)
     for event in introduction.events:
         lines.line(event)
 
