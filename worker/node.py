@@ -551,7 +551,8 @@ class Node:
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """A round of this peer has ended."""
-        idle = {peer for reducer in self._reducers for peer in reducer.take_missing()}
+        late = [p for reducer in self._reducers for p in reducer.take_late(result.fragment)]
+        silent = list[str]()
         if isinstance(result, RoundDone):
             self.held.took_part(result.fragment, result.round, result.parts)
             self._rounds.completed(
@@ -559,19 +560,19 @@ class Node:
             )
             self.figures.round_ended()
         else:
-            late = [peer for peer in result.waiting_for if peer != self._node.peer]
+            unanswered = [peer for peer in result.waiting_for if peer != self._node.peer]
             tried_s = self.clock() - self._tried_since.get(result.fragment, self.clock())
             # Where most do not answer, what is wrong is this peer's own link. Who answers at once
             # that a round is over may be right.
             if (
-                len(late) <= max(1, len(self.replicas) // 2)
+                len(unanswered) <= max(1, len(self.replicas) // 2)
                 and tried_s >= self.context.config.grace_s
             ):
-                idle.update(late)
+                silent = unanswered
             waited_for = ", ".join(result.waiting_for)
             self._rounds.gave_up(result.fragment, result.round, waited_for)
         if self._pairs is None:  # a pair waits for one partner, and the next round has another
-            self.gossip.waited_in_vain(sorted(idle))
+            self.gossip.round_ended(result.fragment, late, silent)
         self.post(result)
 
     def give_up(self, fragment: int, reason: str) -> None:

@@ -1,7 +1,7 @@
 """What all rounds share: shards, views and settings; and events of a round of a pair."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import inf
@@ -30,15 +30,15 @@ class View:
     Args:
         unmet: live peers that nobody has seen to answer since they began.
         steps: of the run; the mean that ends it before these are taken is the round of this number.
-        liars: peers that this one has caught giving false means: they reduce nothing, and are not
-            waited for.
+        avoided: peers that this one has caught giving false means, or has waited for in vain again
+            and again: they reduce nothing for it, and it waits for none of them.
         contributors: to rounds of this peer; nobody else has a say in whom it can do without.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     unmet: frozenset[str] = frozenset()
     steps: float = inf
-    liars: frozenset[str] = frozenset()
+    avoided: frozenset[str] = frozenset()
     contributors: frozenset[str] = frozenset()
 
     def live(self, peer: str) -> bool:
@@ -48,7 +48,7 @@ class View:
 
     def usable(self, peer: str) -> bool:
         """Alive beyond doubt, reached and trusted: worth sending a shard to."""
-        if peer in self.liars:
+        if peer in self.avoided:
             return False
         member = self.members.get(peer)
         return member is not None and member.health is Health.ALIVE and peer not in self.cut_off
@@ -56,9 +56,17 @@ class View:
     @cached_property
     def cut_off(self) -> frozenset[str]:
         """Live peers that most of the others do not reach, or have waited for in vain:
-        no round waits for them, and none is laid out over them. What they give in time counts.
+        no round waits for them. What they give in time counts."""
+        return self._named_by_most(lambda member: {*member.unreachable, *member.idle})
 
-        The others are those that train and contribute; all that live, where there are none."""
+    @cached_property
+    def unreached(self) -> frozenset[str]:
+        """Live peers that most of the others do not reach: no round is laid out over them."""
+        return self._named_by_most(lambda member: member.unreachable)
+
+    def _named_by_most(self, names: Callable[[Member], Collection[str]]) -> frozenset[str]:
+        """Most of the others are those that train and contribute; all that live, where there are
+        none."""
         live = [member for member in self.members.values() if member.live]
         training = [
             member
@@ -67,12 +75,7 @@ class View:
             and (not self.contributors or member.peer in self.contributors)
         ]
         speak = training or live
-        named = Counter(
-            other
-            for member in speak
-            for other in {*member.unreachable, *member.idle}
-            if self.live(other)
-        )
+        named = Counter(other for member in speak for other in names(member) if self.live(other))
         speakers = {member.peer for member in speak}
         found = frozenset(p for p, count in named.items() if 2 * count > len(speakers - {p}))
         return found if len(found) < len(live) else frozenset()
@@ -81,7 +84,7 @@ class View:
         """Whether to wait for this peer: it trains, is reached, and has not applied the round
         already."""
         member = self.members.get(peer)
-        if member is None or not member.live or peer in self.cut_off or peer in self.liars:
+        if member is None or not member.live or peer in self.cut_off or peer in self.avoided:
             return False
         leaves = member.phase is Phase.LEAVING and round_ >= self.steps
         if not leaves and member.phase not in (Phase.READY, Phase.TRAINING):
@@ -172,7 +175,7 @@ class View:
             for member in self.members.values()
             if member.live
             and member.phase in (Phase.READY, Phase.TRAINING)
-            and member.peer not in self.cut_off
+            and member.peer not in self.unreached
         )
 
 
@@ -230,8 +233,8 @@ class RoundConfig:
     Args:
         quorum: share of the awaited contributions that must be there before a round may close
             without the rest.
-        grace_s: how long the rest is waited for from then on, on top of the time that the payload
-            takes at `floor_mbps`.
+        grace_s: how long the rest is waited for from then on, at most, on top of the time that the
+            payload takes at `floor_mbps`: three times as long as rounds take, and at least 5 s.
         floor_mbps: the slowest link that is planned for, Mbit/s.
         patience_s: how long a partner that has not come to a round of pairs is waited for.
         retry_s: between two tries of one exchange.

@@ -1,5 +1,7 @@
-"""Peers that live, say that they train, and have let a round wait for nothing."""
+"""Peers that live, say that they train, and have let rounds wait for them again and again."""
 
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from murmuration.worker.membership.member import MAX_UNREACHABLE
@@ -7,6 +9,8 @@ from murmuration.worker.membership.member import MAX_UNREACHABLE
 _MARKED_S = 60.0  # doubles each time
 _MOST_DOUBLINGS = 3
 _FORGIVEN_S = 600.0  # after a mark has ended, the next one is a first one
+_REMEMBERED = 8  # rounds of a fragment
+_STRIKES = 3
 
 
 @dataclass
@@ -23,6 +27,19 @@ class IdlePeers:
 
     def __init__(self) -> None:
         self._marks: dict[str, _Mark] = {}
+        self._late: dict[int, deque[Counter[str]]] = {}
+
+    def round_ended(self, fragment: int, late: Sequence[str], now: float) -> None:
+        """A round of a fragment is over.
+
+        Args: late: the peers that it has waited for in vain, once for each part of theirs.
+        """
+        recent = self._late.setdefault(fragment, deque(maxlen=_REMEMBERED))
+        recent.append(Counter(late))
+        for peer in set(late):
+            # One that has been marked not long ago is waited for once more.
+            if peer in self._marks or sum(each[peer] for each in recent) >= _STRIKES:
+                self.waited_for(peer, now)
 
     def waited_for(self, peer: str, now: float) -> None:
         """A round has waited for the peer's part, which never came: for a while none waits for it.

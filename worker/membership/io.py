@@ -216,17 +216,23 @@ class GossipService:
         """A stream to the peer broke: it is probed now."""
         self._do(self._membership.suspect(peer))
 
-    def waited_in_vain(self, peers: Iterable[str]) -> None:
-        """A round of this peer has waited for parts of these that never came."""
-        for peer in peers:
-            if peer not in self.me.idle:
-                text = f"{peer} says that it trains, and a round has waited for it in vain"
-                self.warnings.add(f"{text}: none waits for it for a while")
+    def round_ended(self, fragment: int, late: Sequence[str], silent: Iterable[str]) -> None:
+        """A round of this peer is over.
+
+        Args:
+            late: as `IdlePeers` takes them.
+            silent: peers for whose answer the round was given up.
+        """
+        before = self.me.idle
+        self._do(self._membership.round_ended(fragment, late, self._clock()))
+        for peer in silent:
             self.leave_out(peer)
+        for peer in sorted({*self.me.idle} - {*before}):
+            text = f"{peer} says that it trains, and rounds have waited for it in vain"
+            self.warnings.add(f"{text}: none waits for it for a while")
 
     def leave_out(self, peer: str) -> None:
-        """Where most peers say so no round waits for this one for a while, nor is laid out over
-        it."""
+        """Where most peers say so no round waits for this one for a while."""
         self._do(self._membership.waited_in_vain(peer, self._clock()))
 
     def connect(self, peers: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ not believed, but looked into.
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -208,6 +208,12 @@ class Membership:
         """A round of this peer has waited for the other's part, which never came."""
         if (member := self._members.get(peer)) and member.live and peer != self._me:
             self._idle.waited_for(peer, now)
+        return self._with_changes([])
+
+    def round_ended(self, fragment: int, late: Sequence[str], now: float) -> list[Action]:
+        """A round of this peer is over, as `IdlePeers` takes it."""
+        known = [p for p in late if (m := self._members.get(p)) and m.live and p != self._me]
+        self._idle.round_ended(fragment, known, now)
         return self._with_changes([])
 
     def update(self, **changes: Any) -> list[Action]:

@@ -1,6 +1,7 @@
 """The shards that a peer reduces: whose contributions they wait for, and when their means close.
 
 A shard closes when everyone awaited has contributed, or when a quorum has and the grace is over.
+The grace follows the time that rounds take (`Patience`).
 It closes once: later offers get the same answer. A successor takes over a shard when it sees no
 peer before itself in the shard's order that may reduce it. It hands the shard back as long as it
 has not closed it.
@@ -10,8 +11,10 @@ reducer which died while answering gives the answer that others may already have
 """
 
 import math
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
+from statistics import median
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.reducers import joiners_shard, most_joiners
@@ -24,6 +27,43 @@ if TYPE_CHECKING:
     from murmuration.worker.wire import Incoming
 
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
+_USUAL_ROUNDS = 3  # that late peers are waited for
+_LEAST_GRACE_S = 5.0
+_REMEMBERED = 8  # rounds
+
+
+class Patience:
+    """How long late peers are waited for: as long as three usual rounds take.
+
+    A round counts from the end of the one before until its quorum is there. So a minority that is
+    late makes no round longer, and the time to wait for it neither.
+
+    Args: most_s: the longest; also of a fragment of which no round is known.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._ended: dict[int, tuple[int, float]] = {}
+        self._took_s: dict[int, deque[float]] = {}
+
+    def has_quorum(self, fragment: int, round_: int, now: float) -> None:
+        """Most contributions to a shard are here at monotonic time `now` (s)."""
+        ended = self._ended.get(fragment)
+        if ended is not None and ended[0] == round_ - 1:
+            del self._ended[fragment]
+            self._took_s.setdefault(fragment, deque(maxlen=_REMEMBERED)).append(now - ended[1])
+
+    def ends(self, fragment: int, round_: int, now: float) -> None:
+        """A shard of the round closes."""
+        ended = self._ended.get(fragment)
+        if ended is None or ended[0] != round_:
+            self._ended[fragment] = round_, now
+
+    def grace_s(self, fragment: int) -> float:
+        """From the quorum on."""
+        if (took_s := self._took_s.get(fragment)) is None:
+            return self._most_s
+        return min(self._most_s, max(_LEAST_GRACE_S, _USUAL_ROUNDS * median(took_s)))
 
 
 @dataclass(eq=False)
@@ -107,6 +147,8 @@ class ReducedShards:
         self._groups: dict[tuple[int, int], Group] = {}
         self._open: dict[ShardKey, OpenShard] = {}
         self._attempts = count(1)
+        self._patience = Patience(self._config.grace_s)
+        self._passed_over: defaultdict[ShardKey, set[str]] = defaultdict(set)
         self._quarantine = context.quarantine
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
         self._norms: dict[tuple[int, int], dict[str, float]] = {}
@@ -168,7 +210,9 @@ class ReducedShards:
         That somebody does not reach this peer moves nothing which has begun here, unless that one
         is awaited.
         """
-        order, view = self._layout.orders(key.fragment, group)[key.shard], self.view
+        view, passed_over = self.view, self._passed_over.get(key, ())
+        order = self._layout.orders(key.fragment, group)[key.shard]
+        order = tuple(peer for peer in order if peer not in passed_over)
         best = view.reducer(order)
         if best is None or best == self._me:
             return None
@@ -184,7 +228,9 @@ class ReducedShards:
 
     def on_view(self, view: View) -> None:
         """Hands back what another peer is to reduce."""
-        self.view = view = replace(view, liars=self._quarantine.liars)
+        own = view.members.get(self._me)
+        avoided = self._quarantine.liars.union(own.idle if own else ())
+        self.view = view = replace(view, avoided=avoided)
         handed_back = [
             key
             for key, entry in self._open.items()
@@ -195,6 +241,10 @@ class ReducedShards:
         ]
         for key in handed_back:
             del self._open[key]
+
+    def pass_over(self, key: ShardKey, peer: str) -> None:
+        """The peer has not reduced the shard in time: the next of its order does."""
+        self._passed_over[key].add(peer)
 
     def advanced(self, fragment: int, version: int, group: Group) -> list[ShardKey]:
         """This peer's state is at `version`, and `group` lays out that round. Where it was further,
@@ -216,6 +266,8 @@ class ReducedShards:
         for key in forgotten:
             self._open.pop(key, None)
             self.closed.discard(key)
+        for key in [k for k in self._passed_over if k.fragment == fragment and k.round < version]:
+            del self._passed_over[key]
         self._versions[fragment] = version
         self._groups[fragment, version] = group
         self._groups = {
@@ -252,7 +304,7 @@ class ReducedShards:
     def close(self, now: float) -> list[DueMean]:
         """The means that are due at monotonic time `now` (s)."""
         return [
-            self._compute(key, entry, group)
+            self._compute(key, entry, group, now)
             for key, entry in sorted(self._open.items(), key=lambda item: item[0])
             if (group := self.group(key)) is not None and self._is_due(key, entry, group, now)
         ]
@@ -261,17 +313,18 @@ class ReducedShards:
         if entry.computing is not None or not entry.contributors:
             return False
         expected = self._expected(key, group)
-        if not expected - entry.contributors.keys():
-            return True
         enough = math.ceil(self._config.quorum * len(expected | entry.contributors.keys()))
         if len(entry.contributors) < enough:
             entry.quorum_at = None
             return False
         if entry.quorum_at is None:
             entry.quorum_at = now
-        return now >= entry.quorum_at + self._grace_s(key)
+            self._patience.has_quorum(key.fragment, key.round, now)
+        late = expected - entry.contributors.keys()
+        return not late or now >= entry.quorum_at + self.grace_s(key.fragment)
 
-    def _compute(self, key: ShardKey, entry: OpenShard, group: Group) -> DueMean:
+    def _compute(self, key: ShardKey, entry: OpenShard, group: Group, now: float) -> DueMean:
+        self._patience.ends(key.fragment, key.round, now)
         entry.computing = next(self._attempts)
         contributors, factors, left_out = self._held_to_norms(key, entry)
         return DueMean(
@@ -316,10 +369,12 @@ class ReducedShards:
         return tuple(peers[i] for i in counted), factors, tuple(sorted(out))
 
     def _expected(self, key: ShardKey, group: Group) -> set[str]:
-        return {peer for peer in group if self.view.will_contribute(peer, key.fragment, key.round)}
+        expected = (p for p in group if self.view.will_contribute(p, key.fragment, key.round))
+        return {*expected}.difference(self._passed_over.get(key, ()))
 
-    def _grace_s(self, key: ShardKey) -> float:
-        return self._config.grace_s + self._layout.transfer_s(key.fragment)
+    def grace_s(self, fragment: int) -> float:
+        """How long late peers are waited for."""
+        return self._patience.grace_s(fragment) + self._layout.transfer_s(fragment)
 
 
 def _mark(contribution: PeerContribution) -> tuple[int, float]:

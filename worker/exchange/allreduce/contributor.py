@@ -2,7 +2,8 @@
 
 A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
 stream is tried again at the same peer, resuming where it was. If membership suspects that peer, or
-knows that the link to it is cut, the next takes over. The shards for one peer go one after another:
+knows that the link to it is cut, the next takes over. So it does if half of the round is back, and
+that peer's answer is overdue, or if it is of no use twice. The shards for one peer go one by one:
 the first come back while others go. The round succeeds when all shards are reduced. It fails as a
 whole at its deadline, or when a reducer says that it cannot succeed.
 """
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _STALL_S = 2.0  # a shorter round is none to speak of
+_OVERDUE = 1.5  # times what a reducer waits for late peers
+_MOST_SPOILT = 2  # answers of no use
 
 
 @dataclass(eq=False)
@@ -53,6 +56,8 @@ class _Part:
         incoming: what has come of the reduction, on this try and those before it at this peer.
         reduction: that the shard ended with.
         away: it went to another peer.
+        asked_at: when the target was first asked, in s; spoilt: its answers that were of no use.
+        passed_over: peers that another is to reduce it in place of.
     """
 
     key: ShardKey
@@ -67,6 +72,9 @@ class _Part:
     retry_at: float = 0.0
     last_reason: str = ""
     away: bool = False
+    asked_at: float = 0.0
+    spoilt: int = 0
+    passed_over: tuple[str, ...] = ()
 
     def told(self, me: str, reason: str) -> str:
         return reason if self.target == me else f"{self.target}: {reason}"
@@ -75,7 +83,8 @@ class _Part:
 @dataclass(eq=False)
 class _Round:
     """One of this peer's rounds on its way; `told_s` is how long it had taken when that was last
-    told, and `slowest` the reducer that answered last."""
+    told, `slowest` the reducer that answered last, and `half_at` when half of the shards were here.
+    """
 
     begin: Begin
     parts: list[_Part]
@@ -86,6 +95,7 @@ class _Round:
     deadline: float
     told_s: float = 0.0
     slowest: str = ""
+    half_at: float = math.inf
     lanes: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     @property
@@ -101,7 +111,8 @@ class _Round:
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """The reducers whose answer is missing."""
-        return tuple(sorted({part.target for part in self.open if part.target}))
+        late = (part.passed_over[0] if part.passed_over else part.target for part in self.open)
+        return tuple(sorted({*filter(None, late)}))
 
     @property
     def waited_for(self) -> str:
@@ -199,6 +210,8 @@ class Contributor:
             return
         now = self._context.clock()
         for part in round_.open:
+            if self._overdue(round_, part, now):
+                self._pass_over(part)
             if part.task is not None and not self._lost(part.target):
                 continue
             best = self._view.reducer(part.order)
@@ -209,7 +222,7 @@ class Contributor:
             if part.task is None and best is not None and now >= part.retry_at:
                 resumed = part.target == best
                 if not resumed:
-                    part.incoming = None
+                    part.incoming, part.asked_at, part.spoilt = None, now, 0
                 part.target, part.away = best, part.away or best != self._context.me
                 part.task = self._spawn(round_, partial(self._try, round_, part, resumed))
         if not round_.open:
@@ -217,6 +230,23 @@ class Contributor:
         elif now >= round_.deadline:
             reasons = {part.last_reason for part in round_.open if part.last_reason}
             self._fail(round_, "; ".join(["the round's deadline has passed", *sorted(reasons)]))
+
+    def _overdue(self, round_: _Round, part: _Part, now: float) -> bool:
+        """Whether another peer is to reduce the shard in place of the one that was asked."""
+        if part.target in ("", self._context.me):
+            return False
+        fragment = round_.begin.fragment
+        most_s = _OVERDUE * self._reducer.grace_s(fragment) + self._context.transfer_s(fragment)
+        late = now >= max(round_.half_at, part.asked_at) + most_s
+        return late or part.spoilt >= _MOST_SPOILT
+
+    def _pass_over(self, part: _Part) -> None:
+        self._reducer.pass_over(part.key, part.target)
+        part.order = tuple(peer for peer in part.order if peer != part.target)
+        part.passed_over += (part.target,)
+        self._context.counts.takeovers += 1
+        self._end(part)
+        part.retry_at = self._context.clock()
 
     def _lost(self, peer: str) -> bool:
         """Whether a stream to the peer is not worth waiting for. That somebody else does not reach
@@ -255,6 +285,7 @@ class Contributor:
             answer, broken = Refusal("again", str(error)), True
         except wire.WireError as error:
             answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
+            part.spoilt += 1
             if isinstance(error, FalseMean):
                 self._caught(peer, str(error))
         match answer:
@@ -264,10 +295,14 @@ class Contributor:
                 if round_.error is not None and left_out is not None:
                     round_.error[here] = left_out
                 part.reduction, round_.slowest = header, peer
+                if 2 * len(round_.open) <= len(round_.parts):
+                    round_.half_at = min(round_.half_at, self._context.clock())
                 self._reducer.learned(part.key, answer)
             case Redirect(best):  # our own view decides; where it agrees, go there at once
                 part.last_reason = f"{peer} leaves it to {best}"
                 agreed = self._view.reducer(part.order) == best
+                if best in part.passed_over:  # it does not see yet what this peer sees
+                    part.asked_at = self._context.clock()
                 part.retry_at = self._context.clock() + (0 if agreed else retry_s)
             case Refusal("again", reason):
                 part.last_reason = part.told(me, reason)

@@ -98,7 +98,7 @@ class Reducer:
         self._residuals = Residuals() if residuals is None else residuals
         self.checks = Checks(context, self._shards, self._reductions)
         self._tasks = Tasks()
-        self._missing: set[str] = set()
+        self._late: set[tuple[int, str, bool]] = set()  # fragment, peer, as a reducer
 
     # ----------------------------------------------------------------------- what happens elsewhere
 
@@ -151,10 +151,22 @@ class Reducer:
         """The peers that have not contributed yet to an open shard."""
         return tuple(sorted(self._shards.awaited(key)))
 
-    def take_missing(self) -> set[str]:
-        """The peers that shards were closed without since this was asked last, after a wait."""
-        missing, self._missing = self._missing, set()
-        return missing
+    def pass_over(self, key: ShardKey, peer: str) -> None:
+        """The peer has not reduced the shard in time, or has answered with nothing of use."""
+        self._shards.pass_over(key, peer)
+        self._late.add((key.fragment, peer, True))
+        self._look_again()
+
+    def grace_s(self, fragment: int) -> float:
+        """How long a shard waits for late peers."""
+        return self._shards.grace_s(fragment)
+
+    def take_late(self, fragment: int) -> list[str]:
+        """The peers that shards were closed without since this was asked last, after a wait, and
+        those that were passed over; one that is both comes twice."""
+        late = {each for each in self._late if each[0] == fragment}
+        self._late -= late
+        return sorted(peer for _, peer, _ in late)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -453,7 +465,7 @@ class Reducer:
         context, key, shard = self._context, due.key, due.shard
         for peer in due.left_out:
             context.left_out(peer)
-        self._missing.update(due.missing)
+        self._late.update((key.fragment, peer, False) for peer in due.missing)
         before = self._residuals.before(key, shard.start, shard.stop)
         try:
             await self._tell_alike(due)

@@ -31,6 +31,7 @@ from tests.unit.worker.exchange.allreduce.layouts import (
     CONFIG,
     ELEMENTS,
     ROUND_S,
+    TRANSFER_S,
     Bench,
     FakeStream,
     frame,
@@ -114,6 +115,7 @@ class OwnReducer:
         self.checks = Checks(context, ReducedShards(context), {})
         self.most = math.inf  # the norm that a mean can have
         self.learnt: list[ShardKey] = []
+        self.passed_over: list[tuple[int, str]] = []
         self.tries: list[asyncio.Future[Answer]] = []
 
     async def contribute(self, header: ContributionHeader, payload: wire.Payload) -> Answer:
@@ -127,7 +129,13 @@ class OwnReducer:
         return ()
 
     def on_view(self, seen: View) -> None:
-        self.view = replace(seen, liars=self.quarantine.liars)
+        self.view = replace(seen, avoided=self.quarantine.liars)
+
+    def grace_s(self, fragment: int) -> float:
+        return 8.0
+
+    def pass_over(self, key: ShardKey, peer: str) -> None:
+        self.passed_over.append((key.shard, peer))
 
     def most_norm(self, key: ShardKey, contributors: Group) -> float:
         return self.most
@@ -317,6 +325,32 @@ def test_a_try_elsewhere_makes_the_next_try_a_fresh_one(clock: Clock) -> None:
     made.on_view(view("abc"))
     made.tries[1].says(redirect=pb.Redirect(peer="b"))
     assert made.keys[2] == (0, "b", False)
+
+
+OVERDUE_S = 1.5 * 8.0 + TRANSFER_S
+
+
+def test_a_reducer_that_is_overdue_is_passed_over(clock: Clock) -> None:
+    """Counted from when half of the round is here: before, all may wait for the same late peer."""
+    made = Contributing(clock)
+    made.tick(5.0)
+    made.tries[0].reduces()
+    made.tick(OVERDUE_S + 4.9)
+    assert (made.own.passed_over, len(made.tries)) == ([], 2)
+    made.reduced_here()
+    made.tick(OVERDUE_S + 4.9 + OVERDUE_S)
+    assert made.own.passed_over == [(2, "c")]
+    assert len(made.own.tries) == 2  # its own reducer is the next in the order
+
+
+def test_a_reducer_whose_answers_are_of_no_use_is_passed_over(clock: Clock) -> None:
+    made = Contributing(clock, orders=FROM_AFAR)
+    for number in (0, 1):
+        assert made.keys[-1][:2] == (0, "b")
+        made.tries[number].begins(codec=99)
+        made.tick(number + 1.0)
+    assert made.own.passed_over == [(0, "b")]
+    assert made.keys[2] == (0, "c", False)
 
 
 @pytest.mark.parametrize("agreed", [True, False])

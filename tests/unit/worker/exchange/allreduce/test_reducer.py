@@ -10,6 +10,7 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce.closing import Patience
 from murmuration.worker.exchange.allreduce.dialogue import (
     ContributionHeader,
     Group,
@@ -237,7 +238,31 @@ def test_a_quorum_closes_after_the_grace(clock: Clock) -> None:
     assert told(streams) == {""}
     made.tick(100.0 + GRACE_S)
     assert told(streams) == {"mean of ac"}
-    assert made.reducer.take_missing() == {"b", "d"}
+    assert made.reducer.take_late(0) == ["b", "d"]
+
+
+def test_the_grace_is_three_usual_rounds() -> None:
+    """A round counts from the end of the one before to its own quorum: the late lengthen none."""
+    patience = Patience(most_s=20.0)
+    assert patience.grace_s(0) == 20.0
+    now = 0.0
+    for round_, took_s in enumerate([1.0, 2.0, 4.0, 4.0, 90.0]):
+        patience.has_quorum(0, round_, now + took_s)
+        patience.has_quorum(0, round_, now + took_s + 5)  # of another shard
+        now += took_s + 40
+        patience.ends(0, round_, now)
+        patience.ends(0, round_, now + 5)
+    assert patience.grace_s(0) == 12.0
+    patience.has_quorum(0, 9, now + 1)  # it has reduced nothing meanwhile
+    assert (patience.grace_s(0), patience.grace_s(1)) == (12.0, 20.0)
+
+
+@pytest.mark.parametrize(("took_s", "grace_s"), [(0.1, 5.0), (90.0, 20.0)])
+def test_the_grace_is_bounded(took_s: float, grace_s: float) -> None:
+    patience = Patience(most_s=20.0)
+    patience.ends(0, 0, 0.0)
+    patience.has_quorum(0, 1, took_s)
+    assert patience.grace_s(0) == grace_s
 
 
 def test_the_grace_is_not_begun_again_by_a_further_contribution(clock: Clock) -> None:
