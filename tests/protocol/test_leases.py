@@ -1,5 +1,7 @@
 """Samples are leased in blocks: all of an epoch once, and at most a block again for a crash."""
 
+import asyncio
+
 import pytest
 
 from murmuration.algorithms.plan import Plan
@@ -80,3 +82,32 @@ def test_a_peer_that_was_held_for_dead_gives_up_the_blocks_that_others_took() ->
             assert counts.again <= 2 * stream.block
 
     run(scenario())
+
+
+def test_a_member_that_answers_no_lease_is_passed_over() -> None:
+    """It lives, contributes, and announces its own blocks, which changes nothing."""
+
+    async def scenario() -> None:
+        stream = SampleStream(id=1, block=8, length=100_000)
+        async with DrawingSwarm(steady(10_000), stream) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: len(swarm.samples["a"]) >= 40, 60)
+            swarm["d"].node.server.calls["Control/Lease"] = never
+            await swarm.sleep(30)
+            before = [len(swarm.samples[name]) for name in "abc"]
+            await swarm.sleep(60)
+            drawn = [
+                len(swarm.samples[name]) - was for name, was in zip("abc", before, strict=True)
+            ]
+            assert min(drawn) >= 0.9 * 4 * 60 / 0.5  # four for each step of half a second
+            for name in "abc":
+                told = [str(event["text"]) for event in swarm[name].of_kind("warning")]
+                assert sum(text.startswith("d answers no lease") for text in told) == 1
+
+    run(scenario())
+
+
+async def never(request: bytes) -> bytes:
+    """Answers nothing."""
+    await asyncio.Event().wait()
+    return b""

@@ -1,7 +1,7 @@
 """Carries out what the rules of leases say, over the transport."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Protocol
 
@@ -31,6 +31,7 @@ class LeaseHost(Protocol):
     """What leases ask of the node that they run in."""
 
     transport: Transport
+    clock: Callable[[], float]
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Runs a coroutine in the background."""
@@ -72,7 +73,7 @@ class LeaseService:
 
     def tick(self) -> None:
         """Time passes."""
-        self._carry_out(self._table.tick())
+        self._carry_out(self._table.tick(self._host.clock()))
 
     async def close(self) -> None:
         """Nothing is left to do: `leave` came before."""
@@ -103,8 +104,11 @@ class LeaseService:
             match action:
                 case Announce(peer, number, news):
                     self._spawn(self._announce(peer, number, news))
-                case PeerSilent(peer):
+                case PeerSilent(peer, passed_over):
                     self._gossip.suspect(peer)
+                    if passed_over:
+                        text = f"{peer} answers no lease of samples: none waits for its answers"
+                        self._host.log(new_event("warning", text=text))
                 case StreamsDiffer():
                     self._host.log(new_event("warning", text=_difference(action)))
                 case _:
@@ -129,7 +133,7 @@ class LeaseService:
             theirs = wire.lease_news_from_message(wire.parse(pb.LeaseNews, raw), self._run)
             self._carry_out(self._table.answered(peer, number, theirs))
         except (TransportError, wire.WireError):
-            self._carry_out(self._table.unanswered(peer))
+            self._carry_out(self._table.unanswered(peer, self._host.clock()))
 
 
 def _difference(found: StreamsDiffer) -> str:

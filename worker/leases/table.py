@@ -11,7 +11,8 @@ all have answered and nothing stands against it:
 So of two peers that know each other, or a third one, at most one has a block: the later to ask is
 told. A peer that is suspected is not asked. It asks this one before it has anything, unless each
 suspects the other. A peer that died or left holds nothing: its blocks are free, from where it was
-known to be in them.
+known to be in them. One that lives and does not answer is passed over: it is told, and not waited
+for until it has answered again and again. What it says that it holds counts.
 
 How far a peer is in its blocks goes to all in the same messages. `UseKnown` says what has arrived,
 and the train thread goes no further than a block beyond: that is all that a crash repeats.
@@ -51,6 +52,8 @@ from murmuration.worker.leases.types import (
 from murmuration.worker.membership import MAX_MEMBERS, Health
 
 _MOST_TOLD = 64  # streams that others are told of
+_PATIENCE_S = 6.0  # for a peer that does not answer
+_ANSWERS_OWED = 8  # by one that was passed over, before it is waited for
 _CHOICES_PER_PEER = 5  # to choose from, of the free blocks that stand first; alone: the first
 
 
@@ -82,6 +85,7 @@ class _Announcement:
     totals: dict[int, int]
     nothing_free: frozenset[int]  # streams of which no block could be asked for
     answered: set[str] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
 
 
 class LeaseTable:
@@ -106,6 +110,8 @@ class LeaseTable:
         self._held: dict[Block, None] = {}
         self._announcement: _Announcement | None = None
         self._calling: set[str] = set()
+        self._silent_since: dict[str, float] = {}
+        self._owed: dict[str, int] = {}  # answers, of peers that are passed over
         self._news_to_tell = False
         self._actions: list[LeaseAction] = []
 
@@ -116,8 +122,12 @@ class LeaseTable:
 
     # ------------------------------------------------------- what happens; each says what to do
 
-    def tick(self) -> list[LeaseAction]:
-        """Time passes."""
+    def tick(self, now: float) -> list[LeaseAction]:
+        """It is `now` (s) on the monotonic clock."""
+        for peer, since in list(self._silent_since.items()):
+            if now - since >= _PATIENCE_S and self._owed.get(peer) != _ANSWERS_OWED:
+                self._actions.append(PeerSilent(peer, passed_over=peer not in self._owed))
+                self._owed[peer] = _ANSWERS_OWED
         self._look_for_free()
         return self._done()
 
@@ -129,14 +139,20 @@ class LeaseTable:
     def answered(self, peer: str, number: int, news: LeaseNews) -> list[LeaseAction]:
         """A peer has answered an `Announce`."""
         self._calling.discard(peer)
+        self._silent_since.pop(peer, None)
+        if peer in self._owed:
+            self._owed[peer] -= 1
+            if not self._owed[peer]:
+                del self._owed[peer]
         self._merge(news)
         if self._announcement is not None and self._announcement.number == number:
             self._announcement.answered.add(peer)
         return self._done()
 
-    def unanswered(self, peer: str) -> list[LeaseAction]:
+    def unanswered(self, peer: str, now: float) -> list[LeaseAction]:
         """An `Announce` has failed: it is made again at the next tick."""
         self._calling.discard(peer)
+        self._silent_since.setdefault(peer, now)
         return [PeerSilent(peer)]
 
     def heard(self, message: ShareMessage) -> list[LeaseAction]:
@@ -337,10 +353,12 @@ class LeaseTable:
             if (current := self._announcement) is None:
                 return
             awaited = set(self._awaited()) - current.answered
-            for peer in sorted(awaited - self._calling):
+            told = current.called & self._owed.keys()  # once; who is waited for, until it answers
+            for peer in sorted(awaited - self._calling - told):
                 self._calling.add(peer)
+                current.called.add(peer)
                 self._actions.append(Announce(peer, current.number, current.news))
-            if awaited:
+            if awaited - self._owed.keys():
                 return
             self._complete(current)
 

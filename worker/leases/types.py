@@ -213,9 +213,10 @@ class Announce:
 
 @dataclass(frozen=True)
 class PeerSilent:
-    """A peer has not answered: membership should probe it."""
+    """A peer has not answered: membership should probe it; `passed_over`: none waits for it now."""
 
     peer: str
+    passed_over: bool = False
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Tables:
         self.differing: dict[str, list[StreamsDiffer]] = {}
         self.held_back: set[str] = set()
         self.gone: set[str] = set()
+        self.now = 0.0
         self._under_way: list[tuple[str, Announce]] = []
         for name in names:
             self.join(name)
@@ -68,7 +69,7 @@ class Tables:
 
     def tick(self, *names: str) -> None:
         for name in names or [name for name in self.tables if name not in self.gone]:
-            self._done(name, self.tables[name].tick())
+            self._done(name, self.tables[name].tick(self.now))
 
     def _done(self, name: str, actions: Iterable[LeaseAction]) -> None:
         self._carry_out(name, actions)
@@ -94,7 +95,11 @@ class Tables:
                 table = self.tables[sender]
                 if sender not in self.gone:
                     lost = news is None
-                    actions = table.unanswered(peer) if lost else table.answered(peer, number, news)
+                    actions = (
+                        table.unanswered(peer, self.now)
+                        if lost
+                        else table.answered(peer, number, news)
+                    )
                     self._carry_out(sender, actions)
         self._under_way = waiting
 
