@@ -22,6 +22,7 @@ from murmuration.worker.node import Node
 from murmuration.worker.status import LagMonitor
 from murmuration.worker.training.inbox import Stop
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.transport import Caller
 from murmuration.worker.wire import tensor_hash
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.taps import Tap, TappedTransport
@@ -178,6 +179,8 @@ class Swarm:
         problem, address = problem or self.problem, address or name
         context = in_peer(address)
         transport = TappedTransport(self.network, address, context, lambda: self.tap, self._lag_s)
+        if self._authority is not None:
+            transport.caller = Caller(address, Role.PEER, name)
         train = TrainSide(self.loop, context)
         held = self.part(problem, name, train)
         events: list[Event] = []

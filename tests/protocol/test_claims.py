@@ -1,11 +1,14 @@
 """Nobody speaks for another peer: live nodes hold what is said against the caller's certificate."""
 
+import random
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Authority
 from murmuration.worker.transport import (
     CONTROL_METHODS,
     DATA_METHODS,
@@ -15,7 +18,7 @@ from murmuration.worker.transport import (
     Unreachable,
 )
 from murmuration.worker.wire import WireError, claimed_sender
-from tests.protocol.problem import Problem
+from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 
@@ -135,5 +138,39 @@ def test_a_tokens_holder_may_ask_for_a_certificate_and_nothing_else() -> None:
                 raw = await node.server.on_call("Control/Enrol", b"", caller)
                 assert "does not hold the run's key" in pb.EnrolReply.FromString(raw).refusal
             await swarm.finished()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_honest_members_that_come_and_go_are_refused_nothing(seed: int, tmp_path: Path) -> None:
+    """By their certificates, for places, or as members."""
+
+    async def scenario() -> None:
+        rng = random.Random(seed)
+        async with Swarm(steady(400), authority=Authority.make(tmp_path)) as swarm:
+            await swarm.start(*"abcd")
+            for number in range(6):
+                await swarm.sleep(rng.uniform(0.5, 4.0))
+                name = rng.choice([peer.name for peer in swarm.alive if peer.name != "a"])
+                match rng.randrange(4):
+                    case 0:
+                        await swarm.join(f"new {number}", via="a")
+                    case 1:
+                        swarm.kill(name)
+                        await swarm.sleep(rng.uniform(0.1, 8.0))
+                        await swarm.restart(name, via="a")
+                    case 2:
+                        swarm.network.cut("a", name)
+                        await swarm.sleep(rng.uniform(0.1, 8.0))
+                        swarm.network.heal("a", name)
+                    case _:
+                        swarm.freeze(name)
+                        await swarm.sleep(rng.uniform(0.1, 8.0))
+                        swarm.thaw(name)
+            await swarm.sleep(5)
+            for peer in swarm.alive:
+                counted = {kind: n for kind, n in peer.refused.items() if n}
+                assert not counted.keys() & {"certificate", "busy", "member", "call"}, counted
 
     run(scenario())

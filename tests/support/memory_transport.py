@@ -99,6 +99,7 @@ class MemoryTransport:
 
     def __init__(self, network: MemoryNetwork, address: str) -> None:
         self._network, self._address = network, address
+        self.caller = Caller(address)  # as which it calls others
         self.tunnel: Callable[[str], str | None] = lambda address: None
         self._traffic = Traffic()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -132,7 +133,7 @@ class MemoryTransport:
                     await asyncio.Event().wait()
                 other, handler = self._network.reach(self._address, address)
                 other.traffic.count_received(method, len(request))
-                answer = await handler.on_call(method, request, Caller(self._address))
+                answer = await handler.on_call(method, request, self.caller)
                 other.traffic.count_sent(method, len(answer))
                 await asyncio.sleep(self._network.delay_s)
                 self._network.reach(self._address, address)
@@ -156,7 +157,7 @@ class MemoryTransport:
             pipe.sever()
             return near
         far = _ServedEnd(pipe, pipe.down, pipe.up, other.traffic)
-        other._spawn(_serve(handler, method, far, Caller(self._address)))
+        other._spawn(_serve(handler, method, far, self.caller))
         self._network._streams[pipe] = None
         return near
 

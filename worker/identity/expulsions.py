@@ -93,8 +93,9 @@ class Expulsions:
                 if self._authority is not None:
                     self.learn(await self._offload(self._authority.revocations))
                 if self._kept != self.hash:
-                    entries, self._kept = self._known.entries, self.hash
+                    entries, now = self._known.entries, self.hash
                     await self._offload(partial(self._keep, entries))
+                    self._kept = now
             except (IdentityError, wire.WireError, OSError) as error:
                 self._warnings.add(f"expulsions: {error}")
             await asyncio.sleep(_CHECK_S)

@@ -21,6 +21,11 @@ class Places:
         self._what, self._share, self._each, self._total = what, share, each, total
         self._taken: Counter[tuple[str, str]] = Counter()
 
+    @property
+    def _common(self) -> int:
+        """That are taken beyond the shares of their callers."""
+        return sum(max(0, taken - self._share) for taken in self._taken.values())
+
     @contextmanager
     def taken(self, caller: Caller) -> Iterator[None]:
         """Holds a place. Raises Busy: the caller has too many, or all of them have."""
@@ -30,8 +35,7 @@ class Places:
         if not caller.role:
             free = self._taken.total() < total
         else:
-            common = sum(max(0, taken - self._share) for taken in self._taken.values())
-            free = self._taken[who] < self._share or common < total // 2
+            free = self._taken[who] < self._share or self._common < total // 2
         if not free:
             taken = f"{self._taken.total()} of at most {total} {self._what}"
             raise Busy(f"no place is free here: {taken} are under way")
