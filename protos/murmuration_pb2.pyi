@@ -1711,6 +1711,8 @@ class StateHeader(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    REDUCTIONS_FIELD_NUMBER: _builtins.int
     fragment: _builtins.int
     version: _builtins.int
     contributors: _builtins.int
@@ -1726,6 +1728,14 @@ class StateHeader(_message.Message):
     def history(self) -> Global___History:
         """whose contributions its last rounds have counted"""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the reductions that led to this version, by shard, as far as they are remembered: what tells
+        who has given each, in which life and group, and the hash of each.
+        """
+
+    @_builtins.property
+    def reductions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1737,10 +1747,12 @@ class StateHeader(_message.Message):
         hash: _builtins.int = ...,
         step: _builtins.int = ...,
         history: Global___History | None = ...,
+        sources: _abc.Iterable[_builtins.int] | None = ...,
+        reductions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "fragment", b"fragment", "group", b"group", "hash", b"hash", "history", b"history", "step", b"step", "total_bytes", b"total_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "fragment", b"fragment", "group", b"group", "hash", b"hash", "history", b"history", "reductions", b"reductions", "sources", b"sources", "step", b"step", "total_bytes", b"total_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

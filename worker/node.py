@@ -554,7 +554,7 @@ class Node:
         late = [p for reducer in self._reducers for p in reducer.take_late(result.fragment)]
         silent = list[str]()
         if isinstance(result, RoundDone):
-            self.held.took_part(result.fragment, result.round, result.parts)
+            self.held.took_part(result.fragment, result.round, result.parts, result.received)
             self._rounds.completed(
                 result.fragment, result.round, result.exchange_s, result.waited_for
             )
@@ -574,6 +574,11 @@ class Node:
         if self._pairs is None:  # a pair waits for one partner, and the next round has another
             self.gossip.round_ended(result.fragment, late, silent)
         self.post(result)
+
+    def caught(self, peer: str, why: str) -> None:
+        """A peer gives false means: this one does without it."""
+        if self.context.caught(peer, why):
+            self.on_view(self.gossip.view)
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends this peer's own rounds of a fragment, which a fetched state supersedes."""

@@ -288,6 +288,7 @@ def test_a_first_time_joiner_has_none() -> None:
     assert voters(*WAITS, **fresh) == ("fg", False)
     begun_again = [donor("b", ((0, 0, 1),), phase=Phase.READY)]
     assert voters(*begun_again, contributors="b", phase=Phase.READY) == ("b", True)
+    assert voters(*TRAINS, contributors="b", phase=Phase.READY) == ("b", False)
 
 
 def test_which_votes_are_enough() -> None:

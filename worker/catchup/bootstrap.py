@@ -15,6 +15,7 @@ from murmuration.worker.catchup.repair import (
     choose_return,
     step_of_the_others,
 )
+from murmuration.worker.catchup.splits import Splits
 from murmuration.worker.catchup.start import (
     TakeOver,
     any_has_begun,
@@ -71,7 +72,7 @@ class Bootstrap:
         self._problems: dict[str, str] = {}  # by address to join at: why it does not answer
         self._deserted_since: float | None = None
         self._limit = JumpLimit(plan.inner_steps)
-        self._donors = Donors(plan, gossip, host)
+        self._donors, self._splits = Donors(plan, gossip, host), Splits(gossip, host)
 
     async def run(self) -> None:
         """Until cancelled. Raises PeersUnreachable, ManifestRefused, NotDialled."""
@@ -245,6 +246,7 @@ class Bootstrap:
         back: Repair | None = None
         if not self._pairs:
             voters = self._donors.voters().others
+            await self._splits.look(voters)
             ended = {published.phase, *(member.phase for member in voters)} == {Phase.DONE}
             back = choose_return(mine, voters, host.held.hash_of, ended=ended)
         repair = back or choose_repair(mine, others, published.failed)

@@ -39,6 +39,7 @@ _ASKING_S = 2.0
 _TOLD_S, _TOLD_ROUNDS = 10.0, 3  # for which a donor is not confirmed before that is said
 _ASIDE_S = 5.0
 _UNCONFIRMED_S = 1.0
+_MOST_SPLITS = 64  # rounds between two adoptions of a state of the same version
 _RETRY_S = 0.25
 _AHEAD_OF_GOSSIP = 256  # rounds between what a donor has announced and what it gives
 
@@ -64,6 +65,10 @@ class CatchUpHost(Protocol):
         """Ends this peer's own round of a fragment, which the fetched state supersedes."""
         ...
 
+    def caught(self, peer: str, why: str) -> None:
+        """A peer gives false means: this one does without it."""
+        ...
+
     def log(self, event: dict[str, object]) -> None: ...
 
 
@@ -75,6 +80,8 @@ class Donors:
         self._warnings = Warnings(host.log)
         self._aside: dict[str, float] = {}  # whose states were not to be had, until when
         self._started: set[str] = set()  # donors that have begun the run as they were asked
+        self._split: dict[int, tuple[int, int]] = {}  # what was to be adopted of the same version
+        self._splits, self._next_split_at = 0, -math.inf
         self._unconfirmed: dict[str, float] = {}  # donors that too few confirm, since when
         self._begun: dict[int, wire.Incoming] = {}  # of a state whose donor has broken off
 
@@ -95,6 +102,10 @@ class Donors:
         sizes = sizes_of(published.states)
         expected = {index: sizes[index] for index in fragments}
         announced: dict[int, FragmentState | Digest] = {i: donor.digests[i] for i in expected}
+        same = all(published.states[i].version == donor.digests[i].version for i in expected)
+        same = same and published.phase is Phase.TRAINING
+        if same and self._rests(published):
+            return False
         votes = await self._votes(donor, announced)
         if not self._enough(donor, votes, goes_back=goes_back):
             return False
@@ -119,6 +130,7 @@ class Donors:
             self.set_aside(donor, "its state is too far from this peer's, and too few have it")
             return False
         self._unconfirmed.pop(donor.peer, None)
+        self._split = {i: (s.version, s.hash) for i, s in states.items()} if same else {}
         lost = await self._given_up(donor, published, states)
         for index, state in states.items():
             if goes_back or state.version > published.states[index].version:
@@ -127,6 +139,18 @@ class Donors:
         me = self._gossip.me.peer
         host.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, goes_back))
         return True
+
+    def _rests(self, published: Published) -> bool:
+        """Whether to wait with a state of the same version: whoever parts them again and again
+        causes few adoptions. The next comes after a round, then two, then four, and so on."""
+        now, hash_of = self._host.clock(), self._host.held.hash_of
+        if any(hash_of(i, version) == hash_ for i, (version, hash_) in self._split.items()):
+            self._split = {}  # that was taken
+            round_s = max(1.0, self._plan.inner_steps * published.step_s)
+            again = now < self._next_split_at + _MOST_SPLITS * round_s
+            self._splits = min(2 * self._splits, _MOST_SPLITS) if again else 1
+            self._next_split_at = now + self._splits * round_s
+        return now < self._next_split_at
 
     async def _given_up(
         self, donor: Member, published: Published, states: Iterable[int]
@@ -204,7 +228,10 @@ class Donors:
         assert published is not None, "this peer knows what it has"
         mine, cut_off = gossip.me.digests, gossip.view.cut_off
         reached = (member for member in gossip.replicas if member.peer not in cut_off)
-        return electorate(mine, published.phase, reached, self._host.held.contributors)
+        found = electorate(mine, published.phase, reached, self._host.held.contributors)
+        for member in found.others:
+            self._host.held.heard(member)
+        return found
 
     async def _votes(
         self, donor: Member, states: Mapping[int, FragmentState | Digest]
@@ -225,7 +252,7 @@ class Donors:
             answers = await asyncio.gather(*(self._confirms(member, states) for member in open_))
             holders |= {m.peer for m, held in zip(open_, answers, strict=True) if held}
             open_ = [m for m, held in zip(open_, answers, strict=True) if held is None]
-            kept = len(keeping - holders) + among.counts_me
+            kept = len(keeping - holders) + 1
             votes = Votes(among, tuple(sorted(holders)), kept, len(open_))
             if not open_ or votes.majority or votes.lost or host.clock() >= until:
                 return votes
@@ -262,7 +289,7 @@ class Donors:
         self, published: Published, votes: Votes | None, states: Mapping[int, FragmentState]
     ) -> bool:
         """Whether the states can follow from this peer's own, where the votes alone do not do."""
-        if votes is None or not votes.among.counts_me or (votes.majority and votes.among.known):
+        if votes is None or (votes.majority and (votes.among.known or not votes.among.counts_me)):
             return True
         if not any(published.states[index].version for index in states):
             return True  # it has no rounds to lose

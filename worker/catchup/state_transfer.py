@@ -28,8 +28,13 @@ async def serve_states(
         raise wire.WireError(f"{len(request.fragments)} fragments of {len(published.states)}")
     if request.versions:
         for index, version in zip(request.fragments, request.versions, strict=False):
+            received = held.received(index, version)
             known = pb.StateHeader(
-                fragment=index, version=version, hash=held.hash_of(index, version)
+                fragment=index,
+                version=version,
+                hash=held.hash_of(index, version),
+                sources=[source for _, source, _ in received],
+                reductions=[hash_ for *_, hash_ in received],
             )
             await stream.send(pb.FetchReply(header=known).SerializeToString())
         return
@@ -115,10 +120,10 @@ async def confirm_states(
         TransportError, WireError: it does not say.
     """
     asked = [(index, states[index].version) for index in sorted(states)]
-    hashes = await _hashes_at(transport, donor, run, asked)
+    headers = await headers_at(transport, donor, run, asked)
     known = [
-        theirs == states[index].hash if theirs else None
-        for (index, _), theirs in zip(asked, hashes, strict=True)
+        theirs.hash == states[index].hash if theirs.hash else None
+        for (index, _), theirs in zip(asked, headers, strict=True)
     ]
     return False if False in known else None if None in known else True
 
@@ -139,17 +144,17 @@ async def rounds_apart(
     """
     versions = held.versions(fragment, mine.version)[:REMEMBERED]
     for asked in (versions[:1], versions[1:]):  # nearly always the newest is one that it had
-        hashes = await _hashes_at(transport, donor, run, [(fragment, v) for v in asked])
-        for version, theirs in zip(asked, hashes, strict=True):
-            if theirs == held.hash_of(fragment, version):
+        headers = await headers_at(transport, donor, run, [(fragment, v) for v in asked])
+        for version, theirs in zip(asked, headers, strict=True):
+            if theirs.hash == held.hash_of(fragment, version):
                 return mine.version - version
     return mine.version - versions[-1] if versions else 0
 
 
-async def _hashes_at(
+async def headers_at(
     transport: Transport, donor: Member, run: int, asked: Sequence[tuple[int, int]]
-) -> list[int]:
-    """Its hash of each (fragment, version); 0 where it does not know. Raises as `rounds_apart`."""
+) -> list[pb.StateHeader]:
+    """What it knows of each (fragment, version): hash 0 is nothing. Raises as `rounds_apart`."""
     if not asked:
         return []
     stream = transport.open(donor.address, "Data/Fetch", donor.peer)
@@ -158,13 +163,13 @@ async def _hashes_at(
         request = pb.FetchRequest(run=run, fragments=fragments, versions=versions)
         await stream.send(request.SerializeToString())
         await stream.done()
-        found: list[int] = []
+        found: list[pb.StateHeader] = []
         async with asyncio.timeout(_CONFIRM_S):
             for _ in asked:
                 raw = await stream.receive()
                 if raw is None:
                     raise TransportError("it has nothing")
-                found.append(wire.parse(pb.FetchReply, raw).header.hash)
+                found.append(wire.parse(pb.FetchReply, raw).header)
         return found
     except TimeoutError as error:
         raise TransportError(f"no answer in {_CONFIRM_S:g} s") from error

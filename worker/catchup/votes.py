@@ -7,6 +7,7 @@ own may do, if it is no further away than rounds usually lead (docs/adr/0035).
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,11 +20,14 @@ from murmuration.worker.membership.swim import MAX_MEMBERS
 if TYPE_CHECKING:
     from torch import Tensor
 
+Received = tuple[str, int, int]
+"""Who has given a reduction, what tells this in which life and group, and the hash of it."""
+
 REMEMBERED = 256  # states of each fragment that a peer knows the hash of
 _SAMPLED = 1024  # values of an anchor by which its moves are measured
-_MOVES = 16
+_MOVES = 16  # and rounds of which reductions are known
 
-_FURTHER = 3.0  # times the way that rounds usually lead is still plausible
+_FURTHER = 5.0  # times the way that rounds usually lead is still plausible
 _SIZE = 0.5  # of the anchor's norm is, as long as no round's move is known
 
 _WHO_SPEAKS = (
@@ -46,10 +50,12 @@ class HeldStates:
 
     def __init__(self, exact: Sequence[int] = ()) -> None:
         self._hashes: dict[tuple[int, int], int] = {}
-        self._took_part: dict[tuple[str, int], int] = {}  # with this peer, until which version
+        self._agreed: dict[tuple[str, int], int] = {}  # the last version that is as this peer's
+        self._contributed: dict[str, None] = {}  # the latest last
         self.contributors: frozenset[str] = frozenset()
         self.exact = exact
         self._sampled: dict[int, tuple[int, Tensor]] = {}
+        self._received: dict[int, deque[tuple[int, Sequence[Received]]]] = {}
         self._moves: dict[int, dict[int, float]] = {}  # by the version that it led to
 
     def add(self, states: Sequence[FragmentState]) -> None:
@@ -64,18 +70,39 @@ class HeldStates:
         for oldest in list(self._hashes)[: -REMEMBERED * max(1, len(states))]:
             del self._hashes[oldest]
 
-    def took_part(self, fragment: int, round_: int, parts: Iterable[Part]) -> None:
-        """A round of this peer has closed, with these contributors by range."""
+    def took_part(
+        self, fragment: int, round_: int, parts: Iterable[Part], received: Sequence[Received] = ()
+    ) -> None:
+        """A round of this peer has closed, with these contributors by range, and reductions."""
+        self._received.setdefault(fragment, deque(maxlen=_MOVES)).append((round_ + 1, received))
         for peer in contributors_of(parts):
-            self._took_part[peer, fragment] = round_ + 1
-        for first in list(self._took_part)[: -MAX_MEMBERS * (fragment + 1)]:
-            del self._took_part[first]
-        self.contributors = frozenset(peer for peer, _ in self._took_part)
+            self._contributed.pop(peer, None)
+            self._contributed[peer] = None
+        for oldest in list(self._contributed)[:-MAX_MEMBERS]:
+            del self._contributed[oldest]
+        self.contributors = frozenset(self._contributed)
 
-    def together(self, fragment: int, peers: Iterable[str]) -> int | None:
-        """Until which version one of these has taken part in this peer's rounds; None: never."""
-        found = (self._took_part.get((peer, fragment)) for peer in peers)
-        return max((version for version in found if version is not None), default=None)
+    def heard(self, member: Member) -> None:
+        """What a contributor is at."""
+        for index, digest in enumerate(member.digests):
+            if digest.hash == self.hash_of(index, digest.version):
+                self._agreed[member.peer, index] = digest.version
+
+    def received(self, fragment: int, version: int) -> Sequence[Received]:
+        """The reductions that led to this version, by shard; nothing where that is not known."""
+        rounds = reversed(self._received.get(fragment, ()))
+        return next((received for at, received in rounds if at == version), ())
+
+    def parted(self, fragment: int, peers: Iterable[str], version: int) -> int:
+        """The version from which the states of these went another way than this peer's, which is at
+        `version`: the last that one of them shared; else the first that this peer remembers, where
+        they are contributors, and now where they are not."""
+        shared = [self._agreed.get((peer, fragment), -1) for peer in peers]
+        if (last := max(shared, default=-1)) >= 0:
+            return min(last, version)
+        known = self.contributors.intersection(peers)
+        first = min((at for index, at in self._hashes if index == fragment), default=version)
+        return first if known else version
 
     def usual_move(self, fragment: int, since: int) -> float | None:
         """How far a round moves the anchor (L2), as the mean since this version, and of a few
@@ -114,13 +141,17 @@ class Electorate:
     """The others whose word counts, and whether this peer's own does.
 
     Args:
+        counts_me: this peer trains. One that begins again, or for the first time, follows most of
+            those that train.
         known: they have contributed to rounds of this peer. Else these are all that train, for
             this peer has no rounds with anybody that is here.
+        may_tie: as many as stay where they are may be enough. Not for a first-time joiner.
     """
 
     others: tuple[Member, ...]
     counts_me: bool
     known: bool
+    may_tie: bool = True
 
     @property
     def size(self) -> int:
@@ -136,14 +167,15 @@ def electorate(
         contributors: to rounds that this peer took part in.
     """
     alive = [m for m in replicas if m.health is Health.ALIVE and len(m.digests) == len(mine)]
-    counts_me = phase is not Phase.READY or any(digest.version for digest in mine)
     begun = [m for m in alive if m.phase is not Phase.READY or any(d.version for d in m.digests)]
-    if known := [member for member in begun if member.peer in contributors]:
-        return Electorate(tuple(known), counts_me, known=True)
+    trains, has_rounds = phase is not Phase.READY, any(digest.version for digest in mine)
+    found = [member for member in begun if member.peer in contributors]
+    known = bool(found)
     for phases in _WHO_SPEAKS:
-        if found := [member for member in alive if member.phase in phases]:
-            return Electorate(tuple(found), counts_me, known=False)
-    return Electorate((), counts_me, known=False)
+        found = found or [member for member in alive if member.phase in phases]
+    all_ready = all(member.phase is Phase.READY for member in found)
+    counts_me = trains or (has_rounds and all_ready)
+    return Electorate(tuple(found), counts_me, known, trains or has_rounds or all_ready)
 
 
 @dataclass(frozen=True)
@@ -168,13 +200,13 @@ class Votes:
     @property
     def enough(self) -> bool:
         """Nobody that shares this peer's state is outnumbered by taking over the donor's."""
-        return self.majority or len(self.holders) >= self.keepers
+        return self.majority or (self.among.may_tie and len(self.holders) >= self.keepers)
 
     @property
     def lost(self) -> bool:
         """Whatever the undecided say yet, it is not enough."""
         most = len(self.holders) + self.undecided
-        return 2 * most <= self.among.size and most < self.keepers
+        return 2 * most <= self.among.size and not (self.among.may_tie and most >= self.keepers)
 
 
 def keepers(
@@ -196,13 +228,12 @@ def too_far(
     held: HeldStates,
 ) -> bool:
     """Whether rounds hardly lead from one to the other, by ways that part where the holders of the
-    others' states have last taken part in this peer's rounds. Any thread."""
+    others' states have last shared this peer's. Any thread."""
     for index, state in theirs.items():
         anchor, version = mine[index].anchor, mine[index].version
         here = slice(anchor.numel() - (held.exact[index] if held.exact else 0))
         distance = float((state.anchor[here] - anchor[here]).norm())
-        together = held.together(index, holders)
-        since = version if together is None else min(together, version)
+        since = held.parted(index, holders, version)
         move = held.usual_move(index, since)
         rounds = max(1, max(version, state.version) - since)
         limit = _SIZE * float(anchor.norm()) if move is None else _FURTHER * rounds * move

@@ -90,11 +90,13 @@ ToIO = Begin | Published | TrainingEvent | IterationStarted | StageJobDone | Sha
 @dataclass(frozen=True, kw_only=True)
 class RoundDone(RoundResult):
     """A round has closed. `exchange_s` is how long it was on its way, and `waited_for` the peer
-    that was last."""
+    that was last. `received` has, by shard, who has given the reduction, a number for this in which
+    life and group, and its hash."""
 
     fragment: int
     exchange_s: float = 0.0
     waited_for: str = ""
+    received: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -503,6 +503,7 @@ class Contributor:
             error=round_.error,
             parts=tuple((*bounds, each.contributors) for bounds, each in reductions),
             sent=partial(self._sent, round_) if context.plan.keeps else None,
+            received=tuple(self._received(round_)),
         )
         self._results.finished(result)
         if context.plan.checks_means:
@@ -513,6 +514,15 @@ class Contributor:
             )
             others = [each for each in given if each.header.reducer != context.me]
             self._reducer.checks.completed(begin.fragment, others)
+
+    def _received(self, round_: _Round) -> Iterator[tuple[str, int, int]]:
+        """As `RoundDone` has it. A peer that begins again may truly reduce a shard again."""
+        group = self._context.group_hash(round_.begin.group)
+        for part in round_.parts:
+            if part.reduction is not None:
+                member = self._view.members.get(part.target)
+                life = f"{part.target}/{0 if member is None else member.epoch}/{group}"
+                yield part.target, wire.hash64(life.encode()), part.reduction.hash
 
     def _where(self, round_: _Round, *, counted: bool) -> tuple[tuple[int, int], ...]:
         """The ranges whose reduction is here, and has this peer in it or has not."""

@@ -1,0 +1,76 @@
+"""Honest peers that freeze, die, come back and are cut off: they agree again, and nobody is blamed.
+
+pytest tests/protocol/test_honest_churn.py --co    # the seeds; CHURN_SEEDS=0-1000 for more
+"""
+
+import os
+import random
+
+import pytest
+
+from murmuration.algorithms.plan import Plan
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Swarm
+from tests.protocol.virtual_time import run
+
+FIRST, STOP = map(int, os.environ.get("CHURN_SEEDS", "0-8").split("-"))
+BLAMES = ("gave", "fetching from")
+WORDS = ("false",)
+
+
+async def churn(swarm: Swarm, rng: random.Random) -> None:
+    """About a minute of faults, one after another; then all live, and reach each other."""
+    names = sorted(swarm.peers)
+    for _ in range(rng.randint(2, 5)):
+        some = rng.sample(names, rng.randint(1, len(names) - 1))
+        others = [name for name in names if name not in some]
+        match rng.choice(("freeze", "cut", "kill")):
+            case "freeze":
+                for name in some:
+                    swarm.freeze(name)
+                await swarm.sleep(rng.uniform(0.5, 25))
+                for name in some:
+                    swarm.thaw(name)
+            case "cut":
+                sides = [[swarm[name].address for name in side] for side in (some, others)]
+                swarm.cut(*sides)
+                await swarm.sleep(rng.uniform(0.5, 40))
+                swarm.heal(*sides)
+            case "kill":
+                name = some[0]
+                before = swarm[name] if rng.random() < 0.7 else None
+                swarm.kill(name)
+                await swarm.sleep(rng.uniform(0.1, 20))
+                killed = swarm.peers.pop(name)
+                swarm.peers[f"{killed.address}, killed"] = killed
+                address = f"{name}{len(swarm.peers)}"
+                await swarm.join(
+                    name, [swarm[o].address for o in others], None, address=address, before=before
+                )
+        await swarm.sleep(rng.uniform(0, 8))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, STOP))
+def test_honest_peers_agree_again_and_blame_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    names = "abcde"[: rng.randint(2, 5)]
+    problem = Problem(
+        steps=100_000,
+        plan=Plan(inner_steps=rng.choice((2, 5))),
+        step_s={name: rng.choice((0.3, 0.5)) for name in names},
+        seed=seed,
+    )
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*names)
+            await swarm.until(lambda: swarm["a"].versions >= (3,), 120)
+            await churn(swarm, rng)
+            await swarm.until(swarm.agrees, 120)
+            for name, peer in swarm.peers.items():
+                for event in peer.of_kind("warning"):
+                    text = str(event["text"])
+                    blamed = any(b in text for b in BLAMES) and any(w in text for w in WORDS)
+                    assert not blamed, (name, text)
+
+    run(scenario())

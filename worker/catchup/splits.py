@@ -1,0 +1,94 @@
+"""Reducers that give other bytes to each peer: noticed where states part, named, and passed over.
+
+Peers whose states differ at one version compare the reductions that led there. Where one reducer
+has given them different reductions of a shard, it is named, once. One such peer may lie about what
+it was given. Where two or more, and most, each have another one, it is the reducer that lies.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.events import Warnings
+from murmuration.worker.catchup.donors import CatchUpHost
+from murmuration.worker.catchup.state_transfer import headers_at
+from murmuration.worker.catchup.votes import Received
+from murmuration.worker.membership import Member
+from murmuration.worker.membership.io import GossipService
+from murmuration.worker.transport import TransportError
+from murmuration.worker.wire import WireError
+
+_LOOK_S = 1.0
+_ASKED = 16
+_BACK = 4  # rounds up to the one after which states are seen to differ
+
+
+class Splits:
+    """Looks for such reducers. I/O thread only."""
+
+    def __init__(self, gossip: GossipService, host: CatchUpHost) -> None:
+        self._gossip, self._host = gossip, host
+        self._warnings = Warnings(host.log)
+        self._named: set[str] = set()
+        self._next_at = 0.0
+
+    async def look(self, voters: Sequence[Member]) -> None:
+        """Compares where somebody's state is seen to differ at a version that this peer has had.
+
+        Args: voters: the others whose word counts.
+        """
+        host, now = self._host, self._host.clock()
+        apart = {
+            (index, digest.version)
+            for member in voters
+            for index, digest in enumerate(member.digests)
+            if host.held.hash_of(index, digest.version) not in (0, digest.hash)
+        }
+        if not apart or now < self._next_at:
+            return
+        self._next_at = now + _LOOK_S
+        index, version = max(apart)
+        wanted = [
+            (at, mine)
+            for at in range(version, max(0, version - _BACK), -1)
+            if (mine := host.held.received(index, at))
+        ]
+        asked = [(index, at) for at, _ in wanted]
+        peers = [member.peer for member in voters[:_ASKED]]
+        answers = await asyncio.gather(*(self._headers(m, asked) for m in voters[:_ASKED]))
+        for place, (at, mine) in enumerate(wanted):
+            theirs = {p: each[place] for p, each in zip(peers, answers, strict=True) if each}
+            self._compare(mine, theirs, f"of version {at} of fragment {index}")
+
+    async def _headers(
+        self, member: Member, asked: Sequence[tuple[int, int]]
+    ) -> list[pb.StateHeader]:
+        """Nothing where it does not say."""
+        try:
+            return await headers_at(self._host.transport, member, self._gossip.run, asked)
+        except (TransportError, WireError):
+            return []
+
+    def _compare(
+        self, mine: Sequence[Received], theirs: dict[str, pb.StateHeader], where: str
+    ) -> None:
+        for shard, (reducer, source, hash_) in enumerate(mine):
+            found = {
+                peer: header.reductions[shard]
+                for peer, header in theirs.items()
+                if peer != reducer
+                and len(header.sources) == len(header.reductions) == len(mine)
+                and header.sources[shard] == source
+            }
+            others = {peer: each for peer, each in found.items() if each != hash_}
+            if not others or reducer == self._gossip.me.peer:
+                continue
+            if reducer not in self._named:
+                self._named.add(reducer)
+                self._warnings.add(
+                    f"{reducer} gave {', '.join(sorted(others))} another reduction {where} than "
+                    "this peer, or they say so falsely"
+                )
+            distinct = len(set(others.values())) == len(others) > 1
+            if distinct and 2 * len(others) > len(found):
+                self._host.caught(reducer, "each peer has another one")
