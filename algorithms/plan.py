@@ -229,9 +229,9 @@ class Plan:
 
     @property
     def checks_means(self) -> bool:
-        """Whether a mean can be computed again from the contributions to it: nothing that only its
-        reducer knows is in it."""
-        return self.compares_norms and not self.keeps_reduction_residual
+        """Whether a mean can be computed again from the contributions to it, but for what an
+        encoding of at least four bits has left out of the one before."""
+        return self.compares_norms and not has_few_bits(self.reduction_codec)
 
     @property
     def keeps_reduction_residual(self) -> bool:

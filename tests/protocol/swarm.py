@@ -206,7 +206,7 @@ class Swarm:
                 log=events.append,
                 clock=self.loop.time,
                 identity=self.identity(name),
-                rng=random.Random(name),
+                rng=random.Random(f"{problem.seed} {name}"),
                 keep_revoked=lambda entries: self.kept_revoked.update({name: list(entries)}),
                 revoked=self.kept_revoked.get(name, ()),
             ),

@@ -16,7 +16,7 @@ from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.allreduce.checks import Checks
+from murmuration.worker.exchange.allreduce.checks import LEFT_BEFORE, LEFT_OUT, Checks
 from murmuration.worker.exchange.allreduce.closing import DueMean, ReducedShards
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import Problem
@@ -61,6 +61,18 @@ def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie: str) -> None
     async def scenario() -> None:
         async with Swarm(LONG) as swarm:
             await named_by_all(swarm, reducing_falsely("d", LIES[lie]), 4)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("lie", ["turned", "stale", "zero", "noise"])
+def test_four_bits_hide_no_lie_of_that_size(lie: str) -> None:
+    """From the second round on: then it is known how much of the round before may be left."""
+    plan = Plan(inner_steps=3, codec="e3m0", reduction_codec="e3m0")
+
+    async def scenario() -> None:
+        async with Swarm(replace(LONG, layers=(4000,), plan=plan)) as swarm:
+            await named_by_all(swarm, reducing_falsely("d", LIES[lie]), 6)
 
     run(scenario())
 
@@ -183,3 +195,18 @@ def test_every_leaf_leads_to_the_root_and_no_other_bytes_do(elements: int) -> No
         )
         if leaves.count > 1:
             assert wire.root_of(shown, leaf ^ 1, path, leaves.count, 3) != commitment.root
+
+
+@pytest.mark.parametrize("name", ["e3m0", "int8", "bf16"])
+def test_what_an_encoding_leaves_out_is_never_taken_for_a_lie(name: str) -> None:
+    """Means whose sizes differ by three orders of magnitude from round to round."""
+    codec, generator = codec_by_name(name), torch.Generator().manual_seed(7)
+    left = torch.zeros(1_000)
+    given = left
+    for _ in range(300):
+        scale = 10 ** (3 * torch.rand((), generator=generator) - 3)
+        mean = scale * torch.randn(1_000, generator=generator) ** 3
+        before, given = given, codec.decode(codec.encode(mean + left), 1_000)
+        left = mean + left - given
+        allowed = LEFT_BEFORE * before.norm() + LEFT_OUT * mean.norm()
+        assert (given - mean).norm() < 0.9 * allowed

@@ -30,6 +30,9 @@ LIES: dict[str, Lie] = {
         torch.randn(mean.shape, generator=torch.Generator().manual_seed(mean.numel()))
         * mean.square().mean().sqrt()
     ),
+    "a tenth turned": lambda mean, _: torch.cat(
+        (-mean[: mean.numel() // 10], mean[mean.numel() // 10 :])
+    ),
     "1 % more": lambda mean, _: 1.01 * mean,
 }
 

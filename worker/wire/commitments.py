@@ -1,6 +1,6 @@
 """What a contributor commits itself to: a root over the hashes of the leaves of its shard.
 
-A leaf is a range of values, on whole blocks of the codecs: about a 256th of the shard. Whoever has
+A leaf is a range of values, on whole blocks of the codecs: about a 64th of the shard. Whoever has
 the root can tell whether a leaf is the one that was meant, by as few hashes as the tree is deep.
 Hashes are BLAKE2b, of 16 bytes; a node without a neighbour is its own parent. The root covers what
 the contribution counts, too.
@@ -13,7 +13,7 @@ from hashlib import blake2b
 from murmuration.algorithms.codecs import Codec
 
 HASH_BYTES = 16
-_LEAVES = 256
+_LEAVES = 64
 _FEWEST, _MOST = 64, 64 * 1024  # values in a leaf, where the shard has as many
 
 

@@ -11,12 +11,13 @@ seen so tells the others which leaf to look at: they believe what they compute, 
 """
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from murmuration.algorithms.robust import AGGREGATIONS, Doubts, aggregate
+from murmuration.algorithms.robust import AGGREGATIONS, Doubts, aggregate, norm
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import KEPT_ROUNDS, ReducedShards
@@ -25,10 +26,13 @@ from murmuration.worker.exchange.context import Context, Tasks
 from murmuration.worker.exchange.types import ShardKey
 from murmuration.worker.transport import Stream, TransportError
 
-_SHARE = 0.02  # of the bytes of a round, for checking it
-_LEAST_BYTES = 32 * 1024  # the same, for small fragments
+_SHARE = 0.01  # of the bytes of a round, for checking it
+_LEAST_BYTES = 16 * 1024  # the same, for small fragments
 _OVERHEAD_BYTES = 300  # of a leaf: its path and what is around it
 _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
+# The most that an encoding of four bits leaves out: of the norm of a mean, and of the mean that was
+# given in the round before (see the error of `murmuration.algorithms.codecs.e3m0`).
+LEFT_OUT, LEFT_BEFORE = 0.36, 0.75
 _SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
 _MOST_HINTS = 64
 
@@ -48,14 +52,15 @@ class Given:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A leaf of `elements` values, one of `count`, to be checked: its encoded mean, and what this
-    peer has contributed."""
+    """A leaf of `elements` values, one of `count`, to be checked: its encoded mean, that of the
+    round before if something of it may be left, and what this peer has contributed."""
 
     given: Given
     leaf: int
     count: int
     elements: int
     mean: memoryview
+    before: memoryview | None
     own: Shown | None
 
 
@@ -77,6 +82,7 @@ class Checks:
         self._doubts, self._tasks = Doubts(), Tasks()
         self._own: dict[int, dict[ShardKey, wire.Commitment]] = {}  # of each fragment's last round
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
+        self._before: dict[int, dict[ShardKey, wire.Reduction]] = {}  # the means before those
         self._announced: dict[ShardKey, set[bytes]] = {}
         self._hints: dict[ShardKey, int] = {}  # leaves that others have told of
         self._completed: Counter[int] = Counter()
@@ -105,6 +111,7 @@ class Checks:
     def completed(self, fragment: int, given: Sequence[Given]) -> None:
         """A round of this peer has ended, with these means of others."""
         self._given[fragment] = {each.key: each for each in given}
+        self._before[fragment] = dict(self._means_before(given))
         self._completed[fragment] += 1
         for each in given if self._completed[fragment] > _SETTLED else ():
             header, me, said = each.header, self._context.me, self._announced.get(each.key)
@@ -188,12 +195,29 @@ class Checks:
         if reduction is None or reduction.header != given.header or leaf >= leaves.count:
             return None
         start, stop = leaves.bounds(leaf)
+        before = self._before.get(given.key.fragment, {}).get(given.key)
+        if before is None and self._context.plan.keeps_reduction_residual:
+            return None
         at, end = map(self._context.reduction_codec.encoded_bytes, (start, stop))
         own = self._own.get(given.key.fragment, {}).get(given.key)
-        mean = memoryview(bytearray(reduction.payload.raw[at:end]))
         return _Drawn(
-            given, leaf, leaves.count, stop - start, mean, own.shown(leaf) if own else None
+            given,
+            leaf,
+            leaves.count,
+            stop - start,
+            memoryview(bytearray(reduction.payload.raw[at:end])),
+            memoryview(bytearray(before.payload.raw[at:end])) if before else None,
+            own.shown(leaf) if own else None,
         )
+
+    def _means_before(self, given: Iterable[Given]) -> Iterator[tuple[ShardKey, wire.Reduction]]:
+        """The means of the round before by the same reducers, of which something may be left."""
+        for each in given if self._context.plan.keeps_reduction_residual else ():
+            at = replace(each.key, round=each.key.round - 1)
+            before = self._reductions.get(at)
+            same = self._shards.group(at) == self._shards.group(each.key)
+            if before is not None and same and before.header.reducer == each.header.reducer:
+                yield each.key, before
 
     async def _check(self, drawn: Sequence[_Drawn]) -> None:
         named = {peer for each in drawn for peer in each.given.header.contributors}
@@ -292,4 +316,8 @@ class Checks:
             aggregate(values, factors, weights, over=context.plan.mean_over, aggregation=made)
             for made in AGGREGATIONS  # its reducer may have chosen either
         )
-        return all(float((given - mean).abs().max()) > near for mean in means)
+        if drawn.before is None:
+            return all(float((given - mean).abs().max()) > near for mean in means)
+        before = wire.decode(context.reduction_codec, drawn.before, drawn.elements)
+        left = LEFT_BEFORE * norm(before) + near * math.sqrt(drawn.elements)
+        return all(norm(given - mean) > left + LEFT_OUT * norm(mean) for mean in means)

@@ -152,6 +152,7 @@ class ReducedShards:
         self._quarantine = context.quarantine
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
         self._norms: dict[tuple[int, int], dict[str, float]] = {}
+        self._latest: dict[tuple[int, str], int] = {}  # round that a live peer has begun
 
     def version(self, fragment: int) -> int | None:
         """Of this peer's own state; None as long as it has none."""
@@ -182,11 +183,14 @@ class ReducedShards:
         return most_norm(list(norms.values()), missing, self._config.norm_limit)
 
     def is_past(self, peer: str, key: ShardKey) -> bool:
-        """Whether the peer has begun a later round of the fragment."""
-        return any(
-            fragment == key.fragment and round_ > key.round and peer in norms
-            for (fragment, round_), norms in self._norms.items()
-        )
+        """Whether the peer has begun a later round of the fragment, as far as it has told."""
+        return self._latest.get((key.fragment, peer), key.round) > key.round
+
+    def begins(self, key: ShardKey, peer: str) -> None:
+        """A peer wants to contribute to a round, which may be to come here."""
+        if self.view.live(peer):
+            at = key.fragment, peer
+            self._latest[at] = max(key.round, self._latest.get(at, key.round))
 
     def begun(self, key: ShardKey) -> bool:
         """Whether something that counts is here."""
@@ -231,6 +235,7 @@ class ReducedShards:
         own = view.members.get(self._me)
         avoided = self._quarantine.liars.union(own.idle if own else ())
         self.view = view = replace(view, avoided=avoided)
+        self._latest = {at: round_ for at, round_ in self._latest.items() if view.live(at[1])}
         handed_back = [
             key
             for key, entry in self._open.items()

@@ -323,6 +323,7 @@ class Reducer:
             reason = f"fragment {header.fragment} of {context.fragments}"
             self._answer(offer, Refusal("invalid", reason, faulty=True))
         else:
+            self._shards.begins(header.key, header.sender)
             offer.held_until = offer.came_s + context.round_s(header.fragment)
             self._decide(offer)
         self._close_due()

@@ -1,0 +1,164 @@
+"""One reducer of four or eight lies about its means: when it is named, and what it costs.
+
+    python -m tests.lab false-means [--peers 4 8] [--rounds 400] [--seeds 20] [--values 20000]
+
+Live nodes on the virtual clock, each pulled towards a point near a common one. For each kind of lie
+it prints a Markdown row: after how many rounds all honest peers have named the liar, over the
+seeds; and the loss of one long run, at the honest peers' own points, beside a run without the liar.
+A last table has what checks add to an honest run: bytes, and time of a core.
+"""
+
+import argparse
+import re
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from murmuration.algorithms.plan import Plan
+from murmuration.worker.exchange.allreduce.checks import Checks
+from tests.protocol.problem import Problem
+from tests.protocol.swarm import Held, Peer, Swarm
+from tests.protocol.train_side import TrainSide
+from tests.protocol.virtual_time import run
+from tests.support.false_means import LIES, reducing_falsely
+
+LIAR = "d"
+APART = 0.3  # of each peer's point from the common one, in units of that one's distance
+MOST_ROUNDS = 200
+INNER_STEPS = 3
+
+
+class NearSwarm(Swarm):
+    """A swarm whose peers learn nearly the same, as on samples of one distribution."""
+
+    def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
+        held = super().part(problem, name, train)
+        common = torch.Generator().manual_seed(problem.seed)
+        for target in held.replica._targets.values():
+            target.mul_(APART).add_(torch.randn(target.shape, generator=common))
+        return held
+
+
+def main() -> int:
+    """Prints the tables; 1 if a liar was not named, or an honest peer was."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--values", type=int, default=20_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    problem = Problem(layers=(options.values,), steps=INNER_STEPS * options.rounds)
+    print(
+        "| peers | the liar answers | named after rounds, p50 | p99 | loss beside one without it |"
+    )
+    print("| ---: | --- | ---: | ---: | ---: |")
+    wrong = False
+    for peers in options.peers:
+        names = "".join(names_of(peers).split(LIAR))
+        without = loss_after(problem, names, nullcontext())
+        change = 100 * (loss_after(problem, names_of(peers), nullcontext()) / without - 1)
+        print(f"| {peers} | the mean | - | - | {change:+.1f} % |", flush=True)
+        for name, lie in LIES.items():
+            problems = (replace(problem, seed=seed) for seed in range(options.seeds))
+            after = [named_after(each, peers, reducing_falsely(LIAR, lie)) for each in problems]
+            p50, p99 = np.percentile(after, [50, 99], method="higher")
+            loss = loss_after(problem, names_of(peers), reducing_falsely(LIAR, lie))
+            change = 100 * (loss / without - 1)
+            print(f"| {peers} | {name} | {p50:.0f} | {p99:.0f} | {change:+.1f} % |", flush=True)
+            wrong |= p99 > MOST_ROUNDS or change > 2
+    print("\n| peers | bytes that checks add | core time of checks, ms a round |")
+    print("| ---: | ---: | ---: |")
+    for peers in options.peers:
+        print(cost(replace(problem, steps=10 * INNER_STEPS), peers), flush=True)
+    return int(wrong)
+
+
+def names_of(peers: int) -> str:
+    return "abcdefghijklmnop"[:peers]
+
+
+def rounds_at_naming(peer: Peer) -> int | None:
+    """How many rounds had been when this peer named the liar. Raises AssertionError: another."""
+    texts = [str(event["text"]) for event in peer.of_kind("warning")]
+    lies = [text for text in texts if "gave a false mean" in text]
+    assert all(text.startswith(f"{LIAR} gave") for text in lies), lies
+    found = [re.search(r"of round (\d+) ", text) for text in lies]
+    return min((int(each[1]) + 1 for each in found if each), default=None)
+
+
+def named_after(problem: Problem, peers: int, attack: AbstractContextManager[None]) -> int:
+    async def scenario() -> int:
+        async with NearSwarm(replace(problem, steps=MOST_ROUNDS * INNER_STEPS)) as swarm:
+            await swarm.start(*names_of(peers))
+            honest = [swarm[name] for name in names_of(peers) if name != LIAR]
+            with attack:
+                await swarm.until(
+                    lambda: all(
+                        rounds_at_naming(peer) or peer.versions >= (MOST_ROUNDS,) for peer in honest
+                    ),
+                    10.0 * MOST_ROUNDS,
+                )
+            return max(rounds_at_naming(peer) or MOST_ROUNDS + 1 for peer in honest)
+
+    return run(scenario())
+
+
+def loss_after(problem: Problem, names: str, attack: AbstractContextManager[None]) -> float:
+    """Of the honest peers' anchor, at their own points."""
+
+    async def scenario() -> float:
+        async with NearSwarm(problem) as swarm:
+            await swarm.start(*names)
+            honest = [swarm[name] for name in names if name != LIAR]
+            with attack:
+                await swarm.until(lambda: all(peer.done for peer in honest), 10.0 * problem.steps)
+            (anchor,) = (each.anchor for each in honest[0].trainer.states)
+            targets = [peer.replica._targets["layers.0.w"] for peer in honest]
+            return float(sum(torch.dist(anchor, each) ** 2 for each in targets)) / len(targets)
+
+    return run(scenario())
+
+
+def cost(problem: Problem, peers: int) -> str:
+    """A row: what checks take of an honest run."""
+    spent = 0.0
+    timed = {name: getattr(Checks, name) for name in ("commitment", "_is_false", "_draw")}
+
+    def timing(name: str) -> None:
+        def work(*given: object) -> object:
+            nonlocal spent
+            began = time.thread_time()
+            try:
+                return timed[name](*given)
+            finally:
+                spent += time.thread_time() - began
+
+        setattr(Checks, name, work)
+
+    async def sent_bytes() -> int:
+        async with NearSwarm(problem) as swarm:
+            await swarm.start(*names_of(peers))
+            await swarm.finished(10.0 * problem.steps)
+            traffic = (peer.transport.traffic for peer in swarm.alive)
+            return sum(each.sent["Data/Exchange"] for each in traffic)
+
+    with patch.object(Plan, "checks_means", False):
+        before = run(sent_bytes())
+    for name in timed:
+        timing(name)
+    try:
+        more = run(sent_bytes()) / before - 1
+        rounds = peers * problem.steps // INNER_STEPS
+        return f"| {peers} | {100 * more:.2f} % | {1000 * spent / rounds:.2f} |"
+    finally:
+        for name, original in timed.items():
+            setattr(Checks, name, original)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
