@@ -26,24 +26,28 @@ def lie(
     phase: Phase = Phase.DONE,
     odd: bool = False,
     gives: int = 0,
+    group: tuple[str, ...] | None = None,
 ) -> None:
     """From now on the live peer announces, confirms and gives this in place of its own state.
 
     Args:
         value: of its anchor; odd: the hash that it announces is of another one.
         gives: how many versions the state that it gives differs from the announced one.
+        group: that lays out the next round; None for the peer's own.
     """
     node = peer.node
     assert node.published is not None
     anchor = torch.full_like(node.published.states[0].anchor, value)
     momentum = torch.zeros_like(node.published.states[0].momentum)
+    group = node.published.states[0].group if group is None else group
     state = replace(
         node.published.states[0],
+        group=group,
         version=node.published.states[0].version + ahead,
         contributors=4,
         anchor=anchor,
         momentum=momentum,
-        hash=wire.state_hash(anchor, momentum, node.published.states[0].group),
+        hash=wire.state_hash(anchor, momentum, group),
     )
     step = node.published.step + 5 * ahead
     node._publish(replace(node.published, phase=phase, step=step, states=(state,)))
@@ -135,8 +139,10 @@ def test_alone_with_a_liar_a_peer_goes_on_by_itself(contributes: bool) -> None:
         ({"ahead": 6, "gives": 9000}, "announced was"),
         ({"ahead": 6, "gives": -1}, "another state than the announced"),
         ({"ahead": 5000}, "nobody can be at"),
+        ({"ahead": 6, "group": tuple(f"ghost {n}" for n in range(300))}, "a group of 300 peers"),
+        ({"ahead": 6, "group": ("x", "a", "x")}, "a group of 3 peers, or one twice"),
     ],
-    ids=["NaN", "another hash", "far ahead", "older", "too far"],
+    ids=["NaN", "another hash", "far ahead", "older", "too far", "ghosts", "a peer twice"],
 )
 def test_a_false_state_is_not_taken(lies: dict[str, Any], says: str) -> None:
     async def scenario() -> None:

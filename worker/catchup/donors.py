@@ -34,6 +34,7 @@ from murmuration.worker.training.inbox import Adopt, Published, ToTrain
 from murmuration.worker.transport import Transport, TransportError
 
 _ASK_AGAIN_S = 0.25
+_ANY_GROUP = 256  # peers; a larger one takes a second to lay out
 _ASKED = 16  # peers, drawn of those that may confirm a state
 _ASKING_S = 2.0
 _TOLD_S, _TOLD_ROUNDS = 10.0, 3  # for which a donor is not confirmed before that is said
@@ -205,7 +206,10 @@ class Donors:
         """Raises WireError: this is not what the donor has announced, nor what can follow it."""
         heard = (m for m in self._gossip.members if m.peer == donor.peer and m.digests)
         newest = next(heard, donor)  # without digests it has just started again
+        most = max(_ANY_GROUP, 2 * len(self._gossip.members))
         for index, state in states.items():
+            if len(state.group) > most:
+                raise wire.WireError(f"fragment {index}: a group of {len(state.group)} peers")
             said = donor.digests[index]
             if state.version < said.version or (
                 state.version == said.version and state.hash != said.hash

@@ -194,9 +194,10 @@ async def _receive(
             f"fragment {header.fragment} of {header.total_bytes} bytes; "
             f"expected {index} of {total_bytes}"
         )
-    if max(len(header.group), header.contributors) > MAX_MEMBERS:
-        raise wire.WireError(f"fragment {index}: a group of {len(header.group)} peers")
-    for name in header.group:
+    group = tuple(header.group)
+    if max(len(group), header.contributors) > MAX_MEMBERS or len({*group}) < len(group):
+        raise wire.WireError(f"fragment {index}: a group of {len(group)} peers, or one twice")
+    for name in group:
         wire.check_name(name)
     history = wire.history_from_message(header.history, sizes[0], MAX_MEMBERS)
     incoming = begun.get(index)
@@ -208,7 +209,6 @@ async def _receive(
             raise TransportError(f"fragment {index} broke off at {incoming.received_bytes}")
         incoming.add(wire.parse(pb.FetchReply, raw).frame)
     anchor, momentum = wire.split_state(incoming.buffer, sizes)
-    group = tuple(header.group)
     if await offload(lambda: wire.state_hash(anchor, momentum, group)) != header.hash:
         raise wire.WireError(f"fragment {index} is damaged: its hash differs")
     if not await offload(lambda: wire.is_finite(anchor) and wire.is_finite(momentum)):
