@@ -71,6 +71,7 @@ ARGUMENTS = {
     "--results {out}/results.jsonl --picture {out}/picture.png",
     "traffic": "--rounds 2",
     "unequal": "--steps 40 --only local",
+    "weight": "--peers 3 --limit 3 --rounds 1",
 }
 _NEEDS = {
     **dict.fromkeys(

@@ -9,6 +9,7 @@ import pytest
 
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
@@ -62,6 +63,11 @@ async def _garbage(honest: Callable[..., Awaitable[None]], stream: Stream) -> No
     await stream.send(pb.ExchangeDown(header=header).SerializeToString())
 
 
+async def _refusal(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(wire.refusal_to_message("pruned", "that is over"))
+
+
 def contributes_nothing(peer: Peer) -> None:
     async def begin(*args: Any) -> None:
         """It says that it trains."""
@@ -75,7 +81,9 @@ def does_nothing(peer: Peer) -> None:
     reduces_never(peer)
 
 
-reduces_late, reduces_never, gives_garbage = map(_serving, (_late, _never, _garbage))
+reduces_late, reduces_never, gives_garbage, refuses = map(
+    _serving, (_late, _never, _garbage, _refusal)
+)
 
 
 LIES = {
@@ -84,6 +92,7 @@ LIES = {
     "reduces late": reduces_late,
     "reduces nothing": reduces_never,
     "answers garbage": gives_garbage,
+    "refuses all": refuses,
     "does nothing": does_nothing,
 }
 

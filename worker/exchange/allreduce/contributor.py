@@ -5,7 +5,7 @@ stream is tried again at the same peer, resuming where it was. If membership sus
 knows that the link to it is cut, the next takes over. So it does if half of the round is back, and
 that peer's answer is overdue, or if it is of no use twice. The shards for one peer go one by one:
 the first come back while others go. The round succeeds when all shards are reduced. It fails as a
-whole at its deadline, or when a reducer says that it cannot succeed.
+whole at its deadline, or when most of the other reducers say that it cannot succeed.
 """
 
 import asyncio
@@ -58,6 +58,7 @@ class _Part:
         away: it went to another peer.
         asked_at: when the target was first asked, in s; spoilt: its answers that were of no use.
         passed_over: peers that another is to reduce it in place of.
+        refused_by: the last peer that said that the round cannot succeed.
     """
 
     key: ShardKey
@@ -75,6 +76,7 @@ class _Part:
     asked_at: float = 0.0
     spoilt: int = 0
     passed_over: tuple[str, ...] = ()
+    refused_by: str = ""
 
     def told(self, me: str, reason: str) -> str:
         return reason if self.target == me else f"{self.target}: {reason}"
@@ -113,6 +115,12 @@ class _Round:
         """The reducers whose answer is missing."""
         late = (part.passed_over[0] if part.passed_over else part.target for part in self.open)
         return tuple(sorted({*filter(None, late)}))
+
+    def is_refused(self, me: str) -> bool:
+        """Whether most of the other reducers say that the round cannot succeed: one may lie."""
+        asked = {part.target for part in self.parts} - {me, ""}
+        refusing = {part.refused_by for part in self.open} - {""}
+        return 2 * len(refusing) > len(asked)
 
     @property
     def waited_for(self) -> str:
@@ -308,7 +316,11 @@ class Contributor:
                 part.last_reason = part.told(me, reason)
                 part.retry_at = self._context.clock() + retry_s
             case Refusal(reason=reason):
-                self._fail(round_, part.told(me, reason))
+                part.last_reason, part.refused_by = part.told(me, reason), peer
+                part.retry_at = self._context.clock() + retry_s
+                part.spoilt += 1
+                if peer == me or round_.is_refused(me):
+                    self._fail(round_, part.last_reason)
         part.task = None
         if broken:
             self._peers.suspect(peer)

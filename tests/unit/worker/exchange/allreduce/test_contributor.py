@@ -439,13 +439,31 @@ def test_where_no_peer_was_the_last_everywhere_the_slowest_reducer_was_waited_fo
 
 
 @pytest.mark.parametrize("kind", ["group", "pruned", "invalid", "run"])
-def test_a_refusal_ends_the_round_and_the_other_streams(clock: Clock, kind: Any) -> None:
+def test_the_refusals_of_most_end_the_round_and_the_other_streams(clock: Clock, kind: Any) -> None:
+    made = Contributing(clock)
+    made.tries[0].refuses(kind, "no")
+    assert made.results == []
+    made.tries[1].refuses(kind, "no")
+    assert (made.failed.reason, made.failed.waiting_for) == ("c: no", ("a", "b", "c"))
+    assert made.own.tries[0].cancelled()
+
+
+def test_one_of_two_that_refuses_is_passed_over(clock: Clock) -> None:
     made = Contributing(clock)
     made.tries[0].reduces()
-    made.tries[1].refuses(kind, "no")
-    assert (made.failed.reason, made.failed.waiting_for) == ("c: no", ("a", "c"))
-    assert made.failed.counted == ((10, 20),)
-    assert made.own.tries[0].cancelled()
+    made.tries[1].refuses("pruned", "no")
+    made.tick(RETRY_S)
+    made.tries[2].refuses("pruned", "no")
+    made.tick(2 * RETRY_S)
+    assert (made.results, made.own.passed_over) == ([], [(2, "c")])
+
+
+@pytest.mark.parametrize("kind", ["group", "pruned", "invalid", "run"])
+def test_in_a_swarm_of_two_the_refusal_of_the_other_ends_the_round(clock: Clock, kind: Any) -> None:
+    made = Contributing(clock, orders=("abc", "bca"))
+    made.reduced_here()
+    made.tries[0].refuses(kind, "no")
+    assert (made.failed.reason, made.failed.counted) == ("b: no", ((0, 10),))
 
 
 def test_a_round_that_is_given_up_fails_at_once(clock: Clock) -> None:
