@@ -544,7 +544,7 @@ class Contributor:
     def _sent(self, round_: _Round) -> "Tensor":
         """A contribution as others have decoded it, as far as it is taken out of the local
         parameters. Any thread."""
-        whole = memoryview(b"".join(part.payload.raw for part in round_.parts))
+        whole = memoryview(bytearray().join(part.payload.raw for part in round_.parts))
         elements, limbs = round_.mean.numel(), self._context.limbs(round_.begin.fragment)
         me = self._context.me
         sent = wire.decode(self._context.codec, whole, elements, exact=limbs)
