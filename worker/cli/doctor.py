@@ -264,7 +264,8 @@ async def _both_ways(
     findings = []
     try:
         if where is not None:
-            findings.append(await _dialled_back(transport, address, where, run))
+            name = _NAME if identity is None else identity.name
+            findings.append(await _dialled_back(transport, address, where, run, name))
         findings.append(await _link(transport, address))
     except TransportError as error:
         findings.append(Finding.refused("the way", error))
@@ -274,16 +275,16 @@ async def _both_ways(
 
 
 async def _dialled_back(
-    transport: "Transport", address: str, where: str, run: "Manifest"
+    transport: "Transport", address: str, where: str, run: "Manifest", name: str
 ) -> Finding:
-    """The peer is asked to dial a server that stands here for a moment."""
+    """The peer is asked to dial a server that stands here for a moment. Args: name: certified."""
     from murmuration.worker.membership import Member
     from murmuration.worker.membership.first_contact import ask_to_dial
 
-    bound = await transport.listen(_Answers(run.run))
+    bound = await transport.listen(_Answers(name, run.run))
     host, port = split_address(where)
     target = join_address(host, port or split_address(bound)[1])
-    me = Member(_NAME, target, time.time_ns() // 1_000_000)
+    me = Member(name, target, time.time_ns() // 1_000_000)
     undialled = await ask_to_dial(transport, address, me, run.pack())
     if undialled is None:
         return Finding("reached", False, f"{address} does not say", "try again, or ask another")
@@ -312,8 +313,8 @@ async def _link(transport: "GrpcTransport", address: str) -> Finding:
 class _Answers:
     """Answers a probe as a peer of the run would."""
 
-    def __init__(self, run: int) -> None:
-        self._run = run
+    def __init__(self, name: str, run: int) -> None:
+        self._name, self._run = name, run
 
     def admit(self, method: str, caller: "Caller") -> None:
         """Anybody may ask."""
@@ -321,7 +322,7 @@ class _Answers:
     async def on_call(self, method: str, request: bytes, caller: "Caller") -> bytes:
         from murmuration.protos import murmuration_pb2 as pb
 
-        return pb.GossipMessage(sender=_NAME, run=self._run).SerializeToString()
+        return pb.GossipMessage(sender=self._name, run=self._run).SerializeToString()
 
     async def on_stream(self, method: str, stream: "Stream", caller: "Caller") -> None:
         """Nothing is served here."""

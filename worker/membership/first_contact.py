@@ -87,12 +87,13 @@ class FirstContact:
         member, refusal = self._newcomer(join)
         if member is None:
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        if member.peer == self.gossip.me.peer and member.address != self.gossip.me.address:
+        elsewhere = member.address != self.gossip.me.address
+        if not join.dial_only and member.peer == self.gossip.me.peer and elsewhere:
             refusal = f"its own name is {member.peer!r} too; choose another with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
         if (unfit := undialable(member.address, self.gossip.me.address)) is not None:
             return pb.JoinReply(refusal=unfit, manifest=self._packed).SerializeToString()
-        if (address := await self._name_taken_at(member)) is not None:
+        if not join.dial_only and (address := await self._name_taken_at(member)) is not None:
             refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
             return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
         if not join.dial_only and (later := self._later_process(member)) is not None:
