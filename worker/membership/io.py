@@ -225,7 +225,7 @@ class GossipService:
         """
         before = self.me.idle
         self._do(self._membership.round_ended(fragment, late, self._clock()))
-        for peer in silent:
+        for peer in set(silent).difference(self.me.unreachable):  # else it is the link's fault
             self.leave_out(peer)
         for peer in sorted({*self.me.idle} - {*before}):
             text = f"{peer} says that it trains, and rounds have waited for it in vain"

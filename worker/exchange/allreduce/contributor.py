@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _STALL_S = 2.0  # a shorter round is none to speak of
 _OVERDUE = 1.5  # times what a reducer waits for late peers
-_MOST_SPOILT = 2  # answers of no use
+_MOST_SPOILT = 4  # useless answers, one every `retry_s`: less may be a peer that comes back
 
 
 @dataclass(eq=False)
@@ -243,6 +243,8 @@ class Contributor:
         """Whether another peer is to reduce the shard in place of the one that was asked."""
         if part.target in ("", self._context.me):
             return False
+        if not self._view.reach(self._context.me, part.target):
+            part.asked_at = now  # the link is cut: the shard waits for it, or goes where all reach
         fragment = round_.begin.fragment
         most_s = _OVERDUE * self._reducer.grace_s(fragment) + self._context.transfer_s(fragment)
         late = now >= max(round_.half_at, part.asked_at) + most_s
