@@ -32,6 +32,8 @@ _MOST_STRIKES = 12
 _MOST_DOUBLED = 16  # times
 _MOST_UNANSWERED = 5
 _ENOUGH = 3
+_IN_A_ROW = 3
+_ABSURD = 5.0  # times what is possible, by what was announced
 
 
 def norm(values: Tensor) -> float:
@@ -136,13 +138,16 @@ class Doubts:
     """What checks of means leave open, until it is enough to name a peer.
 
     A peer that shows nothing of what it has contributed, five checks in a row, has something to
-    hide. Where a contributor shows other values than its reducer says it has, one of the two lies:
-    it is the one that disagrees with three others, or in a small group with all others but one.
+    hide. Where a contributor shows other values than its reducer says it has, three checks in a
+    row, one of the two lies: it is the one that disagrees with three others, or in a small group
+    with all others but one. Once may be a round that it has contributed to again meanwhile; so may
+    a mean that is somewhat too large for what was announced, but no reducer gives three in a row.
     """
 
     def __init__(self) -> None:
         self._unanswered: Counter[str] = Counter()
-        self._disagree: dict[str, set[str]] = {}
+        self._apart: Counter[tuple[str, str]] = Counter()
+        self._too_large: dict[str, set[int]] = {}
 
     def answers(self, peer: str, *, here: bool) -> bool:
         """Whether a peer has shown nothing too often by now; `here`: this time it has."""
@@ -151,17 +156,22 @@ class Doubts:
 
     def compared(self, peer: str, reducer: str, group: int, *, agree: bool) -> list[str]:
         """Those of the two that are caught by now; `group`: how many peers are in the round."""
-        caught = []
+        for pair in ((peer, reducer), (reducer, peer)):
+            self._apart[pair] = 0 if agree else self._apart[pair] + 1
+        if agree:
+            return []
         enough = max(2, min(_ENOUGH, group - 2))
-        for one, other in ((peer, reducer), (reducer, peer)):
-            others = self._disagree.setdefault(one, set())
-            if agree:
-                others.discard(other)
-            else:
-                others.add(other)
-                if len(others) >= enough:
-                    caught.append(one)
-        return caught
+        lasting = Counter(one for (one, _), times in self._apart.items() if times >= _IN_A_ROW)
+        return [one for one in (peer, reducer) if lasting[one] >= enough]
+
+    def measured(self, reducer: str, round_: int, times: float) -> bool:
+        """Whether a reducer's means are too large, beyond doubt; `times`: of what is possible."""
+        rounds = self._too_large.setdefault(reducer, set())
+        if times > 1:
+            rounds.add(round_)
+        else:
+            rounds.clear()
+        return times > _ABSURD or len(rounds) >= _IN_A_ROW
 
 
 def aggregate(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import murmuration.protos  # noqa: F401  # first: it decides what gRPC does around a fork
 
 if TYPE_CHECKING:
-    from murmuration.protos.identity import IdentityError
+    from murmuration.protos.identity import IdentityError, NotValidNow
     from murmuration.worker.errors import (
         CheckpointError,
         ConfigError,
@@ -48,6 +48,7 @@ __all__ = [
     "Muon",
     "MurmurError",
     "NotDialled",
+    "NotValidNow",
     "PeersUnreachable",
     "Swarm",
     "TaskError",
@@ -62,6 +63,7 @@ _ELSEWHERE = {  # than worker.errors
     "AddressInUse": "worker.transport",
     "IdentityError": "protos.identity",
     "Muon": "worker.training.optimizers",
+    "NotValidNow": "protos.identity",
     "Swarm": "worker.library.swarm",
     "TransportError": "worker.transport",
     "add_arguments": "worker.library.terms",

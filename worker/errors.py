@@ -10,6 +10,7 @@
         CheckpointError     8   none can be used
         NotDialled          9   others cannot dial this peer
         IdentityError      10   murmuration.protos.identity: the run does not let this peer in
+            NotValidNow    10   by this machine's clock
         TransportError      6   murmuration.worker.transport: bytes did not arrive
             Unreachable     6   the peer does not answer, or the link broke
                 Untrusted   6   one side does not take the other's certificate

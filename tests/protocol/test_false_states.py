@@ -81,7 +81,7 @@ def test_a_state_that_no_majority_has_is_not_taken(honest: str, liars: str, phas
             await swarm.start(*honest, *liars)
             await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
             for name in liars:
-                lie(swarm[name], 3, phase=phase)
+                lie(swarm[name], 12, phase=phase)  # ahead for as long as it takes to be told
             await swarm.sleep(120)
             for name in honest:
                 assert swarm[name].of_kind("adopted") == []

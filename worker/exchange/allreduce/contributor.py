@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.reducers import joiners_shard, most_joiners, next_group
-from murmuration.algorithms.robust import norm, taken_out
+from murmuration.algorithms.robust import Doubts, norm, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
@@ -130,7 +130,14 @@ class _Round:
 
 
 class FalseMean(wire.WireError):
-    """No mean of the contributions that it names; its reducer has sent it itself."""
+    """No mean of the contributions that it names is so large; its reducer has sent it itself.
+
+    Args: times: as large as possible.
+    """
+
+    def __init__(self, reason: str, times: float) -> None:
+        super().__init__(reason)
+        self.times = times
 
 
 class Contributor:
@@ -158,7 +165,7 @@ class Contributor:
         self._rounds: dict[int, _Round] = {}
         self._lasted_s: dict[int, float] = {}  # the last round of each fragment
         self._told_scaled = False
-        self._tasks = Tasks()
+        self._doubts, self._tasks = Doubts(), Tasks()
         reducer.checks.connect(lambda peer: peers.open(peer, method), self._caught)
 
     def tick(self) -> None:
@@ -296,7 +303,10 @@ class Contributor:
         except wire.WireError as error:
             answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
             part.spoilt += 1
-            if isinstance(error, FalseMean):
+            round_number = round_.begin.round
+            if isinstance(error, FalseMean) and self._doubts.measured(
+                peer, round_number, error.times
+            ):
                 self._caught(peer, str(error))
         match answer:
             case wire.Reduction(header=header):
@@ -305,6 +315,7 @@ class Contributor:
                 if round_.error is not None and left_out is not None:
                     round_.error[here] = left_out
                 part.reduction, round_.slowest = header, peer
+                self._doubts.measured(peer, round_.begin.round, 1.0)
                 if 2 * len(round_.open) <= len(round_.parts):
                     round_.half_at = min(round_.half_at, self._context.clock())
                 self._reducer.learned(part.key, answer)
@@ -452,7 +463,9 @@ class Contributor:
             mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
             if most < math.inf and (found := norm(mean[: elements - shard.exact])) > most:
                 why = f"{part.key} has norm {found:.3g}, and its contributions at most {most:.3g}"
-                raise (FalseMean if header.reducer == part.target else wire.WireError)(why)
+                if header.reducer != part.target:
+                    raise wire.WireError(why)
+                raise FalseMean(why, found / most if most else math.inf)
             if round_.error is None or share == 1:
                 return mean, None
             here = slice(*shard.bounds)

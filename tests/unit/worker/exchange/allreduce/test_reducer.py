@@ -151,7 +151,10 @@ class Reducing(Bench):
     def header(
         self, peer: str, key: ShardKey, group: Group, raw: memoryview, **changes: Any
     ) -> ContributionHeader:
+        codecs = self.context.codec, self.context.reduction_codec
+        leaves = wire.Leaves.of(10, codecs)
         plain: dict[str, Any] = {
+            "root": wire.Commitment(codecs[0], leaves, raw, changes.get("weight", 1)).root,
             "run": self.context.run,
             "fragment": key.fragment,
             "round": key.round,
