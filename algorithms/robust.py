@@ -33,7 +33,7 @@ _MOST_DOUBLED = 16  # times
 _MOST_UNANSWERED = 5
 _ENOUGH = 3
 _IN_A_ROW = 3
-_ABSURD = 5.0  # times what is possible, by what was announced
+_ABSURD = 4.0  # times what is possible, by what was announced
 
 
 def norm(values: Tensor) -> float:

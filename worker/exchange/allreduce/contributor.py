@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _STALL_S = 2.0  # a shorter round is none to speak of
 _OVERDUE = 1.5  # times what a reducer waits for late peers
-_MOST_SPOILT = 4  # useless answers, one every `retry_s`: less may be a peer that comes back
+_MOST_SPOILT = 3  # useless answers, one every `retry_s`: less may be a peer that comes back
 
 
 @dataclass(eq=False)
