@@ -74,7 +74,8 @@ async def hang(stream: Stream) -> None:
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.TRAINING], ids=["done", "training"])
 @pytest.mark.parametrize(("honest", "liars"), [("abc", "x"), ("abc", "xy"), ("abcde", "xyz")])
 def test_a_state_that_no_majority_has_is_not_taken(honest: str, liars: str, phase: Phase) -> None:
-    """Though the liars have contributed before, and confirm each other's state."""
+    """Though the liars have contributed before, and confirm each other's state. Three of eight
+    reducers that end so may part two honest peers, which is mended among these."""
 
     async def scenario() -> None:
         async with Swarm(steady(100_000)) as swarm:
@@ -84,7 +85,8 @@ def test_a_state_that_no_majority_has_is_not_taken(honest: str, liars: str, phas
                 lie(swarm[name], 12, phase=phase)  # ahead for as long as it takes to be told
             await swarm.sleep(120)
             for name in honest:
-                assert swarm[name].of_kind("adopted") == []
+                for event in swarm[name].of_kind("adopted"):  # where two honest ones have parted
+                    assert {event["donor"], *event["confirmed_by"]} <= {*honest}
                 assert swarm[name].versions >= (6,)
                 assert warned(swarm[name], f"fetching from {liars[0]}: ")
 
