@@ -30,9 +30,10 @@ _FAR = 10.0  # times the median: no honest contribution of equal work has that
 _STRIKES = 3
 _MOST_STRIKES = 12
 _MOST_DOUBLED = 16  # times
-_MOST_UNANSWERED = 5
-_ENOUGH = 3
-_IN_A_ROW = 3
+_MOST_UNANSWERED = 5  # checks in a row
+_ENOUGH = 3  # others that a peer disagrees with
+_LASTING = 3  # checks, or rounds
+_LATELY = 8  # rounds
 _ABSURD = 4.0  # times what is possible, by what was announced
 
 
@@ -140,14 +141,14 @@ class Doubts:
     A peer that shows nothing of what it has contributed, five checks in a row, has something to
     hide. Where a contributor shows other values than its reducer says it has, three checks in a
     row, one of the two lies: it is the one that disagrees with three others, or in a small group
-    with all others but one. Once may be a round that it has contributed to again meanwhile; so may
-    a mean that is somewhat too large for what was announced, but no reducer gives three in a row.
+    with all others but one. Once may be a round that it has contributed to again meanwhile. So may
+    a mean that is somewhat too large for what was announced, but not in three rounds of eight.
     """
 
     def __init__(self) -> None:
         self._unanswered: Counter[str] = Counter()
         self._apart: Counter[tuple[str, str]] = Counter()
-        self._too_large: dict[str, set[int]] = {}
+        self._too_large: dict[tuple[str, int], set[int]] = {}
 
     def answers(self, peer: str, *, here: bool) -> bool:
         """Whether a peer has shown nothing too often by now; `here`: this time it has."""
@@ -157,21 +158,21 @@ class Doubts:
     def compared(self, peer: str, reducer: str, group: int, *, agree: bool) -> list[str]:
         """Those of the two that are caught by now; `group`: how many peers are in the round."""
         for pair in ((peer, reducer), (reducer, peer)):
-            self._apart[pair] = 0 if agree else self._apart[pair] + 1
+            self._apart[pair] += 1
+            if agree:
+                del self._apart[pair]
         if agree:
             return []
         enough = max(2, min(_ENOUGH, group - 2))
-        lasting = Counter(one for (one, _), times in self._apart.items() if times >= _IN_A_ROW)
+        lasting = Counter(one for (one, _), times in self._apart.items() if times >= _LASTING)
         return [one for one in (peer, reducer) if lasting[one] >= enough]
 
-    def measured(self, reducer: str, round_: int, times: float) -> bool:
-        """Whether a reducer's means are too large, beyond doubt; `times`: of what is possible."""
-        rounds = self._too_large.setdefault(reducer, set())
-        if times > 1:
-            rounds.add(round_)
-        else:
-            rounds.clear()
-        return times > _ABSURD or len(rounds) >= _IN_A_ROW
+    def too_large(self, reducer: str, fragment: int, round_: int, times: float) -> bool:
+        """Whether a reducer has beyond doubt given too large a mean, of `times` the possible."""
+        earlier = self._too_large.get((reducer, fragment), set())
+        rounds = {each for each in earlier if each > round_ - _LATELY} | {round_}
+        self._too_large[reducer, fragment] = rounds
+        return times > _ABSURD or len(rounds) >= _LASTING
 
 
 def aggregate(

@@ -79,7 +79,7 @@ class Checks:
         reductions: Mapping[ShardKey, wire.Reduction],
     ) -> None:
         self._context, self._shards, self._reductions = context, shards, reductions
-        self._doubts, self._tasks = Doubts(), Tasks()
+        self.doubts, self._tasks = Doubts(), Tasks()
         self._own: dict[int, dict[ShardKey, wire.Commitment]] = {}  # of each fragment's last round
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
         self._before: dict[int, dict[ShardKey, wire.Reduction]] = {}  # the means before those
@@ -225,7 +225,7 @@ class Checks:
         asking = (self._ask(peer, drawn) for peer in others)
         answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
         for peer, shown in answers.items():
-            if shown is not None and self._doubts.answers(peer, here=bool(shown)):
+            if shown is not None and self.doubts.answers(peer, here=bool(shown)):
                 self._caught(peer, "it shows nothing of what it contributes")
         for each in drawn:
             for liar, why in await self._judged(each, answers):
@@ -291,7 +291,7 @@ class Checks:
                 caught.append((peer, f"{key} has another contribution of its own than it shows"))
             if peer not in (me, reducer):
                 group = len(self._shards.group(key) or header.contributors)
-                for liar in self._doubts.compared(peer, reducer, group, agree=fits):
+                for liar in self.doubts.compared(peer, reducer, group, agree=fits):
                     caught.append((liar, f"what it says of {key} is not what others say"))
         if len(raws) == len(header.contributors) and await self._context.worked(
             drawn.elements * len(raws), lambda: self._is_false(drawn, raws, weights)

@@ -3,9 +3,9 @@
 A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
 stream is tried again at the same peer, resuming where it was. If membership suspects that peer, or
 knows that the link to it is cut, the next takes over. So it does if half of the round is back, and
-that peer's answer is overdue, or if it is of no use twice. The shards for one peer go one by one:
-the first come back while others go. The round succeeds when all shards are reduced. It fails as a
-whole at its deadline, or when most of the other reducers say that it cannot succeed.
+that peer's answer is overdue, or if its answers are of no use. The shards for one peer go one by
+one: the first come back while others go. The round succeeds when all shards are reduced. It fails
+as a whole at its deadline, or when most of the other reducers say that it cannot succeed.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.reducers import joiners_shard, most_joiners, next_group
-from murmuration.algorithms.robust import Doubts, norm, taken_out
+from murmuration.algorithms.robust import norm, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
@@ -165,7 +165,7 @@ class Contributor:
         self._rounds: dict[int, _Round] = {}
         self._lasted_s: dict[int, float] = {}  # the last round of each fragment
         self._told_scaled = False
-        self._doubts, self._tasks = Doubts(), Tasks()
+        self._tasks = Tasks()
         reducer.checks.connect(lambda peer: peers.open(peer, method), self._caught)
 
     def tick(self) -> None:
@@ -303,9 +303,9 @@ class Contributor:
         except wire.WireError as error:
             answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
             part.spoilt += 1
-            round_number = round_.begin.round
-            if isinstance(error, FalseMean) and self._doubts.measured(
-                peer, round_number, error.times
+            doubts, begin = self._reducer.checks.doubts, round_.begin
+            if isinstance(error, FalseMean) and doubts.too_large(
+                peer, begin.fragment, begin.round, error.times
             ):
                 self._caught(peer, str(error))
         match answer:
@@ -315,7 +315,6 @@ class Contributor:
                 if round_.error is not None and left_out is not None:
                     round_.error[here] = left_out
                 part.reduction, round_.slowest = header, peer
-                self._doubts.measured(peer, round_.begin.round, 1.0)
                 if 2 * len(round_.open) <= len(round_.parts):
                     round_.half_at = min(round_.half_at, self._context.clock())
                 self._reducer.learned(part.key, answer)
