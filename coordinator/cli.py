@@ -127,14 +127,14 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     it prints a line each time. With --json each line is a JSON object.
     """
     _check_address(address)
-    from murmuration.coordinator.report.status import Swarm, ask
+    from murmuration.coordinator.report.status import AskedSwarm, ask
     from murmuration.coordinator.report.terminal import print_status, screen_for, watch
     from murmuration.protos.identity import member_identity
 
     identity = member_identity(run) if run is not None else None
     if watches:
         screen = None if as_json else screen_for(_console(), time.monotonic())
-        watch(Swarm(address, partial(ask, identity=identity)).look, screen, every_s)
+        watch(AskedSwarm(address, partial(ask, identity=identity)).look, screen, every_s)
         return
     document = ask(address, identity=identity)
     if as_json:

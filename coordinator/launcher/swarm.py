@@ -20,7 +20,7 @@ from murmuration.coordinator.links.network import LinkNetwork, Place
 from murmuration.coordinator.rendezvous.records import Record
 from murmuration.coordinator.report.report import Report
 from murmuration.coordinator.report.results import leave_results
-from murmuration.coordinator.report.status import Swarm, ask
+from murmuration.coordinator.report.status import AskedSwarm, ask
 from murmuration.coordinator.report.terminal import Screen, screen_for, summary_of_records
 from murmuration.protos.addresses import ReservedPorts, with_host
 from murmuration.protos.events import Event, new_event
@@ -278,7 +278,7 @@ def _serve_page(launch: Launch, address: str, stack: ExitStack, screen: Screen) 
     assert launch.web is not None
     identity = None if launch.insecure else member_identity(launch.out)
     place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
-    swarm = Swarm(address, partial(ask, identity=identity))
+    swarm = AskedSwarm(address, partial(ask, identity=identity))
     page = swarm.serve_page(place, encrypted=identity is not None)
     stack.callback(page.close)
     event = page_event(page.url, page.token_path)

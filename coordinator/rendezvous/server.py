@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from murmuration.coordinator import Failure
 from murmuration.coordinator.rendezvous.registry import Registry
-from murmuration.coordinator.report.status import TIMEOUT_S, Swarm, ask
+from murmuration.coordinator.report.status import TIMEOUT_S, AskedSwarm, ask
 from murmuration.coordinator.report.terminal import Screen, summary_of_records
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
@@ -310,7 +310,7 @@ class CoordinatorRun:
         host, port = split_address(address)
         loopback = "::1" if ":" in host else LOOPBACK_HOST
         own = join_address(loopback if is_wildcard(host) else host, port)
-        page = Swarm(own, self._ask).serve_page(place, encrypted=self._identity is not None)
+        page = AskedSwarm(own, self._ask).serve_page(place, encrypted=self._identity is not None)
         event = page_event(page.url, page.token_path)
         self._say(event, page_words(event, terminal=sys.stdout.isatty()))
         return page

@@ -18,7 +18,7 @@ from murmuration.coordinator import Failure
 from murmuration.coordinator.rendezvous.records import COUNTS, Record
 from murmuration.coordinator.report.printer import print_report
 from murmuration.coordinator.report.report import Report, build_report, write_report
-from murmuration.coordinator.report.status import Swarm, ask
+from murmuration.coordinator.report.status import AskedSwarm, ask
 from murmuration.protos.events import (
     Curve,
     address_in,
@@ -113,7 +113,7 @@ def report_of_folder(folder: Path, console: Console | None, *, picture: bool = T
 def report_of_swarm(address: str, identity: Identity | None, console: Console | None) -> Report:
     """The report of a run under way, or just over, by what its peers say. Raises Failure: nobody
     answers."""
-    look = Swarm(address, partial(ask, identity=identity)).look()
+    look = AskedSwarm(address, partial(ask, identity=identity)).look()
     members = maps_of(look.first, "members")
     known = {
         name: _live(each, look.answers.get(name)) for each in members if (name := name_of(each))

@@ -130,7 +130,7 @@ def _failed(address: str, error: "grpc.RpcError", waited_s: float, *, secure: bo
     )
 
 
-class Swarm:
+class AskedSwarm:
     """All peers of a swarm: the one at `address` says who they are, and each is asked itself.
 
     Should the first one end, any other that it has named will do. Args: ask: as `ask`.

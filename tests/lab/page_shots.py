@@ -27,7 +27,7 @@ from urllib.request import urlopen
 from PIL import Image
 from rich.console import Console
 
-from murmuration.coordinator.report.status import Swarm, ask
+from murmuration.coordinator.report.status import AskedSwarm, ask
 from murmuration.coordinator.report.terminal import swarm_table
 from murmuration.protos.addresses import ReservedPorts, split_address
 from murmuration.protos.identity import Authority, Role, member_identity
@@ -107,7 +107,7 @@ def take(url: str, run: Path, out: Path, seconds: float) -> None:
         picture(url, out / name, width=width, height=height, dark=dark)
         with Image.open(out / name) as taken:
             taken.quantize(COLOURS).save(out / name, optimize=True)
-    swarm, history = Swarm(address_and_pid(run / "w0")[0], asked_by(run)), History(2.0)
+    swarm, history = AskedSwarm(address_and_pid(run / "w0")[0], asked_by(run)), History(2.0)
     history.add(swarm.look())
     time.sleep(2)  # rates are of the time between two looks
     history.add(swarm.look())

@@ -33,7 +33,7 @@ _VALUES_BYTES = 4 * VALUES
 _MOST_FRAMES = 64  # of a part
 
 
-class Payload:
+class PairPayload:
     """What a peer gives a partner: in fact, and on the links.
 
     Attributes:
@@ -80,7 +80,7 @@ class PairPeer(Peer):
         peers: "Sequence[PairPeer]",
     ) -> None:
         super().__init__(swarm, number, task, account, peers)
-        self._payload = Payload(swarm.scenario)
+        self._payload = PairPayload(swarm.scenario)
         context = Context(
             elements=[VALUES * self._payload.frames],
             plan=self._payload.plan,

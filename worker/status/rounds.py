@@ -11,7 +11,7 @@ _MOST_ON_THE_WAY = 4096  # one of each fragment
 
 
 @dataclass
-class _Round:
+class _LoggedRound:
     """Times are of the clock (s). Args: resumed_s: when the training went on after its wait."""
 
     fragment: int
@@ -40,14 +40,14 @@ class RoundLog:
         self.done, self.failed, self.exchange_s = 0, 0, 0.0
         self.steps_lost = 0
         self.last_exchange_s: float | None = None
-        self._on_the_way: dict[int, _Round] = {}  # by fragment
-        self._recent: deque[_Round] = deque(maxlen=_REMEMBERED)
+        self._on_the_way: dict[int, _LoggedRound] = {}  # by fragment
+        self._recent: deque[_LoggedRound] = deque(maxlen=_REMEMBERED)
         self._waiting_since: float | None = None
 
     def began(self, fragment: int, round_: int) -> None:
         """A round was sent."""
         if len(self._on_the_way) < _MOST_ON_THE_WAY:
-            self._on_the_way[fragment] = _Round(fragment, round_, self._clock())
+            self._on_the_way[fragment] = _LoggedRound(fragment, round_, self._clock())
 
     def completed(self, fragment: int, round_: int, exchange_s: float, waited_for: str) -> None:
         """One has closed. Args: exchange_s: how long it was on its way."""
@@ -90,15 +90,15 @@ class RoundLog:
         """The latest rounds, and those on their way. Times are ages: clocks of peers differ."""
         return [self._plain(each) for each in (*self._recent, *self._on_the_way.values())]
 
-    def _end(self, fragment: int, round_: int) -> _Round:
+    def _end(self, fragment: int, round_: int) -> _LoggedRound:
         each = self._on_the_way.pop(fragment, None)
         if each is None or each.round != round_:
-            each = _Round(fragment, round_, self._clock())
+            each = _LoggedRound(fragment, round_, self._clock())
         each.ended_s = self._clock()
         self._recent.append(each)
         return each
 
-    def _plain(self, each: _Round) -> dict[str, object]:
+    def _plain(self, each: _LoggedRound) -> dict[str, object]:
         return {
             "fragment": each.fragment,
             "round": each.round,

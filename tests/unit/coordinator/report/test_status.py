@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.report.status import Swarm
+from murmuration.coordinator.report.status import AskedSwarm
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.views import PagePlace
 
@@ -37,7 +37,7 @@ class FakeSwarm:
 
     def answers(self, address: str = "w0:7700") -> set[str]:
         """Those that a look has an answer of."""
-        return set(Swarm(address, self.ask).look().answers)
+        return set(AskedSwarm(address, self.ask).look().answers)
 
 
 def test_each_peer_is_asked_itself() -> None:
@@ -62,7 +62,7 @@ def test_another_peer_behind_the_address_is_not_taken_for_the_one_that_had_it() 
 
 def test_when_the_first_one_ends_another_is_asked() -> None:
     swarm = FakeSwarm("w0", "w1")
-    watched = Swarm("w0:7700", swarm.ask)
+    watched = AskedSwarm("w0:7700", swarm.ask)
     watched.look()
     del swarm.documents["w0:7700"]
     assert set(watched.look().answers) == {"w1"}
@@ -101,7 +101,7 @@ def read(url: str, wanted: Callable[[Document], bool]) -> Document:
 
 
 def test_the_page_shows_each_peer_by_its_own_word_where_it_answers(tmp_path: Path) -> None:
-    swarm = Swarm("c:7600", with_a_coordinator().ask)
+    swarm = AskedSwarm("c:7600", with_a_coordinator().ask)
     page = swarm.serve_page(PagePlace("127.0.0.1:0", tmp_path), encrypted=False)
     try:
         told = read(page.url, lambda told: bool(told["peers"]))
@@ -112,7 +112,7 @@ def test_the_page_shows_each_peer_by_its_own_word_where_it_answers(tmp_path: Pat
 
 
 def test_where_nobody_answers_the_page_is_served_all_the_same_and_only_once(tmp_path: Path) -> None:
-    swarm = Swarm("nobody:1", FakeSwarm().ask)
+    swarm = AskedSwarm("nobody:1", FakeSwarm().ask)
     page = swarm.serve_page(PagePlace("127.0.0.1:0", tmp_path), encrypted=False)
     taken = page.url.removeprefix("http://").rstrip("/")
     try:
