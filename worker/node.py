@@ -127,6 +127,7 @@ class Node:
         self._node, self._config, self._manifest = node, config, manifest
         self.transport, self._mailbox, self._environment = transport, mailbox, environment
         self.offload, self.clock = environment.offload, environment.clock
+        self.rng = environment.rng
         self._began_s = self.clock()
         self.warnings: dict[str, None] = {}  # the latest
         self.lag = LagMonitor(self.clock)
@@ -143,7 +144,7 @@ class Node:
             clock=self.clock,
             offload=self.offload,
             log=self.log,
-            rng=environment.rng,
+            rng=self.rng,
             most_visits=config.stages.most_visits,
         )
         refuse = self.context.counts.refuse

@@ -2,10 +2,10 @@
 
 import asyncio
 import math
-import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from random import Random
 from typing import Protocol
 
 from murmuration.algorithms.fragment_state import FragmentState
@@ -50,6 +50,7 @@ class CatchUpHost(Protocol):
 
     transport: Transport
     offload: Offload
+    rng: Random
     published: Published | None
     held: HeldStates
 
@@ -246,7 +247,7 @@ class Donors:
             return None
         host, among = self._host, self.voters()
         if len(among.others) > _ASKED:
-            drawn = random.SystemRandom().sample(among.others, _ASKED)  # nobody knows before whom
+            drawn = host.rng.sample(among.others, _ASKED)  # nobody knows before whom
             among = replace(among, others=tuple(drawn))
         keeping = keepers(among, states, host.held.hash_of)
         holders = {donor.peer} & {member.peer for member in among.others}
