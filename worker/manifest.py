@@ -14,7 +14,7 @@ from murmuration.protos.manifest import agreed, in_key_order, run_hash
 from murmuration.worker.config import ADVISED, RUN_WIDE, Config, parse_config, to_document
 from murmuration.worker.wire import WireError, unpack_document
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 
 @dataclass(frozen=True)
