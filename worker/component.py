@@ -10,8 +10,8 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.identity import Authority, Identity
 from murmuration.worker.catchup.bootstrap import JoinConfig
 from murmuration.worker.exchange.allreduce.residuals import Residuals
-from murmuration.worker.exchange.context import Offload
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.round_context import Offload
+from murmuration.worker.exchange.view import View
 from murmuration.worker.leases import Ledger
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.training.inbox import Begin

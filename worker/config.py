@@ -30,7 +30,7 @@ from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.protos.completion import TRACKERS
 from murmuration.worker.errors import ConfigError
-from murmuration.worker.exchange.types import ExchangeConfig, RoundConfig
+from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
 from murmuration.worker.membership import MembershipConfig
 from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.tasks import SharesSamples, Task, TaskError, load_task

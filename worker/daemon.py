@@ -25,7 +25,7 @@ from murmuration.worker.exchange.allreduce.residuals import Residuals
 from murmuration.worker.folder import Announce, EventLog, alone_in, leave_json
 from murmuration.worker.identity import Credentials
 from murmuration.worker.iothread import IOThread
-from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.pipeline.lifecycle import StageLifecycle

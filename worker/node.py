@@ -29,14 +29,13 @@ from murmuration.worker.config import Config
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
 from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.arrivals import Arrivals
-from murmuration.worker.exchange.compression import Compression
-from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.pairwise.pairs import Pairs
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.exchange.view import View
 from murmuration.worker.identity import Expulsions, Gate, KeyHolders, SignedWords
-from murmuration.worker.leases.io import LeaseService
-from murmuration.worker.leases.types import (
+from murmuration.worker.leases.lease_service import LeaseService
+from murmuration.worker.leases.ledger import (
     BlockBegun,
     EpochEnded,
     LeaseMessage,
@@ -55,15 +54,14 @@ from murmuration.worker.membership import (
 )
 from murmuration.worker.membership.coordinator_client import CoordinatorClient
 from murmuration.worker.membership.first_contact import FirstContact
-from murmuration.worker.membership.io import GossipService
+from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.membership.swim import MAX_MEMBERS
+from murmuration.worker.node_server import NodeServer
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.node import StageNode
-from murmuration.worker.relay.io import RelayedPeer
-from murmuration.worker.relay.service import RelayService
-from murmuration.worker.relay.table import RelayLimits, RelayTable
+from murmuration.worker.relay.relayed import RelayedPeer
+from murmuration.worker.relay.service import RelayLimits, RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels
-from murmuration.worker.server import NodeServer
 from murmuration.worker.status import (
     FaultLocator,
     LagMonitor,

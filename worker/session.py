@@ -15,7 +15,7 @@ from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import FORKS_CRASH
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import new_event
-from murmuration.worker.catchup.start import all_agree, all_leave
+from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.component import Environment, NodeConfig
 from murmuration.worker.config import Config
 from murmuration.worker.identity import Credentials

@@ -1,18 +1,15 @@
 """Wire codecs: how fp32 values travel. Each name here has one wire id, and each id one codec.
 
-floats.py     fp32, and bf16 in 16 bits
-integers.py   int8
-e3m0.py       four bits: a sign and three exponent bits, as in Streaming DiLoCo
-signs.py      sign in one bit, ternary five values to a byte: what they leave out must be kept
-topk.py       the largest 32 to 256 of every 4096 values
-blocks.py     what the codecs with a scale for every 128 values have in common
-base.py       the interface
+codec.py   the interface; fp32, and bf16 in 16 bits
+blocks.py  what the codecs with a scale for every 128 values have in common; int8
+e3m0.py    four bits: a sign and three exponent bits, as in Streaming DiLoCo
+signs.py   sign in one bit, ternary five values to a byte: what they leave out must be kept
+topk.py    the largest 32 to 256 of every 4096 values
 """
 
-from murmuration.algorithms.codecs.base import Codec
+from murmuration.algorithms.codecs.blocks import Int8
+from murmuration.algorithms.codecs.codec import BF16, FP32, Codec
 from murmuration.algorithms.codecs.e3m0 import E3M0
-from murmuration.algorithms.codecs.floats import BF16, FP32
-from murmuration.algorithms.codecs.integers import Int8
 from murmuration.algorithms.codecs.signs import Sign, Ternary
 from murmuration.algorithms.codecs.topk import TopK
 

@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from murmuration.algorithms.codecs.base import check_range, check_size
 from murmuration.algorithms.codecs.blocks import LIMIT, aligned, pieces
+from murmuration.algorithms.codecs.codec import check_range, check_size
 
 CHUNK = 4096
 _LEVEL_BYTES = 4

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.leases import LeasedBlocks, SampleStream
-from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.training.inbox import Stop
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Held, Swarm

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from murmuration.worker import wire
-from murmuration.worker.catchup.repair import JumpLimit
+from murmuration.worker.catchup.choices import JumpLimit
 from murmuration.worker.membership import Digest, Member, Phase
-from murmuration.worker.membership.reachability import Reachability
+from murmuration.worker.membership.evidence import Reachability
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Peer, Swarm

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from murmuration.worker.catchup.repair import (
+from murmuration.worker.catchup.choices import (
     Repair,
     choose_repair,
     choose_return,

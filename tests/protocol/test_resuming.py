@@ -8,7 +8,7 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.round_context import Context
 from tests.protocol.one_reducer import (
     bench,
     contribution,

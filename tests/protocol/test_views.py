@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from murmuration.worker.exchange.types import RoundConfig, View
+from murmuration.worker.exchange.view import RoundConfig, View
 from murmuration.worker.membership import Health, Phase
 from tests.protocol.views import member, view
 

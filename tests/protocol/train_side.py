@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.training.inbox import Mailbox, Stop, ToIO, ToTrain
 from tests.protocol.virtual_time import VirtualLoop
 

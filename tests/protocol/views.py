@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Digest, Health, Member, Phase
 
 

@@ -15,7 +15,7 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce import reducer
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.allreduce.mean import reduce
-from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.round_context import Context
 
 Lie = Callable[[Tensor, Tensor], Tensor]
 """What to answer in place of a mean; the second argument is that of the shard's first round."""

@@ -20,7 +20,7 @@ from murmuration.algorithms.robust import NORM_LIMIT, aggregate, norm, norm_fact
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.dialogue import ContributionHeader
-from murmuration.worker.exchange.types import RoundConfig, ShardKey
+from murmuration.worker.exchange.view import RoundConfig, ShardKey
 from murmuration.worker.simulation.faults import (
     Crash,
     Cut,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Coroutine, Sequence
 from itertools import pairwise
 
 from murmuration.protos.addresses import split_relayed
-from murmuration.worker.transport.base import (
+from murmuration.worker.transport.interface import (
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
     AddressInUse,

@@ -12,7 +12,7 @@ from murmuration.algorithms.link import Link
 from murmuration.worker.exchange.pairwise.buffer import CONTRIBUTION, PARTS, OwnPart, PairBuffer
 from murmuration.worker.exchange.pairwise.pairs import Pairs
 from murmuration.worker.exchange.pairwise.round import Event
-from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.exchange.view import RoundConfig
 from murmuration.worker.simulation.faults import (
     BreakStreams,
     BrittleStreams,

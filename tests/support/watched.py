@@ -24,8 +24,8 @@ from murmuration.worker.cli import main
 from murmuration.worker.exchange.pairwise.buffer import CONTRIBUTION
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.transport import Caller, Stream
-from murmuration.worker.transport.base import Handler
 from murmuration.worker.transport.grpc import GrpcTransport
+from murmuration.worker.transport.interface import Handler
 
 
 @dataclass

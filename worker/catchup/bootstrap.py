@@ -7,23 +7,21 @@ from dataclasses import dataclass
 from murmuration.algorithms.plan import Plan
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
-from murmuration.worker.catchup.donors import CatchUpHost, Donors
-from murmuration.worker.catchup.repair import (
+from murmuration.worker.catchup.choices import (
     JumpLimit,
     Repair,
-    choose_repair,
-    choose_return,
-    step_of_the_others,
-)
-from murmuration.worker.catchup.splits import Splits
-from murmuration.worker.catchup.start import (
     TakeOver,
     any_has_begun,
     at_end,
+    choose_repair,
+    choose_return,
     choose_take_over,
     have_started,
     may_follow,
+    step_of_the_others,
 )
+from murmuration.worker.catchup.donors import CatchUpHost, Donors
+from murmuration.worker.catchup.splits import Splits
 from murmuration.worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from murmuration.worker.membership import Digest, Health, Member, Phase
 from murmuration.worker.membership.first_contact import FirstContact

@@ -27,9 +27,9 @@ from murmuration.worker.catchup.votes import (
     keepers,
     too_far,
 )
-from murmuration.worker.exchange.context import Offload
+from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.membership import Digest, Member, Phase
-from murmuration.worker.membership.io import GossipService
+from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.training.inbox import Adopt, Published, ToTrain
 from murmuration.worker.transport import Transport, TransportError
 

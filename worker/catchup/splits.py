@@ -14,7 +14,7 @@ from murmuration.worker.catchup.donors import CatchUpHost
 from murmuration.worker.catchup.state_transfer import headers_at
 from murmuration.worker.catchup.votes import Received
 from murmuration.worker.membership import Member
-from murmuration.worker.membership.io import GossipService
+from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.transport import TransportError
 from murmuration.worker.wire import WireError
 

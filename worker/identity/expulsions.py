@@ -19,7 +19,7 @@ from murmuration.protos.identity import (
 )
 from murmuration.protos.text import shown
 from murmuration.worker import wire
-from murmuration.worker.exchange.context import Offload
+from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.transport import Caller
 
 _CHECK_S = 2.0

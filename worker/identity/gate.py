@@ -11,7 +11,7 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.identity import Authority, Role, enrol
 from murmuration.protos.text import shown
 from murmuration.worker import wire
-from murmuration.worker.exchange.context import Offload
+from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.transport import Caller, Refused, Stream
 
 _MAX_REASON = 200  # characters

@@ -26,7 +26,7 @@ from murmuration.protos.identity import (
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.membership import MAX_MEMBERS, Health, Member, Signed
-from murmuration.worker.membership.io import MOST_CERTIFICATES
+from murmuration.worker.membership.gossip import MOST_CERTIFICATES
 
 _DOMAIN = b"murmuration member\0"
 _MOST_WAITING_BYTES = 1024 * 1024

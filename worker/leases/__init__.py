@@ -1,15 +1,13 @@
 """Which samples each peer draws: blocks of a data set's order are leased, and no peer leads.
 
-types.py    what the train thread, the machine and other peers tell each other
-ledger.py   what is used of each stream; two ledgers merge by union
-table.py    the state machine: who holds which block
-io.py       carries out what it says
-blocks.py   the train thread's end: positions to draw, and those that are used
+ledger.py         blocks, what is used of them, and what is told of them; two ledgers merge by union
+lease_table.py    the rules: who holds which block
+lease_service.py  carries out what they say
+leased.py         the train thread's end: positions to draw, and those that are used
 """
 
-from murmuration.worker.leases.blocks import LeasedBlocks, Run
-from murmuration.worker.leases.ledger import Ledger
-from murmuration.worker.leases.table import LeaseTable
-from murmuration.worker.leases.types import SampleStream
+from murmuration.worker.leases.lease_table import LeaseTable
+from murmuration.worker.leases.leased import LeasedBlocks, Run
+from murmuration.worker.leases.ledger import Ledger, SampleStream
 
 __all__ = ["LeaseTable", "LeasedBlocks", "Ledger", "Run", "SampleStream"]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.leases import LeasedBlocks, SampleStream
-from murmuration.worker.leases.types import LeaseMessage, ShareMessage
+from murmuration.worker.leases.ledger import LeaseMessage, ShareMessage
 from murmuration.worker.library.samples import Indexed, indexed
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, TaskError
 from murmuration.worker.training.replica import RunIsOver

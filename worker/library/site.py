@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.worker.config import Config
 from murmuration.worker.errors import ConfigError, MurmurError
-from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.hooks import UserReplica, is_sharded, whole
 from murmuration.worker.library.schedules import catch_up
 from murmuration.worker.library.share import Shares

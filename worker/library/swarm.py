@@ -38,7 +38,7 @@ from murmuration.worker.component import NodeConfig
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import EventLog
 from murmuration.worker.identity import Admission, Credentials
-from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.arguments import checked, errors_in_arguments
 from murmuration.worker.library.hooks import UserReplica
 from murmuration.worker.library.lines import LoopLines

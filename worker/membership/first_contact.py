@@ -24,7 +24,7 @@ from murmuration.worker import wire
 from murmuration.worker.errors import ManifestRefused, NotDialled
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.membership.io import GossipService
+from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.transport import Caller, Transport, TransportError
 
 _JOIN_S = 6.0  # both peers that dial back may need their time

@@ -7,7 +7,7 @@ dead after `suspicion_s` unless it answers, or refutes by raising its incarnatio
 enough to route around a peer; only a death removes it from a group.
 
 What others say of a live peer's end changes nothing by itself: this peer probes it, tells it what
-is said, and believes its own probes (`suspicion`). So nobody can end another by words.
+is said, and believes its own probes (`evidence`). So nobody can end another by words.
 
 Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
 others within about `probe_s` where there are few, and a few at a time in a larger swarm; messages
@@ -21,10 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from murmuration.worker.membership.idle import IdlePeers
+from murmuration.worker.membership.evidence import IdlePeers, Reachability, Suspicions
 from murmuration.worker.membership.member import Health, Member, newest
-from murmuration.worker.membership.reachability import Reachability
-from murmuration.worker.membership.suspicion import Suspicions
 
 MAX_MEMBERS = 4096
 _MAX_JUMP = 1000

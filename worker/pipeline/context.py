@@ -10,7 +10,7 @@ from functools import cached_property
 
 from murmuration.algorithms.codecs import Codec
 from murmuration.protos.events import EventKind, new_event
-from murmuration.worker.exchange.context import Offload
+from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.config import JobFailed, MicrobatchDropped, StagesConfig
 from murmuration.worker.pipeline.profile import StageMeasurements

@@ -10,7 +10,7 @@ from dataclasses import replace
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.text import shown
 from murmuration.worker import wire
-from murmuration.worker.exchange.context import Tasks
+from murmuration.worker.exchange.round_context import Tasks
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.config import MicrobatchDropped, TryElsewhere
 from murmuration.worker.pipeline.context import StageContext

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.errors import PeersUnreachable
-from murmuration.worker.exchange.context import Tasks
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.round_context import Tasks
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.pipeline.barrier import BarrierReceiver, IterationTracker
 from murmuration.worker.pipeline.context import StageContext

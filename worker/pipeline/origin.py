@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 
-from murmuration.worker.exchange.context import Tasks
+from murmuration.worker.exchange.round_context import Tasks
 from murmuration.worker.membership import Phase
 from murmuration.worker.pipeline.barrier import IterationTracker, report_iteration
 from murmuration.worker.pipeline.config import MicrobatchDropped

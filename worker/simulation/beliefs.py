@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health, Member
 
 _Belief = tuple[Health, tuple[str, ...]]  # of a peer; the peers that it does not reach

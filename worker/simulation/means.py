@@ -13,7 +13,7 @@ from murmuration.algorithms.diloco import pseudo_gradient
 from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from murmuration.algorithms.fragments import Ranges
 from murmuration.algorithms.presets import PRESETS
-from murmuration.worker.catchup.repair import choose_repair
+from murmuration.worker.catchup.choices import choose_repair
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.simulation.allreduce import MeanRounds
 from murmuration.worker.simulation.clock import Act

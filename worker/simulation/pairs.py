@@ -16,10 +16,10 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.catchup.repair import step_of_the_others
-from murmuration.worker.exchange.context import Context
+from murmuration.worker.catchup.choices import step_of_the_others
 from murmuration.worker.exchange.pairwise.pairs import Pairs
-from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.exchange.view import RoundConfig
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.simulation.peer import Account, Peer
 from murmuration.worker.simulation.scenario import Scenario

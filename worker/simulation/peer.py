@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from murmuration.algorithms.link import MessageTime
-from murmuration.worker.exchange.arrivals import Arrivals
-from murmuration.worker.exchange.compression import Compression
-from murmuration.worker.exchange.context import Tasks
-from murmuration.worker.exchange.types import ExchangeConfig
+from murmuration.worker.exchange.measured import Arrivals, Compression
+from murmuration.worker.exchange.round_context import Tasks
+from murmuration.worker.exchange.view import ExchangeConfig
 from murmuration.worker.simulation.clock import Act
 from murmuration.worker.simulation.loop import context_of
 from murmuration.worker.simulation.network import SimulatedStream

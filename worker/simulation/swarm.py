@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from murmuration.worker.exchange.types import RoundConfig, View
+from murmuration.worker.exchange.view import RoundConfig, View
 from murmuration.worker.membership import Digest, Health, Member, MembershipConfig, Phase
 from murmuration.worker.simulation.beliefs import Beliefs
 from murmuration.worker.simulation.clock import Act, Clock

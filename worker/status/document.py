@@ -9,9 +9,9 @@ from murmuration.algorithms.diagnosis import PeerFigures
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.config import Config
-from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.membership import Member
-from murmuration.worker.membership.io import GossipService
+from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.status.figures import to_document

@@ -8,7 +8,7 @@ from typing import Any
 
 from murmuration.algorithms.diagnosis import PeerFigures
 from murmuration.protos.events import float_of, int_of
-from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.measured import Arrivals
 
 _ROUNDS = 5  # that a median is over
 _SAVES = 3

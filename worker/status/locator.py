@@ -14,7 +14,7 @@ from typing import Protocol
 from murmuration.algorithms.diagnosis import Change, Diagnosis, PeerFigures, Verdict
 from murmuration.protos.documents import BadDocument, unpack
 from murmuration.protos.events import new_event
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member
 from murmuration.worker.status.document import ask_peers
 from murmuration.worker.status.figures import OwnFigures, from_document

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import BadDocument, pack, unpack
 from murmuration.worker import wire
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.transport import Transport, TransportError
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from murmuration.algorithms.fragment_state import FragmentState, RoundResult
 from murmuration.algorithms.fragments import Ranges
-from murmuration.worker.leases.types import LeaseMessage, ShareMessage
+from murmuration.worker.leases.ledger import LeaseMessage, ShareMessage
 from murmuration.worker.membership import Phase
 
 # ------------------------------------------------------------------------- train thread -> I/O

@@ -1,10 +1,10 @@
 """How bytes reach a peer. Nothing here knows what the bytes mean.
 
-`base` is the interface, `grpc` the real thing, and `served` its serving side with the limits of
-`limits`. Tests have one of their own, in memory.
+`interface` says what a transport is, `grpc` is the real thing, and `served` its serving side. Tests
+have one of their own, in memory.
 """
 
-from murmuration.worker.transport.base import (
+from murmuration.worker.transport.interface import (
     CONTROL_METHODS,
     DATA_METHODS,
     NOBODY,

@@ -33,7 +33,7 @@ from murmuration.protos.reach import (
     numeric,
     plain_cause,
 )
-from murmuration.worker.transport.base import (
+from murmuration.worker.transport.interface import (
     RELAY_METHODS,
     AddressInUse,
     Handler,

@@ -12,7 +12,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from murmuration.worker.transport.base import (
+from murmuration.worker.transport.interface import (
     CONTROL_METHODS,
     DATA_METHODS,
     MAX_CONTROL_BYTES,
@@ -21,13 +21,13 @@ from murmuration.worker.transport.base import (
     Busy,
     Caller,
     Handler,
+    Places,
     Refused,
     Security,
     Stream,
     Traffic,
     Unreachable,
 )
-from murmuration.worker.transport.limits import Places
 
 PACKAGE = "/murmuration.v1."
 COMMON_OPTIONS: list[tuple[str, int]] = [

@@ -3,21 +3,22 @@
 Sizes are checked against what the manifest implies before anything is allocated, then the hash of
 each frame, then the hash of the whole, then that the values are finite. Nothing is ever unpickled.
 
-`tensors` knows torch; `leases`, `payloads` and `messages` know the protos; this package knows
-both, and no other does.
+`tensors` knows torch; `payloads` and `messages` know the protos; this package knows both, and no
+other does.
 """
 
-from murmuration.worker.wire.claims import claimed_sender
 from murmuration.worker.wire.commitments import HASH_BYTES, Commitment, Leaves, root_of
-from murmuration.worker.wire.errors import Again, WireError
-from murmuration.worker.wire.history import history_from_message, history_to_message
-from murmuration.worker.wire.leases import lease_news_from_message, lease_news_to_message
 from murmuration.worker.wire.messages import (
     Reduction,
     check_name,
+    claimed_sender,
     contribution_from_message,
     contribution_to_message,
     counted_members,
+    history_from_message,
+    history_to_message,
+    lease_news_from_message,
+    lease_news_to_message,
     member_from_message,
     member_to_message,
     parse,
@@ -39,6 +40,8 @@ from murmuration.worker.wire.payloads import (
 )
 from murmuration.worker.wire.tensors import (
     BLOCK_ELEMENTS,
+    Again,
+    WireError,
     are_finite,
     average,
     bytes_tensor,

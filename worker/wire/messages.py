@@ -1,12 +1,15 @@
-"""Messages to and from bytes: members, and those of the exchange that are made in one place."""
+"""Messages to and from bytes: those that more than one module reads or makes, checked."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from murmuration.algorithms.counted import MOST_PARTS, RECORDED_ROUNDS, CountedRound, History, Part
+from murmuration.algorithms.fragments import Ranges
 from murmuration.protos import documents
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.exchange.allreduce.dialogue import (
@@ -14,9 +17,10 @@ from murmuration.worker.exchange.allreduce.dialogue import (
     ReductionHeader,
     RefusalKind,
 )
+from murmuration.worker.leases.ledger import Block, Holding, LeaseNews, OpenedStream
 from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
-from murmuration.worker.wire.errors import Again, WireError
 from murmuration.worker.wire.payloads import Payload
+from murmuration.worker.wire.tensors import Again, WireError
 
 T = TypeVar("T", bound=Message)
 
@@ -188,3 +192,167 @@ def counted_members(messages: Sequence[pb.Member]) -> Sequence[pb.Member]:
 def _seconds(value: float) -> float:
     """0 for what is no duration."""
     return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def _joining(raw: bytes) -> str | None:
+    join = parse(pb.JoinRequest, raw)
+    # Asked to dial another back, or what the run is: it says nothing of itself.
+    return None if join.dial_only or not join.manifest else join.member.peer
+
+
+def _leasing(raw: bytes) -> str | None:
+    """An announcement is of its sender's own blocks; in answers alone there are others' too."""
+    holdings = parse(pb.LeaseNews, raw).holdings
+    if len(holdings) != 1:
+        raise WireError(f"{len(holdings)} peers' blocks announced; each peer announces its own")
+    return holdings[0].peer
+
+
+def _exchanging(raw: bytes) -> str:
+    up = parse(pb.ExchangeUp, raw)
+    return up.check.sender if up.HasField("check") else up.header.sender
+
+
+# By method, of a call or of the first message of a stream; the others speak for nobody.
+_SENDERS: Mapping[str, Callable[[bytes], str | None]] = {
+    "Control/Join": _joining,
+    "Control/Gossip": lambda raw: parse(pb.GossipMessage, raw).sender,
+    "Control/Lease": _leasing,
+    "Control/Result": lambda raw: parse(pb.ResultRequest, raw).sender,
+    "Control/Finished": lambda raw: parse(pb.FinishedRequest, raw).origin,
+    "Data/Exchange": _exchanging,
+    "Data/Average": _exchanging,
+    "Data/PairRound": lambda raw: parse(pb.PairMessage, raw).header.sender,
+    "Data/StageCall": lambda raw: parse(pb.StageCallUp, raw).header.sender,
+    **dict.fromkeys(
+        ("Relay/Reserve", "Relay/Dial", "Relay/Accept"),
+        lambda raw: parse(pb.RelayMessage, raw).header.sender,
+    ),
+}
+
+
+def claimed_sender(method: str, raw: bytes) -> str | None:
+    """The peer that the message says it is from; None where it does not say. Raises WireError."""
+    read = _SENDERS.get(method)
+    return None if read is None else read(raw)
+
+
+def history_to_message(history: History) -> pb.History:
+    """Each name stands in it once."""
+    names = sorted({peer for each in history for *_, peers in each.parts for peer in peers})
+    places = {name: place for place, name in enumerate(names)}
+    return pb.History(
+        peers=names,
+        rounds=[
+            pb.CountedRound(
+                round=each.round,
+                parts=[
+                    pb.CountedPart(
+                        start=start, stop=stop, contributors=[places[peer] for peer in peers]
+                    )
+                    for start, stop, peers in each.parts
+                ],
+            )
+            for each in history
+        ],
+    )
+
+
+def history_from_message(message: pb.History, elements: int, most_peers: int) -> History:
+    """Raises WireError: it fits no fragment of so many values, or is longer than any is.
+
+    Args:
+        most_peers: that can be named.
+    """
+    if len(message.peers) > most_peers or len(message.rounds) > RECORDED_ROUNDS:
+        raise WireError(f"a history of {len(message.peers)} peers, {len(message.rounds)} rounds")
+    names = tuple(message.peers)
+    for name in names:
+        check_name(name)
+    return tuple(
+        CountedRound(each.round, tuple(_parts(each, names, elements))) for each in message.rounds
+    )
+
+
+def _parts(message: pb.CountedRound, names: tuple[str, ...], elements: int) -> list[Part]:
+    parts: list[Part] = []
+    if len(message.parts) > MOST_PARTS:
+        raise WireError(f"a history of {len(message.parts)} ranges in round {message.round}")
+    for part in message.parts:
+        at = parts[-1][1] if parts else 0
+        if not at <= part.start < part.stop <= elements:
+            raise WireError(f"a history of values {part.start} to {part.stop} of {elements}")
+        if len(part.contributors) > len(names) or max(part.contributors, default=0) >= len(names):
+            raise WireError(f"a history of more than its {len(names)} peers")
+        parts.append((part.start, part.stop, tuple(names[place] for place in part.contributors)))
+    return parts
+
+
+_MOST_HOLDINGS = 4096
+_MOST_BLOCKS = 1024  # of one peer
+_MOST_STREAMS = 1024
+_MOST_OPENED = 64  # streams that one peer has drawn from
+_MOST_RANGES = 1 << 14
+_LAST_BLOCK = 1 << 63
+
+
+def lease_news_to_message(news: LeaseNews, run: int) -> pb.LeaseNews:
+    ledgers = {stream: pb.StreamLedger(stream=stream) for stream in news.done}
+    for stream, ranges in news.done.items():
+        numbers = (0, *itertools.chain.from_iterable(ranges))
+        ledgers[stream].done.extend(b - a for a, b in itertools.pairwise(numbers))
+    for block, used in news.cursors.items():
+        ledger = ledgers.setdefault(block.stream, pb.StreamLedger(stream=block.stream))
+        ledger.cursors.append(pb.BlockCursor(number=block.number, used=used))
+    holdings = [
+        pb.BlockHolding(
+            peer=each.peer,
+            epoch=each.epoch,
+            sequence=each.sequence,
+            held=_messages(each.held),
+            asked=_messages(each.asked),
+            streams=[pb.OpenedStream(**stream._asdict()) for stream in each.streams],
+        )
+        for each in news.holdings
+    ]
+    return pb.LeaseNews(run=run, holdings=holdings, ledgers=ledgers.values())
+
+
+def lease_news_from_message(message: pb.LeaseNews, run: int) -> LeaseNews:
+    """Raises WireError: of another run, nobody's, or more than a swarm can have."""
+    if message.run != run:
+        raise WireError("another run's blocks")
+    if not 0 < len(message.holdings) <= _MOST_HOLDINGS:
+        raise WireError(f"{len(message.holdings)} holdings of blocks in one message")
+    if len(message.ledgers) > _MOST_STREAMS:
+        raise WireError(f"{len(message.ledgers)} streams of samples; at most {_MOST_STREAMS}")
+    done: dict[int, Ranges] = {}
+    cursors: dict[Block, int] = {}
+    for ledger in message.ledgers:
+        most = max(len(ledger.done), len(ledger.cursors))
+        numbers = list(itertools.accumulate(ledger.done)) if most <= _MOST_RANGES else [0]
+        rising = all(a < b for a, b in itertools.pairwise(numbers))
+        if len(numbers) % 2 or not rising or max(numbers, default=0) > _LAST_BLOCK:
+            raise WireError("what is used of a stream is no list of ranges")
+        done[ledger.stream] = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+        cursors |= {Block(ledger.stream, each.number): each.used for each in ledger.cursors}
+    return LeaseNews(tuple(map(_holding, message.holdings)), done, cursors)
+
+
+def _holding(message: pb.BlockHolding) -> Holding:
+    check_name(message.peer)
+    held, asked = _blocks(message.held), _blocks(message.asked)
+    if len(message.streams) > _MOST_OPENED:
+        raise WireError(f"{len(message.streams)} streams of one peer; at most {_MOST_OPENED}")
+    streams = tuple(OpenedStream(each.id, each.name, each.length) for each in message.streams)
+    return Holding(message.peer, message.epoch, message.sequence, held, asked, streams)
+
+
+def _messages(blocks: Iterable[Block]) -> list[pb.SampleBlock]:
+    return [pb.SampleBlock(stream=block.stream, number=block.number) for block in blocks]
+
+
+def _blocks(messages: Sequence[pb.SampleBlock]) -> tuple[Block, ...]:
+    if len(messages) > _MOST_BLOCKS:
+        raise WireError(f"{len(messages)} blocks of one peer; at most {_MOST_BLOCKS}")
+    return tuple(Block(each.stream, each.number) for each in messages)

@@ -8,8 +8,7 @@ import numpy as np
 import zstandard
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.wire.errors import Again
-from murmuration.worker.wire.tensors import hash64
+from murmuration.worker.wire.tensors import Again, hash64
 
 Kind = (
     type[pb.ExchangeUp]

@@ -10,7 +10,15 @@ from torch import Tensor
 from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.robust import norm
-from murmuration.worker.wire.errors import WireError
+
+
+class WireError(ValueError):
+    """A message that does not fit this run; says what and where."""
+
+
+class Again(WireError):
+    """Sending it again may help: bytes were changed or lost on the way, or it came too early."""
+
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
 _EXACT = codec_by_name("fp32")

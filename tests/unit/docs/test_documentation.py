@@ -21,10 +21,9 @@ from murmuration.worker.config import parse_config
 from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
 from murmuration.worker.manifest import PROTOCOL
+from murmuration.worker.node_server import MOST_TUNNELS, TUNNELS_EACH
 from murmuration.worker.relay.choice import ChoiceConfig
-from murmuration.worker.relay.service import SILENT_S
-from murmuration.worker.relay.table import RelayLimits
-from murmuration.worker.server import MOST_TUNNELS, TUNNELS_EACH
+from murmuration.worker.relay.service import SILENT_S, RelayLimits
 from murmuration.worker.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.training.config import InnerConfig

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from murmuration.algorithms.reducers import joiners_shard, most_joiners
 from murmuration.algorithms.robust import most_norm, norm_factors, norm_ratios
 from murmuration.worker.exchange.allreduce.dialogue import Group, ShardRange
-from murmuration.worker.exchange.types import ShardKey, View, alike
+from murmuration.worker.exchange.view import ShardKey, View, alike
 
 if TYPE_CHECKING:
-    from murmuration.worker.exchange.context import Context
+    from murmuration.worker.exchange.round_context import Context
     from murmuration.worker.wire import Incoming
 
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers

@@ -32,8 +32,8 @@ from murmuration.worker.exchange.allreduce.dialogue import (
     ShardRange,
 )
 from murmuration.worker.exchange.allreduce.reducer import Answer, Reducer
-from murmuration.worker.exchange.context import Context, Peers, Results, Tasks, reason_of
-from murmuration.worker.exchange.types import ShardKey, View
+from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks, reason_of
+from murmuration.worker.exchange.view import ShardKey, View
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream, TransportError, Unreachable
 

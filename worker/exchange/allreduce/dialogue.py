@@ -13,7 +13,7 @@ A stream that begins with a CheckRequest is of `checks`.
 from dataclasses import dataclass
 from typing import Literal
 
-from murmuration.worker.exchange.types import ShardKey
+from murmuration.worker.exchange.view import ShardKey
 
 Group = tuple[str, ...]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.context import Context, Peers, Results, Tasks
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 

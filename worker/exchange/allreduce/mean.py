@@ -6,7 +6,7 @@ from murmuration.algorithms.robust import aggregate
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.allreduce.dialogue import ReductionHeader
-from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.round_context import Context
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -34,8 +34,8 @@ from murmuration.worker.exchange.allreduce.dialogue import (
 )
 from murmuration.worker.exchange.allreduce.mean import reduce
 from murmuration.worker.exchange.allreduce.residuals import Residuals
-from murmuration.worker.exchange.context import Context, Tasks
-from murmuration.worker.exchange.types import ShardKey, View
+from murmuration.worker.exchange.round_context import Context, Tasks
+from murmuration.worker.exchange.view import ShardKey, View
 from murmuration.worker.transport import Stream
 
 _AT_ONCE_S = 0.005  # what is held for longer may have come meanwhile

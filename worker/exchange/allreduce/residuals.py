@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from murmuration.worker.exchange.types import ShardKey
+from murmuration.worker.exchange.view import ShardKey
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,6 @@ from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.dialogue import RefusalKind
-from murmuration.worker.exchange.context import Context, Peers, Results, Tasks, reason_of
 from murmuration.worker.exchange.pairwise.buffer import (
     ANCHOR,
     CONTRIBUTION,
@@ -43,7 +42,8 @@ from murmuration.worker.exchange.pairwise.round import (
     StageRound,
 )
 from murmuration.worker.exchange.pairwise.values import PairValues
-from murmuration.worker.exchange.types import (
+from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks, reason_of
+from murmuration.worker.exchange.view import (
     Failed,
     GivenUp,
     RoundTick,

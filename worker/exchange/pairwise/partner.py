@@ -35,7 +35,7 @@ from murmuration.worker.exchange.pairwise.round import (
     PartnerLost,
     PartnerStaged,
 )
-from murmuration.worker.exchange.types import GivenUp
+from murmuration.worker.exchange.view import GivenUp
 from murmuration.worker.transport import Stream, TransportError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from murmuration.worker.exchange.pairwise.buffer import ANCHOR, Group, PairBuffer
-from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.exchange.view import RoundConfig
 
 _QUIET_S = 1.0  # several delays of a long link pass before the first byte
 

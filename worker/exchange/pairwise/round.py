@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from murmuration.worker.exchange.types import (
+from murmuration.worker.exchange.view import (
     Failed,
     GivenUp,
     RoundConfig,

@@ -7,8 +7,8 @@ from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.plan import Plan
 from murmuration.worker import wire
-from murmuration.worker.exchange.context import Context
 from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, OwnPart, PairBuffer
+from murmuration.worker.exchange.round_context import Context
 
 if TYPE_CHECKING:
     from torch import Tensor

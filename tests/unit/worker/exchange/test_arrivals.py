@@ -2,7 +2,7 @@
 
 import pytest
 
-from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.measured import Arrivals
 
 
 class Clock:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Digest, Health, Member, Phase
 
 

@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Iterable
 
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.leases import LeaseTable, Ledger
-from murmuration.worker.leases.types import (
+from murmuration.worker.leases.ledger import (
     Announce,
     LeaseAction,
     LeaseMessage,

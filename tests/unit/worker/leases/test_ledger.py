@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.worker.leases import Ledger
-from murmuration.worker.leases.types import EPOCH_BLOCKS, Block
+from murmuration.worker.leases.ledger import EPOCH_BLOCKS, Block
 
 BLOCKS = st.lists(st.integers(0, 30), max_size=8)
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from murmuration import Swarm
 from murmuration.worker.exchange.allreduce.contributor import Contributor
-from murmuration.worker.exchange.context import Context
 from murmuration.worker.exchange.pairwise.values import PairValues
+from murmuration.worker.exchange.round_context import Context
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from murmuration.worker.errors import UsageError
-from murmuration.worker.leases.types import LeaseMessage
+from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.tasks import Cursor, TaskError
 from murmuration.worker.training.replica import RunIsOver

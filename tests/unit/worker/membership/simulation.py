@@ -31,7 +31,7 @@ from murmuration.worker.membership import (
     ViewChanged,
     with_progress,
 )
-from murmuration.worker.membership.io import to_gossip_message
+from murmuration.worker.membership.gossip import to_gossip_message
 
 TICK_S = 0.1
 LATENCY_S = (0.005, 0.05)

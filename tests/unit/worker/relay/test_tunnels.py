@@ -14,10 +14,9 @@ from murmuration.protos.events import Warnings
 from murmuration.protos.identity import Authority, Role
 from murmuration.worker.identity import Gate
 from murmuration.worker.membership import Member
-from murmuration.worker.relay.service import RelayService
-from murmuration.worker.relay.table import RelayLimits, RelayTable
+from murmuration.worker.node_server import NodeServer
+from murmuration.worker.relay.service import RelayLimits, RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels, message, own_port, pump, received
-from murmuration.worker.server import NodeServer
 from murmuration.worker.transport import Stream, Unreachable, Untrusted
 from murmuration.worker.transport.grpc import GrpcTransport
 

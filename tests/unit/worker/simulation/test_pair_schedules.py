@@ -20,7 +20,7 @@ from murmuration.worker.exchange.pairwise.round import (
     PartnerStaged,
     StageRound,
 )
-from murmuration.worker.exchange.types import Succeeded
+from murmuration.worker.exchange.view import Succeeded
 from murmuration.worker.simulation.faults import BreakStreams, Cut, FaultPlan, Late
 from murmuration.worker.simulation.scenario import Scenario
 from tests.support.pair_schedules import (

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.diagnosis import PeerFigures
-from murmuration.worker.exchange.arrivals import Arrivals
+from murmuration.worker.exchange.measured import Arrivals
 from murmuration.worker.status.figures import OwnFigures, from_document, to_document
 
 

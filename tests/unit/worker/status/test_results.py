@@ -10,7 +10,7 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import pack, unpack
 from murmuration.worker import wire
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.status.results import ResultExchange
 from murmuration.worker.transport import Unreachable

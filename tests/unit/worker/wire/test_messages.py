@@ -1,4 +1,4 @@
-"""Members and messages of the exchange: round trips; garbage and pickles are refused."""
+"""Members, histories and leases to messages and back; and which messages are refused."""
 
 import os
 import pickle
@@ -11,6 +11,18 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmuration.algorithms.counted import (
+    MOST_PARTS,
+    RECORDED_ROUNDS,
+    CountedRound,
+    History,
+    counted_of,
+    from_plain,
+    recorded,
+    to_plain,
+    without,
+)
+from murmuration.algorithms.fragments import union
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import pack
 from murmuration.worker import wire
@@ -19,9 +31,18 @@ from murmuration.worker.exchange.allreduce.dialogue import (
     ReductionHeader,
     RefusalKind,
 )
+from murmuration.worker.leases.ledger import Block, Holding, LeaseNews, OpenedStream
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
-from murmuration.worker.wire import WireError, hash64, parse
+from murmuration.worker.wire import (
+    WireError,
+    hash64,
+    history_from_message,
+    history_to_message,
+    lease_news_from_message,
+    lease_news_to_message,
+    parse,
+)
 
 KINDS = [
     pb.Member, pb.JoinRequest, pb.JoinReply, pb.GossipMessage, pb.ProbeRequest, pb.ProbeReply,
@@ -175,3 +196,120 @@ def test_a_member_names_a_bounded_number_of_peers_out_of_reach() -> None:
 def test_nobody_is_out_of_its_own_reach_or_twice_out_of_it(names: list[str]) -> None:
     with pytest.raises(WireError, match=r"^peer w3: itself or a peer twice"):
         wire.member_from_message(pb.Member(peer="w3", address="a", unreachable=names))
+
+
+HISTORY = (
+    CountedRound(3, ((0, 4, ("a", "b")), (4, 10, ("b",)))),
+    CountedRound(4, ((0, 10, ("a", "b", "c")),)),
+)
+
+
+def test_it_arrives_as_it_was() -> None:
+    raw = history_to_message(HISTORY).SerializeToString()
+    assert history_from_message(pb.History.FromString(raw), 10, 3) == HISTORY
+    assert from_plain(to_plain(HISTORY)) == HISTORY
+    assert history_from_message(pb.History(), 10, 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("history", "elements", "most_peers"),
+    [
+        (HISTORY, 9, 3),
+        (HISTORY, 10, 2),
+        (HISTORY * RECORDED_ROUNDS, 10, 3),
+        ((CountedRound(0, ((4, 8, ("a",)), (0, 4, ("a",)))),), 10, 3),
+        ((CountedRound(0, tuple((k, k + 1, ("a",)) for k in range(MOST_PARTS + 1))),), 999, 3),
+        ((CountedRound(0, ((0, 10, ("a", "a")),)),), 10, 3),
+    ],
+    ids=["past the end", "too many peers", "too long", "out of order", "too many parts", "twice"],
+)
+def test_what_fits_no_fragment_is_refused(history: History, elements: int, most_peers: int) -> None:
+    with pytest.raises(WireError):
+        history_from_message(history_to_message(history), elements, most_peers)
+
+
+def test_a_place_beyond_the_peers_is_refused() -> None:
+    part = pb.CountedPart(start=0, stop=4, contributors=[1])
+    message = pb.History(peers=["a"], rounds=[pb.CountedRound(parts=[part])])
+    with pytest.raises(WireError):
+        history_from_message(message, 10, 3)
+
+
+def test_shards_of_the_same_peers_are_one_part_and_old_rounds_go() -> None:
+    history: History = ()
+    for round_ in range(RECORDED_ROUNDS + 2):
+        parts = [(4, 6, ("a",)), (0, 2, ("a", "b")), (2, 4, ("a", "b"))]
+        history = recorded(history, round_, parts)
+    assert [each.round for each in history] == list(range(2, RECORDED_ROUNDS + 2))
+    assert history[0].parts == ((0, 4, ("a", "b")), (4, 6, ("a",)))
+    assert counted_of(history, 5, "b") == ((0, 4),)
+    assert counted_of(history, 5, "a") == ((0, 6),)
+    assert counted_of(history, 5, "c") == ()
+    assert counted_of(history, 1, "a") is None
+    assert recorded(history, 99, ()) is history
+
+
+def test_ranges_without_others() -> None:
+    assert without(((0, 4), (6, 9)), ((1, 2), (3, 7))) == ((0, 1), (2, 3), (7, 9))
+    assert without(((0, 4),), ()) == ((0, 4),)
+    assert without(((0, 4),), ((0, 4),)) == ()
+
+
+STREAMS = st.integers(0, 2**64 - 1)
+BLOCKS = st.builds(Block, STREAMS, st.integers(0, 2**50))
+OPENED = st.builds(OpenedStream, STREAMS, st.integers(0, 2**32 - 1), st.integers(0, 2**60))
+HOLDINGS = st.builds(
+    Holding,
+    st.text("abc", min_size=1),
+    st.integers(0, 2**60),
+    st.integers(0, 2**60),
+    st.lists(BLOCKS, max_size=3).map(tuple),
+    st.lists(BLOCKS, max_size=3).map(tuple),
+    st.lists(OPENED, max_size=3).map(tuple),
+)
+RANGES = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), min_size=1, max_size=4).map(
+    lambda pairs: union([(start, start + size) for start, size in pairs], ())
+)
+NEWS = st.builds(
+    LeaseNews,
+    st.lists(HOLDINGS, min_size=1, max_size=3).map(tuple),
+    st.dictionaries(STREAMS, RANGES, max_size=3),
+    st.dictionaries(BLOCKS, st.integers(1, 2**40), max_size=3),
+)
+
+
+@given(NEWS)
+def test_news_come_back_as_they_were(news: LeaseNews) -> None:
+    raw = lease_news_to_message(news, 5).SerializeToString()
+    again = lease_news_from_message(parse(pb.LeaseNews, raw), 5)
+    assert (again.holdings, again.cursors) == (news.holdings, news.cursors)
+    assert {stream: ranges for stream, ranges in again.done.items() if ranges} == news.done
+
+
+def message(**changed: object) -> pb.LeaseNews:
+    holding = pb.BlockHolding(peer="a")
+    return pb.LeaseNews(**{"run": 5, "holdings": [holding], **changed})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("news", "reason"),
+    [
+        (message(run=6), "another run's"),
+        (message(holdings=[]), "0 holdings"),
+        (message(holdings=[pb.BlockHolding(peer="")]), "name or address of 0"),
+        (message(holdings=[pb.BlockHolding(peer="a", held=[pb.SampleBlock()] * 1025)]), "1025"),
+        (
+            message(holdings=[pb.BlockHolding(peer="a", streams=[pb.OpenedStream()] * 65)]),
+            "65 streams of one peer",
+        ),
+        (message(ledgers=[pb.StreamLedger(stream=n) for n in range(1025)]), "1025 streams"),
+        (message(ledgers=[pb.StreamLedger(done=[1])]), "no list of ranges"),
+        (message(ledgers=[pb.StreamLedger(done=[4, 0])]), "no list of ranges"),
+        (message(ledgers=[pb.StreamLedger(done=[1, 2**63])]), "no list of ranges"),
+        (message(ledgers=[pb.StreamLedger(done=[1, 3, 0, 5])]), "no list of ranges"),
+        (message(ledgers=[pb.StreamLedger(done=[1] * 2**15)]), "no list of ranges"),
+    ],
+)
+def test_what_no_peer_says_is_refused(news: pb.LeaseNews, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        lease_news_from_message(news, 5)

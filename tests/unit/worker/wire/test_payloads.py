@@ -1,13 +1,18 @@
-"""Frames: any payload arrives whole from any offset, and nothing damaged is taken."""
+"""Payloads in frames, plain and packed, and put together again."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
+import torch
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmuration.algorithms.codecs import codec_by_name
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.wire import Incoming, WireError, hash64, parse
+from murmuration.worker import wire
+from murmuration.worker.wire import Again, Incoming, Payload, WireError, hash64, parse
 from murmuration.worker.wire.payloads import Kind, frame_message
 from tests.support.frames import frames, frames_of, incoming_of
 
@@ -175,3 +180,196 @@ def test_frames_of_any_size_are_what_the_generated_code_writes(size: int) -> Non
         piece = memoryview(bytes(taken))
         raw = frame_message(pb.ExchangeUp, 2**33 + 5, piece, 2**20)
         assert pb.ExchangeUp.FromString(raw).SerializeToString(deterministic=True) == raw
+
+
+MIB = 2**20
+PAYLOADS = st.lists(
+    st.one_of(st.binary(max_size=60), st.integers(1, 90).map(lambda n: b"\x07" * n)), max_size=6
+).map(b"".join)
+KINDS = st.sampled_from([pb.ExchangeUp, pb.ExchangeDown])
+
+
+def packed(plain: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(plain)
+
+
+def frame(carried: bytes, raw_bytes: int, offset: int = 0) -> pb.Frame:
+    return pb.Frame(offset=offset, payload=carried, hash=hash64(carried), raw_bytes=raw_bytes)
+
+
+@given(PAYLOADS, st.integers(1, 64), st.booleans(), KINDS)
+def test_a_payload_arrives_whole_and_is_counted_as_it_travels(
+    raw: bytes, limit: int, compress: bool, kind: type[pb.ExchangeUp] | type[pb.ExchangeDown]
+) -> None:
+    with frames_of(limit):
+        payload = Payload.of(memoryview(raw), compress=compress)
+        assert payload.hash == hash64(raw)
+        incoming, travelled = incoming_of(raw), 0
+        for message, size, stands_for in wire.payload_messages(kind, payload):
+            assert incoming.add(kind.FromString(message).frame) == (size, stands_for)
+            travelled += size
+        incoming.verify()
+        assert travelled == payload.packed_bytes <= len(raw)
+    assert bytes(incoming.buffer) == raw
+    if not compress:
+        assert (payload.packed, travelled) == ((), len(raw))
+
+
+@given(PAYLOADS.filter(bool), st.integers(1, 64), st.data())
+def test_a_stream_that_breaks_goes_on_at_the_next_frame(
+    raw: bytes, limit: int, data: st.DataObject
+) -> None:
+    """Whether a later try compresses or not: a successor may forward what it got."""
+    with frames_of(limit):
+        incoming = incoming_of(raw)
+        while not incoming.complete:
+            payload = Payload.of(memoryview(raw), compress=data.draw(st.booleans()))
+            attempt = list(wire.payload_messages(pb.ExchangeDown, payload, incoming.received_bytes))
+            for message, _, _ in attempt[: data.draw(st.integers(1, len(attempt)))]:
+                incoming.add(pb.ExchangeDown.FromString(message).frame)
+        incoming.verify()
+    assert bytes(incoming.buffer) == raw
+
+
+def test_frames_stand_for_a_mebibyte_and_only_those_that_shrink_are_packed() -> None:
+    noise = random.Random(0).randbytes(MIB)
+    raw = bytes(MIB) + noise + b"\x01" * 5 * 1000
+    payload = Payload.of(memoryview(raw), compress=True)
+    assert [piece is None for piece in payload.packed] == [False, True, False]
+    sent = list(wire.payload_messages(pb.ExchangeUp, payload))
+    assert [stands_for for _, _, stands_for in sent] == [MIB, MIB, 5000]
+    frames = [pb.ExchangeUp.FromString(message).frame for message, _, _ in sent]
+    assert [f.raw_bytes for f in frames] == [MIB, 0, 5000]
+    assert [f.offset for f in frames] == [0, MIB, 2 * MIB]
+    assert payload.packed_bytes == sum(len(f.payload) for f in frames) < MIB + 1000
+
+
+def test_what_does_not_shrink_at_all_costs_nothing() -> None:
+    noise = random.Random(1).randbytes(5000)
+    payload = Payload.of(memoryview(noise), compress=True)
+    assert payload.packed == (None,)
+    assert payload.packed_bytes == 5000
+
+
+def test_an_empty_payload_has_no_frames() -> None:
+    payload = Payload.of(memoryview(b""), compress=True)
+    assert (payload.packed, payload.packed_bytes) == ((), 0)
+    assert list(wire.payload_messages(pb.ExchangeUp, payload)) == []
+
+
+@given(st.binary(max_size=300), st.sampled_from([1, 2, 4]), st.integers(16, 80))
+def test_bytes_of_like_meaning_travel_together_and_come_apart_again(
+    raw: bytes, unit_bytes: int, limit: int
+) -> None:
+    with frames_of(limit):
+        payload = Payload.of(memoryview(raw * 3), compress=True, unit_bytes=unit_bytes)
+        incoming = Incoming(len(raw) * 3, payload.hash)
+        for message, _, _ in wire.payload_messages(pb.ExchangeUp, payload):
+            incoming.add(pb.ExchangeUp.FromString(message).frame)
+        incoming.verify()
+    assert bytes(incoming.buffer) == raw * 3
+
+
+def test_exponents_that_lie_together_take_less() -> None:
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(1)) * 1e-3
+    raw = wire.encode(codec_by_name("fp32"), values)
+    together = Payload.of(raw, compress=True, unit_bytes=4).packed_bytes
+    assert together < 0.9 * len(raw) < Payload.of(raw, compress=True).packed_bytes
+
+
+PLAIN = bytes(range(200)) + bytes(200)
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
+WRONG = {
+    "a byte less": frame(packed(PLAIN), 399),
+    "a byte more": frame(packed(PLAIN), 401),
+    "one": frame(packed(PLAIN), 1),
+    "a mebibyte": frame(packed(PLAIN), MIB),
+    "over a mebibyte": frame(packed(bytes(MIB + 1)), MIB + 1),
+    "the most there is": frame(packed(PLAIN), 2**32 - 1),
+    "garbage": frame(b"this is no zstd at all" * 9, 400),
+    "cut short": frame(packed(PLAIN)[:-9], 400),
+    "a header alone": frame(packed(PLAIN)[:6], 400),
+    "nothing inside": frame(packed(b""), 400),
+    "no bytes": frame(b"", 400),
+    "two zstd frames": frame(packed(PLAIN[:200]) + packed(PLAIN[200:]), 400),
+    "a bomb": frame(packed(bytes(32 * MIB)), 400),
+    "a skippable frame alone": frame(SKIPPABLE, 400),
+    "text behind the frame": frame(packed(PLAIN) + b"trailing", 400),
+    "another frame behind it": frame(packed(PLAIN) + packed(b"x"), 400),
+    "zeros behind it": frame(packed(PLAIN) + bytes(500_000), 400),
+    "too many columns": pb.Frame(
+        payload=packed(PLAIN), hash=hash64(packed(PLAIN)), raw_bytes=400, columns=9
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_frame_that_is_not_what_it_says_is_refused_and_does_no_harm(wrong: pb.Frame) -> None:
+    """The payload has room for another mebibyte, so that its size alone does not save it."""
+    payload = PLAIN + bytes(2 * MIB)
+    incoming = incoming_of(payload)
+    with pytest.raises(Again):
+        incoming.add(wrong)
+    assert incoming.received_bytes == 0
+    incoming.add(frame(packed(PLAIN), 400))
+    for start in (400, 400 + MIB):
+        incoming.add(frame(packed(bytes(MIB)), MIB, offset=start))
+    incoming.verify()
+    assert bytes(incoming.buffer) == payload
+
+
+def test_a_bomb_of_thirty_thousand_to_one_is_one() -> None:
+    bomb = WRONG["a bomb"].payload
+    assert 30_000 * len(bomb) < 32 * MIB
+    with pytest.raises(Again, match=r"^a zstd frame of 33554432 bytes, announced as 400$"):
+        incoming_of(PLAIN).add(WRONG["a bomb"])
+
+
+def test_a_frame_that_stands_for_more_than_is_left_is_refused() -> None:
+    incoming = incoming_of(PLAIN[:399])
+    with pytest.raises(Again, match=r"^a frame of 400 bytes at 0 of 399$"):
+        incoming.add(frame(packed(PLAIN), 400))
+    assert incoming.received_bytes == 0
+
+
+def test_a_window_larger_than_a_frame_can_need_is_refused() -> None:
+    """And so is one that does not say its size: the decompressor would allocate the window."""
+    settings = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=settings)
+    stream = compressor.compressobj()
+    carried = stream.compress(PLAIN) + stream.flush()
+    assert zstandard.get_frame_parameters(carried).window_size > 8 * MIB
+    with pytest.raises(Again, match="a zstd frame of "):
+        incoming_of(PLAIN).add(frame(carried, 400))
+
+
+@given(st.binary(min_size=1, max_size=80), st.integers(1, 500))
+def test_any_garbage_is_refused(garbage: bytes, raw_bytes: int) -> None:
+    incoming = Incoming(1000, 0)
+    with pytest.raises(Again):
+        incoming.add(frame(garbage, raw_bytes))
+    assert incoming.received_bytes == 0
+
+
+def test_every_changed_byte_is_refused_or_does_no_harm() -> None:
+    """With a hash that fits: what the hash of the frame does not find, zstd or the whole's does."""
+    carried = packed(PLAIN)
+    for position in range(len(carried)):
+        for bit in range(8):
+            damaged = bytearray(carried)
+            damaged[position] ^= 1 << bit
+            incoming = incoming_of(PLAIN)
+            try:
+                incoming.add(frame(bytes(damaged), 400))
+                incoming.verify()
+            except Again:
+                continue
+            assert bytes(incoming.buffer) == PLAIN
+
+
+def test_what_is_kept_for_late_peers_is_sent_as_it_was_encoded() -> None:
+    raw = bytes(range(256)) * 64
+    packed = Payload.of(memoryview(raw), compress=True)
+    kept = packed.unpacked()
+    assert packed.packed_bytes < kept.packed_bytes == len(raw)
+    assert (kept.raw, kept.hash) == (packed.raw, packed.hash)

@@ -20,8 +20,8 @@ from murmuration.worker.exchange.allreduce.dialogue import (
     ReductionHeader,
 )
 from murmuration.worker.exchange.allreduce.reducer import Answer
-from murmuration.worker.exchange.context import Context
-from murmuration.worker.exchange.types import ShardKey, View
+from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.exchange.view import ShardKey, View
 from murmuration.worker.simulation.clock import Clock
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable

@@ -9,8 +9,8 @@ import torch
 from murmuration.worker.exchange.allreduce.checks import Checks
 from murmuration.worker.exchange.allreduce.closing import ReducedShards
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
-from murmuration.worker.exchange.context import Context
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.simulation.clock import Clock
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed

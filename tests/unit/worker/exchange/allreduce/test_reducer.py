@@ -17,7 +17,7 @@ from murmuration.worker.exchange.allreduce.dialogue import (
     ReductionHeader,
 )
 from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.types import ShardKey, View
+from murmuration.worker.exchange.view import ShardKey, View
 from murmuration.worker.simulation.clock import Clock
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import (

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from murmuration.worker.exchange.allreduce.residuals import Residuals
-from murmuration.worker.exchange.types import ShardKey
+from murmuration.worker.exchange.view import ShardKey
 
 
 def key(round_: int, fragment: int = 0, shard: int = 0) -> ShardKey:

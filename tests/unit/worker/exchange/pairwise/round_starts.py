@@ -7,7 +7,7 @@ from murmuration.worker.exchange.pairwise.round import (
     RoundTick,
     StageRound,
 )
-from murmuration.worker.exchange.types import RoundConfig, View
+from murmuration.worker.exchange.view import RoundConfig, View
 from tests.protocol.views import view
 
 CONFIG = RoundConfig(patience_s=2.0, retry_s=0.25, slack_s=58.0)

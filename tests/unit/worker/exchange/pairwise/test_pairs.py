@@ -14,12 +14,11 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.arrivals import Arrivals
-from murmuration.worker.exchange.compression import Compression
-from murmuration.worker.exchange.context import Context
+from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
 from murmuration.worker.exchange.pairwise.pairs import Pairs
-from murmuration.worker.exchange.types import ExchangeConfig, RoundConfig, View
+from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, View
 from murmuration.worker.simulation.clock import Clock
 from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable

@@ -5,7 +5,7 @@ import pytest
 from murmuration.worker import wire
 from murmuration.worker.exchange.pairwise.buffer import ANCHOR, OwnPart, PairBuffer, TheirPart
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
-from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.exchange.view import RoundConfig
 
 CONFIG = RoundConfig(floor_mbps=1e-5)  # 12 bytes take 9.6 s
 LAID_S = 100.0

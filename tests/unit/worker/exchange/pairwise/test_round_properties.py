@@ -20,7 +20,7 @@ from murmuration.worker.exchange.pairwise.round import (
     Succeeded,
     ViewUpdated,
 )
-from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.exchange.view import RoundConfig
 from tests.protocol.views import view
 
 CONFIG = RoundConfig(patience_s=20.0, slack_s=40.0)

@@ -18,7 +18,7 @@ from murmuration.worker.exchange.pairwise.round import (
     Suspect,
     ViewUpdated,
 )
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from tests.protocol.views import view
 from tests.unit.worker.exchange.pairwise.round_starts import (
     CONFIG,

@@ -3,8 +3,8 @@
 import pytest
 
 from murmuration.algorithms.codecs import CODECS, Codec, codec_by_name
-from murmuration.worker.exchange.context import Counts, Flow
-from murmuration.worker.exchange.types import ShardKey
+from murmuration.worker.exchange.round_context import Counts, Flow
+from murmuration.worker.exchange.view import ShardKey
 
 VALUES = 1 << 20  # whole blocks of any codec
 

@@ -18,9 +18,8 @@ from murmuration.protos.events import new_event
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.dialogue import ShardRange
-from murmuration.worker.exchange.arrivals import Arrivals
-from murmuration.worker.exchange.compression import Compression
-from murmuration.worker.exchange.types import RoundConfig
+from murmuration.worker.exchange.measured import Arrivals, Compression
+from murmuration.worker.exchange.view import RoundConfig
 from murmuration.worker.transport import Stream
 
 if TYPE_CHECKING:

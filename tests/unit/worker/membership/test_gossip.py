@@ -8,7 +8,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.membership import Digest, GossipMessage, Member, MemberProgress
 from murmuration.worker.membership.first_contact import undialable
-from murmuration.worker.membership.io import from_gossip_message, to_gossip_message
+from murmuration.worker.membership.gossip import from_gossip_message, to_gossip_message
 
 U64 = st.integers(0, 2**64 - 1)
 SAID = st.builds(

@@ -24,9 +24,8 @@ from itertools import islice
 from zlib import crc32
 
 from murmuration.algorithms.reducers import weight
-from murmuration.worker.exchange.types import View
-from murmuration.worker.leases.ledger import Ledger
-from murmuration.worker.leases.types import (
+from murmuration.worker.exchange.view import View
+from murmuration.worker.leases.ledger import (
     EPOCH_BLOCKS,
     Announce,
     Block,
@@ -38,6 +37,7 @@ from murmuration.worker.leases.types import (
     LeaseAction,
     LeaseNews,
     LeaseRevoked,
+    Ledger,
     OpenedStream,
     PeerSilent,
     SampleStream,

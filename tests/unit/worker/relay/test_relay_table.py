@@ -2,7 +2,7 @@
 
 import pytest
 
-from murmuration.worker.relay.table import NoRelay, RelayLimits, RelayTable
+from murmuration.worker.relay.service import NoRelay, RelayLimits, RelayTable
 
 
 def table(**limits: float) -> RelayTable:

@@ -4,9 +4,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from murmuration.worker.server import STREAMS_EACH, most_streams
+from murmuration.worker.node_server import STREAMS_EACH, most_streams
 from murmuration.worker.transport import Busy, Caller
-from murmuration.worker.transport.limits import Places
+from murmuration.worker.transport.interface import Places
 
 ANNA, BEN = (Caller(f"ipv4:10.0.0.{n}:1", "peer", name) for n, name in enumerate(("anna", "ben")))
 SOMEBODY = Caller("ipv4:10.0.0.9:1")

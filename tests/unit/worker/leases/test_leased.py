@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from murmuration.worker.leases import LeasedBlocks, Run, SampleStream
-from murmuration.worker.leases.types import (
+from murmuration.worker.leases.ledger import (
     Block,
     BlockBegun,
     BlockLeased,

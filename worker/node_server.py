@@ -25,7 +25,7 @@ from murmuration.worker.transport import (
     TransportError,
     Unreachable,
 )
-from murmuration.worker.transport.limits import Places
+from murmuration.worker.transport.interface import Places
 
 _MAX_REASON = 200  # characters
 STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.codecs import Codec
-from murmuration.algorithms.codecs.floats import BF16, FP32
+from murmuration.algorithms.codecs.codec import BF16, FP32
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50))

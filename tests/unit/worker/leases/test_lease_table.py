@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from murmuration.worker.leases.types import (
+from murmuration.worker.leases.ledger import (
     Announce,
     Block,
     BlockBegun,

@@ -10,9 +10,9 @@ from murmuration.protos.addresses import relayed_address, split_relayed
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.text import shown
 from murmuration.worker import wire
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health
-from murmuration.worker.membership.io import GossipService
+from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.relay.choice import (
     Action,
     Advertise,

@@ -8,19 +8,19 @@ from typing import Protocol
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
-from murmuration.worker.exchange.types import View
-from murmuration.worker.leases.ledger import Ledger
-from murmuration.worker.leases.table import LeaseTable
-from murmuration.worker.leases.types import (
+from murmuration.worker.exchange.view import View
+from murmuration.worker.leases.lease_table import LeaseTable
+from murmuration.worker.leases.ledger import (
     Announce,
     LeaseAction,
     LeaseMessage,
     LeaseNews,
+    Ledger,
     PeerSilent,
     ShareMessage,
     StreamsDiffer,
 )
-from murmuration.worker.membership.io import GossipService
+from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.transport import Transport, TransportError
 
 _CALL_S = 3.0

@@ -12,7 +12,7 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.identity.revocation import MOST_AT_ONCE
 from murmuration.protos.text import shown
 from murmuration.worker import wire
-from murmuration.worker.exchange.types import View
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import (
     Action,
     Dissemination,

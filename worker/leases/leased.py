@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from murmuration.worker.leases.types import (
+from murmuration.worker.leases.ledger import (
     Block,
     BlockBegun,
     BlockLeased,

@@ -1,0 +1,253 @@
+"""What speaks against a peer: others' word, probes that this peer lost, rounds that waited in vain.
+
+What others say makes this peer probe the accused, and no more. Where these probes fail as well, the
+accused is a suspect. It is declared dead when its time is up: at first `most_s`, less with each
+further peer that says the same, and never below `least_s`.
+
+Ref: local health aware suspicion (Lifeguard, arXiv:1707.00788, section IV-B). Difference: whoever
+accuses has failed to reach the accused itself, and the time counts from the first accusation.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from murmuration.worker.membership.member import MAX_UNREACHABLE
+
+CONFIRMATIONS = 3  # accusers beyond the first that shorten the time all the way
+_MOST_ACCUSERS = 16  # that are kept by name
+_NEVER = -math.inf
+
+
+@dataclass
+class Case:
+    """Against one life of a peer.
+
+    Args:
+        life: its epoch and incarnation.
+        since: when it was first accused (s).
+        accusers: peers that say so; this one too, once its own probes have failed.
+        left: the accusers say that it has left, and not that it is dead.
+        failed: this peer's own probes have all failed.
+        ended: its time was up.
+    """
+
+    life: tuple[int, int]
+    since: float
+    accusers: set[str] = field(default_factory=set)
+    left: bool = False
+    failed: bool = False
+    ended: bool = False
+
+
+class Suspicions:
+    """Args: pause_s: after an answer of the accused, before hearsay makes this peer probe again."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._cases: dict[str, Case] = {}
+        self._answered_at: dict[str, float] = {}
+        self._words: dict[str, Counter[str]] = {}  # by peer, how often each accuser has said so
+
+    def get(self, peer: str) -> Case | None:
+        return self._cases.get(peer)
+
+    @property
+    def accused(self) -> tuple[str, ...]:
+        """Peers with a case, in the order in which they were accused."""
+        return tuple(peer for peer, case in self._cases.items() if not case.ended)
+
+    def accuse(self, peer: str, life: tuple[int, int], accuser: str | None, now: float) -> Case:
+        """Somebody, who may be this peer, says that this life of a peer has ended."""
+        case = self._cases.get(peer)
+        if case is None or case.life < life:
+            case = self._cases[peer] = Case(life, now)
+        if accuser is not None and len(case.accusers) < _MOST_ACCUSERS:
+            case.accusers.add(accuser)
+        return case
+
+    def count(self, peer: str, accuser: str) -> None:
+        """The accuser says that the peer has ended, once more."""
+        words = self._words.setdefault(peer, Counter())
+        if accuser in words or len(words) < _MOST_ACCUSERS:
+            words[accuser] += 1
+
+    def words_against(self, peer: str) -> dict[str, int]:
+        """By accuser."""
+        return dict(self._words.get(peer, ()))
+
+    def rests(self, peer: str, now: float) -> bool:
+        """Whether the peer has answered so lately that hearsay means nothing."""
+        return now < self._answered_at.get(peer, _NEVER) + self._pause_s
+
+    def answered(self, peer: str, now: float) -> None:
+        """It lives: it has answered this peer's own probe, or another's in its place."""
+        if self._cases.pop(peer, None) is not None:
+            self._answered_at[peer] = now
+
+    def forget_words(self, peer: str) -> None:
+        """They were true, or of an earlier life."""
+        self._words.pop(peer, None)
+
+    def close(self, peer: str) -> Case | None:
+        """It has refuted, or left, or begun again. Returns the case that there was."""
+        return self._cases.pop(peer, None)
+
+    def postpone(self, seconds: float) -> None:
+        """This process did not run for so long: nobody could have been heard."""
+        for case in self._cases.values():
+            case.since += seconds
+
+    def end_due(self, now: float, least_s: float, most_s: float) -> list[str]:
+        """Ends the cases whose time is up, after this peer's own probes have failed. Returns whom
+        they are against."""
+        due = []
+        for peer, case in self._cases.items():
+            until = case.since + time_s(len(case.accusers), least_s, most_s)
+            if case.failed and not case.ended and now >= until:
+                case.ended = True
+                due.append(peer)
+        return due
+
+
+def time_s(accusers: int, least_s: float, most_s: float) -> float:
+    """How long a suspect has, that so many accuse."""
+    further = min(CONFIRMATIONS, max(0, accusers - 1))
+    share = math.log(further + 1) / math.log(CONFIRMATIONS + 1)
+    return max(least_s, most_s - share * (most_s - least_s))
+
+
+_MISSED = 3  # probes running; fewer are chance on a link that loses messages
+_MOST_FLAPS = 4  # after which a mark stays no longer than after as many
+
+
+@dataclass
+class _PeerLink:
+    """To a peer that has not answered; times in s."""
+
+    missed_since: float
+    missed: int = 0
+    unreachable: bool = False
+    flaps: int = 0  # how often it was unreachable and then reachable again
+    answers_since: float | None = None
+
+
+class Reachability:
+    """Judges by the probes of this peer.
+
+    Args:
+        brief_s: shorter cuts are ignored. An unreachable peer stays so until it has answered for
+            twice that long, and that time doubles each time that the link fails again: what others
+            do about a cut costs more than to leave it marked.
+    """
+
+    def __init__(self, brief_s: float) -> None:
+        self._brief_s = brief_s
+        self._links: dict[str, _PeerLink] = {}
+
+    def answered(self, peer: str, now: float) -> None:
+        """A probe of this peer's own, at monotonic time `now` (s)."""
+        if (link := self._links.get(peer)) is None:
+            return
+        link.missed = 0
+        if link.answers_since is None:
+            link.answers_since = now
+        steady_s = 2 * self._brief_s * 2 ** min(link.flaps, _MOST_FLAPS)
+        if link.unreachable and now - link.answers_since >= steady_s:
+            link.unreachable, link.flaps = False, link.flaps + 1
+
+    def answered_to_others(self, peer: str, now: float) -> None:
+        """A probe in this peer's place, after its own has failed."""
+        self._missed(peer, 1, now)
+
+    def refuted(self, peer: str, now: float) -> None:
+        """It says that it lives, after this peer's own probe and those in its place have failed."""
+        self._missed(peer, 2, now)
+
+    def _missed(self, peer: str, probes: int, now: float) -> None:
+        link = self._links.setdefault(peer, _PeerLink(now))
+        if link.missed == 0:
+            link.missed_since = now
+        link.missed, link.answers_since = link.missed + probes, None
+        if link.missed >= _MISSED and now - link.missed_since >= self._brief_s:
+            link.unreachable = True
+
+    def forget(self, peer: str) -> None:
+        """The peer is gone, or has another epoch or address."""
+        self._links.pop(peer, None)
+
+    @property
+    def in_question(self) -> list[str]:
+        """Peers to probe again soon: they may be unreachable, or no longer so."""
+        return [
+            peer
+            for peer, link in self._links.items()
+            if (link.answers_since is not None if link.unreachable else link.missed > 0)
+        ]
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """The unreachable peers, sorted; as many as a member may name."""
+        return tuple(sorted(p for p, link in self._links.items() if link.unreachable))[
+            :MAX_UNREACHABLE
+        ]
+
+
+_MARKED_S = 60.0  # doubles each time
+_MOST_DOUBLINGS = 3
+_FORGIVEN_S = 600.0  # after a mark has ended, the next one is a first one
+_REMEMBERED = 8  # rounds of a fragment
+_STRIKES = 3
+
+
+@dataclass
+class _Mark:
+    """Args: until: when rounds may wait for the peer again, in s."""
+
+    until: float
+    times: int
+    stands: bool = True
+
+
+class IdlePeers:
+    """Whom this peer has waited for in vain, not long ago."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, _Mark] = {}
+        self._late: dict[int, deque[Counter[str]]] = {}
+
+    def round_ended(self, fragment: int, late: Sequence[str], now: float) -> None:
+        """A round of a fragment is over.
+
+        Args: late: the peers that it has waited for in vain, once for each part of theirs.
+        """
+        recent = self._late.setdefault(fragment, deque(maxlen=_REMEMBERED))
+        recent.append(Counter(late))
+        for peer in set(late):
+            # One that has been marked not long ago is waited for once more.
+            if peer in self._marks or sum(each[peer] for each in recent) >= _STRIKES:
+                self.waited_for(peer, now)
+
+    def waited_for(self, peer: str, now: float) -> None:
+        """A round has waited for the peer's part, which never came: for a while none waits for it.
+
+        To begin again, in another epoch too, ends it no sooner: else a peer could make every round
+        wait."""
+        mark = self._marks.get(peer)
+        if mark is None or not mark.stands:
+            times = 0 if mark is None else mark.times
+            stays_s = _MARKED_S * 2 ** min(times, _MOST_DOUBLINGS)
+            self._marks[peer] = _Mark(now + stays_s, times + 1)
+
+    def tick(self, now: float) -> None:
+        """Ends marks at monotonic time `now` (s)."""
+        for peer, mark in [*self._marks.items()]:
+            mark.stands = now < mark.until
+            if now > mark.until + _FORGIVEN_S:
+                del self._marks[peer]
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Sorted; as many as a member may name."""
+        return tuple(sorted(p for p, mark in self._marks.items() if mark.stands))[:MAX_UNREACHABLE]
