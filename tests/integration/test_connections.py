@@ -3,20 +3,162 @@
 The server is a process of its own: gRPC's core used to end it by SIGABRT or SIGSEGV.
 """
 
+import asyncio
+import random
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.connections import Server
+import grpc
+
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.transport import Caller, Handler, Stream
+from murmuration.worker.transport.grpc import GrpcTransport
+from tests.support.stranger import calling
 
 THREADS, EACH = 16, 120  # 1,920 connections; half of them make a call
+_ANSWER_S = 5.0
+_RENEWED_S = 1.0
+
+
+@dataclass
+class Counts:
+    """Of one that connects: calls that were answered or not, and connections broken off."""
+
+    answered: int = 0
+    failed: int = 0
+    broken: int = 0
+
+
+class Server:
+    """A server that renews its certificate all the time. Args: folder: for it and its authority."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = Authority.make(folder / "authority")
+        authority.new_identity(Role.PEER, "w0").save(folder)
+        self.member = authority.new_identity(Role.PEER, "w1")
+        command = [sys.executable, "-m", "tests.integration.test_connections", str(folder)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+
+    def connected(self, threads: int, goes_on: Callable[[Counts], bool]) -> Counts:
+        """By several at once, each until it is enough or the server has ended: half of the
+        connections make a call with a member's certificate, a stranger breaks the others off."""
+        each = [Counts() for _ in range(threads)]
+
+        def connect(counts: Counts, draws: random.Random) -> None:
+            while goes_on(counts) and self.process.poll() is None:
+                self._connect(counts, draws)
+
+        running = [
+            threading.Thread(target=connect, args=(counts, random.Random(number)))
+            for number, counts in enumerate(each)
+        ]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        return Counts(*(sum(getattr(c, kind) for c in each) for kind in vars(Counts())))
+
+    def end(self) -> tuple[int | None, str]:
+        """(its exit code, None if it lived until now; what it has written to stderr)."""
+        code = self.process.poll()
+        self.process.kill()
+        _, said = self.process.communicate()
+        return code, said
+
+    def _connect(self, counts: Counts, draws: random.Random) -> None:
+        if draws.random() < 0.5:
+            try:
+                with calling(self.address, self.member) as each:
+                    each.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
+                counts.answered += 1
+            except grpc.RpcError:
+                counts.failed += 1
+            return
+        with suppress(OSError):
+            break_off(self.address, draws)
+        counts.broken += 1
+
+
+def break_off(address: str, draws: random.Random) -> None:
+    """A connection that ends at once, by a reset, amid its first record of TLS, or when the server
+    has answered that. Raises OSError."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), _ANSWER_S) as connection:
+        how = draws.random()
+        if how < 0.2:
+            return
+        if how < 0.4:
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            return
+        hello = client_hello()
+        if how < 0.6:
+            connection.sendall(hello[: draws.randrange(1, len(hello))])
+            return
+        connection.sendall(hello)
+        connection.recv(1)  # its answer has begun: it waits for this side's certificate
+
+
+def client_hello() -> bytes:
+    """What a client of TLS sends first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(heard, said).do_handshake()
+    return said.read()
+
+
+class _Answers(Handler):
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        return b""
+
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
+        while await stream.receive() is not None:
+            pass
+
+
+async def serve(folder: Path) -> None:
+    """The server's process: says its address, then serves until it is killed."""
+    identity = Identity.load(folder)
+    assert identity is not None
+    server = GrpcTransport("127.0.0.1:0", security=identity)
+    print(await server.listen(_Answers()), flush=True)
+    renewed = time.monotonic()
+    while True:
+        await asyncio.sleep(0.001)
+        sum(range(20_000))  # Python's lock is held at times, as where there is work
+        if time.monotonic() - renewed > _RENEWED_S:
+            server.renew(identity)
+            renewed = time.monotonic()
 
 
 def test_a_server_lives_through_connections_that_break_off_in_their_handshake(
     tmp_path: Path,
 ) -> None:
     """While its certificate is renewed again and again, at moments that it does not choose."""
-    server = Server(tmp_path, ["--renew-s", "1"])
+    server = Server(tmp_path)
     counts = server.connected(THREADS, lambda c: c.answered + c.failed + c.broken < EACH)
     code, said = server.end()
     assert code is None, f"ended with {code}: {said}"
     assert (counts.failed, counts.answered + counts.broken) == (0, THREADS * EACH)
     assert min(counts.answered, counts.broken) > THREADS * EACH / 3
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))

@@ -21,18 +21,13 @@ from tests.lab.__main__ import experiments
 _PATIENCE_S = 900.0
 # {out} is a folder that goes when the experiment has ended.
 ARGUMENTS = {
-    "admission": "",
     "baselines": "--steps 40 --seeds 0",
     "bench": "--link 100mbit --preset diloco --peers none --steps 40 --limit 20 --out {out}/runs",
     "bench-peers": "torch-ddp --workers 2 --steps 8",
-    "broken-setups": "--only port",
-    "codecs": "--mbytes 1 --repetitions 1 --codec int8",
-    "connections": "--runs 1 --seconds 1",
     "detection": "--seeds 1 --false-seeds 1",
     "exchange": "--mbytes 1 --rounds 2",
     "frontier": "--steps 8 --workers 2 --curve diloco=4 --optimizer adamw --lr 0.003 "
     "--results {out}/results.jsonl --picture {out}/frontier.png",
-    "fuzz": "--seconds 1",
     "goodput": "--rates 100 --rounds 2 --seconds 1",
     "hostile": "--seconds 1 --only flood",
     "keep-faults": "--steps 60 --link 100mbit --fault late",
@@ -44,7 +39,6 @@ ARGUMENTS = {
     "mean-schedules": "--schedules 5",
     "memory": "--sizes 2 3 --preset diloco",
     "nat": "--rounds 4",
-    "observing-cost": "--steps 40 --turns 1",
     "one-hostile": "--steps 40",
     "optimizers": "--steps 4 --workers 2 --seeds 1 --lr 0.003",
     "overlap": "--runs 1 --steps 40 --only even --preset streaming",
@@ -75,9 +69,8 @@ ARGUMENTS = {
 }
 _NEEDS = {
     **dict.fromkeys(
-        ("admission", "locate", "stage-times", "sync-time", "time-to-loss", "bench"), ("root", "ip")
+        ("locate", "stage-times", "sync-time", "time-to-loss", "bench"), ("root", "ip")
     ),
-    "broken-setups": ("root", "ip", "nft", "faketime"),
     "goodput": ("root", "ip", "iperf3"),
     "nat": ("root", "ip", "nft"),
     "page-shots": ("root", "ip", "chromium"),

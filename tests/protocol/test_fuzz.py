@@ -1,7 +1,4 @@
-"""Spoiled messages of every kind, to live nodes and to every reader of bytes from elsewhere.
-
-`python -m tests.lab fuzz` goes on for longer.
-"""
+"""Spoiled messages of every kind, to live nodes and to every reader of bytes from elsewhere."""
 
 import random
 from contextlib import suppress

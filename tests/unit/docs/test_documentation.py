@@ -20,7 +20,6 @@ from murmuration.worker.cli import cli
 from murmuration.worker.config import parse_config
 from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
-from murmuration.worker.manifest import PROTOCOL
 from murmuration.worker.node_server import MOST_TUNNELS, TUNNELS_EACH
 from murmuration.worker.relay.choice import ChoiceConfig
 from murmuration.worker.relay.service import SILENT_S, RelayLimits
@@ -130,10 +129,6 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
         ("commands", f"each of its relays every {ChoiceConfig().try_s:g} s"),
         ("commands", f"every {ChoiceConfig().measure_s / 60:g} minutes, R measures"),
         ("commands", f"One that is {ChoiceConfig().better:g} times as fast as a relay"),
-        (
-            "evidence/reliability",
-            f"speaks protocol {PROTOCOL - 1}, and this version speaks {PROTOCOL}",
-        ),
         ("commands", f"At {LOG_BYTES >> 20} MiB a log"),
         ("commands", f"at most {RelayLimits().rate_mbps:g} Mbit/s for all together"),
         ("commands", f"for at most {RelayLimits().places} peers"),
