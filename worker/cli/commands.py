@@ -160,7 +160,7 @@ class WorkerFlags:
         "--device",
         default="auto",
         show_default=True,
-        help="Train on this device: auto, cpu, cuda, cuda:1 or mps.",
+        help="Train on this device: auto, cpu, cuda, cuda:1, mps or xpu.",
     )
 
     def share_cores(self) -> None:

@@ -171,9 +171,9 @@ class UserReplica:
         named = (*self._trained.items(), *self._statistics.items())
         for name, value in named:
             before, now = self._parameters[name], value.detach()
-            if (before.shape, before.device.type) != (now.shape, now.device.type):
-                what = f"{now.device.type} {list(now.shape)}, it was "
-                what += f"{before.device.type} {list(before.shape)}"
+            if (before.shape, before.device) != (now.shape, now.device):
+                what = f"{now.device} {list(now.shape)}, it was "
+                what += f"{before.device} {list(before.shape)}"
                 raise UsageError(
                     f"{name!r} has become another tensor in the swarm ({what}): give the model its "
                     "final shape and device before `Swarm(...)`"

@@ -113,6 +113,11 @@ class OptimizerSteps:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self._counts(optimizer) or _is_within_step(optimizer):
             return
+        if _is_captured():
+            raise UsageError(
+                "optimizer.step() is in a CUDA graph, whose replays no swarm sees: capture the "
+                "forward and backward pass alone, and let the optimizer step outside of the graph"
+            )
         if optimizer in self._within:  # that one has failed
             self._stepped.discard(optimizer)
         if optimizer in self._stepped:
@@ -166,6 +171,12 @@ def _is_within_step(optimizer: Optimizer) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _is_captured() -> bool:
+    """Whether what is called now goes into a CUDA graph."""
+    there: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it so
+    return there and torch.cuda.is_current_stream_capturing()
 
 
 def is_skipped(optimizer: Optimizer) -> bool:

@@ -363,7 +363,7 @@ def snapshot(
         tensors |= {f"local/{name}": values for name, values in each.held(copied=copied).items()}
     remembered, plain = trainer.replica.optimizer_state()
     for place, value in remembered.items():
-        tensors[f"optimizer/{place}"] = value.clone() if copied else value.contiguous()
+        tensors[f"optimizer/{place}"] = value.to("cpu", copy=True) if copied else value.contiguous()
     values = {
         **{key: value for key, value in outer.items() if key != "fragments"},
         "position": trainer.replica.cursor.position,

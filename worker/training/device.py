@@ -23,36 +23,34 @@ from torch import Tensor, nn
 from murmuration.worker.errors import UsageError
 from murmuration.worker.tasks import Batch
 
-KINDS = ("auto", "cpu", "cuda", "mps")
-
 
 def chosen_device(name: str) -> torch.device:
-    """The device that `--device` names: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
+    """The device that `--device` names: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`.
 
     Args:
-        name: `auto` takes CUDA where it is, else MPS, else the CPU.
+        name: `auto` takes the accelerator that torch sees here, else the CPU.
 
     Raises:
         UsageError: torch knows no such device, or does not see it here.
     """
+    seen = torch.accelerator.is_available()
+    accelerator = torch.accelerator.current_accelerator() if seen else None
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in KINDS or (index and not index.isdigit()) or (index and kind != "cuda"):
-        raise UsageError(f"--device {name}: use auto, cpu, cuda, cuda:1 or mps")
-    there = {
-        "cpu": True,
-        "cuda": int(index or 0) < torch.cuda.device_count(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not there[kind]:
+        return accelerator or torch.device("cpu")
+    try:
+        asked = torch.device(name)
+    except RuntimeError:
+        asked = torch.device("meta")
+    if asked.type == "meta" or (asked.type == "cpu" and asked.index is not None):
+        raise UsageError(f"--device {name}: use auto, cpu, cuda, cuda:1, mps or xpu")
+    count = torch.accelerator.device_count()
+    alike = accelerator is not None and accelerator.type == asked.type
+    if asked.type != "cpu" and not (alike and (asked.index or 0) < count):
         raise UsageError(
             f"--device {name}: torch {torch.__version__} sees no such device on this machine; "
             "leave it out, or install torch for that device"
         )
-    return torch.device(name)
+    return asked
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -74,7 +72,8 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Mapping):
         return {key: _moved(each, device) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_moved(each, device) for each in value)
+        there = [_moved(each, device) for each in value]
+        return type(value)(*there) if hasattr(value, "_fields") else type(value)(there)
     return value
 
 
@@ -148,9 +147,9 @@ class Copies:
 
 
 def copies_for(parameters: Iterable[Tensor]) -> Copies:
-    """With a side stream where there is CUDA under any of these."""
-    device = next((each.device for each in parameters if each.is_cuda), None)
-    return Copies() if device is None else Copies(_CudaStream(device))
+    """With a side stream on each CUDA device under these."""
+    devices = {each.device for each in parameters if each.is_cuda}
+    return Copies(_CudaStreams(devices)) if devices else Copies()
 
 
 def _arrived(host: Tensor, done: Done) -> Tensor:
@@ -158,24 +157,30 @@ def _arrived(host: Tensor, done: Done) -> Tensor:
     return host
 
 
-class _CudaStream:
-    """Implements `SideStream`. torch keeps a pinned tensor's memory until its copies are done."""
+class _CudaStreams:
+    """Implements `SideStream`, by one on each device: a copy is on the stream of its own device
+    alone. torch keeps a pinned tensor's memory until its copies are done."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it so
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        streams = {each: torch.cuda.Stream(each) for each in devices}  # type: ignore[no-untyped-call]  # torch leaves it so
+        self._streams: dict[torch.device, torch.cuda.Stream] = streams
 
     def pinned(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
 
     def follow(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        for device, stream in self._streams.items():
+            stream.wait_stream(torch.cuda.current_stream(device))
 
     def copy(self, into: Tensor, source: Tensor) -> torch.cuda.Event:
-        with torch.cuda.stream(self._stream):
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        stream = self._streams.get(source.device if into.device.type == "cpu" else into.device)
+        with torch.cuda.stream(stream):
             into.copy_(source, non_blocking=True)
-            event: torch.cuda.Event = self._stream.record_event()
-        return event
+        if stream is not None:  # else both are on the host, and it has been done
+            done.record(stream)
+        return done
 
     def lead(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)

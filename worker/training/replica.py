@@ -232,14 +232,20 @@ class InnerReplica:
         for optimizer in self.optimizers:
             optimizer.state.clear()
         owners = {
-            id(p): each for each in self.optimizers for g in each.param_groups for p in g["params"]
+            id(p): (each, group)
+            for each in self.optimizers
+            for group in each.param_groups
+            for p in group["params"]
         }
         for place, value in remembered.items():
             name, _, key = place.rpartition("/")
             parameter = self._named[name]
-            if isinstance(value, Tensor) and value.dim():
+            owner, group = owners[id(parameter)]
+            # A count of steps is a tensor on the host, but where the kernel itself reads it.
+            read_there = group.get("fused") or group.get("capturable")
+            if isinstance(value, Tensor) and (value.dim() or read_there):
                 value = value.to(parameter.device)
-            owners[id(parameter)].state[parameter][key] = value
+            owner.state[parameter][key] = value
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that no optimizer has stepped in between
             for scheduler, _ in itertools.product(self._schedulers, range(steps)):

@@ -47,7 +47,8 @@ def are_finite(tensors: Iterable[Tensor]) -> bool:
     """The same of tensors of any floating type and shape, on any device; of one that is sharded, of
     the shard that is here."""
     here = (each.to_local() if hasattr(each, "to_local") else each for each in tensors)
-    norms = (torch.linalg.vector_norm(each, dtype=torch.float32) for each in here)
+    # All of them before any is looked at: that waits for the device.
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in here]
     return all(float(found) < _MOST_NORM for found in norms)  # no comparison holds for a NaN
 
 

@@ -123,6 +123,19 @@ def test_an_optimizer_within_another_and_one_that_fails_count_once() -> None:
     assert listener.words == "[+][+][[+]"
 
 
+def test_a_step_that_a_cuda_graph_captures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, listener = model_of(), Told()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with UserReplica(model, optimizer).followed(listener):
+        with pytest.raises(UsageError, match="CUDA graph, whose replays no swarm sees: capture"):
+            optimizer.step()
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        optimizer.step()
+    assert listener.words == "[]"
+
+
 def test_a_step_by_super_is_one_step() -> None:
     model, listener = model_of(), Told()
 

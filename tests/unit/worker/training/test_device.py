@@ -4,18 +4,21 @@
 """
 
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from murmuration.algorithms.fragment_state import RoundResult
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.errors import UsageError
 from murmuration.worker.tasks import Batch, Cursor
-from murmuration.worker.training.device import Copies, chosen_device, device_of, moved
+from murmuration.worker.training.device import Copies, chosen_device, copies_for, device_of, moved
 from murmuration.worker.training.fragment import FragmentReplica
 
 
@@ -35,15 +38,22 @@ def test_a_device_that_is_not_there_is_one_line() -> None:
         chosen_device("cuda:77")
 
 
+class Pair(NamedTuple):
+    first: Tensor
+    second: str
+
+
 def test_tensors_are_moved_however_they_are_nested() -> None:
     value = torch.ones(2)
-    batch = Batch({"ids": value, "more": [value, 3]}, (value, "text"), Cursor(seed=0, stream="a"))
+    inputs = {"ids": value, "more": [value, 3]}
+    batch = Batch(inputs, Pair(value, "text"), Cursor(seed=0, stream="a"))
     there = moved(batch, torch.device("meta"))
     assert there.inputs["ids"].is_meta
     assert there.inputs["more"][0].is_meta
     assert there.inputs["more"][1] == 3
-    assert there.targets[0].is_meta
-    assert there.targets[1] == "text"
+    assert isinstance(there.targets, Pair)
+    assert there.targets.first.is_meta
+    assert there.targets.second == "text"
     assert there.cursor == batch.cursor
     assert moved(batch, torch.device("cpu")) is batch
     assert device_of(nn.Linear(1, 1, device="meta")).type == "meta"
@@ -114,6 +124,37 @@ def test_the_models_stream_waits_for_what_is_written() -> None:
     Copies(stream).write(parameter, torch.tensor([1.0, 2.0]))
     assert parameter.tolist() == [1.0, 2.0]
     assert not stream.following
+
+
+class CudaStream(NamedTuple):
+    """A stream of CUDA's, and its event; notes what it is told."""
+
+    index: int
+    told: list[str]
+
+    def wait_stream(self, other: "CudaStream") -> None:
+        self.told.append(f"{self.index} waits for {other.index}")
+
+    def record(self, stream: "CudaStream") -> None:
+        self.told.append(f"copied on {stream.index}")
+
+
+def test_each_device_of_a_model_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: CudaStream(device.index, told))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: CudaStream(-1, told))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(Tensor, "copy_", lambda *_, **__: None)  # there is no CUDA
+    with FakeTensorMode():
+        host, *there = (torch.empty(2, device=name) for name in ("cpu", "cuda:0", "cuda:1"))
+        side = copies_for([*there, host])._side
+        assert side is not None
+        for into, source in ((host, there[0]), (host, there[1]), (there[1], host), (host, host)):
+            side.copy(into, source)
+        assert told == ["copied on 0", "copied on 1", "copied on 1"]
+        side.follow()
+    assert sorted(told[3:]) == ["0 waits for 0", "1 waits for 1"]
 
 
 def test_without_a_stream_nothing_is_copied_that_is_on_the_host() -> None:

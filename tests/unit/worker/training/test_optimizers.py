@@ -65,6 +65,25 @@ def test_each_learns_and_goes_on_from_what_was_saved(name: str, kinds: list[str]
     assert not torch.equal(values(whole), values(replica(config)))
 
 
+class OnMeta(Line):
+    """Its model stands for one on an accelerator."""
+
+    def model(self) -> nn.Module:
+        return super().model().to("meta")
+
+
+@pytest.mark.parametrize(("kind", "place"), [("fused", "meta"), ("foreach", "cpu")])
+def test_the_count_of_steps_comes_back_where_the_optimizer_reads_it(kind: str, place: str) -> None:
+    config = InnerConfig(optimizer=f"{HERE}:adagrad")
+    tensors, plain = trained(replica(config), 1).optimizer_state()
+    there = replica(config, OnMeta())
+    there.optimizers[0].param_groups[0][kind] = True
+    there.restore_optimizers({**tensors, **plain}, 1)
+    kept, _ = there.optimizer_state()
+    assert {value.device.type for value in kept.values() if value.dim() == 0} == {place}
+    assert all(value.is_meta for value in kept.values() if value.dim())
+
+
 def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
     class Language(Line):
         def model(self) -> nn.Module:
