@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from murmuration.coordinator.launcher.launch import Launch
-    from murmuration.protos.identity import Authority, Identity
+    from murmuration.worker.identity import Authority, Identity
 
 _PLAIN_WIDTH = 160
 
@@ -129,7 +129,7 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     _check_address(address)
     from murmuration.coordinator.report.status import AskedSwarm, ask
     from murmuration.coordinator.report.terminal import print_status, screen_for, watch
-    from murmuration.protos.identity import member_identity
+    from murmuration.worker.identity import member_identity
 
     identity = member_identity(run) if run is not None else None
     if watches:
@@ -156,7 +156,7 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
     then the report is about what its peers say now.
     """
     from murmuration.coordinator.report.results import report_of_folder, report_of_swarm
-    from murmuration.protos.identity import member_identity
+    from murmuration.worker.identity import member_identity
 
     console = None if as_json or quiet else _console()
     if Path(target).is_dir():
@@ -324,7 +324,7 @@ def _identity_for(
 ) -> "tuple[Identity | None, Authority | None]":
     """The coordinator's certificate and, if its run begins here, the run's key; neither where
     nothing is encrypted. Raises IdentityError."""
-    from murmuration.protos.identity import Authority, Identity, IdentityError, Role
+    from murmuration.worker.identity import Authority, Identity, IdentityError, Role
 
     if insecure:
         return None, None

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import murmuration.protos  # noqa: F401  # first: it decides what gRPC does around a fork
 
 if TYPE_CHECKING:
-    from murmuration.protos.identity import IdentityError, NotValidNow
     from murmuration.worker.errors import (
         CheckpointError,
         ConfigError,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         TextError,
         UsageError,
     )
+    from murmuration.worker.identity import IdentityError, NotValidNow
     from murmuration.worker.library.swarm import Swarm
     from murmuration.worker.library.terms import add_arguments
     from murmuration.worker.training.optimizers import Muon
@@ -61,9 +61,9 @@ __all__ = [
 _ADAPTERS = ("hf", "lightning")
 _ELSEWHERE = {  # than worker.errors
     "AddressInUse": "worker.transport",
-    "IdentityError": "protos.identity",
+    "IdentityError": "worker.identity",
     "Muon": "worker.training.optimizers",
-    "NotValidNow": "protos.identity",
+    "NotValidNow": "worker.identity",
     "Swarm": "worker.library.swarm",
     "TransportError": "worker.transport",
     "add_arguments": "worker.library.terms",

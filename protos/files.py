@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ RESULTS = "results.json"  # in a worker's folder: what all peers of the run have
 LOG_BYTES = 64 << 20  # of a log, and as much of its earlier part
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """A reader sees the old file or the new one. Raises OSError; then nothing is left beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(temporary, "wb", opener=lambda name, _: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

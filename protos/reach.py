@@ -6,7 +6,6 @@ import errno
 import ipaddress
 import math
 import socket
-import ssl
 import threading
 import time
 from concurrent.futures import Future
@@ -17,8 +16,7 @@ from murmuration.protos.addresses import join_address, split_address, split_rela
 
 LOOK_UP_S = 3.0  # a name server that does not answer holds a caller up for longer than a user waits
 _GOOD_FOR_S = 10.0  # what a name server has said
-_HANDSHAKE_S = 3.0
-_ALPN = "h2"
+HANDSHAKE_S = 3.0
 # What is said of it to a joiner without a token, and to somebody that only asks.
 GIVE_TOKEN = (
     "this run is encrypted; give a token with --token (`murmur token create` on a member makes one)"
@@ -158,12 +156,12 @@ def numeric(address: str) -> str:
     but one. Blocks. Raises UnknownName."""
     if (named := _named(address)) is None:
         return address
-    with suppress(OSError), _connected(*named, _HANDSHAKE_S) as there:
+    with suppress(OSError), connected(*named, HANDSHAKE_S) as there:
         return join_address(there.getpeername()[0], named[1])
     return join_address(resolved(named[0])[0][1], named[1])
 
 
-def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
+def connected(host: str, port: int, timeout_s: float) -> socket.socket:
     """A connection to the first address of a host that takes one. Blocks for at most twice the
     time. Raises OSError, UnknownName."""
     places, why = resolved(host, timeout_s), OSError()
@@ -240,27 +238,6 @@ def mismatch(details: str, *, encrypts: bool) -> Mismatch | None:
     if not details.startswith("failed to connect"):
         return None
     return next((each for part, each in _HANDSHAKE[encrypts] if part in details), None)
-
-
-def is_encrypted_run(address: str, timeout_s: float = _HANDSHAKE_S) -> bool:
-    """Whether a member of an encrypted run answers at HOST:PORT: it shows a certificate of one.
-
-    Nothing but that is asked, shown or believed: the certificate is not verified. Blocks for at
-    most three times `timeout_s`: for the name, a connection and the handshake.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols([_ALPN])
-    with suppress(OSError, ValueError, UnknownName):
-        with (
-            _connected(*split_address(address), timeout_s) as plain,
-            context.wrap_socket(plain) as encrypted,
-        ):
-            shown = encrypted.getpeercert(binary_form=True)
-        from murmuration.protos.identity import is_of_a_run
-
-        return shown is not None and is_of_a_run(shown)
-    return False
 
 
 # ------------------------------------------------------------------------------------ gRPC's words

@@ -7,11 +7,11 @@ from random import Random, SystemRandom
 from typing import Protocol
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, Identity
 from murmuration.worker.catchup.bootstrap import JoinConfig
 from murmuration.worker.exchange.allreduce.residuals import Residuals
 from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.exchange.view import View
+from murmuration.worker.identity import Authority, Identity
 from murmuration.worker.leases import Ledger
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.training.inbox import Begin

@@ -17,13 +17,13 @@ from torch import Tensor
 from murmuration.protos.events import new_event
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import RESULTS
-from murmuration.protos.identity import Identity
 from murmuration.worker.component import NodeConfig
 from murmuration.worker.config import Config, task_of
 from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
 from murmuration.worker.exchange.allreduce.residuals import Residuals
 from murmuration.worker.folder import Announce, EventLog, alone_in, leave_json
-from murmuration.worker.identity import Credentials
+from murmuration.worker.identity import Identity
+from murmuration.worker.identity.admission import Credentials
 from murmuration.worker.iothread import IOThread
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares

@@ -9,7 +9,7 @@
         PeersUnreachable    6   nobody answers, or too few came
         CheckpointError     8   none can be used
         NotDialled          9   others cannot dial this peer
-        IdentityError      10   murmuration.protos.identity: the run does not let this peer in
+        IdentityError      10   murmuration.worker.identity: the run does not let this peer in
             NotValidNow    10   by this machine's clock
         TransportError      6   murmuration.worker.transport: bytes did not arrive
             Unreachable     6   the peer does not answer, or the link broke

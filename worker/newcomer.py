@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.figures import duration
-from murmuration.protos.identity import Identity, IdentityError, Role, Token
-from murmuration.protos.identity.authority import TRIAL
-from murmuration.protos.identity.certificates import key_to_pem, new_key, request_for
 from murmuration.protos.manifest import first_difference
-from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, is_encrypted_run
+from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.config import Config
 from murmuration.worker.errors import ManifestRefused, MurmurError, PeersUnreachable
+from murmuration.worker.identity import Identity, IdentityError, Role, Token, is_encrypted_run
+from murmuration.worker.identity.authority import TRIAL
+from murmuration.worker.identity.certificates import key_to_pem, new_key, request_for
 from murmuration.worker.loopthread import LoopThread
 from murmuration.worker.manifest import PROTOCOL, Manifest
 from murmuration.worker.remembered import NOTHING, Remembered

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from murmuration.protos.events import Warnings
 from murmuration.protos.text import shown
 from murmuration.worker import wire
-from murmuration.worker.identity import Gate
+from murmuration.worker.identity.gate import Gate
 from murmuration.worker.transport import (
     NOBODY,
     RELAY_METHODS,

@@ -18,7 +18,7 @@ from murmuration.protos.events import new_event
 from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.component import Environment, NodeConfig
 from murmuration.worker.config import Config
-from murmuration.worker.identity import Credentials
+from murmuration.worker.identity.admission import Credentials
 from murmuration.worker.iothread import IOThread
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member

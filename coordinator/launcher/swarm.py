@@ -25,7 +25,7 @@ from murmuration.coordinator.report.terminal import Screen, screen_for, summary_
 from murmuration.protos.addresses import ReservedPorts, with_host
 from murmuration.protos.events import Event, new_event
 from murmuration.protos.exit_codes import ExitCode, exit_words
-from murmuration.protos.identity import (
+from murmuration.worker.identity import (
     FOLDER,
     Authority,
     Identity,

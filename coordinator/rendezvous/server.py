@@ -31,7 +31,8 @@ from murmuration.protos.documents import pack
 from murmuration.protos.events import Event, new_event, printable
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import print_line
-from murmuration.protos.identity import (
+from murmuration.protos.reach import cannot_listen, listening_problem
+from murmuration.worker.identity import (
     Authority,
     Identity,
     IdentityError,
@@ -42,8 +43,7 @@ from murmuration.protos.identity import (
     enrol,
     subject,
 )
-from murmuration.protos.identity.serving import ServerCertificate
-from murmuration.protos.reach import cannot_listen, listening_problem
+from murmuration.worker.identity.serving import ServerCertificate
 from murmuration.worker.views import PagePlace, page_event, page_words
 from murmuration.worker.views.lines import SwarmLines
 

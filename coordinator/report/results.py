@@ -31,7 +31,7 @@ from murmuration.protos.events import (
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import count
 from murmuration.protos.files import RESULTS, read_json, write_atomically
-from murmuration.protos.identity import Identity, IdentityError
+from murmuration.worker.identity import Identity, IdentityError
 from murmuration.worker.views.summary import Document, map_of, maps_of, name_of, summary_of
 
 _REPORT = "report.json"

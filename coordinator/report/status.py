@@ -15,12 +15,12 @@ from murmuration.protos.reach import (
     ENCRYPTED_RUN,
     Mismatch,
     UnknownName,
-    is_encrypted_run,
     mismatch,
     plain_cause,
     target_of,
 )
 from murmuration.protos.text import shown
+from murmuration.worker.identity import is_encrypted_run
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import Look
 from murmuration.worker.views.summary import LIVE, Document, maps_of, name_of
@@ -28,7 +28,7 @@ from murmuration.worker.views.summary import LIVE, Document, maps_of, name_of
 if TYPE_CHECKING:
     import grpc
 
-    from murmuration.protos.identity import Identity
+    from murmuration.worker.identity import Identity
     from murmuration.worker.views.page import PageServer
 
 TIMEOUT_S = 10.0

@@ -19,10 +19,10 @@ from murmuration.coordinator import Failure
 from murmuration.coordinator.cli import report, status
 from murmuration.coordinator.report.status import ask
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
 from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.cli.ping import ping
 from murmuration.worker.config import Config
+from murmuration.worker.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
 from murmuration.worker.newcomer import Newcomer
 from tests.support.fork_server import run as fork
 from tests.support.stranger import Stranger, serving
@@ -244,7 +244,7 @@ def revoked(run: Authority) -> Token:
 
 
 def _request() -> bytes:
-    from murmuration.protos.identity.certificates import new_key, request_for
+    from murmuration.worker.identity.certificates import new_key, request_for
 
     return pb.EnrolRequest(request=request_for(new_key())).SerializeToString()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.identity import Authority, Identity, Role
 from murmuration.worker.transport import Caller, Handler, Stream
 from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import calling

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Identity
+from murmuration.worker.identity import Identity
 from murmuration.worker.node_server import STREAMS_EACH, most_streams
 from murmuration.worker.transport.served import MOST_CALLS, WINDOW_BYTES
 from tests.support.held_streams import Held, hold_streams

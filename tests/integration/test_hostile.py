@@ -12,7 +12,7 @@ import zstandard
 
 from murmuration.coordinator.report.status import ask
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, Role
+from murmuration.worker.identity import Authority, Role
 from tests.support.attacker import AT_THE_HANDSHAKE, Target, aiming, attacked
 from tests.support.attacks import ATTACKS, CONNECTIONS, forged_end, more_files
 from tests.support.attacks_on_rounds import false_state, foreign_manifest, join_through

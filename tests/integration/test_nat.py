@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces
 from murmuration.coordinator.report.status import ask
 from murmuration.protos.addresses import split_address, split_relayed
-from murmuration.protos.identity import Authority, Identity, Role
 from murmuration.worker.cli.ping import ping
+from murmuration.worker.identity import Authority, Identity, Role
 from tests.support.gate import gate
 from tests.support.namespaces import why_not
 from tests.support.nat import behind_nat, why_no_nat

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from murmuration.coordinator.report.status import ask
 from murmuration.protos.figures import measured
-from murmuration.protos.identity import member_identity
 from murmuration.worker.cli import cli
+from murmuration.worker.identity import member_identity
 from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.gate import Gate
 from tests.support.stage_accounts import Accounts

@@ -20,7 +20,7 @@ from typing import Any
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
-from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.identity import Authority, Identity, Role
 
 _PORT = 7700
 _ROUND_S = 3.0  # about, each

@@ -31,7 +31,7 @@ from typing import Any
 from murmuration.coordinator import Failure
 from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces
 from murmuration.coordinator.report.status import ask
-from murmuration.protos.identity import Authority, Role
+from murmuration.worker.identity import Authority, Role
 from tests.lab.polling import seconds_until
 from tests.support.nat import behind_nat
 from tests.support.workers import settings_of
@@ -194,7 +194,7 @@ def relay_killed(settings: Sequence[str]) -> tuple[float, float]:
 
 
 def _identity(peer: Peer) -> Any:
-    from murmuration.protos.identity import Identity
+    from murmuration.worker.identity import Identity
 
     arguments = list(peer.process.args)  # type: ignore[arg-type]  # a list of ours
     return Identity.load(Path(arguments[arguments.index("--out") + 1]))

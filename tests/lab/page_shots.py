@@ -30,7 +30,7 @@ from rich.console import Console
 from murmuration.coordinator.report.status import AskedSwarm, ask
 from murmuration.coordinator.report.terminal import swarm_table
 from murmuration.protos.addresses import ReservedPorts, split_address
-from murmuration.protos.identity import Authority, Role, member_identity
+from murmuration.worker.identity import Authority, Role, member_identity
 from murmuration.worker.views.history import History
 from tests.lab.polling import seconds_until
 from tests.support.browser import CHROMIUM, picture

@@ -15,9 +15,9 @@ import torch
 
 from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, Identity, Role
 from murmuration.worker.catchup.choices import all_agree
 from murmuration.worker.component import Environment, NodeConfig
+from murmuration.worker.identity import Authority, Identity, Role
 from murmuration.worker.node import Node
 from murmuration.worker.status import LagMonitor
 from murmuration.worker.training.inbox import Stop

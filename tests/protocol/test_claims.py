@@ -8,7 +8,7 @@ import pytest
 
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority
+from murmuration.worker.identity import Authority
 from murmuration.worker.transport import (
     CONTROL_METHODS,
     DATA_METHODS,

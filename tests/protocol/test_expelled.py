@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, IdentityError, Role
-from murmuration.protos.identity.certificates import Verifier
-from murmuration.protos.identity.revocation import revocation
-from murmuration.worker.identity import Gate
+from murmuration.worker.identity import Authority, IdentityError, Role
 from murmuration.worker.identity.admission import Credentials
+from murmuration.worker.identity.authority import revocation
+from murmuration.worker.identity.certificates import Verifier
+from murmuration.worker.identity.gate import Gate
 from murmuration.worker.membership import Health
 from murmuration.worker.transport import Caller, Refused, Stream
 from murmuration.worker.wire import WireError

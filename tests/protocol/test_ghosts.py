@@ -8,8 +8,8 @@ import pytest
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, Role
-from murmuration.worker.identity import SignedWords
+from murmuration.worker.identity import Authority, Role
+from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.transport import Caller
 from murmuration.worker.wire import signed_member_to_message

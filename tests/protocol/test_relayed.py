@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from murmuration.protos.addresses import split_relayed
-from murmuration.protos.identity import Authority
+from murmuration.worker.identity import Authority
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run

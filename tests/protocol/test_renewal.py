@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, Identity, Renewal, Role
-from murmuration.worker.identity.renewal import KeyHolders
+from murmuration.worker.identity import Authority, Identity, Renewal, Role
+from murmuration.worker.identity.gate import KeyHolders
 from murmuration.worker.transport import Unreachable
 from tests.protocol.virtual_time import run
 

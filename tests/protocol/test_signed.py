@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, Identity, Role
-from murmuration.worker.identity import SignedWords
+from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.membership import Digest, Health, Member, Phase, Signed
 from murmuration.worker.transport import Caller
 from murmuration.worker.wire import signed_member_to_message

@@ -19,18 +19,18 @@ from murmuration.coordinator.rendezvous.registry import Registry
 from murmuration.coordinator.report.terminal import fact_lines
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
-from murmuration.protos.identity import (
+from murmuration.worker import wire
+from murmuration.worker.identity import (
     Authority,
     Identity,
     IdentityError,
-    Revocations,
     Role,
     Token,
     Verifier,
 )
-from murmuration.protos.identity.certificates import new_key, request_for, requested_key
-from murmuration.worker import wire
-from murmuration.worker.identity import SignedWords
+from murmuration.worker.identity.certificates import new_key, request_for, requested_key
+from murmuration.worker.identity.expulsions import Expulsions
+from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Digest, Member
 from murmuration.worker.pipeline.profile import Profile
@@ -102,7 +102,15 @@ def _introductions() -> list[bytes]:
 def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
     """What members have signed, and the authority."""
     words = SignedWords(mine, 1, time.monotonic)
-    verifier, revocations = Verifier(authority.certificate), Revocations(authority.certificate)
+    verifier = Verifier(authority.certificate)
+    expulsions = Expulsions(
+        mine,
+        None,
+        expelled=lambda peer: None,
+        keep=lambda entries: None,
+        offload=None,  # of `run`
+        log=lambda event: None,
+    )
     member = words.signed(Member("a", "h:1", epoch=1, digests=(Digest(1, 2, 3),)))
     authority.expel("a")
     entries = [entry.SerializeToString() for entry in authority.revocations()]
@@ -120,8 +128,8 @@ def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
         ),
         "revocation": Reader(
             entries,
-            lambda raw: list(revocations.learn([wire.parse(pb.Revocation, raw)])),
-            (wire.WireError, IdentityError),
+            lambda raw: expulsions.learn([wire.parse(pb.Revocation, raw)]),
+            (wire.WireError,),
             pb.Revocation,
         ),
     }

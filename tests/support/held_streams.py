@@ -9,7 +9,7 @@ from itertools import chain, repeat
 import grpc
 from grpc import aio
 
-from murmuration.protos.identity import Identity
+from murmuration.worker.identity import Identity
 from tests.support.workers import PATIENCE_S
 
 _PACKAGE = "/murmuration.v1."

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from murmuration.protos.identity import Authority, Identity, Role
+from murmuration.worker.identity import Authority, Identity, Role
 from tests.support.workers import Swarm, WorkerProcess, free_addresses, running_swarm
 
 COORDINATOR = "coordinator"  # among the processes of a swarm

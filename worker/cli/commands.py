@@ -35,11 +35,11 @@ from murmuration.worker.views.lines import PlainLines, announce_as_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from murmuration.protos.identity import Identity
     from murmuration.worker.addresses import FoundHost
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import Config
     from murmuration.worker.daemon import WorkerOptions
+    from murmuration.worker.identity import Identity
     from murmuration.worker.newcomer import Newcomer
     from murmuration.worker.training.export import Layout
     from murmuration.worker.views import PagePlace
@@ -214,8 +214,8 @@ class WorkerFlags:
 
     def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> "Identity | None":
         """As `Admission.identity`, which says what is raised."""
-        from murmuration.protos.identity import token_from
-        from murmuration.worker.identity import Admission
+        from murmuration.worker.identity import token_from
+        from murmuration.worker.identity.admission import Admission
 
         own = (self.listen, *([self.advertise] if self.advertise else []))
         admission = Admission(
@@ -642,7 +642,7 @@ def _default_name(out: Path) -> str:
 def _joins(flags: WorkerFlags, identity: "Identity | None") -> str:
     """What lets another machine in, as it is typed. A token is a secret: it is made for a terminal
     only, never for what may be a log."""
-    from murmuration.protos.identity import Authority
+    from murmuration.worker.identity import Authority
 
     if identity is None:
         return "--insecure" if flags.insecure else ""

@@ -14,10 +14,10 @@ import click
 
 from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.exit_codes import ExitCode
-from murmuration.protos.identity import Identity
 from murmuration.worker.cli.commands import RunFlags, WorkerFlags, addresses_and_run
 from murmuration.worker.cli.options import options
 from murmuration.worker.errors import MurmurError, UsageError
+from murmuration.worker.identity import Identity
 from murmuration.worker.supervision import check_memory
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _files() -> Finding:
 def _network(
     address: str | None, config: Path | None, said: RunFlags, flags: WorkerFlags
 ) -> Iterator[Finding]:
-    from murmuration.worker.identity import check_free
+    from murmuration.worker.identity.admission import check_free
     from murmuration.worker.transport import AddressInUse
 
     free = True
@@ -182,7 +182,7 @@ def _identity(newcomer: "Newcomer", flags: WorkerFlags) -> tuple[Identity | None
 def _first_answer(
     newcomer: "Newcomer", identity: Identity | None
 ) -> "tuple[FirstAnswer | None, Finding]":
-    from murmuration.protos.identity import IdentityError
+    from murmuration.worker.identity import IdentityError
 
     try:
         first = newcomer.ask_run(identity)

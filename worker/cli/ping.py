@@ -12,8 +12,8 @@ import click
 from murmuration.protos.addresses import split_address, split_relayed
 from murmuration.protos.events import address_in
 from murmuration.protos.exit_codes import ExitCode
-from murmuration.protos.identity import Identity
 from murmuration.worker.errors import PeersUnreachable, UsageError
+from murmuration.worker.identity import Identity
 
 if TYPE_CHECKING:
     from murmuration.worker.transport.grpc import GrpcTransport
@@ -78,8 +78,8 @@ def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: 
 
 async def _ping(target: str, knows: str | None, identity: Identity | None, count: int) -> Pinged:
     """Raises UsageError, PeersUnreachable, IdentityError."""
-    from murmuration.protos.identity import IdentityError
-    from murmuration.protos.reach import CHECK_ADDRESS, ENCRYPTED_RUN, is_encrypted_run
+    from murmuration.protos.reach import CHECK_ADDRESS, ENCRYPTED_RUN
+    from murmuration.worker.identity import IdentityError, is_encrypted_run
     from murmuration.worker.relay.tunnels import Tunnels
     from murmuration.worker.transport import TransportError, Untrusted
     from murmuration.worker.transport.grpc import GrpcTransport

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from murmuration.protos.identity import (
+from murmuration.worker.identity import (
     TOKEN_USES,
     TOKEN_VALID_S,
     Authority,

@@ -1,6 +1,6 @@
 """How a worker comes to its certificate: it has one, is given one for a token, or begins the run.
 
-The files are in the worker's folder, for its user alone (`murmuration.protos.identity`).
+The files are in the worker's folder, for its user alone (`murmuration.worker.identity`).
 """
 
 import json
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.files import read_json
-from murmuration.protos.identity import Authority, Identity, IdentityError, Role, Token
-from murmuration.protos.identity.authority import TRIAL
-from murmuration.protos.identity.certificates import FOLDER, check_name, write_secret
 from murmuration.protos.reach import cannot_listen, listening_problem
 from murmuration.worker.errors import ConfigError, UsageError
+from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
+from murmuration.worker.identity.authority import TRIAL
+from murmuration.worker.identity.certificates import FOLDER, check_name, write_secret
 from murmuration.worker.newcomer import Newcomer
 from murmuration.worker.transport import AddressInUse
 

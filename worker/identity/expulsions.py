@@ -1,7 +1,8 @@
 """Which certificates and tokens count no more. Peers pass the authority's entries on with gossip.
 
 The one that holds the run's key reads them from its folder, where `murmur token` writes them. Every
-peer keeps what it has heard of, for when it is started again without that one.
+peer keeps what it has heard of, for when it is started again without that one. A message has a part
+of the entries: the newest, and of the others some in turn.
 """
 
 import asyncio
@@ -10,16 +11,12 @@ from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings, new_event
-from murmuration.protos.identity import (
-    Authority,
-    Identity,
-    IdentityError,
-    Revocations,
-    revoked_peer,
-)
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.round_context import Offload
+from murmuration.worker.identity.authority import MOST, REVOCATION, Authority, revoked_peer
+from murmuration.worker.identity.certificates import Identity, IdentityError, Verifier
+from murmuration.worker.membership.gossip import MOST_REVOCATIONS
 from murmuration.worker.transport import Caller
 
 _CHECK_S = 2.0
@@ -47,7 +44,9 @@ class Expulsions:
         offload: Offload,
         log: Callable[[dict[str, object]], None],
     ) -> None:
-        self._known, self._authority = Revocations(identity.authority), authority
+        self._verifier, self._authority = Verifier(identity.authority), authority
+        self._entries: dict[str, pb.Revocation] = {}  # by subject, the newest here last
+        self._turn = 0
         self._expelled, self._offload, self._log = expelled, offload, log
         self._keep, self._kept = keep, 0
         self._warnings = Warnings(log)
@@ -62,29 +61,43 @@ class Expulsions:
         self._kept = self.hash
 
     def part(self) -> list[pb.Revocation]:
-        """As many as go into one message."""
-        return self._known.part()
+        """As many as go into one message, others each time."""
+        entries = list(self._entries.values())
+        if len(entries) <= MOST_REVOCATIONS:
+            return entries
+        newest, older = entries[-MOST_REVOCATIONS // 2 :], entries[: -MOST_REVOCATIONS // 2]
+        self._turn %= len(older)
+        in_turn = [*older[self._turn :], *older[: self._turn]][: MOST_REVOCATIONS // 2]
+        self._turn += len(in_turn)
+        return newest + in_turn
 
     def includes(self, caller: Caller) -> bool:
         """Whether what the caller proves itself by counts no more."""
-        return f"{caller.role}/{caller.name}" in self._known
+        return f"{caller.role}/{caller.name}" in self._entries
 
     def learn(self, entries: Iterable[pb.Revocation]) -> None:
-        """Takes those that the authority has signed. Raises WireError: one is not."""
+        """Takes entries, up to the first that the authority has not signed. Raises WireError: there
+        is such a one; the sender has not checked it either."""
         try:
-            for about in self._known.learn(entries):
-                self._log(
-                    new_event("warning", text=f"{shown(about)} was revoked: it counts no more")
-                )
-                if (peer := revoked_peer(about)) is not None:
-                    self._expelled(peer)
-        except IdentityError as error:
-            raise wire.WireError(str(error)) from None
+            for entry in entries:
+                self._learn(entry)
         finally:
-            if len(self._known) > self._hashed:
-                self._hashed = len(self._known)
-                subjects = "\n".join(each.subject for each in self._known.entries)
-                self.hash = wire.hash64(subjects.encode())
+            if len(self._entries) > self._hashed:
+                self._hashed = len(self._entries)
+                self.hash = wire.hash64("\n".join(sorted(self._entries)).encode())
+
+    def _learn(self, entry: pb.Revocation) -> None:
+        """Raises WireError: the authority has not signed it."""
+        about = entry.subject
+        if about in self._entries or len(self._entries) >= MOST:
+            return
+        if not self._verifier.has_signed(entry.signature, REVOCATION + about.encode()):
+            raise wire.WireError("a revocation that this run's authority has not signed")
+        kept = self._entries[about] = pb.Revocation()
+        kept.CopyFrom(entry)
+        self._log(new_event("warning", text=f"{shown(about)} was revoked: it counts no more"))
+        if (peer := revoked_peer(about)) is not None:
+            self._expelled(peer)
 
     async def run(self) -> None:
         """Reads what the user has revoked, and keeps what is new, until cancelled."""
@@ -93,7 +106,8 @@ class Expulsions:
                 if self._authority is not None:
                     self.learn(await self._offload(self._authority.revocations))
                 if self._kept != self.hash:
-                    entries, now = self._known.entries, self.hash
+                    now = self.hash
+                    entries = [self._entries[about] for about in sorted(self._entries)]
                     await self._offload(partial(self._keep, entries))
                     self._kept = now
             except (IdentityError, wire.WireError, OSError) as error:

@@ -1,22 +1,24 @@
-"""What a caller may ask of a node by its certificate, and how a newcomer gets one.
+"""What a caller may ask of a node by its certificate, and how a newcomer or a member gets one.
 
 Where nothing is encrypted callers have no certificates, and anybody may ask for anything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings, new_event
-from murmuration.protos.identity import Authority, Role, enrol
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.round_context import Offload
-from murmuration.worker.transport import Caller, Refused, Stream
+from murmuration.worker.identity import Authority, Role, enrol
+from murmuration.worker.transport import Caller, Refused, Stream, Transport, TransportError
 
 _MAX_REASON = 200  # characters
 _ENROL = "Control/Enrol"
 _MEMBERS = (Role.PEER, Role.COORDINATOR)
+_RENEW_S = 5.0
+_MOST_ASKED = 16  # for a later certificate, at one time
 
 
 class Gate:
@@ -110,3 +112,33 @@ def _problem(method: str, raw: bytes, caller: Caller) -> str | None:
     if claimed is not None and (caller.role, caller.name) != (Role.PEER, claimed):
         return f"the certificate of {caller.name} does not speak for {claimed}"
     return None
+
+
+class KeyHolders:
+    """Asks those that may hold the run's key, some at a time. io thread only.
+
+    Args:
+        transport: to the others.
+        holders: addresses of those that may hold the key, the likeliest first.
+    """
+
+    def __init__(self, transport: Transport, holders: Callable[[], Iterable[str]]) -> None:
+        self._transport, self._holders = transport, holders
+        self._asked = 0
+
+    async def ask(self, request: pb.EnrolRequest) -> bytes | None:
+        """A later certificate (PEM); None: nobody has given it."""
+        addresses = list(self._holders())
+        for index in range(min(_MOST_ASKED, len(addresses))):
+            address = addresses[(self._asked + index) % len(addresses)]
+            try:
+                raw = await self._transport.call(
+                    address, "Control/Enrol", request.SerializeToString(), _RENEW_S
+                )
+                reply = wire.parse(pb.EnrolReply, raw)
+            except (TransportError, wire.WireError):
+                continue
+            if not reply.refusal:
+                return bytes(reply.certificate)
+        self._asked += _MOST_ASKED
+        return None

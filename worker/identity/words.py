@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import (
+from murmuration.protos.text import shown
+from murmuration.worker import wire
+from murmuration.worker.identity import (
     Certified,
     Identity,
     IdentityError,
@@ -23,8 +25,6 @@ from murmuration.protos.identity import (
     Verifier,
     signer,
 )
-from murmuration.protos.text import shown
-from murmuration.worker import wire
 from murmuration.worker.membership import MAX_MEMBERS, Health, Member, Signed
 from murmuration.worker.membership.gossip import MOST_CERTIFICATES
 

@@ -33,11 +33,11 @@ from torch.optim import Optimizer
 
 from murmuration.protos.addresses import join_address
 from murmuration.protos.events import new_event
-from murmuration.protos.identity import Identity, token_from
 from murmuration.worker.component import NodeConfig
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import EventLog
-from murmuration.worker.identity import Admission, Credentials
+from murmuration.worker.identity import Identity, token_from
+from murmuration.worker.identity.admission import Admission, Credentials
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.arguments import checked, errors_in_arguments
 from murmuration.worker.library.hooks import UserReplica

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.protos.addresses import is_loopback, is_wildcard, split_address, with_host
 from murmuration.protos.events import NO_END
-from murmuration.protos.identity import Identity
 from murmuration.protos.manifest import first_difference
 from murmuration.worker.addresses import FoundHost, find_host
 from murmuration.worker.adopted_config import join_config
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
+from murmuration.worker.identity import Identity
 from murmuration.worker.library.arguments import check_once
 from murmuration.worker.library.site import is_site
 from murmuration.worker.manifest import Manifest

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
 from murmuration.protos.events import Warnings, new_event
-from murmuration.protos.identity.revocation import MOST_AT_ONCE
 from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import View
@@ -36,6 +35,7 @@ _MAX_TOLD = 8  # refusals in one answer
 _EXPELLED = "was expelled"  # as a peer says it whose calls are refused
 _MAX_REFUSED = 64  # members of one message, before the rest is not read
 MOST_CERTIFICATES = 32  # in one message
+MOST_REVOCATIONS = 100  # likewise
 
 
 class Host(Protocol):
@@ -471,7 +471,7 @@ class GossipService:
         """What may be believed of it, and what is wrong with the rest. Raises WireError."""
         wire.check_name(message.sender)
         if self._revoked is not None:
-            if len(message.revocations) > MOST_AT_ONCE:
+            if len(message.revocations) > MOST_REVOCATIONS:
                 raise wire.WireError(f"{len(message.revocations)} revocations in one message")
             self.learn_revoked(message.revocations)
             if self.address_of(message.sender) is not None:

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import grpc
 from grpc import aio
 
-from murmuration.protos.identity.serving import ServerCertificate
 from murmuration.protos.reach import (
     LOOK_UP_S,
     UnknownName,
@@ -33,6 +32,7 @@ from murmuration.protos.reach import (
     numeric,
     plain_cause,
 )
+from murmuration.worker.identity.serving import ServerCertificate
 from murmuration.worker.transport.interface import (
     RELAY_METHODS,
     AddressInUse,

@@ -27,8 +27,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
-from murmuration.protos.identity import FOLDER
 from murmuration.protos.reach import cannot_listen
+from murmuration.worker.identity import FOLDER
 from murmuration.worker.views.history import History, Look
 from murmuration.worker.views.place import PagePlace, page_token
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from murmuration.protos.events import new_event
-from murmuration.protos.identity import FOLDER
-from murmuration.protos.identity.certificates import write_secret
+from murmuration.worker.identity import FOLDER
+from murmuration.worker.identity.certificates import write_secret
 
 _TOKEN = "page-token"
 

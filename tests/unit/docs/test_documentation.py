@@ -13,11 +13,11 @@ import pytest
 from murmuration import Swarm
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import LOG_BYTES
-from murmuration.protos.identity import TOKEN_USES, TOKEN_VALID_S
-from murmuration.protos.identity.revocation import MOST
 from murmuration.worker.catchup.bootstrap import DESERTED_S
 from murmuration.worker.cli import cli
 from murmuration.worker.config import parse_config
+from murmuration.worker.identity import TOKEN_USES, TOKEN_VALID_S
+from murmuration.worker.identity.authority import MOST
 from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
 from murmuration.worker.node_server import MOST_TUNNELS, TUNNELS_EACH

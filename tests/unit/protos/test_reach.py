@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 
 from murmuration.protos import reach
-from murmuration.protos.identity import Authority, Identity, Role
 from murmuration.protos.reach import (
     Mismatch,
     UnknownName,
     find_target,
-    is_encrypted_run,
     mismatch,
     numeric,
     plain_cause,
     resolved,
     target_of,
 )
+from murmuration.worker.identity import Authority, Identity, Role, is_encrypted_run
 from murmuration.worker.transport import NOBODY, Handler
 from murmuration.worker.transport.grpc import GrpcTransport
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import Authority, Role
 from murmuration.worker import newcomer, remembered
 from murmuration.worker.config import Config
 from murmuration.worker.errors import PeersUnreachable
+from murmuration.worker.identity import Authority, Role
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.newcomer import Newcomer
 from murmuration.worker.remembered import NOTHING, Remembered

@@ -29,8 +29,8 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos.addresses import ReservedPorts
 from murmuration.protos.documents import pack
-from murmuration.protos.identity import Authority, Identity, Role
-from murmuration.protos.identity.certificates import new_key, request_for
+from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity.certificates import new_key, request_for
 
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
 

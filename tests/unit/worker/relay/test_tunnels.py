@@ -11,8 +11,8 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import relayed_address, split_address
 from murmuration.protos.events import Warnings
-from murmuration.protos.identity import Authority, Role
-from murmuration.worker.identity import Gate
+from murmuration.worker.identity import Authority, Role
+from murmuration.worker.identity.gate import Gate
 from murmuration.worker.membership import Member
 from murmuration.worker.node_server import NodeServer
 from murmuration.worker.relay.service import RelayLimits, RelayService, RelayTable

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 from starlette.testclient import TestClient
 
-from murmuration.protos.identity import Authority, Role
+from murmuration.worker.identity import Authority, Role
 from murmuration.worker.views import PagePlace, page, page_event, page_words
 from murmuration.worker.views.history import History, Look
 from murmuration.worker.views.page import HEADERS, PageServer, page_app

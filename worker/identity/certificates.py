@@ -13,10 +13,10 @@ A token's certificate has the URI alone, so that nobody can serve with it.
 import datetime
 import hashlib
 import os
+import ssl
 import stat
-import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +32,10 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from murmuration.protos.addresses import split_address
 from murmuration.protos.exit_codes import ExitCode, MurmurError
+from murmuration.protos.files import write_atomically
+from murmuration.protos.reach import HANDSHAKE_S, UnknownName, connected
 
 FOLDER = "identity"  # in a worker's or coordinator's folder
 _KEY, _CERTIFICATE, _AUTHORITY = "key.pem", "certificate.pem", "authority.pem"
@@ -85,23 +88,11 @@ class Identity:
     @classmethod
     def of(cls, key: bytes, certificate: bytes, authority: bytes) -> "Identity":
         """Raises IdentityError: they are no certificates, or do not fit one another."""
-        try:
-            mine, root = _certificate(certificate), _certificate(authority)
-            private = serialization.load_pem_private_key(key, None)
-            names = mine.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            if mine.issuer != root.subject:
-                raise InvalidSignature
-            mine.verify_directly_issued_by(root)
-        except InvalidSignature:
-            raise IdentityError("the certificate is not of this authority") from None
-        except (TypeError, x509.ExtensionNotFound, *_UNREADABLE) as error:
-            raise IdentityError(f"a key or certificate cannot be read: {error}") from error
+        with _read("the", "a key or certificate"):
+            mine, private = _certificate(certificate), serialization.load_pem_private_key(key, None)
+            certified = _certified(mine, _certificate(authority))
         if private.public_key() != mine.public_key():
             raise IdentityError("the certificate is of another key")
-        certified = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
-        if certified is None:
-            raise IdentityError("the certificate names nobody")
-        _check_usage(mine, certified[0])
         return cls(key, certificate, authority, *certified)
 
     @classmethod
@@ -205,28 +196,16 @@ class Verifier:
 
     def certified(self, certificate: bytes) -> Certified:
         """Raises IdentityError: it is none of this authority, or is not valid now."""
-        try:
+        with _read("a", "a certificate"):
             found = x509.load_der_x509_certificate(certificate)
-            names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            if found.issuer != self._root.subject:
-                raise InvalidSignature
-            found.verify_directly_issued_by(self._root)
-            key = _on_curve(found.public_key())
-        except InvalidSignature:
-            raise IdentityError("a certificate is not of this authority") from None
-        except (TypeError, x509.ExtensionNotFound, *_UNREADABLE) as error:
-            raise IdentityError(f"a certificate cannot be read: {error}") from error
-        role_and_name = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
-        if role_and_name is None:
-            raise IdentityError("a certificate names nobody")
-        _check_usage(found, role_and_name[0])
+            key, (role, name) = _on_curve(found.public_key()), _certified(found, self._root)
         start, end = found.not_valid_before_utc, found.not_valid_after_utc
         if not start <= (now := datetime.datetime.now(datetime.UTC)) < end:
             raise NotValidNow(
-                f"the certificate of {role_and_name[1]} is not valid now: it is for "
+                f"the certificate of {name} is not valid now: it is for "
                 f"{start:%Y-%m-%d} to {end:%Y-%m-%d}, and this machine's clock says {now:%Y-%m-%d}"
             )
-        return Certified(*role_and_name, key, certificate, found.not_valid_before_utc)
+        return Certified(role, name, key, certificate, start)
 
 
 def signer(key: bytes) -> Callable[[bytes], bytes]:
@@ -265,10 +244,21 @@ def certified_key(certificate: bytes) -> str:
     return fingerprint(_certificate(certificate).public_key())
 
 
-def is_of_a_run(certificate: bytes) -> bool:
-    """Whether a certificate (DER) says that it is a member's of some run. Nothing is verified."""
-    with suppress(x509.ExtensionNotFound, *_UNREADABLE):
-        shown = x509.load_der_x509_certificate(certificate)
+def is_encrypted_run(address: str, timeout_s: float = HANDSHAKE_S) -> bool:
+    """Whether a member of an encrypted run answers at HOST:PORT: it shows a certificate of one.
+
+    Nothing but that is asked, shown or believed: the certificate is not verified. Blocks for at
+    most three times `timeout_s`: for the name, a connection and the handshake.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with suppress(OSError, UnknownName, x509.ExtensionNotFound, *_UNREADABLE):
+        with (
+            connected(*split_address(address), timeout_s) as plain,
+            context.wrap_socket(plain) as encrypted,
+        ):
+            shown = x509.load_der_x509_certificate(encrypted.getpeercert(binary_form=True) or b"")
         names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return _MEMBER in names.get_values_for_type(x509.DNSName)
     return False
@@ -392,23 +382,9 @@ def _check_usage(certificate: x509.Certificate, role: Role) -> None:
 def write_secret(path: Path, content: bytes) -> None:
     """As a whole or not at all, readable for its user alone. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # of mode 600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes a new name in it durable, where the system does so. Raises OSError."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
+    write_atomically(path, content, mode=0o600)
+    if os.name == "posix":  # the new name lasts too
+        descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -421,6 +397,30 @@ def check_private(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o007:
         raise IdentityError(f"{path} has mode {mode:o}, so that others have the key: chmod 600 it")
+
+
+@contextmanager
+def _read(article: str, what: str) -> Iterator[None]:
+    """Raises IdentityError: bytes are no key or certificate, or of another authority."""
+    try:
+        yield
+    except InvalidSignature:
+        raise IdentityError(f"{article} certificate is not of this authority") from None
+    except (TypeError, x509.ExtensionNotFound, *_UNREADABLE) as error:
+        raise IdentityError(f"{what} cannot be read: {error}") from error
+
+
+def _certified(found: x509.Certificate, root: x509.Certificate) -> tuple[Role, str]:
+    """Role and name, if this authority has signed it. To be called within `_read`."""
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    if found.issuer != root.subject:
+        raise InvalidSignature
+    found.verify_directly_issued_by(root)
+    certified = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
+    if certified is None:
+        raise IdentityError("a certificate names nobody")
+    _check_usage(found, certified[0])
+    return certified
 
 
 def _host_of(peer: str) -> str:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity import (
+from murmuration.worker.identity import (
     FOLDER,
     Authority,
     Identity,
@@ -26,8 +26,8 @@ from murmuration.protos.identity import (
     member_identity,
     token_from,
 )
-from murmuration.protos.identity.authority import TRIAL
-from murmuration.protos.identity.certificates import (
+from murmuration.worker.identity.authority import TRIAL
+from murmuration.worker.identity.certificates import (
     Verifier,
     certified_name,
     key_to_pem,
@@ -353,7 +353,7 @@ def test_a_certificate_for_another_use_is_not_taken(
     verifier = Verifier(run.certificate)
     with monkeypatch.context() as patched:
         patched.setattr(
-            "murmuration.protos.identity.certificates._purposes",
+            "murmuration.worker.identity.certificates._purposes",
             lambda role: [ExtendedKeyUsageOID.CLIENT_AUTH],
         )
         client_only = run.new_identity(Role.PEER, "b")

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from murmuration.protos.identity.certificates import (
+from murmuration.worker.identity.certificates import (
     Identity,
     IdentityError,
     Role,

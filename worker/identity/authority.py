@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from filelock import FileLock, Timeout
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.identity.certificates import (
+from murmuration.worker.identity.certificates import (
     FOLDER,
     Identity,
     IdentityError,
@@ -33,10 +33,10 @@ from murmuration.protos.identity.certificates import (
     requested_key,
     self_signed,
     signed_certificate,
+    signer,
     write_secret,
 )
-from murmuration.protos.identity.revocation import check_count, revocation, subject
-from murmuration.protos.identity.token import Token
+from murmuration.worker.identity.tokens import Token
 
 _DAY_S = 24 * 3600.0
 PEER_VALID_S = 366 * _DAY_S
@@ -47,7 +47,8 @@ _KEY, _CERTIFICATE, _LEDGER = "authority.key", "authority.pem", "ledger.json"
 _LOCK_S = 5.0
 _PACE_S, _MOST_RENEWED = 30.0, 4096
 _KEPT = 256  # tokens that have ended and are still listed
-
+MOST = 4096  # revocations in a run; a peer holds about a megabyte of them
+REVOCATION = b"murmuration revocation\0"  # what a signature of one begins with
 
 TRIAL = "trial:"  # before a name: of a peer that only asks whether it would be let in
 _TRIAL_VALID_S = 300.0
@@ -199,7 +200,8 @@ class Authority:
     def _take_back(self, ledger: dict[str, Any], about: str) -> None:
         revoked = ledger.setdefault("revoked", {})
         if about not in revoked:
-            check_count(len(revoked))
+            if len(revoked) >= MOST:  # one more would be too many for peers to keep
+                raise IdentityError(f"{MOST} are revoked: begin a run with a new key")
             revoked[about] = revocation(key_to_pem(self._key), about).signature.hex()
 
     def admit(self, token_id: str, name: str, request: bytes, holder: str | None = None) -> bytes:
@@ -295,6 +297,28 @@ class Authority:
                 write_secret(self._folder / _LEDGER, json.dumps(ledger, indent=1).encode())
         except (OSError, Timeout) as error:
             raise IdentityError(f"{self._folder} cannot be written: {error}") from error
+
+
+def subject(role: Role, name: str) -> str:
+    """What a revocation is about."""
+    return f"{role}/{name}"
+
+
+def revoked_peer(about: str) -> str | None:
+    """The name, where a revocation is about a peer."""
+    role, _, name = about.partition("/")
+    return name if role == Role.PEER else None
+
+
+def revocation(authority_key: bytes, about: str) -> pb.Revocation:
+    """A new one, signed by itself, so that peers can pass it on; none is withdrawn.
+
+    Args:
+        authority_key: PEM.
+        about: as `subject`.
+    """
+    signature = signer(authority_key)(REVOCATION + about.encode())
+    return pb.Revocation(subject=about, signature=signature)
 
 
 def enrol(
