@@ -1,14 +1,16 @@
-"""What routes are planned on: links, what a hop and a visit cost, and who serves which stage.
+"""What routes are planned on: links, what a hop and a visit cost, who serves which stage of layers.
 
-    edge(i, j) = latency + bytes / rate + overhead
+    edge(i, j) = latency + bytes / rate
 
 A visit costs w forward and 1.5 w backward, the loss on stage 0 costs w / 4; with recomputation on
 backward, or where they were measured, the ratios are others.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +18,13 @@ from numpy.typing import NDArray
 from murmuration.algorithms.link import Link
 
 Floats = NDArray[np.float64]
+_Cut = tuple[tuple[int, int], ...]
 
 BACKWARD_RATIO = 1.5
 LOSS_RATIO = 0.25
 
 _BYTES_PER_S = 125e3  # in 1 Mbit/s
 _FAST_MBPS = 10_000.0
-
-
-def activation_bytes(*, dim: int, context: int, samples: int, element_bytes: int) -> int:
-    """Of the hidden states of one microbatch, as they travel between two stages."""
-    return dim * context * samples * element_bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +34,6 @@ class Links:
     Args:
         latency_s: one way, shape (P, P); the diagonal is not read.
         rate_bytes_per_s: shape (P, P); the diagonal is not read.
-        overhead_s: fixed, for every message.
 
     Raises:
         ValueError: shapes that do not fit, a rate of 0, a negative or unmeasured time.
@@ -44,7 +41,6 @@ class Links:
 
     latency_s: Floats
     rate_bytes_per_s: Floats
-    overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         peers = len(self.latency_s)
@@ -56,8 +52,8 @@ class Links:
         others = ~np.eye(peers, dtype=bool)
         if not (self.rate_bytes_per_s[others] > 0).all():
             raise ValueError("a link's rate must be above 0 bytes/s between any two peers")
-        if not ((self.latency_s[others] >= 0).all() and self.overhead_s >= 0):
-            raise ValueError("a link's latency and overhead must be at least 0 s")
+        if not (self.latency_s[others] >= 0).all():
+            raise ValueError("a link's latency must be at least 0 s")
 
     @classmethod
     def of_lines(cls, lines: Sequence[Link | None]) -> "Links":
@@ -79,7 +75,7 @@ class Links:
 
     def delay_s(self) -> Floats:
         """What a message waits however small it is, shape (P, P), 0 to oneself."""
-        return _without_diagonal(self.latency_s + self.overhead_s)
+        return _without_diagonal(self.latency_s)
 
     def transfer_s(self, message_bytes: float) -> Floats:
         """How long the sender's link is taken by a message, shape (P, P), 0 to oneself."""
@@ -178,3 +174,73 @@ class Pipeline:
     def edges(self) -> tuple[tuple[float, ...], ...]:
         """`costs.edge_s` as plain numbers: loops read them faster than arrays."""
         return tuple(map(tuple, self.costs.edge_s.tolist()))
+
+
+# --------------------------------------------------------------------- which layers make up a stage
+
+
+def stage_layers(costs: Sequence[float], outer_cost: float, stages: int) -> list[tuple[int, int]]:
+    """Cuts the layers into contiguous stages of at least one layer.
+
+    The largest stage is as small as can be; of equally good cuts the most even one is taken. Costs
+    are parameters, which are the same on every peer and in every run, or measured seconds: a run
+    that is cut by those has the cut in its settings, as no two measurements are alike.
+
+    Args:
+        costs: of each layer, in the order of the forward pass: parameters, or seconds.
+        outer_cost: of what stage 0 holds besides: embedding, final norm, head.
+        stages: S.
+
+    Returns:
+        The first and the last layer of each stage, both included.
+
+    Raises:
+        ValueError: more stages than layers.
+    """
+    if not 1 <= stages <= len(costs):
+        raise ValueError(
+            f"{len(costs)} layers cannot be cut into {stages} stages of at least one layer"
+        )
+
+    def cost(stage: int, first: int, last: int) -> float:
+        return sum(costs[first : last + 1]) + (outer_cost if stage == 0 else 0)
+
+    def squares(before: float, stage_costs: float) -> float:
+        return before + stage_costs**2
+
+    least, _ = _best_cut(len(costs), stages, cost, math.inf, max)
+    return list(_best_cut(len(costs), stages, cost, least, squares)[1])
+
+
+def spans(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """The first and the last layer of each stage, both included, from how many layers it has."""
+    return [(end - count, end - 1) for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def _best_cut(
+    layers: int,
+    stages: int,
+    cost: Callable[[int, int, int], float],
+    most: float,
+    add: Callable[[float, float], float],
+) -> tuple[float, _Cut]:
+    """The least score of a cut of all layers, and that cut.
+
+    Args:
+        cost: of (stage, first, last), at most `most`.
+        add: the score of some stages and the cost of the next make the score of all of them; grows
+            with both, so that the best cut begins with the best cut of fewer layers.
+    """
+    # best[n]: of the first n layers into the stages so far.
+    best: dict[int, tuple[float, _Cut]] = {0: (0, ())}
+    for stage in range(stages):
+        reached: dict[int, tuple[float, _Cut]] = {}
+        for first, (score, before) in best.items():
+            for last in range(first, layers - (stages - stage - 1)):
+                if (taken := cost(stage, first, last)) > most:
+                    break  # and so is any longer one
+                found = add(score, taken)
+                if last + 1 not in reached or found < reached[last + 1][0]:
+                    reached[last + 1] = found, (*before, (first, last))
+        best = reached
+    return best[layers]

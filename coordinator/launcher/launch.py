@@ -291,12 +291,12 @@ def stages_of(
     import numpy as np
 
     from murmuration.algorithms.skippipe.assignment import StageCandidates, propose_placement
-    from murmuration.algorithms.skippipe.pipeline import Links, activation_bytes
+    from murmuration.algorithms.skippipe.pipeline import Links
     from murmuration.algorithms.skippipe.route import Rules
 
     swarm = StageCandidates(
         links=Links.of_lines(known),
-        message_bytes=activation_bytes(dim=96, context=128, samples=4, element_bytes=2),
+        message_bytes=4 * 128 * 96 * 2,  # samples, context and width of the model tiny in bf16
         exchange_s=np.zeros((workers, workers)),
         memory=(_MEMORY,) * workers,
         forward_s=np.full((workers, stages), _FORWARD_S),

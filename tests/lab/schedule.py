@@ -7,15 +7,18 @@ Draws what `murmur plan --stages` predicts for the links of docs/evidence/skippi
 
 import argparse
 import logging
+import statistics
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from murmuration.algorithms.skippipe.pipeline import Pipeline
+from murmuration.algorithms.skippipe.routing import RoutingPrediction
 from murmuration.algorithms.skippipe.simulator import Kind
 from murmuration.protos.figures import percent
-from murmuration.worker.cli.plan_options import PlanOptions, StageOptions
-from murmuration.worker.cli.plan_stages import StagedRun, report_of
-from murmuration.worker.cli.plan_stages_report import RoutingRow, StagesReport
+from murmuration.worker.cli.plan import PlanOptions, StageOptions
+from murmuration.worker.cli.plan_stages import StagesAnswer, case_of
 from murmuration.worker.config import load_config
 
 if TYPE_CHECKING:
@@ -37,41 +40,45 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--picture", type=Path, default=Path("docs/evidence/schedule.png"))
     options = parser.parse_args()
+    given = {each.name: None for each in fields(PlanOptions)}
     asked = {"stages": 4, "microbatches": 6, "forward_ms": 100.0, "activation_bytes": 98304}
-    staged = StageOptions(**{each.name: asked.get(each.name) for each in fields(StageOptions)})
-    others = {each.name: None for each in fields(PlanOptions)}
-    given = PlanOptions(**others | {"links": LINKS, "settings": ()})
-    config = load_config(None, tuple(staged.said))
-    draw(
-        options.picture,
-        report_of(StagedRun(config=config, recut=False, given=given, staged=staged)),
+    case = case_of(
+        load_config(None, ("stages.count=4",)),
+        PlanOptions(**given | {"links": LINKS}),
+        StageOptions(**{each.name: asked.get(each.name) for each in fields(StageOptions)}),
     )
+    draw(options.picture, case.known.names, StagesAnswer.of(case, case.proposed()))
     return 0
 
 
-def draw(path: Path, report: StagesReport) -> None:
+def draw(path: Path, names: Sequence[str], answer: StagesAnswer) -> None:
     """Writes a PNG. Raises OSError."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [report.rows[routing] for routing in _ROUTINGS]
-    height = len(rows) * (_EDGE_INCHES + _ROW_INCHES * report.pipeline.peers)
+    rows = [answer.draws[routing][0] for routing in _ROUTINGS]
+    height = len(rows) * (_EDGE_INCHES + _ROW_INCHES * answer.pipeline.peers)
     figure = Figure(figsize=(12, min(height, _MOST_INCHES)), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(len(rows), 1, sharex=True)
-    longest_s = max(row.first.iteration_s for row in rows)
+    longest_s = max(row.iteration_s for row in rows)
     for axes, row in zip(all_axes, rows, strict=True):
-        _panel(axes, report, row, longest_s)
+        _panel(axes, answer.pipeline, names, row, longest_s)
     all_axes[-1].set(xlabel="time (s)", xlim=(0, longest_s))
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, ncols=4, loc="outside upper right")
     figure.savefig(path, format="png")
 
 
-def _panel(axes: "Axes", report: StagesReport, row: RoutingRow, longest_s: float) -> None:
+def _panel(
+    axes: "Axes",
+    pipeline: Pipeline,
+    names: Sequence[str],
+    first: RoutingPrediction,
+    longest_s: float,
+) -> None:
     """One routing: a row for each peer, stage 0 on top."""
-    pipeline, first = report.pipeline, row.first
     order = [peer for replicas in pipeline.stages for peer in replicas]
     everyone = range(len(order))
     axes.barh(everyone, first.iteration_s, height=0.8, color=_IDLE, label="idle")
@@ -108,13 +115,12 @@ def _panel(axes: "Axes", report: StagesReport, row: RoutingRow, longest_s: float
     for replicas in pipeline.stages[:-1]:
         below += len(replicas)
         axes.axhline(below - 0.5, color="#888888", linewidth=0.6)
-    names = report.case.known.names
     axes.set_yticks(everyone, [f"stage {pipeline.stage_of[p]}  {names[p]}" for p in order])
     axes.set_ylim(len(order) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_title(
         f"{first.routing}: {first.iteration_s:.3g} s, peers compute "
-        f"{percent(row.mean_utilization, 0)} of the time",
+        f"{percent(statistics.fmean(first.utilization), 0)} of the time",
         loc="left",
         fontsize=10,
     )

@@ -34,7 +34,6 @@ from murmuration.algorithms.skippipe.pipeline import (
     LOSS_RATIO,
     Links,
     Pipeline,
-    activation_bytes,
 )
 from murmuration.algorithms.skippipe.planner import Planner
 from murmuration.algorithms.skippipe.route import Rules
@@ -46,7 +45,7 @@ MEMORY = 3
 WAVES = 2
 FORWARD_S = 1.0
 # A microbatch of 4096 tokens, 2048 wide, in bf16.
-MESSAGE_BYTES = activation_bytes(dim=2048, context=4096, samples=2, element_bytes=2)
+MESSAGE_BYTES = 2 * 4096 * 2048 * 2  # samples, context and width in bf16
 RANDOM_SEEDS = 20
 SEARCH_S = 5.0
 

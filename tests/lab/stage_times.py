@@ -20,7 +20,7 @@ from pathlib import Path
 from murmuration.algorithms.skippipe.pipeline import Costs, Pipeline
 from murmuration.algorithms.skippipe.route import Rules, visited_stages
 from murmuration.algorithms.skippipe.routing import origins_in_turns, predict
-from murmuration.worker.cli.plan_measurements import read_links
+from murmuration.worker.cli.plan_stages import read_links
 from murmuration.worker.pipeline.planner import SEARCH_S
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event

@@ -1,19 +1,16 @@
 """`murmur plan`: what a run's settings cost on a link, and which ones would reach a target."""
 
-import itertools
 import json
-import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from murmuration.worker.cli.options import check_finite, flag_of, link_of, options
-from murmuration.worker.cli.plan_options import PlanOptions, StageOptions
-from murmuration.worker.cli.timing import Repetitions, torch_threads
+from murmuration.protos.figures import count
+from murmuration.worker.cli.options import check_finite, flag_of, link_of, option, options
 from murmuration.worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -22,12 +19,93 @@ if TYPE_CHECKING:
     from murmuration.algorithms.workload import Workload
     from murmuration.worker.cli.plan_report import LinkAnswer
     from murmuration.worker.config import Config
-    from murmuration.worker.pipeline.part import Part
 
+_ABOVE_0 = click.FloatRange(min=0, min_open=True)
+_FROM_1 = click.IntRange(1)
 _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # What a run's file says of its own count of stages only, unsaid.
 _NOT_OF_OTHER_COUNTS = ("stages.layers=[]", "stages.skip=0", "stages.spread=0")
-_STEPS = Repetitions(untimed=3, fewest=5, most=100, enough_s=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The command's options, those of `--stages` aside."""
+
+    links: tuple[str, ...] = option(
+        "--links",
+        "--link",
+        multiple=True,
+        required=True,
+        metavar="RATE[,delay=TIME][,jitter=TIME]",
+        help="A worker's link, such as 20mbit,delay=50ms; may be given several times. With "
+        "--stages the links of all peers, or a FILE.json of measurements.",
+    )
+    peers: int = option("--peers", type=click.IntRange(2), default=4, show_default=True)
+    preset: str | None = option("--preset", help="The preset, such as diloco.")
+    settings: tuple[str, ...] = option("--set", multiple=True, metavar="SECTION.KEY=VALUE")
+    target: float = option(
+        "--target",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        default=0.95,
+        show_default=True,
+        help="Propose settings with which workers compute for this share of the time.",
+    )
+    step_s: float | None = option(
+        "--step-time",
+        type=_ABOVE_0,
+        metavar="SECONDS",
+        help="The seconds of one inner step.  [default: some are timed here]",
+    )
+    params: int | None = option("--params", type=_FROM_1, help="Plan for this many parameters.")
+    layers: int | None = option("--layers", type=_FROM_1, help="Plan for this many layers.")
+    threads: int = option(
+        "--threads", type=_FROM_1, default=1, show_default=True, help="Time with this many threads."
+    )
+    as_json: bool = option("--json", is_flag=True, help="Print one JSON object.")
+
+    @property
+    def time_source(self) -> str:
+        """Where the times come from that are measured with these options."""
+        threads = "one thread" if self.threads == 1 else count(self.threads, "thread")
+        return f"measured on this machine, {threads}"
+
+    @property
+    def measurements(self) -> Path | None:
+        """The file of measurements, if there is one. Raises UsageError: other links beside it."""
+        files = [text for text in self.links if text.endswith(".json")]
+        if files and len(self.links) > 1:
+            raise UsageError(f"--links {files[0]} has all links; leave the other --links out")
+        return Path(files[0]) if files else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """The options of `--stages`; None where the file or a default says it."""
+
+    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into stages.")
+    replicas: int | None = option("--replicas", type=_FROM_1, help="The replicas of each stage; 2.")
+    skip: float | None = option(
+        "--skip",
+        type=click.FloatRange(0, 1, max_open=True),
+        help="Leave this share of the stages out of each route; 0.25.",
+    )
+    spread: int | None = option(
+        "--spread",
+        type=click.IntRange(0),
+        help="Let half of such routes visit this many stages more, and the others fewer; 0.",
+    )
+    microbatches: int | None = option(
+        "--microbatches", type=_FROM_1, help="The microbatches of each origin; 8."
+    )
+    memory: int | None = option(
+        "--memory", type=_FROM_1, help="The microbatches that a peer may hold; 3."
+    )
+    forward_ms: float | None = option(
+        "--forward-ms", type=_ABOVE_0, help="The time of one forward; else timed here."
+    )
+    activation_bytes: int | None = option(
+        "--activation-bytes", type=_FROM_1, help="The bytes of a microbatch."
+    )
 
 
 @click.command()
@@ -45,16 +123,19 @@ def plan(run: Path | None, given: PlanOptions, staged: StageOptions) -> int:
     """
     from murmuration.worker.config import file_says, load_config
 
-    recut = staged.recuts(file_says(run, "stages", "count"))
-    unsaid = dict.fromkeys(_NOT_OF_OTHER_COUNTS, f"--stages {staged.stages}") if recut else {}
-    settings = (*unsaid, *given.settings, *staged.said)
-    config = load_config(run, settings, given.preset, {**unsaid, **staged.said})
+    said, unsaid = dict[str, str](), dict[str, str]()
+    if staged.stages is not None:
+        said[f"stages.count={staged.stages}"] = f"--stages {staged.stages}"
+        if file_says(run, "stages", "count") not in (None, staged.stages):
+            unsaid = dict.fromkeys(_NOT_OF_OTHER_COUNTS, f"--stages {staged.stages}")
+    settings = (*unsaid, *given.settings, *said)
+    config = load_config(run, settings, given.preset, unsaid | said)
     measured = any(text.endswith(".json") for text in given.links)
     if staged.stages is not None or measured or config.stages.count > 1:
         _check_staged()
-        from murmuration.worker.cli.plan_stages import StagedRun, plan_stages
+        from murmuration.worker.cli.plan_stages import plan_stages
 
-        return plan_stages(StagedRun(config=config, recut=recut, given=given, staged=staged))
+        return plan_stages(config, given, staged)
     for each in fields(StageOptions):
         if getattr(staged, each.name) is not None:
             flag = flag_of(StageOptions, each.name)
@@ -155,53 +236,23 @@ def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict
 def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
     """What it is called, its workload, and where the time of its step comes from.
 
-    From --params and --layers, or else the run's own task, timed where no time is given. With
-    `kseed` it is the vector of coefficients that travels.
+    From --params and --layers, or else the run's own task. With `kseed` it is the vector of
+    coefficients that travels.
     """
-    from murmuration.algorithms.workload import Workload, workload_of
+    from murmuration.algorithms.workload import Workload
     from murmuration.worker.training.config import KSEED
 
-    if given.params is not None and given.layers is not None:
-        assert given.step_s is not None
-        if config.inner.optimizer == KSEED:
-            vector = (config.inner.seeds,)
-            workload = Workload(step_s=given.step_s, layers=vector, ddp_parameters=given.params)
-            return "this model", workload, "as given"
+    if given.params is None or given.layers is None:
+        from murmuration.worker.cli.plan_model import run_workload
+
+        source = given.time_source if given.step_s is None else "as given"
+        return config.task.name, run_workload(config, given.step_s, given.threads), source
+    assert given.step_s is not None
+    if config.inner.optimizer == KSEED:
+        vector = (config.inner.seeds,)
+        workload = Workload(step_s=given.step_s, layers=vector, ddp_parameters=given.params)
+    else:
         small, larger = divmod(given.params, given.layers)
         sizes = tuple(small + (index < larger) for index in range(given.layers))
         workload = Workload(step_s=given.step_s, layers=sizes)
-        return "this model", workload, "as given"
-    from murmuration.worker.config import task_of
-    from murmuration.worker.pipeline.part import part_of
-    from murmuration.worker.training.kseed import seed_space_of
-
-    task = task_of(config)
-    part = part_of(task, config)
-    module = part.module
-    parameters = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
-    step_s, source = given.step_s, "as given"
-    if step_s is None:
-        step_s, source = _timed_step_s(config, task, part, given.threads), given.time_source
-    workload = workload_of(parameters, step_s)
-    if (space := seed_space_of(module)) is not None:
-        workload = replace(workload, ddp_parameters=space.elements)
-    return config.task.name, workload, source
-
-
-def _timed_step_s(config: "Config", task: Any, part: "Part", threads: int) -> float:
-    """The median of some real inner steps, in seconds."""
-    from murmuration.worker.tasks import Cursor
-    from murmuration.worker.training.inbox import Mailbox
-
-    cursor = Cursor(seed=config.run.seed, stream="plan")
-    replica = part.replica(task, config, cursor, Mailbox())
-    numbers = itertools.count(1)
-
-    def step() -> tuple[float]:
-        began_s, number = time.perf_counter(), next(numbers)
-        replica.inner_step(number, replica.backward(number))
-        return (time.perf_counter() - began_s,)
-
-    with torch_threads(threads):
-        (step_s,) = _STEPS.medians(step)
-    return step_s
+    return "this model", workload, "as given"

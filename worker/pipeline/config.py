@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from murmuration.algorithms.skippipe.partition import spans, stage_layers
+from murmuration.algorithms.skippipe.pipeline import spans, stage_layers
 from murmuration.algorithms.skippipe.route import Rules, visited_stages
 from murmuration.algorithms.skippipe.routing import ROUTINGS
 from murmuration.worker.tasks import Staged

@@ -1,45 +1,42 @@
-"""Costs in closed form, who serves which stage, and what is refused."""
+"""Costs in closed form, who serves which stage of which layers, and what is refused."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from murmuration.algorithms.skippipe.pipeline import Costs, Links, activation_bytes
+from murmuration.algorithms.skippipe.pipeline import (
+    Costs,
+    Links,
+    spans,
+    stage_layers,
+)
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 
-def links(latency_s: float, rate: float, overhead_s: float = 0.0) -> Links:
-    return Links(
-        latency_s=np.full((2, 2), latency_s),
-        rate_bytes_per_s=np.full((2, 2), rate),
-        overhead_s=overhead_s,
-    )
+def links(latency_s: float, rate: float) -> Links:
+    return Links(latency_s=np.full((2, 2), latency_s), rate_bytes_per_s=np.full((2, 2), rate))
 
 
-def test_an_edge_is_latency_and_bytes_over_rate_and_overhead() -> None:
-    edge_s = links(0.1, 50.0, overhead_s=0.01).edge_s(100.0)
-    np.testing.assert_allclose(edge_s, [[0.0, 2.11], [2.11, 0.0]])
-
-
-def test_activations_are_dim_times_context_times_samples_times_element() -> None:
-    assert activation_bytes(dim=96, context=128, samples=4, element_bytes=2) == 98304
+def test_an_edge_is_latency_and_bytes_over_rate() -> None:
+    np.testing.assert_allclose(links(0.1, 50.0).edge_s(100.0), [[0.0, 2.1], [2.1, 0.0]])
 
 
 @pytest.mark.parametrize(
-    ("latency_s", "rate", "overhead_s", "reason"),
+    ("latency_s", "rate", "reason"),
     [
-        (0.1, 0.0, 0.0, "rate must be above 0"),
-        (0.1, float("nan"), 0.0, "rate must be above 0"),
-        (-0.1, 1.0, 0.0, "latency and overhead"),
-        (0.1, 1.0, -1.0, "latency and overhead"),
+        (0.1, 0.0, "rate must be above 0"),
+        (0.1, float("nan"), "rate must be above 0"),
+        (-0.1, 1.0, "latency must be at least 0"),
     ],
 )
-def test_links_that_cannot_be_are_refused(
-    latency_s: float, rate: float, overhead_s: float, reason: str
-) -> None:
+def test_links_that_cannot_be_are_refused(latency_s: float, rate: float, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        links(latency_s, rate, overhead_s)
+        links(latency_s, rate)
 
 
 def test_links_that_are_not_square_are_refused() -> None:
@@ -102,3 +99,60 @@ def test_peers_that_serve_no_stage_or_two_are_refused(
 def test_a_peer_without_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="memory"):
         replace(even_pipeline((2, 1)), memory=(1, 1, 0))
+
+
+# ------------------------------------------------------------------ which layers to which stage
+
+MOST_LAYERS = 8
+SIZES = st.lists(st.integers(1, 10**12), min_size=1, max_size=MOST_LAYERS)
+# Binary fractions, whose sums are exact: which of two cuts is better is then beyond doubt.
+SECONDS = st.lists(st.integers(1, 2**20).map(lambda n: n / 2**22), min_size=1, max_size=MOST_LAYERS)
+
+Span = tuple[int, int]
+
+
+def all_cuts(layers: int, stages: int) -> list[list[Span]]:
+    """Every way to cut, by brute force."""
+    inner = combinations(range(1, layers), stages - 1)
+    return [[(a, b - 1) for a, b in pairwise((0, *ends, layers))] for ends in inner]
+
+
+def score(costs: Sequence[float], outer_cost: float, cut: list[Span]) -> tuple[float, float]:
+    """(the largest stage, the sum of squares)."""
+    stages = [sum(costs[first : last + 1]) for first, last in cut]
+    stages[0] += outer_cost
+    return max(stages), sum(stage**2 for stage in stages)
+
+
+@given(SIZES | SECONDS, st.integers(0, 10**12), st.data())
+def test_no_other_cut_has_a_smaller_largest_stage_or_is_more_even(
+    costs: list[float], outer_cost: int, data: st.DataObject
+) -> None:
+    stages = data.draw(st.integers(1, len(costs)))
+    found = stage_layers(costs, outer_cost, stages)
+    cuts = all_cuts(len(costs), stages)
+    assert found in cuts
+    assert score(costs, outer_cost, found) == min(score(costs, outer_cost, cut) for cut in cuts)
+
+
+def test_stage_0_has_fewer_layers_where_the_embedding_is_large() -> None:
+    assert stage_layers([10] * 6, 0, 3) == [(0, 1), (2, 3), (4, 5)]
+    assert stage_layers([10] * 6, 15, 3) == [(0, 0), (1, 2), (3, 5)]
+    assert stage_layers([1] * 7, 3, 2) == [(0, 1), (2, 6)]
+
+
+def test_of_equally_large_cuts_the_most_even_is_taken() -> None:
+    assert stage_layers([4, 1, 1, 1, 1], 0, 3) == [(0, 0), (1, 2), (3, 4)]
+    assert stage_layers([5, 1, 1, 1, 1, 1, 1], 0, 3) == [(0, 0), (1, 3), (4, 6)]
+    # The largest comes last, and those before it are even all the same.
+    assert stage_layers([3, 1, 2, 2, 9], 0, 3) == [(0, 1), (2, 3), (4, 4)]
+
+
+@pytest.mark.parametrize("stages", [0, 5])
+def test_each_stage_needs_a_layer(stages: int) -> None:
+    with pytest.raises(ValueError, match=f"4 layers cannot be cut into {stages} stages"):
+        stage_layers([10] * 4, 0, stages)
+
+
+def test_counts_of_layers_are_spans() -> None:
+    assert spans([3, 1, 2]) == [(0, 2), (3, 3), (4, 5)]

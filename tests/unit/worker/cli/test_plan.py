@@ -10,7 +10,6 @@ import torch
 from click.testing import CliRunner
 
 from murmuration.worker.cli.plan import plan
-from murmuration.worker.cli.timing import Repetitions
 from murmuration.worker.config import load_config
 from tests.support import commands
 
@@ -61,8 +60,7 @@ def test_parameters_and_layers_come_from_the_task() -> None:
 
 
 def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = Repetitions(untimed=1, fewest=1, most=1, enough_s=0.0)
-    monkeypatch.setattr("murmuration.worker.cli.plan._STEPS", once)
+    monkeypatch.setattr("murmuration.worker.cli.plan_model._medians", lambda run, **_: run())
     threads = torch.get_num_threads()
     small = "task.architecture={hidden_size=12, intermediate_size=12}"
     text = printed("--set", "task.text=text.txt", "--set", small)
@@ -184,9 +182,9 @@ def test_a_target_out_of_reach_names_the_link_that_it_takes() -> None:
         ),
         (
             4,
-            ["--stages", "2", "--model", "tny"],
+            ["--stages", "2", "--set", 'task.model="tny"'],
             "1mbit",
-            "--model tny: unknown model 'tny'; did you mean 'tiny'?",
+            "unknown model 'tny'; did you mean 'tiny'?",
         ),
         (
             3,

@@ -1,4 +1,4 @@
-"""`murmur plan --stages`: what it predicts, prints and refuses."""
+"""`murmur plan --stages`: what it predicts, prints and refuses, and the file that it reads."""
 
 import itertools
 import json
@@ -6,18 +6,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
 from murmuration.algorithms.skippipe.assignment import Groups
+from murmuration.algorithms.skippipe.pipeline import Floats
 from murmuration.worker.cli.plan import plan
-from murmuration.worker.cli.timing import Repetitions
+from murmuration.worker.cli.plan_model import StageCuts, compared_cuts
+from murmuration.worker.cli.plan_stages import cut_remark
 from tests.support import commands
 
 BY_HAND = ("--forward-ms", "100", "--activation-bytes", "125000")
 FEW = ("--replicas", "1", "--microbatches", "4")
-ONCE = Repetitions(untimed=1, fewest=1, most=1, enough_s=0.0)
 LINKS = "5mbit,delay=100ms; 100mbit,delay=5ms; 20mbit,delay=30ms; 50mbit,delay=10ms"
 
 MEASURED: dict[str, Any] = {
@@ -110,7 +112,7 @@ def test_every_routing_is_told_with_its_routes() -> None:
     assert list(rows) == ["full", "random", "stochastic", "skip"]
     assert [row["visited"] for row in rows.values()] == [4, 3, 4, 3]
     assert [row["draws"] for row in rows.values()] == [1, 20, 1, 1]
-    stage_of = {name: n for n, names in enumerate(found["placement"]["stages"]) for name in names}
+    stage_of = {name: n for n, names in enumerate(found["stage_peers"]) for name in names}
     for row in rows.values():
         assert len(row["routes"]) == 12
         for route in row["routes"]:
@@ -118,23 +120,22 @@ def test_every_routing_is_told_with_its_routes() -> None:
             assert stages == sorted(set(stages))
             assert (len(stages), stages[0]) == (row["visited"], 0)
         assert row["of_full"] == row["iteration_s"] / rows["full"]["iteration_s"]
-        assert max(row["in_flight_of_peers"]) <= 3
-    assert rows["skip"]["search"]["first_s"] >= rows["skip"]["iteration_s"]
+        assert row["in_flight"] <= 3
 
 
 def test_the_slow_line_is_kept_away_from_stage_0() -> None:
     found = document(*BY_HAND, "--stages", "2", "--link", LINKS)
-    assert "w0" not in found["placement"]["stages"][0]
+    assert "w0" not in found["stage_peers"][0]
     assert found["links"][0] == "5mbit,delay=100ms"
 
 
 @pytest.mark.usefixtures("placed_in_order")
 def test_peers_that_do_not_divide_evenly_go_where_most_visits_are() -> None:
     nine = ("--link", ";".join(["20mbit"] * 9), "--stages", "4", "--skip", "0.25")
-    sizes = [len(names) for names in document(*BY_HAND, *nine)["placement"]["stages"]]
+    sizes = [len(names) for names in document(*BY_HAND, *nine)["stage_peers"]]
     assert sizes == [3, 2, 2, 2]
     eight = ("--link", "20mbit", "--stages", "4", "--replicas", "2", "--skip", "0.5")
-    sizes = [len(names) for names in document(*BY_HAND, *eight)["placement"]["stages"]]
+    sizes = [len(names) for names in document(*BY_HAND, *eight)["stage_peers"]]
     assert sizes == [2, 2, 2, 2]
 
 
@@ -156,7 +157,7 @@ def test_the_table_is_readable_in_a_pipe() -> None:
 
 @pytest.mark.usefixtures("placed_in_order")
 def test_a_model_of_the_run_is_cut_timed_and_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("murmuration.worker.cli.plan_stages_cut._VISITS", ONCE)
+    monkeypatch.setattr("murmuration.worker.cli.plan_model._medians", lambda run, **_: run())
     threads = torch.get_num_threads()
     arguments = ("--set", "task.text=text.txt", "--stages", "3", "--link", "20mbit")
     found = document(*arguments)
@@ -167,7 +168,8 @@ def test_a_model_of_the_run_is_cut_timed_and_encoded(monkeypatch: pytest.MonkeyP
         back_s > there_s
         for back_s, there_s in zip(found["backward_s"], found["forward_s"], strict=True)
     )
-    smaller = document(*arguments, "--forward-ms", "9", "--activations", "int8")
+    int8 = ("--set", "stages.activations=int8")
+    smaller = document(*arguments, "--forward-ms", "9", *int8)
     assert smaller["activation_bytes"] < 0.6 * found["activation_bytes"]
     assert smaller["forward_s"] == [0.009] * 6
 
@@ -176,7 +178,10 @@ def test_a_model_of_the_run_is_cut_timed_and_encoded(monkeypatch: pytest.MonkeyP
 def test_measurements_are_taken_as_they_are() -> None:
     found = document("--links", measured())
     assert found["peers"] == ["ant", "bee", "cat", "dog"]
-    assert found["placement"] == {"source": "measured", "stages": [["ant", "cat"], ["bee", "dog"]]}
+    assert (found["placement"], found["stage_peers"]) == (
+        "measured",
+        [["ant", "cat"], ["bee", "dog"]],
+    )
     assert (found["forward_s"], found["backward_s"]) == ([0.1, 0.1, 0.2, 0.2], [0.2, 0.2, 0.4, 0.4])
     assert (found["memory"], found["microbatches"]) == ([2, 3, 2, 3], 2)
     assert found["not_measured"] == []
@@ -217,7 +222,7 @@ def test_the_documented_file_is_one() -> None:
     assert shown is not None
     Path("shown.json").write_text(shown.group(1))
     found = document("--links", "shown.json")
-    assert found["placement"]["stages"] == [["ant"], ["bee", "cat"]]
+    assert found["stage_peers"] == [["ant"], ["bee", "cat"]]
     assert found["not_measured"] == [
         "2 of 6 rates",
         "1 of 3 forward times",
@@ -246,9 +251,11 @@ def test_a_better_placement_is_told_beside_the_one_that_is() -> None:
         "memory": [3] * 6,
     }
     found = document("--links", measured(**changes))
-    assert found["placement"]["stages"] == [["a0", "a1"], ["b0", "b1"], ["a2", "b2"]]
+    assert found["stage_peers"] == [["a0", "a1"], ["b0", "b1"], ["a2", "b2"]]
     better = found["better_placement"]
-    assert [sorted(name[0] for name in stage) for stage in better["stages"]] == [["a", "b"]] * 3
+    assert [sorted(name[0] for name in stage) for stage in better["stage_peers"]] == [
+        ["a", "b"]
+    ] * 3
     skip_s = by_routing(better)["skip"]["iteration_s"]
     assert skip_s < 0.5 * by_routing(found)["skip"]["iteration_s"]
     text = printed("--links", "links.json")
@@ -264,8 +271,8 @@ def test_where_none_is_better_that_is_told() -> None:
 
 def test_without_stages_in_the_file_peers_are_placed() -> None:
     found = document("--links", measured(stage=...), "--stages", "2")
-    assert found["placement"]["source"] == "proposed"
-    names = [name for replicas in found["placement"]["stages"] for name in replicas]
+    assert found["placement"] == "proposed"
+    names = [name for replicas in found["stage_peers"] for name in replicas]
     assert sorted(names) == ["ant", "bee", "cat", "dog"]
 
 
@@ -297,7 +304,7 @@ def test_what_the_file_does_not_say_is_asked_for(changes: dict[str, Any], words:
         (["--link", "9mbit", "--stages", "2", "--peers", "4"], "--peers does not go with --stages"),
         (["--link", "9mbit", "--stages", "2", "--step-time", "1"], "--step-time does not go with"),
         (["--link", "9mbit", "--skip", "0.5"], "--skip is about stages; add --stages N"),
-        (["--link", "9mbit", "--stages", "2", "--model", "tiny"], "--model is not used: the bytes"),
+        (["--link", "9mbit", "--stages", "2", "--spread", "3"], "--spread 3: routes of 2 of 2"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -317,10 +324,10 @@ def test_flags_that_contradict_the_file_are_one_line() -> None:
 def test_more_stages_than_layers_are_refused_with_the_way_out() -> None:
     message = refused("--set", "task.text=text.txt", "--stages", "4", "--link", "9mbit")
     assert message.startswith("--stages 4: 3 layers cannot be cut into 4 stages")
-    assert "a larger --model, or --forward-ms and --activation-bytes" in message
+    assert "a larger model, or --forward-ms and --activation-bytes" in message
 
 
-@pytest.mark.parametrize("args", [["--skip", "1"], ["--memory", "0"], ["--activations", "int4"]])
+@pytest.mark.parametrize("args", [["--skip", "1"], ["--memory", "0"], ["--spread", "-1"]])
 def test_values_out_of_range_are_usage(args: list[str]) -> None:
     invoked = CliRunner().invoke(plan, ["--stages", "2", "--link", "9mbit", *args])
     assert invoked.exit_code == 2
@@ -402,3 +409,146 @@ def test_unequal_routes_of_the_file_can_be_planned_without(
     Path("links.json").write_text(json.dumps(entries))
     found = document(*BY_HAND, "--links", "links.json", *flags)
     assert (found["visited"], found["spread"]) == (visited, spread)
+
+
+# ------------------------------------------------------------------------- the file of measurements
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peers": ...}, 'peers must be names, each once, like ["w0", "w1"]'),
+        ({"peers": ["ant", "bee", "ant", "dog"]}, "peers must be names"),
+        ({"latency_s": ...}, "latency_s: nothing is measured between any two peers"),
+        ({"latency_s": [[None] * 4] * 4}, "latency_s: nothing is measured between any two peers"),
+        ({"latency_s": [[0.1] * 3] * 4}, "latency_s must be 4 rows of 4 numbers of at least 0"),
+        ({"latency_s": [[-1] * 4] * 4}, "latency_s must be 4 rows of 4 numbers of at least 0"),
+        ({"rate_bytes_per_s": [[0] * 4] * 4}, "rate_bytes_per_s must be 4 rows of 4 numbers abo"),
+        ({"rate_bytes_per_s": [["fast"] * 4] * 4}, "rate_bytes_per_s must be 4 rows of 4 numbers"),
+        ({"forward_s": 0.1}, "forward_s must be 4 numbers above 0, with null for what is not"),
+        ({"memory": [3, 3, 0, 3]}, "memory must be 4 numbers above 0"),
+        ({"activation_bytes": 1.5}, "activation_bytes is 1.5; it must be int, at least 1"),
+        ({"microbatches": 0}, "microbatches is 0; it must be int, at least 1"),
+        ({"spread": -1}, "spread is -1; it must be int, at least 0"),
+        ({"skip": -0.5}, "skip is -0.5; it must be float, at least 0"),
+        ({"stage": [0, 1, 0, -1]}, "stage must be a number for each peer"),
+        ({"stage": [0, 2, 0, 2]}, "each stage from 0 on needs a peer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_a_bad_entry_is_one_line(changes: dict[str, Any], words: str) -> None:
+    message = refused("--links", measured(**changes))
+    assert message.startswith("--links links.json: ")
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "cannot be read: No such file"), ("{", "Expecting"), ("[1]", "not an object")],
+)
+def test_a_file_that_is_none_is_one_line(text: str | None, words: str) -> None:
+    if text is not None:
+        Path("links.json").write_text(text)
+    assert words in refused("--links", "links.json")
+
+
+def test_one_peer_has_no_links() -> None:
+    changes = {"peers": ["ant"], "stage": [0], "latency_s": [[None]], "rate_bytes_per_s": [[None]]}
+    alone = {"forward_s": [0.1], "backward_s": [0.2], "loss_s": [0.05], "memory": [None]}
+    found = document("--links", measured(**changes, **alone))
+    assert (found["stage_peers"], found["memory"], found["not_measured"]) == ([["ant"]], [3], [])
+
+
+# --------------------------------------------------------------------- which layers to which stage
+
+
+def sweep(*layers_s: float, outer_s: float = 0.0) -> Floats:
+    """A visit takes so long, a quarter of it forward; of what stage 0 has besides, one the loss."""
+    rows = [[visit_s / 4, visit_s * 3 / 4, 0.0] for visit_s in layers_s]
+    return np.array([*rows, [outer_s / 4, outer_s / 2, outer_s / 4]])
+
+
+def cuts(*sweeps: Floats, cut: tuple[tuple[int, int], ...] = ((0, 1), (2, 3))) -> StageCuts:
+    return compared_cuts(cut, False, *sweeps)
+
+
+def test_a_slow_head_leaves_stage_0_fewer_layers() -> None:
+    found = cuts(*[sweep(1, 1, 1, 1, outer_s=2)] * 2)
+    assert (found.own.layers, found.own.visit_s) == ((2, 2), (4, 2))
+    assert (found.measured.layers, found.measured.visit_s) == ((1, 3), (3, 3))
+    assert cut_remark(found) == (
+        "layers by parameters: the slowest stage takes 4 s; better 3 s (-25 %) by "
+        "--set 'stages.layers=[1,3]'"
+    )
+
+
+def test_what_the_second_sweep_does_not_bear_out_is_noise() -> None:
+    found = cuts(sweep(3, 1, 1, 1), sweep(1, 1, 1, 1))
+    assert (found.measured.layers, found.own.visit_s, found.better) == ((1, 3), (2, 2), None)
+    assert cut_remark(found).endswith("takes 2 s; no cut by measured time is much better")
+
+
+@pytest.mark.parametrize(("last_s", "better"), [(1.02, False), (1.2, True)])
+def test_a_little_is_no_reason_to_cut_otherwise(last_s: float, better: bool) -> None:
+    """The slowest takes 2 + the last one's; by the other cut it is 3 seconds."""
+    found = cuts(*[sweep(1, 1, 1, 1, last_s)] * 2, cut=((0, 1), (2, 4)))
+    assert found.measured.layers == (3, 2)
+    assert (found.better is not None) is better
+
+
+@pytest.fixture
+def slow_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of three layers takes as long as the rest of the model."""
+    sweeps = iter([sweep(0.1, 0.1, 0.28, outer_s=0.04)] * 2)
+    monkeypatch.setattr("murmuration.worker.cli.plan_model._sweep", lambda *_: next(sweeps))
+
+
+TIMED = ("--set", "task.text=text.txt", "--link", "20mbit", "--stages", "2")
+
+
+@pytest.mark.usefixtures("slow_end")
+def test_the_cut_and_a_better_one_are_told() -> None:
+    found = document(*TIMED)
+    cut = found["cut"]
+    assert (cut["layers"], cut["source"]) == ([1, 2], "parameters")
+    assert cut["visit_s"] == pytest.approx([0.14, 0.38])
+    assert cut["better"]["layers"] == [2, 1]
+    assert cut["better"]["visit_s"] == pytest.approx([0.24, 0.28])
+    # Forward times are those of the run's own cut, and the loss is stage 0's.
+    assert sorted(found["forward_s"]) == pytest.approx([0.14 / 4] * 2 + [0.38 / 4] * 2)
+    assert found["loss_s"] == pytest.approx([0.01] * 4)
+
+
+@pytest.mark.usefixtures("slow_end")
+def test_for_people_there_is_a_table_and_the_setting() -> None:
+    lines = printed(*TIMED).splitlines()
+    assert ["0", "1", "140", "ms", "2", "240", "ms"] in [line.split() for line in lines]
+    assert (
+        "  layers by parameters: the slowest stage takes 380 ms; better 280 ms (-26 %) by "
+        "--set 'stages.layers=[2,1]'"
+    ) in lines
+
+
+@pytest.mark.usefixtures("slow_end")
+@pytest.mark.parametrize(
+    ("layers", "own", "source"),
+    [((), [1, 2], "parameters"), (("--set", "stages.layers=[2,1]"), [2, 1], "settings")],
+)
+def test_layers_of_a_run_of_other_stages_are_not_planned_with(
+    layers: tuple[str, ...], own: list[int], source: str
+) -> None:
+    Path("run.toml").write_text("[stages]\ncount = 3\nlayers = [1, 1, 1]\n")
+    found = document("run.toml", *TIMED, *layers)
+    assert (found["cut"]["layers"], found["cut"]["source"]) == (own, source)
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers", "words"),
+    [
+        ("3", "[2,1]", "--set stages.layers=[2,1]: [stages] layers is [2, 1], of 2 stages, but"),
+        ("2", "[2,2]", "[stages] count = 2: layers is [2, 2], 4 in all, but the model has 3"),
+    ],
+)
+def test_layers_that_do_not_fit_are_one_line(stages: str, layers: str, words: str) -> None:
+    given = ("--stages", stages, "--set", f"stages.layers={layers}")
+    assert words in commands.refused(plan, 3, *TIMED[:4], *given)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from murmuration.algorithms.skippipe.search import search_routes
-from murmuration.worker.cli.plan_measurements import read_links
+from murmuration.worker.cli.plan_stages import read_links
 from murmuration.worker.errors import UsageError
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline.config import StagesConfig
