@@ -20,7 +20,6 @@ from murmuration.worker.cli import cli
 from murmuration.worker.identity import member_identity
 from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.gate import Gate
-from tests.support.stage_accounts import Accounts
 from tests.support.stage_tasks import held
 from tests.support.workers import PATIENCE_S, QUICK, settings_of
 
@@ -187,47 +186,6 @@ def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
     assert report["stages"]["counts"]["rerouted"] > 0
     assert re.search(r"microbatches +\d+ visits? re-routed to another replica", text)
     assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in evaluated
-
-
-def test_a_replica_of_each_stage_is_killed_in_turn_amid_a_call(tmp_path: Path) -> None:
-    """Each stops in the middle of a call, and is killed there: of the last stage first, so that
-    the others' shares stay as they were. An iteration is eight passes of a replica."""
-    out, steps, microbatches = tmp_path / "run", 8, 4
-    flags = ["--steps", str(steps), "--inner-steps", str(steps), *QUICK]
-    flags += settings_of(stages__rebuild="false", inner__warmup_steps=2)
-    calls, killed = {"w5": 1 * 8 + 6, "w4": 3 * 8 + 3, "w3": 4 * 8 + 6}, []
-    with (
-        held(tmp_path / "held", calls) as those,
-        swarm(out, *flags, *those.settings) as process,
-    ):
-        for name in those.names():
-            os.kill(listening(out, name)["pid"], signal.SIGKILL)
-            killed.append(name)
-        report, text = ended(process, out)
-    assert sorted(killed) == ["w3", "w4", "w5"]
-    codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
-    assert codes == {"w0": 0, "w1": 0, "w2": 0} | dict.fromkeys(killed, -signal.SIGKILL)
-    accounts = Accounts(out, microbatches)
-    for name in ("w0", "w1", "w2"):
-        assert accounts.ended(name) == list(range(1, steps + 1))
-    books = {number: accounts.iteration(number) for number in range(1, steps + 1)}
-    for number, book in books.items():
-        assert (book.twice, book.unexplained) == (0, 0), (number, book)
-    for name in killed:
-        amid = accounts.ended(name)[-1] + 1
-        affected = accounts.affected(name)
-        assert affected[0] == amid, name
-        assert affected[-1] <= accounts.known_gone(name) + 2, (name, affected)
-        assert (books[amid].dropped > 0) == (name == "w3"), books[amid]
-        assert books[amid].counted + books[amid].dropped == books[amid].begun
-    assert report["stages"]["counts"]["dropped"] == sum(book.dropped for book in books.values())
-    assert {event["lost"] for _, event in accounts.of_kind("rerouted")} >= {"w4", "w5"}
-    assert re.search(r"microbatches .*\d+ microbatch(es)? dropped", text)
-    losses = [event["loss"] for name, event in accounts.of_kind("iteration") if name == "w0"]
-    assert losses[-1] < losses[0]
-    assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in murmur(
-        "evaluate", str(out)
-    )
 
 
 def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> None:

@@ -30,20 +30,15 @@ ARGUMENTS = {
     "--results {out}/results.jsonl --picture {out}/frontier.png",
     "goodput": "--rates 100 --rounds 2 --seconds 1",
     "hostile": "--seconds 1 --only flood",
-    "keep-faults": "--steps 60 --link 100mbit --fault late",
     "kill-loop": "--minutes 0.5 --every 15",
     "kseed": "--steps 4 --pretrain 4 --workers 2 --lr 1e-3 --kseed-lr 1e-3 "
     "--results {out}/results.jsonl",
-    "locate": "--workers 2 --undisturbed-minutes 0 --patience 20 --only uplink",
     "losses": "--steps 8 --workers 2 --only diloco",
     "mean-schedules": "--schedules 5",
     "memory": "--sizes 2 3 --preset diloco",
-    "nat": "--rounds 4",
     "one-hostile": "--steps 40",
     "optimizers": "--steps 4 --workers 2 --seeds 1 --lr 0.003",
     "overlap": "--runs 1 --steps 40 --only even --preset streaming",
-    "page-shots": "--seconds 5 --out {out}",
-    "pair-faults": "--steps 60 --pause-s 0.02 --stop-s 5",
     "pair-schedules": "--schedules 5",
     "parity": "--steps 40",
     "plan-table": "",
@@ -68,12 +63,8 @@ ARGUMENTS = {
     "weight": "--peers 3 --limit 3 --rounds 1",
 }
 _NEEDS = {
-    **dict.fromkeys(
-        ("locate", "stage-times", "sync-time", "time-to-loss", "bench"), ("root", "ip")
-    ),
+    **dict.fromkeys(("stage-times", "sync-time", "time-to-loss", "bench"), ("root", "ip")),
     "goodput": ("root", "ip", "iperf3"),
-    "nat": ("root", "ip", "nft"),
-    "page-shots": ("root", "ip", "chromium"),
 }
 
 
