@@ -19,13 +19,14 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from murmuration.algorithms.codecs import CODECS
+from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.protos.completion import TRACKERS
@@ -302,6 +303,23 @@ def whose_task(config: Config) -> Iterator[None]:
     except TaskError as error:
         where = config.source.of_named("task", str(error), otherwise="name")
         raise type(error)(f"{where}: {error}") from error
+
+
+def fragments_of(
+    schema: Sequence[TensorSpec], config: Config, held: str = ""
+) -> tuple[Fragment, ...]:
+    """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them.
+
+    Args:
+        schema: what is exchanged; held: how an error names it.
+    """
+    try:
+        fragments = config.plan.cut(schema)
+        config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
+    except ValueError as error:
+        where = config.source.of_named("diloco", str(error), otherwise="fragments")
+        raise ConfigError(f"{where}: {held}[diloco] {error}") from error
+    return fragments
 
 
 def to_document(config: Config) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.pipeline.lifecycle import StageLifecycle
-from murmuration.worker.pipeline.part import fragments_of, part_of
+from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.supervision import (
     Systemd,
@@ -44,11 +44,11 @@ from murmuration.worker.training.checkpoint import any_in
 from murmuration.worker.training.config import KSEED
 from murmuration.worker.training.device import chosen_device
 from murmuration.worker.training.evaluation import PeriodicEvaluation
+from murmuration.worker.training.export import load_initial
 from murmuration.worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
-from murmuration.worker.training.initial import load_initial
 from murmuration.worker.training.loop import Trainer
 from murmuration.worker.training.model import trained_parameters
-from murmuration.worker.training.outer_state import plain_state, refusal
+from murmuration.worker.training.outer_state import plain_state, refusal, restore_trainer, snapshot
 from murmuration.worker.training.result import build_result
 from murmuration.worker.training.saving import Saver
 from murmuration.worker.transport.grpc import GrpcTransport
@@ -115,7 +115,7 @@ class Worker:
         self._part = part_of(self._task, config, options.node.stage)
         self._model = self._part.module.to(self._device())
         schema = self._part.schema
-        self._fragments = fragments_of(self._part, config)
+        self._fragments = self._part.fragments(config)
         self._manifest = Manifest.of(config, self._part.whole or schema)
         self._log = EventLog(options.out, options.announce, self._enrich)
         self._mailbox = Mailbox()
@@ -248,7 +248,7 @@ class Worker:
         )
         if restored is not None:
             left = self._options.node.residuals
-            checkpoint.restore_trainer(trainer, restored, config.run.steps, left)
+            restore_trainer(trainer, restored, config.run.steps, left)
         self._evaluation = PeriodicEvaluation(
             self._task,
             self._model,
@@ -346,7 +346,7 @@ class Worker:
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         left = self._options.node.residuals
         outer = plain_state(trainer, self._manifest, partial(self._ask, trainer), left)
-        tensors, values = checkpoint.snapshot(trainer, outer, self._part.stage, copied=copied)
+        tensors, values = snapshot(trainer, outer, self._part.stage, copied=copied)
         if self._shares is not None:
             values["samples"] = self._used_samples(trainer)
         return tensors, values

@@ -1,14 +1,126 @@
-"""The I/O thread: one event loop that runs a node, beside the train thread."""
+"""The I/O thread: an event loop that runs a node, beside the train thread.
+
+Such a loop is on a thread of its own: the caller's may have one that runs, as in a notebook.
+"""
 
 import asyncio
-from collections.abc import Callable
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from murmuration.worker.loopthread import LoopThread
-from murmuration.worker.node import Node
+from murmuration.protos.events import new_event
 from murmuration.worker.training.inbox import Mailbox, Stop, ToIO
 
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
+
+T = TypeVar("T")
+
+_LOOK_S = 1.0
+_LATE_S = 10.0
 _END_S = 10.0
+
+
+class LoopThread:
+    """An event loop on a thread of its own, for what other threads give it.
+
+    Args:
+        log: takes a warning, once, where an answer takes ten seconds.
+    """
+
+    def __init__(self, name: str, log: Callable[[dict[str, object]], None]) -> None:
+        self._log, self._was_late = log, False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._ended: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> str:
+        """Returns what the thread says once it is ready. Raises what it says instead."""
+        self._thread.start()
+        return self._ready.result()
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Calls a function on the loop's thread, and waits for it as long as the thread lives: a
+        machine may be busy, and a process stopped for a while. Raises RuntimeError: it has ended,
+        and says why."""
+
+        if threading.current_thread() is self._thread:  # as of a handler of logging
+            return question()
+
+        async def answer() -> T:
+            return question()
+
+        return self._wait(answer(), self._late)
+
+    def do(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
+        """Runs a coroutine on the loop, and waits for it. An exception in the thread that waits,
+        such as KeyboardInterrupt, ends the coroutine.
+
+        Raises:
+            TimeoutError: it has taken longer than `timeout_s`.
+            RuntimeError: the thread has ended, and says why.
+        """
+
+        async def limited() -> T:
+            async with asyncio.timeout(timeout_s):
+                return await work()
+
+        return self._wait(limited(), lambda: None)
+
+    def _wait(self, work: Coroutine[Any, Any, T], late: Callable[[], None]) -> T:
+        """Args: late: called after each ten seconds of it."""
+        assert self._loop is not None, "start() comes first"
+        try:
+            answer = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError as error:  # the loop is closed
+            work.close()
+            raise self._end() from error
+        late_at = time.monotonic() + _LATE_S
+        try:
+            while not concurrent.futures.wait([answer], _LOOK_S).done:
+                if not self._thread.is_alive():
+                    work.close()
+                    raise self._end()
+                if time.monotonic() > late_at:
+                    late_at += _LATE_S
+                    late()
+        except BaseException:
+            answer.cancel()
+            raise
+        if answer.cancelled():
+            raise self._end()
+        return answer.result()
+
+    def _late(self) -> None:
+        if not self._was_late:
+            self._was_late = True
+            text = f"{self._thread.name} has not answered for {_LATE_S:g} s: this machine is busy"
+            text += ", or the process was stopped; it is waited for"
+            self._log(new_event("warning", text=text))
+
+    def _end(self) -> RuntimeError:
+        self._thread.join(timeout=_LATE_S)  # it says why when it has ended
+        why = f": {self._ended}" if self._ended is not None else ""
+        return RuntimeError(f"{self._thread.name} has ended{why}")
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # handed to other threads, whatever it is
+            self._ended = _first_cause(error)
+            if not self._ready.done():
+                self._ready.set_exception(self._ended)
+            self._on_failure(self._ended)
+
+    async def _main(self) -> None:
+        raise NotImplementedError
+
+    def _on_failure(self, cause: BaseException) -> None:
+        """The thread ends with an error."""
 
 
 class IOThread(LoopThread):
@@ -16,7 +128,7 @@ class IOThread(LoopThread):
 
     def __init__(
         self,
-        make: Callable[[], Node],
+        make: "Callable[[], Node]",
         mailbox: Mailbox,
         log: Callable[[dict[str, object]], None],
     ) -> None:
@@ -25,7 +137,7 @@ class IOThread(LoopThread):
         self._node: Node | None = None
 
     @property
-    def node(self) -> Node:
+    def node(self) -> "Node":
         assert self._node is not None, "start() comes first"
         return self._node
 
@@ -57,3 +169,9 @@ class IOThread(LoopThread):
 
     def _on_failure(self, cause: BaseException) -> None:
         self._mailbox.answer(Stop(str(cause), cause))
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

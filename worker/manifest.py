@@ -1,17 +1,34 @@
 """The manifest: all that the peers of one run must have in common. Its hash names the run.
 
-Beside that it carries advice, in which peers may differ: a joiner takes it or says otherwise.
+Beside that it carries advice, in which peers may differ: a joiner takes it or says otherwise. What
+others, or a checkpoint, say of the run holds for every peer. Code that they name is loaded, and
+files are read, only where the user of this machine has named them too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.protos.documents import MANIFEST_BYTES, pack
 from murmuration.protos.manifest import agreed, in_key_order, run_hash
-from murmuration.worker.config import ADVISED, RUN_WIDE, Config, parse_config, to_document
+from murmuration.protos.text import shown
+from murmuration.worker.config import (
+    ADVISED,
+    CODEC_NAMES,
+    LOCAL,
+    RUN_WIDE,
+    Config,
+    parse_config,
+    read_all,
+    to_document,
+)
+from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
+from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 from murmuration.worker.wire import WireError, unpack_document
 
 PROTOCOL = 9
@@ -87,3 +104,142 @@ class Manifest:
     def config(self, source: str) -> Config:
         """The run-wide settings. Raises ConfigError."""
         return parse_config(self.sections, source)
+
+
+def join_config(
+    run: Mapping[str, Any],
+    path: Path | None,
+    settings: Iterable[str],
+    where: str,
+    flags: Mapping[str, str] | None = None,
+) -> Config:
+    """The config of a machine that joins a run.
+
+    Args:
+        run: the run-wide sections, from the run's manifest; `where` it came from.
+        path, settings: this machine's own; what they say of the run must agree with it.
+        flags: as `load_config` takes them.
+
+    Raises:
+        ManifestRefused: the first key in which they do not.
+        ConfigError: as `load_config`.
+        TaskError: it would have this machine load code or read a file that the user has not named,
+            or build a model that is larger than its memory.
+    """
+    document, source = read_all(path, settings, flags or {})
+    own = parse_config(document, source)  # names and types first
+    for section in RUN_WIDE:
+        if not isinstance(run.get(section, {}), Mapping):
+            raise ManifestRefused(f"{where} has a manifest without a section [{section}]")
+    chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
+    for section, key in LOCAL:
+        chosen.get(section, {}).pop(key, None)
+    for section in RUN_WIDE:
+        for key in sorted(document.get(section, {})):
+            if (section, key) in (*ADVISED, *LOCAL):
+                chosen[section][key] = document[section][key]
+                continue
+            ours, theirs = to_document(own)[section].get(key), run.get(section, {}).get(key)
+            if ours != theirs:
+                raise ManifestRefused(
+                    f"{where} runs something else: {section}.{key}: {ours} here, {theirs} there; "
+                    "leave it out, or join another run"
+                )
+    machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
+    try:
+        config = parse_config({**chosen, **machine}, f"the run at {where}")
+        _check_local(config, document, f"the run at {where}")
+        _check_memory(config, f"the run at {where}")
+        return config
+    except ConfigError as error:
+        unknown = [
+            name
+            for key in ("codec", "reduction_codec")
+            if (name := chosen.get("diloco", {}).get(key)) not in CODEC_NAMES
+        ]
+        if not unknown:
+            raise
+        raise ManifestRefused(
+            f"{where} exchanges in the codec {unknown[0]!r}, which this version does not know (it "
+            f"knows {', '.join(CODEC_NAMES)}); install the version that they run"
+        ) from error
+
+
+def restored_config(
+    run: Mapping[str, Any], settings: Iterable[str], where: str, *, own: bool
+) -> Config:
+    """The config of a run that a checkpoint is of.
+
+    Args:
+        run: the run-wide sections that the checkpoint, at `where`, says.
+        settings: of [task], as given with `--set`: they replace what it says.
+        own: whether this user has written the checkpoint, and so its settings, on this machine.
+
+    Raises:
+        UsageError: a setting of another section.
+        ConfigError: as `parse_config`.
+        TaskError: it would have this machine load code or read a file that the user has not named.
+    """
+    typed, _ = read_all(None, settings, {})
+    for section in typed:
+        if section != "task":
+            raise UsageError(f"--set {section}: of a checkpoint only settings of [task] are taken")
+    task = {**run.get("task", {}), **typed.get("task", {})}
+    config = parse_config({**run, "task": task}, where)
+    if not own:
+        _check_local(config, typed, where, trains=False)
+    return config
+
+
+def _check_memory(config: Config, where: str) -> None:
+    """Raises TaskError: nothing is built that this machine cannot hold, on the word of others."""
+    needed = least_bytes(config.task.name, config.task.options, config.stages.count)
+    if (held := _machine_bytes()) and needed > held:
+        raise TaskError(
+            f"{where}: training its model takes {needed / 1e9:.3g} GB of memory at least, and this "
+            f"machine has {held / 1e9:.3g} GB: join another run, or from a larger machine"
+        )
+
+
+def _machine_bytes() -> int:
+    """All of this machine's memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _check_local(
+    config: Config, typed: Mapping[str, Any], where: str, *, trains: bool = True
+) -> None:
+    """Code is loaded and files are read if the user has named them, never on the word of others.
+
+    Args:
+        typed: sections that the user wrote.
+        trains: whether the inner optimizer and the initial values are needed.
+
+    Raises:
+        TaskError: names the first setting that the user has to type.
+    """
+    task, inner = config.task, config.inner.optimizer
+    settings: list[tuple[str, str, object]] = [
+        ("task", key, {"name": task.name, **task.options}.get(key))
+        for key in local_settings(task.name, task.options)
+    ]
+    if trains and task.name != OWN_LOOP:
+        if ":" in inner:
+            settings.append(("inner", "optimizer", inner))
+        if task.init and Path(task.init).exists():
+            settings.append(("task", "init", task.init))
+    for section, key, value in settings:
+        if key in typed.get(section, {}):
+            continue
+        what = "run code" if (key in ("name", "optimizer")) else "read files"
+        plain = isinstance(value, str) and value == shown(value)
+        typing = shlex.quote(f"{section}.{key}={value}") if plain else f"{section}.{key}=..."
+        instead = " (or --set 'task.init=\"\"' to take the values from the others)"
+        raise TaskError(
+            f"{where}: [{section}] {key} = {shown(repr(value))} would {what} of this machine, and "
+            f"only others have named it: if you trust it, add --set {typing}"
+            f"{instead if key == 'init' else ''}"
+        )

@@ -20,12 +20,12 @@ from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.config import Config
 from murmuration.worker.errors import ManifestRefused, MurmurError, PeersUnreachable
+from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity import Identity, IdentityError, Role, Token, is_encrypted_run
 from murmuration.worker.identity.authority import TRIAL
 from murmuration.worker.identity.certificates import key_to_pem, new_key, request_for
-from murmuration.worker.loopthread import LoopThread
+from murmuration.worker.iothread import LoopThread
 from murmuration.worker.manifest import PROTOCOL, Manifest
-from murmuration.worker.remembered import NOTHING, Remembered
 from murmuration.worker.transport import TransportError, Untrusted
 from murmuration.worker.transport.grpc import GrpcTransport
 

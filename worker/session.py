@@ -18,12 +18,12 @@ from murmuration.protos.events import new_event
 from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.component import Environment, NodeConfig
 from murmuration.worker.config import Config
+from murmuration.worker.folder import Remembered
 from murmuration.worker.identity.admission import Credentials
 from murmuration.worker.iothread import IOThread
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member
 from murmuration.worker.node import Node
-from murmuration.worker.remembered import Remembered
 from murmuration.worker.status import MetricsServer
 from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.transport import AddressInUse, Transport

@@ -15,7 +15,7 @@ from pathlib import Path
 from murmuration.worker.config import task_of
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import Cursor
-from murmuration.worker.training.initial import anchored_model, find_checkpoint
+from murmuration.worker.training.export import anchored_model, find_checkpoint
 from tests.support.swarm_runs import run_swarm
 from tests.support.whole_training import distance, trained_whole
 

@@ -14,7 +14,7 @@ import transformers
 
 from murmuration.worker.config import task_of
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.training.initial import anchored_model, find_checkpoint
+from murmuration.worker.training.export import anchored_model, find_checkpoint
 
 
 def main() -> None:

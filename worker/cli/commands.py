@@ -201,8 +201,8 @@ class WorkerFlags:
         tell: "Callable[[str], None]" = lambda line: click.echo(line, err=True),
     ) -> "Newcomer":
         """Asks those at these addresses, and members of the run that OUT remembers."""
+        from murmuration.worker.folder import NOTHING, remembered
         from murmuration.worker.newcomer import Newcomer
-        from murmuration.worker.remembered import NOTHING, remembered
 
         return Newcomer(
             contacts,
@@ -363,8 +363,8 @@ def join(
     check_memory()
     flags.check_addresses(*addresses)
     flags.share_cores()
-    from murmuration.worker.adopted_config import join_config
     from murmuration.worker.catchup.bootstrap import JoinConfig
+    from murmuration.worker.manifest import join_config
     from murmuration.worker.newcomer import check_version, clock_warning
 
     with flags.newcomer(addresses, wait_s) as newcomer:
@@ -463,7 +463,7 @@ def evaluate(
     parameters.
     """
     from murmuration.worker.training.evaluation import evaluate_checkpoint
-    from murmuration.worker.training.initial import find_checkpoint
+    from murmuration.worker.training.export import find_checkpoint
 
     omitted = _stage_numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)

@@ -198,9 +198,8 @@ def _first_answer(
 def _run(
     first: "FirstAnswer", address: str, config: Path | None, said: RunFlags
 ) -> Iterator[Finding]:
-    from murmuration.worker.adopted_config import join_config
     from murmuration.worker.cli import exit_code_of
-    from murmuration.worker.manifest import PROTOCOL
+    from murmuration.worker.manifest import PROTOCOL, join_config
     from murmuration.worker.newcomer import check_version, clock_warning
 
     try:

@@ -20,7 +20,7 @@ from typing import Any
 
 from murmuration.worker.cli import exit_code_of
 from murmuration.worker.config import Config, load_config, task_of, whose_task
-from murmuration.worker.pipeline.part import Part, fragments_of, part_of
+from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.tasks import BUILT_IN, task_factory
 from murmuration.worker.training.checkpoint import held_stage
 
@@ -36,7 +36,7 @@ def preflight(request: Mapping[str, Any]) -> dict[str, Any]:
         preset = None  # the model is the same with any of them
         for part in _parts(config, configs.values()):
             for preset in configs:
-                fragments_of(part, configs[preset])
+                part.fragments(configs[preset])
             preset = None
     except Exception as error:
         code = exit_code_of(error)

@@ -6,7 +6,7 @@ hooks.py    the model and the optimizer of such a loop, as the outer loop sees t
 site.py     several processes of torchrun as one peer
 share.py    a share of the samples that no other peer has, leased in blocks (worker/leases/)
 samples.py  samples with indices, in an order that is the same on every peer
-state.py    what a swarm has agreed on, on disk
+steps.py    which steps of optimizers are one of the swarm's, and schedulers that follow the run
 hf.py       a callback for transformers.Trainer
 lightning.py   and one for Lightning's
 """

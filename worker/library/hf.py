@@ -18,10 +18,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from murmuration.worker.library.state import load_state, save_state
 from murmuration.worker.library.steps import before_entering
 from murmuration.worker.library.swarm import Swarm
 from murmuration.worker.library.trainers import TrainersSwarm
+from murmuration.worker.training.outer_state import load_state, save_state
 
 _SWARM = "swarm"
 _LOOP = "_inner_training_loop"  # the trainer's method

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.worker.config import Config
-from murmuration.worker.errors import ConfigError, MurmurError
+from murmuration.algorithms.fragments import Fragment
+from murmuration.worker.config import Config, fragments_of
+from murmuration.worker.errors import MurmurError
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.hooks import UserReplica, is_sharded, whole
-from murmuration.worker.library.schedules import catch_up
 from murmuration.worker.library.share import Shares
+from murmuration.worker.library.steps import catch_up
 
 T = TypeVar("T")
 
@@ -316,16 +316,6 @@ def agreed(decide: Callable[[], Any] | None) -> Any:
     if words[1] is not None:
         raise words[1]
     return words[0]
-
-
-def fragments_of(schema: Sequence[TensorSpec], config: Config) -> tuple[Fragment, ...]:
-    """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them."""
-    try:
-        fragments = config.plan.cut(schema)
-        config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
-    except ValueError as error:
-        raise ConfigError(f"{config.source.name}: [diloco] {error}") from error
-    return fragments
 
 
 def is_site() -> bool:

@@ -34,24 +34,24 @@ from torch.optim import Optimizer
 from murmuration.protos.addresses import join_address
 from murmuration.protos.events import new_event
 from murmuration.worker.component import NodeConfig
+from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
-from murmuration.worker.folder import EventLog
+from murmuration.worker.folder import EventLog, remembered
 from murmuration.worker.identity import Identity, token_from
 from murmuration.worker.identity.admission import Admission, Credentials
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.arguments import checked, errors_in_arguments
 from murmuration.worker.library.hooks import UserReplica
 from murmuration.worker.library.lines import LoopLines
-from murmuration.worker.library.schedules import catch_up
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import (
     Site,
     SiteRank,
     SwarmProgress,
     agreed,
-    fragments_of,
     is_site,
 )
+from murmuration.worker.library.steps import catch_up
 from murmuration.worker.library.terms import (
     Addresses,
     Terms,
@@ -63,7 +63,6 @@ from murmuration.worker.library.terms import (
 )
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.newcomer import Newcomer
-from murmuration.worker.remembered import remembered
 from murmuration.worker.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.training.inbox import Mailbox, Stop
 from murmuration.worker.training.loop import TrainingLoop

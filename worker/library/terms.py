@@ -12,13 +12,12 @@ from murmuration.protos.addresses import is_loopback, is_wildcard, split_address
 from murmuration.protos.events import NO_END
 from murmuration.protos.manifest import first_difference
 from murmuration.worker.addresses import FoundHost, find_host
-from murmuration.worker.adopted_config import join_config
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
 from murmuration.worker.identity import Identity
 from murmuration.worker.library.arguments import check_once
 from murmuration.worker.library.site import is_site
-from murmuration.worker.manifest import Manifest
+from murmuration.worker.manifest import Manifest, join_config
 from murmuration.worker.newcomer import FirstAnswer, Newcomer, check_version
 from murmuration.worker.tasks import OWN_LOOP
 from murmuration.worker.training.config import KSEED

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from murmuration.worker.library.schedules import advance, follows_position
+from murmuration.worker.library.steps import advance, follows_position
 from murmuration.worker.library.swarm import Swarm
 
 

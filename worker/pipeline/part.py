@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.worker.catchup.state_transfer import fetch_states
-from murmuration.worker.config import Config
+from murmuration.worker.config import Config, fragments_of
 from murmuration.worker.errors import CheckpointError, ConfigError
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member, Phase
@@ -26,8 +26,8 @@ from murmuration.worker.pipeline.replica import StageJobs, StageReplica
 from murmuration.worker.tasks import Cursor, Staged, StageModule, Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.config import KSEED
+from murmuration.worker.training.export import model_of
 from murmuration.worker.training.inbox import Mailbox
-from murmuration.worker.training.initial import model_of
 from murmuration.worker.training.kseed import SeedReplica
 from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.replica import InnerReplica
@@ -52,6 +52,12 @@ class Part:
         """What is exchanged of it; running statistics of whole models only."""
         return schema_of(self.module, statistics=self.stage is None)
 
+    def fragments(self, config: Config) -> tuple[Fragment, ...]:
+        """As the plan has them. Raises ConfigError."""
+        return fragments_of(
+            self.schema, config, "" if self.stage is None else f"stage {self.stage}: "
+        )
+
     def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> InnerReplica:
         """What trains it."""
         if self.stage is None:
@@ -71,18 +77,6 @@ class Part:
                 limit_bytes=config.stages.memory_bytes,
             ),
         )
-
-
-def fragments_of(part: Part, config: Config) -> tuple[Fragment, ...]:
-    """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them."""
-    try:
-        fragments = config.plan.cut(part.schema)
-        config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
-    except ValueError as error:
-        held = "" if part.stage is None else f"stage {part.stage}: "
-        where = config.source.of_named("diloco", str(error), otherwise="fragments")
-        raise ConfigError(f"{where}: {held}[diloco] {error}") from error
-    return fragments
 
 
 def cut_of_run(task: Staged, config: Config) -> list[tuple[int, int]]:
@@ -119,7 +113,7 @@ def part_of(task: Task, config: Config, stage: int = 0) -> Part:
 
 def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, ...]:
     """The fragments of one stage, as the peers that serve it lay them out."""
-    return fragments_of(part_of(task, config, stage), config)
+    return part_of(task, config, stage).fragments(config)
 
 
 def whole_model(

@@ -26,9 +26,8 @@ from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import TaskError, TextError
 from murmuration.worker.tasks.llama_bytes import window_starts
-from murmuration.worker.tasks.streamed import Streamed
 from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
-from murmuration.worker.tasks.text import STDLIB, Windows, load_text
+from murmuration.worker.tasks.text import STDLIB, Streamed, Windows, load_text
 
 BYTES = "bytes"
 # Where a word in a config is the name of something that transformers has itself.

@@ -25,17 +25,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from murmuration.algorithms.fragments import copy_values
 from murmuration.protos.files import read_json
 from murmuration.protos.manifest import canonical
-from murmuration.protos.text import shown
-from murmuration.worker.adopted_config import restored_config
 from murmuration.worker.config import Config
 from murmuration.worker.errors import CheckpointError
-from murmuration.worker.exchange.allreduce.residuals import Residuals
-from murmuration.worker.manifest import Manifest
-from murmuration.worker.training.loop import Trainer
-from murmuration.worker.training.outer_state import joined, restore_state, split
+from murmuration.worker.manifest import Manifest, restored_config
 
 _TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
@@ -63,7 +57,6 @@ _DTYPES = {
 _KEY_BYTES = 32
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
-_BY_PARAMETER = ("anchor", "momentum")
 _PARAMETERS = ("anchor/", "local/")
 _KINDS = {"step": int, "position": int, "stream": str, "manifest": dict, "states": list}
 _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
@@ -337,67 +330,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def snapshot(
-    trainer: Trainer, outer: Mapping[str, Any], stage: int | None = None, *, copied: bool = True
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A checkpoint's tensors and its values.
-
-    Args:
-        outer: of the trainer, as `plain_state` gives it.
-        stage: the one it holds, None for a whole model.
-        copied: the tensors are independent of what training does next; else it does nothing more.
-    """
-
-    def views(index: int, kind: str, values: Tensor) -> Mapping[str, Tensor] | None:
-        if kind not in _BY_PARAMETER:
-            return None
-        fragment = trainer.fragments[index].fragment
-        named = fragment.named if kind == "anchor" else fragment.views
-        found = named(values) if len(values) else {}  # a plan may have no momentum
-        return {f"{kind}/{name}": each for name, each in found.items()}
-
-    tensors, states = split(outer["fragments"], views)
-    for each in trainer.fragments:
-        tensors |= {f"local/{name}": values for name, values in each.held(copied=copied).items()}
-    remembered, plain = trainer.replica.optimizer_state()
-    for place, value in remembered.items():
-        tensors[f"optimizer/{place}"] = value.to("cpu", copy=True) if copied else value.contiguous()
-    values = {
-        **{key: value for key, value in outer.items() if key != "fragments"},
-        "position": trainer.replica.cursor.position,
-        "stream": trainer.replica.cursor.stream,
-        "stage": stage,
-        "optimizer": plain,
-        "states": states,
-    }
-    return tensors, values
-
-
-def restore_trainer(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
-    """Puts a snapshot back. Args: steps, left: as `restore_state` takes them.
-
-    Raises CheckpointError: it is whole, and no worker has saved it."""
-    try:
-        _restore(trainer, saved, steps, left)
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{saved.path}: is of no such run ({type(error).__name__}: {shown(str(error), 160)}); "
-            "remove it to go on from the one before, or start from step 0 with --fresh"
-        ) from error
-
-
-def _restore(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
-    fragments = joined(saved.values["states"], saved.tensors)
-    for kind in _BY_PARAMETER:
-        named = saved.named(kind)
-        for each, values in zip(trainer.fragments, fragments, strict=True):
-            if named.keys() >= {spec.name for spec in each.fragment.specs}:
-                values[kind] = each.fragment.flatten(named)
-    restore_state(trainer, {**saved.values, "fragments": fragments}, steps, left)
-    replica = trainer.replica
-    for name, local in replica.parameters.items():
-        copy_values(local, saved.tensors[f"local/{name}"])
-    remembered = {**saved.named("optimizer"), **saved.values["optimizer"]}
-    replica.restore_optimizers(remembered, trainer.step)

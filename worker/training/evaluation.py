@@ -31,7 +31,7 @@ from murmuration.worker.tasks import (
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import Checkpoint
 from murmuration.worker.training.device import device_of, moved
-from murmuration.worker.training.initial import anchored_model, find_checkpoint
+from murmuration.worker.training.export import anchored_model, find_checkpoint
 from murmuration.worker.training.kseed import follow, seed_space_of
 from murmuration.worker.training.loop import Trainer
 

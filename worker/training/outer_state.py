@@ -7,19 +7,26 @@ other peers, a run ends with the bits of one that was not interrupted.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from murmuration.algorithms.fragments import copy_values
 from murmuration.protos.manifest import first_difference
+from murmuration.protos.text import shown
+from murmuration.worker.errors import CheckpointError
 from murmuration.worker.exchange.allreduce.residuals import Residuals
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.training.loop import TrainingLoop
+from murmuration.worker.training import checkpoint
+from murmuration.worker.training.checkpoint import Checkpoint
+from murmuration.worker.training.loop import Trainer, TrainingLoop
 
 Views = Callable[[int, str, Tensor], Mapping[str, Tensor] | None]
 """By a fragment's index, and the key of one of its tensors."""
 
 _REDUCTIONS = "reductions"
+_BY_PARAMETER = ("anchor", "momentum")
 
 
 def plain_state(
@@ -110,3 +117,80 @@ def joined(
                 at = at.setdefault(key, {})
             at[path[-1]] = value
     return found
+
+
+def snapshot(
+    trainer: Trainer, outer: Mapping[str, Any], stage: int | None = None, *, copied: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A checkpoint's tensors and its values.
+
+    Args:
+        outer: of the trainer, as `plain_state` gives it.
+        stage: the one it holds, None for a whole model.
+        copied: the tensors are independent of what training does next; else it does nothing more.
+    """
+
+    def views(index: int, kind: str, values: Tensor) -> Mapping[str, Tensor] | None:
+        if kind not in _BY_PARAMETER:
+            return None
+        fragment = trainer.fragments[index].fragment
+        named = fragment.named if kind == "anchor" else fragment.views
+        found = named(values) if len(values) else {}  # a plan may have no momentum
+        return {f"{kind}/{name}": each for name, each in found.items()}
+
+    tensors, states = split(outer["fragments"], views)
+    for each in trainer.fragments:
+        tensors |= {f"local/{name}": values for name, values in each.held(copied=copied).items()}
+    remembered, plain = trainer.replica.optimizer_state()
+    for place, value in remembered.items():
+        tensors[f"optimizer/{place}"] = value.to("cpu", copy=True) if copied else value.contiguous()
+    values = {
+        **{key: value for key, value in outer.items() if key != "fragments"},
+        "position": trainer.replica.cursor.position,
+        "stream": trainer.replica.cursor.stream,
+        "stage": stage,
+        "optimizer": plain,
+        "states": states,
+    }
+    return tensors, values
+
+
+def restore_trainer(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
+    """Puts a snapshot back. Args: steps, left: as `restore_state` takes them.
+
+    Raises CheckpointError: it is whole, and no worker has saved it."""
+    try:
+        _restore(trainer, saved, steps, left)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{saved.path}: is of no such run ({type(error).__name__}: {shown(str(error), 160)}); "
+            "remove it to go on from the one before, or start from step 0 with --fresh"
+        ) from error
+
+
+def _restore(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
+    fragments = joined(saved.values["states"], saved.tensors)
+    for kind in _BY_PARAMETER:
+        named = saved.named(kind)
+        for each, values in zip(trainer.fragments, fragments, strict=True):
+            if named.keys() >= {spec.name for spec in each.fragment.specs}:
+                values[kind] = each.fragment.flatten(named)
+    restore_state(trainer, {**saved.values, "fragments": fragments}, steps, left)
+    replica = trainer.replica
+    for name, local in replica.parameters.items():
+        copy_values(local, saved.tensors[f"local/{name}"])
+    remembered = {**saved.named("optimizer"), **saved.values["optimizer"]}
+    replica.restore_optimizers(remembered, trainer.step)
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> Path:
+    """Writes what `Swarm.state_dict` gives below the folder, durable when this returns. Raises
+    OSError."""
+    tensors, fragments = split(state["fragments"])
+    return checkpoint.save(folder, state["step"], tensors, {**state, "fragments": fragments})
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """The inverse. Raises CheckpointError: nothing below the folder is whole."""
+    saved, _ = checkpoint.load(folder)
+    return {**saved.values, "fragments": joined(saved.values["fragments"], saved.tensors)}

@@ -13,7 +13,7 @@ import torch
 
 import murmuration
 from murmuration.worker.catchup import bootstrap
-from murmuration.worker.remembered import remembered
+from murmuration.worker.folder import remembered
 from tests.support.peers import Peer, peers, row
 
 H = 20

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.presets import PRESETS
-from murmuration.worker.adopted_config import join_config
 from murmuration.worker.config import Config, load_config, parse_config, task_of, to_document
 from murmuration.worker.errors import ConfigError
+from murmuration.worker.manifest import join_config
 from murmuration.worker.tasks import TaskError
 
 SHARES = st.floats(0, 0.99)

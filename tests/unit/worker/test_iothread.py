@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from murmuration.worker import loopthread
+from murmuration.worker import iothread
 from murmuration.worker.iothread import IOThread
 from murmuration.worker.training.inbox import Mailbox, Stop
 
@@ -91,8 +91,8 @@ def warned() -> list[str]:
 @pytest.fixture
 def io(warned: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[IOThread]:
     """A thread whose patience is short."""
-    monkeypatch.setattr(loopthread, "_LOOK_S", 0.01)
-    monkeypatch.setattr(loopthread, "_LATE_S", 0.02)
+    monkeypatch.setattr(iothread, "_LOOK_S", 0.01)
+    monkeypatch.setattr(iothread, "_LATE_S", 0.02)
     thread = IOThread(cast(Any, Stays), Mailbox(), lambda event: warned.append(str(event["text"])))
     thread.start()
     yield thread

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from murmuration.worker.adopted_config import join_config, restored_config
 from murmuration.worker.config import load_config, to_document
 from murmuration.worker.errors import ManifestRefused, UsageError
+from murmuration.worker.manifest import join_config, restored_config
 from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 from murmuration.worker.tasks.huggingface import HuggingFace
 from murmuration.worker.tasks.llama import empty_llama

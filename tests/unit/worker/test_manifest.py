@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.protos.documents import pack
 from murmuration.protos.manifest import first_difference
-from murmuration.worker.adopted_config import join_config
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ManifestRefused
-from murmuration.worker.manifest import PROTOCOL, Manifest
+from murmuration.worker.manifest import PROTOCOL, Manifest, join_config
 from murmuration.worker.wire import WireError
 
 SCHEMA = [

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker import newcomer, remembered
+from murmuration.worker import folder, newcomer
 from murmuration.worker.config import Config
 from murmuration.worker.errors import PeersUnreachable
+from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity import Authority, Role
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.newcomer import Newcomer
-from murmuration.worker.remembered import NOTHING, Remembered
 from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import handing_out, serving
 from tests.support.workers import free_addresses
@@ -206,17 +206,17 @@ def test_members_are_remembered_for_the_same_command(tmp_path: Path) -> None:
     kept.keep(tmp_path)
     known = Remembered(RUN.run, ("a:1",), ("b:2", "d:4"))  # nobody dials a relayed one at once
     for contacts in (["a:1"], ["x:1", "a:1"], ["b:2"]):
-        assert remembered.remembered(tmp_path, contacts, quiet) == known
+        assert folder.remembered(tmp_path, contacts, quiet) == known
     for contacts in (["x:1"], []):  # another run's, in the same folder
-        assert remembered.remembered(tmp_path, contacts, quiet) == NOTHING
-    assert remembered.remembered(None, ["a:1"], quiet) == NOTHING
-    assert remembered.remembered(tmp_path / "new", ["a:1"], quiet) == NOTHING
+        assert folder.remembered(tmp_path, contacts, quiet) == NOTHING
+    assert folder.remembered(None, ["a:1"], quiet) == NOTHING
+    assert folder.remembered(tmp_path / "new", ["a:1"], quiet) == NOTHING
 
 
 def test_the_first_peer_of_a_run_remembers_too(tmp_path: Path) -> None:
     Remembered(RUN.run, (), ("b:2",)).keep(tmp_path)
-    assert remembered.remembered(tmp_path, [], quiet).members == ("b:2",)
-    assert remembered.remembered(tmp_path, ["x:1"], quiet) == NOTHING
+    assert folder.remembered(tmp_path, [], quiet).members == ("b:2",)
+    assert folder.remembered(tmp_path, ["x:1"], quiet) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_first_peer_of_a_run_remembers_too(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_not_believed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "members.json").write_bytes(content)
     told: list[str] = []
-    assert remembered.remembered(tmp_path, ["a:1"], told.append) == NOTHING
+    assert folder.remembered(tmp_path, ["a:1"], told.append) == NOTHING
     assert told == [
         f"{tmp_path}/members.json is damaged or cannot be read: its members of the run are not "
         "tried"
@@ -251,4 +251,4 @@ def test_what_cannot_be_read_is_not_believed(tmp_path: Path, content: bytes) -> 
 def test_many_members_are_kept_as_a_few(tmp_path: Path) -> None:
     members = tuple(f"host{number}.example:7700" for number in range(4096))
     Remembered(RUN.run, ("a:1",), members).keep(tmp_path)
-    assert remembered.remembered(tmp_path, ["a:1"], quiet).members == members[:32]
+    assert folder.remembered(tmp_path, ["a:1"], quiet).members == members[:32]

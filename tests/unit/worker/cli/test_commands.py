@@ -20,7 +20,7 @@ from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.tasks.llama import Llama
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.evaluation import evaluate_checkpoint
-from murmuration.worker.training.initial import find_checkpoint
+from murmuration.worker.training.export import find_checkpoint
 from tests.support import commands
 
 LAYERS = 4

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from murmuration import Swarm, UsageError
-from murmuration.worker.library.schedules import catch_up
+from murmuration.worker.library.steps import catch_up
 from murmuration.worker.library.trainers import TrainersSwarm
 
 STEPS = 60

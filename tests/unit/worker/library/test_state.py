@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from murmuration import Swarm, UsageError
-from murmuration.worker.library.state import load_state, save_state
+from murmuration.worker.training.outer_state import load_state, save_state
 from murmuration.worker.wire import tensor_hash
 
 H, STEPS = 6, 15

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from murmuration.worker.tasks import Cursor, TaskError, TextError, load_task, next_batch
-from murmuration.worker.tasks.streamed import Streamed
+from murmuration.worker.tasks.text import Streamed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of datasets and transformers about themselves
 

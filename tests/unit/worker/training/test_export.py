@@ -14,8 +14,7 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import load_task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.evaluation import evaluating
-from murmuration.worker.training.export import distinct_tensors, export
-from murmuration.worker.training.initial import load_initial
+from murmuration.worker.training.export import distinct_tensors, export, load_initial
 from murmuration.worker.training.model import (
     integer_buffers,
     running_statistics,
