@@ -2,14 +2,18 @@
 
 Nothing here is on the data path or imports torch; training goes on without any of it.
 
-Workers say what they do in events (`protos.events`), which `worker.views` puts into words.
-`rendezvous.records` keeps what is known of each worker. At the end `report.results` leaves what
-`report.report` puts together and `report.printer` prints.
+    cli.py             the commands
+    records.py         what is known of each worker, from its events (`protos.events`)
+    report.py          the document on all workers at the end; printer.py is its text
+    report_files.py    the files that a run leaves, and the report of a folder or of a live swarm
+    asking.py          asks any peer, and through it all that it knows
+    terminal.py        shows what it knows, once or again and again
 
-Two sources feed them. `launcher` plans worker processes and runs them to their end, on links of
-`links`. `rendezvous.server` serves the Coordinator of the wire contract, as `rendezvous.registry`
-decides. `report.status` asks any peer, and `report.terminal` shows what it knows, once or again and
-again. `cli` holds the commands.
+    launch.py          the options of `murmur swarm` as command lines of workers
+    supervisor.py      runs them to their end; processes.py and die_with_parent.py are its children
+    link_network.py    links of workers, by either means: `namespaces` shapes the rate in the kernel
+                       and needs root, `shaping_proxy` shapes all in a process of its own
+    registry.py        introductions, as a state machine; rendezvous.py serves it
 """
 
 from typing import IO, Any

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.links import MEANS
 from murmuration.protos.addresses import is_loopback, split_address, with_host
 from murmuration.protos.completion import TRACKERS, complete_preset, complete_setting
 from murmuration.protos.events import int_of, new_event
@@ -24,9 +23,10 @@ from murmuration.worker.views import PagePlace
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from murmuration.coordinator.launcher.launch import Launch
+    from murmuration.coordinator.launch import Launch
     from murmuration.worker.identity import Authority, Identity
 
+MEANS = ("auto", "namespaces", "relay")  # of links
 _PLAIN_WIDTH = 160
 
 link_means_option = click.option(
@@ -81,9 +81,9 @@ def coordinator(
     identity, authority = _identity_for(out, public=not is_loopback(host), insecure=insecure)
     import asyncio
 
-    from murmuration.coordinator.rendezvous.server import CoordinatorRun
-    from murmuration.coordinator.report.results import leave_results
-    from murmuration.coordinator.report.terminal import Screen
+    from murmuration.coordinator.rendezvous import CoordinatorRun
+    from murmuration.coordinator.report_files import leave_results
+    from murmuration.coordinator.terminal import Screen
 
     began_s = time.monotonic()
     if authority is not None and not as_json:
@@ -127,8 +127,8 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     it prints a line each time. With --json each line is a JSON object.
     """
     _check_address(address)
-    from murmuration.coordinator.report.status import AskedSwarm, ask
-    from murmuration.coordinator.report.terminal import print_status, screen_for, watch
+    from murmuration.coordinator.asking import AskedSwarm, ask
+    from murmuration.coordinator.terminal import print_status, screen_for, watch
     from murmuration.worker.identity import member_identity
 
     identity = member_identity(run) if run is not None else None
@@ -155,7 +155,7 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
     RUN is the folder of `murmur swarm` or of one of the run's workers. HOST:PORT is any live peer:
     then the report is about what its peers say now.
     """
-    from murmuration.coordinator.report.results import report_of_folder, report_of_swarm
+    from murmuration.coordinator.report_files import report_of_folder, report_of_swarm
     from murmuration.worker.identity import member_identity
 
     console = None if as_json or quiet else _console()
@@ -233,7 +233,7 @@ def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     The workers are processes with sockets on loopback, or on links as slow as --link says. Ctrl-C
     saves, stops and still reports.
     """
-    from murmuration.coordinator.launcher.launch import Launch
+    from murmuration.coordinator.launch import Launch
 
     if options["resume"] and out is None:
         raise Failure(
@@ -249,7 +249,7 @@ def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     )
     launch.check()
     launch = _checked_by_worker(launch)
-    from murmuration.coordinator.launcher.swarm import run_swarm
+    from murmuration.coordinator.supervisor import run_swarm
 
     to_stdout = json_path == "-"
     path = Path(json_path) if json_path and not to_stdout else None
@@ -265,7 +265,7 @@ def _checked_by_worker(launch: "Launch") -> "Launch":
     request = launch.request()
     if not (request["settings"] or request["config"] or launch.preset):
         return launch  # the defaults
-    from murmuration.coordinator.launcher.launch import ask_worker
+    from murmuration.coordinator.launch import ask_worker
 
     answer = ask_worker(request)
     stages = int_of(answer, "stages")

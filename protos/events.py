@@ -59,7 +59,7 @@ EventKind = Literal[
     "warning",  # text; stage
     "result",  # the final event of a worker: see worker/training/result.py
     "exit",  # exit_code, text: of a process, by its launcher
-    "report",  # the final event of the coordinator: see coordinator/report/report.py
+    "report",  # the final event of the coordinator: see coordinator/report.py
     # Of a model in stages:
     "iteration",  # iteration, visits, loss
     "late",  # iteration

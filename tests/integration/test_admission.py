@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from murmuration.coordinator import Failure
+from murmuration.coordinator.asking import ask
 from murmuration.coordinator.cli import report, status
-from murmuration.coordinator.report.status import ask
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.cli.ping import ping

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from murmuration.coordinator.report.status import ask
+from murmuration.coordinator.asking import ask
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.identity import Authority, Role
 from tests.support.attacker import AT_THE_HANDSHAKE, Target, aiming, attacked

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from murmuration.coordinator.report.results import report_of_swarm
+from murmuration.coordinator.report_files import report_of_swarm
 from tests.support.workers import QUICK, running_swarm, settings_of
 
 RUN = settings_of(run__steps=200, diloco__inner_steps=10)

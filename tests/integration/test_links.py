@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.links.namespaces import Namespaces
+from murmuration.coordinator.namespaces import Namespaces
 from tests.support.fork_server import MURMUR, run
 from tests.support.gate import gate, gates
 from tests.support.namespaces import why_not
@@ -196,7 +196,7 @@ except ConnectionRefusedError:
 
 _HOLD = """
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.links.namespaces import Namespaces
+from murmuration.coordinator.namespaces import Namespaces
 with Namespaces(1, Link(rate_mbps=5)) as network:
     print(network.members[0].name, flush=True)
     input()
@@ -204,7 +204,7 @@ with Namespaces(1, Link(rate_mbps=5)) as network:
 
 _TERMINATED_FORKS = """
 import os, signal, sys
-from murmuration.coordinator.links.namespaces import Namespaces
+from murmuration.coordinator.namespaces import Namespaces
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
 with Namespaces(2, None) as network:

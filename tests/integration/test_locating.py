@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.link import parse_link
-from murmuration.coordinator.links.network import RelayProcess
+from murmuration.coordinator.link_network import RelayProcess
 from tests.support.workers import SMALL, running_swarm, settings_of
 
 PACE = settings_of(run__steps=2_000_000, diloco__inner_steps=20)

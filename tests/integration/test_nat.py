@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces
-from murmuration.coordinator.report.status import ask
+from murmuration.coordinator.asking import ask
+from murmuration.coordinator.namespaces import NamespaceHost, Namespaces
 from murmuration.protos.addresses import split_address, split_relayed
 from murmuration.worker.cli.ping import ping
 from murmuration.worker.identity import Authority, Identity, Role

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from murmuration.coordinator.report.status import ask
+from murmuration.coordinator.asking import ask
 from tests.support.fork_server import MURMUR, ForkedPopen, run
 from tests.support.workers import SMALL, free_addresses, running_swarm, settings_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from murmuration.coordinator.report.status import ask
+from murmuration.coordinator.asking import ask
 from murmuration.worker.config import Config, load_config, to_document
 from tests.support.gate import gate
 from tests.support.head_starts import AnchorPrefetch

@@ -14,7 +14,7 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner
 
-from murmuration.coordinator.report.status import ask
+from murmuration.coordinator.asking import ask
 from murmuration.protos.figures import measured
 from murmuration.worker.cli import cli
 from murmuration.worker.identity import member_identity

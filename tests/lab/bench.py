@@ -95,7 +95,7 @@ def bench(json_path: Path | None, markdown_path: Path | None, **asked: Any) -> N
             raise Failure(
                 f"{path}: there is no folder {path.parent}; make it first", ExitCode.USAGE
             )
-    from murmuration.coordinator.launcher.launch import ask_worker
+    from murmuration.coordinator.launch import ask_worker
 
     if int_of(ask_worker(chosen.request()), "stages") != 1:
         raise Failure(

@@ -29,8 +29,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.launcher.launch import Launch
-from murmuration.coordinator.links.namespaces import Namespaces, NoNamespaces
+from murmuration.coordinator.launch import Launch
+from murmuration.coordinator.namespaces import Namespaces, NoNamespaces
 from tests.lab.peers.processes import Children, PeersFailed, children
 from tests.lab.peers.report import Report, combine
 

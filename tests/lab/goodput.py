@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.links.namespaces import NamespaceHost, Namespaces, NoNamespaces
+from murmuration.coordinator.namespaces import NamespaceHost, Namespaces, NoNamespaces
 from murmuration.worker.identity import Authority, Identity, Role
 
 _PORT = 7700

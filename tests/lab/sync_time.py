@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.links.namespaces import Namespaces, NoNamespaces
+from murmuration.coordinator.namespaces import Namespaces, NoNamespaces
 from tests.lab.goodput import in_rounds
 
 TARGET = 1.15

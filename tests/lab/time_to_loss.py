@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 import click
 
 from murmuration.algorithms.link import parse_link
-from murmuration.coordinator.launcher.processes import Interrupts
+from murmuration.coordinator.processes import Interrupts
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import seconds
 from tests.lab.compare.options import LINKS, LOCAL, Bench

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.launcher.launch import Launch
-from murmuration.coordinator.launcher.swarm import run_swarm
+from murmuration.coordinator.launch import Launch
+from murmuration.coordinator.supervisor import run_swarm
 
 if __name__ == "__main__":
     launch = Launch(

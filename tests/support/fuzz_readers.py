@@ -15,8 +15,8 @@ import torch
 from cryptography.utils import CryptographyDeprecationWarning
 
 from murmuration.algorithms.codecs import CODECS
-from murmuration.coordinator.rendezvous.registry import Registry
-from murmuration.coordinator.report.terminal import fact_lines
+from murmuration.coordinator.registry import Registry
+from murmuration.coordinator.terminal import fact_lines
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
 from murmuration.worker import wire

@@ -1,7 +1,7 @@
 """Whether this machine has network namespaces for a test or a bench."""
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.links.namespaces import Namespaces, NoNamespaces
+from murmuration.coordinator.namespaces import Namespaces, NoNamespaces
 
 
 def why_not() -> str | None:

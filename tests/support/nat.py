@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from murmuration.coordinator.links.namespaces import NamespaceHost, NoNamespaces
+from murmuration.coordinator.namespaces import NamespaceHost, NoNamespaces
 
 _ROUTER, _HOST = "192.168.77.1", "192.168.77.2"
 _RULES = """

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from murmuration.coordinator.report.status import ask
+from murmuration.coordinator.asking import ask
 from murmuration.protos.addresses import ReservedPorts
 from tests.support.fork_server import ForkedPopen
 

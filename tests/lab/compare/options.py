@@ -7,7 +7,7 @@ from typing import Any
 
 from murmuration.algorithms.link import Link, parse_link
 from murmuration.coordinator import Failure
-from murmuration.coordinator.launcher.launch import WORKER_PROGRAM, Launch
+from murmuration.coordinator.launch import WORKER_PROGRAM, Launch
 from murmuration.protos.exit_codes import ExitCode
 
 LINKS = ("2mbit", "20mbit", "100mbit", "1000mbit")
@@ -70,7 +70,7 @@ class Bench:
             )
 
     def request(self) -> dict[str, Any]:
-        """What to ask of `murmuration.coordinator.launcher.launch`."""
+        """What to ask of `murmuration.coordinator.launch`."""
         return self.launch(LOCAL, self.links[0], self.steps).request(self.order)
 
     def parsed_links(self) -> list[Link]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.rendezvous.records import ENDING
+from murmuration.coordinator.records import ENDING
 from murmuration.protos.events import Event, float_of, int_of
 from murmuration.protos.files import write_atomically
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator import Failure
-from murmuration.coordinator.launcher.launch import Launch
-from murmuration.coordinator.launcher.processes import Interrupts, WorkerProcess
+from murmuration.coordinator.launch import Launch
+from murmuration.coordinator.processes import Interrupts, WorkerProcess
 from murmuration.protos.exit_codes import ExitCode
 from tests.lab.compare.options import TORCH_DDP, Bench
 from tests.support.namespaces import why_not
@@ -45,7 +45,7 @@ def train_ours(launch: Launch) -> Ended:
     """Trains to the end, or to a signal. Main thread only; never raises Failure."""
     from rich.console import Console
 
-    from murmuration.coordinator.launcher.swarm import run_swarm
+    from murmuration.coordinator.supervisor import run_swarm
 
     try:
         launch.out.mkdir(parents=True)

@@ -11,8 +11,8 @@ import click
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator import Failure
-from murmuration.coordinator.launcher.launch import core_count
-from murmuration.coordinator.launcher.processes import Interrupts
+from murmuration.coordinator.launch import core_count
+from murmuration.coordinator.processes import Interrupts
 from murmuration.protos.events import int_of
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import count, duration

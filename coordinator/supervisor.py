@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.launcher.launch import Launch
-from murmuration.coordinator.launcher.processes import Interrupts, WorkerProcess
-from murmuration.coordinator.links.namespaces import NoNamespaces
-from murmuration.coordinator.links.network import LinkNetwork, Place
-from murmuration.coordinator.rendezvous.records import Record
-from murmuration.coordinator.report.report import Report
-from murmuration.coordinator.report.results import leave_results
-from murmuration.coordinator.report.status import AskedSwarm, ask
-from murmuration.coordinator.report.terminal import Screen, screen_for, summary_of_records
+from murmuration.coordinator.asking import AskedSwarm, ask
+from murmuration.coordinator.launch import Launch
+from murmuration.coordinator.link_network import LinkNetwork, Place
+from murmuration.coordinator.namespaces import NoNamespaces
+from murmuration.coordinator.processes import Interrupts, WorkerProcess
+from murmuration.coordinator.records import Record
+from murmuration.coordinator.report import Report
+from murmuration.coordinator.report_files import leave_results
+from murmuration.coordinator.terminal import Screen, screen_for, summary_of_records
 from murmuration.protos.addresses import ReservedPorts, with_host
 from murmuration.protos.events import Event, new_event
 from murmuration.protos.exit_codes import ExitCode, exit_words

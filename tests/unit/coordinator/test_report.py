@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from murmuration.coordinator.rendezvous.records import Record
-from murmuration.coordinator.report.printer import figure_lines, print_report, sparkline
-from murmuration.coordinator.report.report import Report, build_report, mean_curve, write_report
+from murmuration.coordinator.printer import figure_lines, print_report, sparkline
+from murmuration.coordinator.records import Record
+from murmuration.coordinator.report import Report, build_report, mean_curve, write_report
 
 KEYS = (
     "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",

@@ -1,6 +1,6 @@
 import math
 
-from murmuration.coordinator.rendezvous.records import Record
+from murmuration.coordinator.records import Record
 from murmuration.protos.events import costliest, curve_of
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from murmuration.coordinator.rendezvous.registry import Registry
+from murmuration.coordinator.registry import Registry
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import pack
 
@@ -182,7 +182,7 @@ def test_junk_is_counted_not_believed() -> None:
 
 
 def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("murmuration.coordinator.rendezvous.registry.MAX_MEMBERS", 8)
+    monkeypatch.setattr("murmuration.coordinator.registry.MAX_MEMBERS", 8)
     registry = Registry()
     for index in range(8):
         registry.introduce(call(f"w{index}"), index / 8)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.link import Link, parse_link
-from murmuration.coordinator.links.namespaces import Counters, Namespaces, NoNamespaces
+from murmuration.coordinator.namespaces import Counters, Namespaces, NoNamespaces
 from murmuration.protos.addresses import LOOPBACK_HOST, ReservedPorts
 
 _NAMED = re.compile(r"(w\d+)=(.*)", re.DOTALL)
@@ -75,7 +75,7 @@ class LinkNetwork:
 
     Args:
         links: by worker; None is not shaped.
-        means: one of `murmuration.coordinator.links.MEANS`.
+        means: one of `auto`, `namespaces` and `relay`.
         seed: of jitter and broken connections.
         log_path: of the relay, where there is one.
 
@@ -210,7 +210,7 @@ class RelayProcess:
         log = log_path.open("w") if log_path else None
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "murmuration.coordinator.links.relay"],
+                [sys.executable, "-P", "-m", "murmuration.coordinator.shaping_proxy"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

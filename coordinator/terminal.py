@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.rendezvous.records import Record
+from murmuration.coordinator.records import Record
 from murmuration.protos.addresses import is_loopback
 from murmuration.protos.events import costliest, float_of, names_of, printable, verdict_words
 from murmuration.protos.exit_codes import ExitCode

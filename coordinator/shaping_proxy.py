@@ -2,7 +2,7 @@
 
 The port says which worker connects, the CONNECT to which one. What passes between them is shaped
 as `shaping` decides. No root needed. Run as a process (`python -m
-murmuration.coordinator.links.relay`) it reads commands from stdin and answers each with a line of
+murmuration.coordinator.shaping_proxy`) it reads commands from stdin and answers each with a line of
 JSON; `RelayProcess` speaks that:
 
     {"host": ..., "seed": ..., "limit_rate": ..., "members": ..., "others": ...}    first
@@ -26,7 +26,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.links.shaping import CutLinks, LinkedPeer, ShapedPipe, next_break_s
+from murmuration.coordinator.shaping import CutLinks, LinkedPeer, ShapedPipe, next_break_s
 from murmuration.protos.addresses import split_address
 
 _LEAST_SLEEP_S = 0.001  # shorter waits are made up for by the next one

@@ -17,14 +17,14 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from murmuration.coordinator import Failure, cli
-from murmuration.coordinator.rendezvous.registry import Registry
-from murmuration.coordinator.rendezvous.server import (
+from murmuration.coordinator.asking import ask
+from murmuration.coordinator.registry import Registry
+from murmuration.coordinator.rendezvous import (
     CoordinatorRun,
     CoordinatorService,
     start_server,
 )
-from murmuration.coordinator.report.status import ask
-from murmuration.coordinator.report.terminal import Screen
+from murmuration.coordinator.terminal import Screen
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos.addresses import ReservedPorts

@@ -5,7 +5,7 @@ It keeps no file. Started again, it learns everything back from the workers' nex
 
 from dataclasses import dataclass, field
 
-from murmuration.coordinator.rendezvous.records import Record
+from murmuration.coordinator.records import Record
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import (
     EVENT_BYTES,

@@ -11,7 +11,7 @@ from typing import Any
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator import Failure
-from murmuration.coordinator.links.network import Place, parse_links
+from murmuration.coordinator.link_network import Place, parse_links
 from murmuration.protos.events import int_of, text_of
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.settings import settings_of
@@ -37,7 +37,7 @@ class Launch:
         stages, replicas: of a model that is cut; there are then stages x replicas workers.
         routing, skip: how its microbatches go.
         held: the stage of each worker, where their checkpoints say it.
-        link_means: one of `murmuration.coordinator.links.MEANS`.
+        link_means: one of `murmuration.coordinator.cli.MEANS`.
         insecure: nothing is encrypted.
         web: as typed, where to serve the page of the swarm.
         track: trackers that each worker tells of its figures.

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.report.status import AskedSwarm
+from murmuration.coordinator.asking import AskedSwarm
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.views import PagePlace
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.launcher.launch import Launch, ask_worker
-from murmuration.coordinator.links.network import Place
+from murmuration.coordinator.launch import Launch, ask_worker
+from murmuration.coordinator.link_network import Place
 
 REQUEST = {"config": None, "settings": [], "flags": {}, "presets": ["local", "ddp"]}
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.links.network import RelayProcess
-from murmuration.coordinator.links.relay import Relay, listen
-from murmuration.coordinator.links.shaping import LinkedPeer
+from murmuration.coordinator.link_network import RelayProcess
+from murmuration.coordinator.shaping import LinkedPeer
+from murmuration.coordinator.shaping_proxy import Relay, listen
 
 FAST = Link(rate_mbps=1000)
 

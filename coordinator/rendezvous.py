@@ -15,9 +15,9 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.rendezvous.registry import Registry
-from murmuration.coordinator.report.status import TIMEOUT_S, AskedSwarm, ask
-from murmuration.coordinator.report.terminal import Screen, summary_of_records
+from murmuration.coordinator.asking import TIMEOUT_S, AskedSwarm, ask
+from murmuration.coordinator.registry import Registry
+from murmuration.coordinator.terminal import Screen, summary_of_records
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos.addresses import (

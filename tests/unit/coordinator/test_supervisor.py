@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.launcher.launch import Launch
-from murmuration.coordinator.launcher.swarm import run_swarm
+from murmuration.coordinator.launch import Launch
+from murmuration.coordinator.supervisor import run_swarm
 from tests.support import drive_swarm
 
 Swarm = Callable[..., tuple[int, dict, str]]

@@ -10,10 +10,10 @@ from rich.console import Console
 from murmuration.algorithms.link import Link
 from murmuration.coordinator import Failure
 from murmuration.coordinator.cli import swarm
-from murmuration.coordinator.launcher.launch import Launch
-from murmuration.coordinator.launcher.swarm import run_swarm
-from murmuration.coordinator.links.namespaces import NoNamespaces
-from murmuration.coordinator.links.network import LinkNetwork, parse_links
+from murmuration.coordinator.launch import Launch
+from murmuration.coordinator.link_network import LinkNetwork, parse_links
+from murmuration.coordinator.namespaces import NoNamespaces
+from murmuration.coordinator.supervisor import run_swarm
 from murmuration.protos.exit_codes import ExitCode
 
 
@@ -56,7 +56,7 @@ def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: object) -> None:
         raise NoNamespaces("this needs root")
 
-    monkeypatch.setattr("murmuration.coordinator.links.namespaces.Namespaces.__enter__", refuse)
+    monkeypatch.setattr("murmuration.coordinator.namespaces.Namespaces.__enter__", refuse)
 
 
 @pytest.mark.usefixtures("no_namespaces")

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.rendezvous.records import Record
-from murmuration.coordinator.report import results
-from murmuration.coordinator.report.results import (
+from murmuration.coordinator import report_files as results
+from murmuration.coordinator.records import Record
+from murmuration.coordinator.report_files import (
     draw_loss_curve,
     leave_results,
     records_of,

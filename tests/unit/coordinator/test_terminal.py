@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.rendezvous.records import Record
-from murmuration.coordinator.report.terminal import (
+from murmuration.coordinator.records import Record
+from murmuration.coordinator.terminal import (
     LiveScreen,
     Screen,
     fact_lines,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from murmuration.coordinator.links import namespaces
-from murmuration.coordinator.links.namespaces import free_subnet, leftovers, names, started
+from murmuration.coordinator import namespaces
+from murmuration.coordinator.namespaces import free_subnet, leftovers, names, started
 from tests.support.namespaces import why_not
 
 

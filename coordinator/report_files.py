@@ -15,10 +15,10 @@ from typing import Any
 from rich.console import Console
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.rendezvous.records import COUNTS, Record
-from murmuration.coordinator.report.printer import print_report
-from murmuration.coordinator.report.report import Report, build_report, write_report
-from murmuration.coordinator.report.status import AskedSwarm, ask
+from murmuration.coordinator.asking import AskedSwarm, ask
+from murmuration.coordinator.printer import print_report
+from murmuration.coordinator.records import COUNTS, Record
+from murmuration.coordinator.report import Report, build_report, write_report
 from murmuration.protos.events import (
     Curve,
     address_in,

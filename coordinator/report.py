@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from murmuration.coordinator.rendezvous.records import COUNTS, Record
+from murmuration.coordinator.records import COUNTS, Record
 from murmuration.protos.events import Curve, costliest, float_of, int_of, printable, text_of
 from murmuration.protos.files import write_atomically
 from murmuration.worker.views.summary import map_of, maps_of

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from murmuration.coordinator.report.report import Report
-from murmuration.coordinator.report.terminal import two_columns
+from murmuration.coordinator.report import Report
+from murmuration.coordinator.terminal import two_columns
 from murmuration.protos.events import Curve, verdict_words
 from murmuration.protos.exit_codes import exit_words
 from murmuration.protos.figures import (

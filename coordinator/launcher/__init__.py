@@ -1,1 +1,0 @@
-"""A swarm of worker processes on this machine."""

@@ -1,1 +1,0 @@
-"""The coordinator: introduces peers, keeps the time series."""

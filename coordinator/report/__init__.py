@@ -1,1 +1,0 @@
-"""Reports and terminal views of a run."""
