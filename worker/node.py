@@ -146,6 +146,7 @@ class Node:
             log=self.log,
             rng=self.rng,
             most_visits=config.stages.most_visits,
+            on_caught=lambda: self.on_view(self.gossip.view),
         )
         refuse = self.context.counts.refuse
         gate = Gate(
@@ -575,11 +576,6 @@ class Node:
         if self._pairs is None:  # a pair waits for one partner, and the next round has another
             self.gossip.round_ended(result.fragment, late, silent)
         self.post(result)
-
-    def caught(self, peer: str, why: str) -> None:
-        """A peer gives false means: this one does without it."""
-        if self.context.caught(peer, why):
-            self.on_view(self.gossip.view)
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends this peer's own rounds of a fragment, which a fetched state supersedes."""

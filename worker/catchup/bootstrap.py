@@ -3,6 +3,7 @@
 import asyncio
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from murmuration.algorithms.plan import Plan
 from murmuration.protos.events import new_event
@@ -20,12 +21,15 @@ from murmuration.worker.catchup.choices import (
     may_follow,
     step_of_the_others,
 )
-from murmuration.worker.catchup.donors import CatchUpHost, Donors
+from murmuration.worker.catchup.donors import Donors
 from murmuration.worker.catchup.splits import Splits
 from murmuration.worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from murmuration.worker.membership import Digest, Health, Member, Phase
 from murmuration.worker.membership.first_contact import FirstContact
 from murmuration.worker.training.inbox import AllStarted, Published, SkipAhead, Started
+
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
 
 _HINT_S = 0.5
 _TELL_S = 2.0  # then it is said for whom the start waits
@@ -61,16 +65,16 @@ class Bootstrap:
     """
 
     def __init__(
-        self, config: JoinConfig, plan: Plan, first_contact: FirstContact, host: CatchUpHost
+        self, config: JoinConfig, plan: Plan, first_contact: FirstContact, node: "Node"
     ) -> None:
         self._first_contact, gossip = first_contact, first_contact.gossip
-        self._config, self._plan, self._gossip, self._host = config, plan, gossip, host
+        self._config, self._plan, self._gossip, self._node = config, plan, gossip, node
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._seen_at = math.inf  # when another was first seen to have started
         self._problems: dict[str, str] = {}  # by address to join at: why it does not answer
         self._deserted_since: float | None = None
         self._limit = JumpLimit(plan.inner_steps)
-        self._donors, self._splits = Donors(plan, gossip, host), Splits(gossip, host)
+        self._donors, self._splits = Donors(plan, gossip, node), Splits(gossip, node)
 
     async def run(self) -> None:
         """Until cancelled. Raises PeersUnreachable, ManifestRefused, NotDialled."""
@@ -80,26 +84,26 @@ class Bootstrap:
             await self._repair()
 
     async def _start(self) -> None:
-        host = self._host
-        deadline = host.clock() + self._config.wait_s
-        hint_at, tell_at, again_at = host.clock(), host.clock() + _TELL_S, 0.0
+        node = self._node
+        deadline = node.clock() + self._config.wait_s
+        hint_at, tell_at, again_at = node.clock(), node.clock() + _TELL_S, 0.0
         told: frozenset[str] | None = None
         while True:
-            if host.clock() >= hint_at:
-                hint_at = host.clock() + _HINT_S
+            if node.clock() >= hint_at:
+                hint_at = node.clock() + _HINT_S
                 await self._try_hints()
-            if host.published is not None and not self._first_contact.undialled:
+            if node.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
                     taken = self._take_over()
                     fetched, under_way = await self._fetched(taken), taken.under_way
                 if fetched and under_way:
-                    host.post(Started(()))
+                    node.post(Started(()))
                     return
                 if fetched and self._complete() and self._gossip.me.phase is Phase.READY:
                     await self._start_with(self._joinable())
                     return
-            now = host.clock()
+            now = node.clock()
             waits_on = self._config.min_peers is None or self._config.wait_s == math.inf
             if waits_on and self._is_deserted(now) and not self._holds_state:
                 raise PeersUnreachable(self._left_behind())
@@ -108,24 +112,24 @@ class Bootstrap:
             arrived, wanted = self._gossip.swarm.arrived(), self._config.min_peers
             waits = self._gossip.me.live and (wanted is None or len(arrived) < wanted)
             if waits and now >= tell_at and (arrived != told or now >= again_at):
-                host.log(new_event("awaiting", here=sorted(arrived), wanted=wanted))
+                node.log(new_event("awaiting", here=sorted(arrived), wanted=wanted))
                 told, again_at = arrived, now + _TELL_AGAIN_S
             await asyncio.sleep(_START_POLL_S)
 
     async def _start_with(self, group: tuple[str, ...]) -> None:
         """In pairs, where later nobody waits for the rest, all take the first step together: peers
         that have started know the others, so that all draw their first partners from the same."""
-        host = self._host
-        host.post(Started(group))
+        node = self._node
+        node.post(Started(group))
         if not self._pairs:
             return
-        until = host.clock() + _TOGETHER_S
-        while host.clock() < until and any(
+        until = node.clock() + _TOGETHER_S
+        while node.clock() < until and any(
             member.peer in group and member.live and member.phase is Phase.READY
             for member in self._gossip.others
         ):
             await asyncio.sleep(_START_POLL_S)
-        host.post(AllStarted())
+        node.post(AllStarted())
 
     def _complete(self) -> bool:
         """Whether enough are here, or this peer may follow others that have started, or go on
@@ -134,7 +138,7 @@ class Bootstrap:
         if min_peers is not None and len(arrived) >= min_peers:
             return True
         # None of these is one to take over from: that comes first.
-        now = self._host.clock()
+        now = self._node.clock()
         if not (started := have_started(self._gossip.others)):
             begun = min_peers is None or any_has_begun(self._gossip.others)
             return begun and self._holds_state and self._is_deserted(now)
@@ -216,7 +220,7 @@ class Bootstrap:
 
     def _digests_at_start(self) -> tuple[Digest, ...]:
         """This peer's digests as they will be once it starts with all that may join."""
-        published, group = self._host.published, self._joinable()
+        published, group = self._node.published, self._joinable()
         assert published is not None, "nothing to compare with"
         return tuple(
             Digest(s.version, s.contributors, wire.state_hash(s.anchor, s.momentum, group))
@@ -224,16 +228,16 @@ class Bootstrap:
         )
 
     async def _repair(self) -> None:
-        host, published = self._host, self._host.published
+        node, published = self._node, self._node.published
         if published is None or published.phase in (Phase.STARTING, Phase.READY):
             return
         others = self._possible(published)
         if self._pairs and published.phase is Phase.TRAINING:
-            step = step_of_the_others(self._gossip.me.digests, others, host.partners)
+            step = step_of_the_others(self._gossip.me.digests, others, node.partners)
             if step is not None and step > published.step:
                 for index in range(len(published.states)):
-                    host.give_up(index, "the others have gone on")
-                host.post(SkipAhead(step))
+                    node.give_up(index, "the others have gone on")
+                node.post(SkipAhead(step))
                 await asyncio.sleep(_SKIP_S)  # until that is known to the others
             return
         if self._pairs:  # without consensus all differ, and stay so
@@ -246,7 +250,7 @@ class Bootstrap:
             voters = self._donors.voters().others
             await self._splits.look(voters)
             ended = {published.phase, *(member.phase for member in voters)} == {Phase.DONE}
-            back = choose_return(mine, voters, host.held.hash_of, ended=ended)
+            back = choose_return(mine, voters, node.held.hash_of, ended=ended)
         repair = back or choose_repair(mine, others, published.failed)
         if repair is not None and await self._donors.fetch(
             repair.donor, repair.fragments, repair.reason, goes_back=back is not None
@@ -255,7 +259,7 @@ class Bootstrap:
 
     def _possible(self, published: Published) -> list[Member]:
         """The replicas, but those that say they are where nobody can be yet."""
-        gossip, now = self._gossip, self._host.clock()
+        gossip, now = self._gossip, self._node.clock()
         self._limit.advance(published.step, published.step_s, now)
         found = []
         for member in gossip.replicas:

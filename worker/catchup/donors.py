@@ -2,11 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
@@ -21,17 +20,18 @@ from murmuration.worker.catchup.state_transfer import (
 )
 from murmuration.worker.catchup.votes import (
     Electorate,
-    HeldStates,
     Votes,
     electorate,
     keepers,
     too_far,
 )
-from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.membership import Digest, Member, Phase
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.training.inbox import Adopt, Published, ToTrain
-from murmuration.worker.transport import Transport, TransportError
+from murmuration.worker.training.inbox import Adopt, Published
+from murmuration.worker.transport import TransportError
+
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
 
 _ASK_AGAIN_S = 0.25
 _ANY_GROUP = 256  # peers; a larger one takes a second to lay out
@@ -45,41 +45,12 @@ _RETRY_S = 0.25
 _AHEAD_OF_GOSSIP = 256  # rounds between what a donor has announced and what it gives
 
 
-class CatchUpHost(Protocol):
-    """What this asks of the node that it runs in. `partners`: of this peer's rounds in pairs."""
-
-    transport: Transport
-    offload: Offload
-    rng: Random
-    published: Published | None
-    held: HeldStates
-
-    @property
-    def partners(self) -> Container[str]: ...
-
-    def clock(self) -> float: ...
-
-    def post(self, message: ToTrain) -> None:
-        """Sends a message to the train thread."""
-        ...
-
-    def give_up(self, fragment: int, reason: str) -> None:
-        """Ends this peer's own round of a fragment, which the fetched state supersedes."""
-        ...
-
-    def caught(self, peer: str, why: str) -> None:
-        """A peer gives false means: this one does without it."""
-        ...
-
-    def log(self, event: dict[str, object]) -> None: ...
-
-
 class Donors:
     """The peers that others' states are taken from. I/O thread only."""
 
-    def __init__(self, plan: Plan, gossip: GossipService, host: CatchUpHost) -> None:
-        self._plan, self._gossip, self._host = plan, gossip, host
-        self._warnings = Warnings(host.log)
+    def __init__(self, plan: Plan, gossip: GossipService, node: "Node") -> None:
+        self._plan, self._gossip, self._node = plan, gossip, node
+        self._warnings = Warnings(node.log)
         self._aside: dict[str, float] = {}  # whose states were not to be had, until when
         self._started: set[str] = set()  # donors that have begun the run as they were asked
         self._split: dict[int, tuple[int, int]] = {}  # what was to be adopted of the same version
@@ -89,7 +60,7 @@ class Donors:
 
     def first_choices(self, members: Sequence[Member]) -> Sequence[Member]:
         """Those that are not set aside; all of them, where there is no other."""
-        now = self._host.clock()
+        now = self._node.clock()
         return [m for m in members if now >= self._aside.get(m.peer, -math.inf)] or members
 
     async def fetch(
@@ -99,7 +70,7 @@ class Donors:
 
         Args: goes_back: `choose_return` has chosen them, and a second peer must hold them.
         """
-        host, published = self._host, self._host.published
+        node, published = self._node, self._node.published
         assert published is not None, "nothing to compare with"
         sizes = sizes_of(published.states)
         expected = {index: sizes[index] for index in fragments}
@@ -136,16 +107,16 @@ class Donors:
         lost = await self._given_up(donor, published, states)
         for index, state in states.items():
             if goes_back or state.version > published.states[index].version:
-                host.give_up(index, f"over for the others: {reason}")
+                node.give_up(index, f"over for the others: {reason}")
         confirmed = () if votes is None else tuple(p for p in votes.holders if p != donor.peer)
         me = self._gossip.me.peer
-        host.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, goes_back))
+        node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, goes_back))
         return True
 
     def _rests(self, published: Published) -> bool:
         """Whether to wait with a state of the same version: whoever parts them again and again
         causes few adoptions. The next comes after a round, then two, then four, and so on."""
-        now, hash_of = self._host.clock(), self._host.held.hash_of
+        now, hash_of = self._node.clock(), self._node.held.hash_of
         if any(hash_of(i, version) == hash_ for i, (version, hash_) in self._split.items()):
             self._split = {}  # that was taken
             round_s = max(1.0, self._plan.inner_steps * published.step_s)
@@ -159,12 +130,12 @@ class Donors:
     ) -> dict[int, int]:
         """By fragment, the rounds of this peer's that the donor's state has not got; nothing where
         it does not say, and in pairs, where every peer has a history of its own."""
-        host, found = self._host, {}
+        node, found = self._node, {}
         if self._plan.exchange != "pairs":
             with suppress(TransportError, wire.WireError):
                 for index in states:
                     mine = published.states[index]
-                    given = (host.transport, donor, self._gossip.run, index, mine, host.held)
+                    given = (node.transport, donor, self._gossip.run, index, mine, node.held)
                     if rounds := await rounds_apart(*given):
                         found[index] = rounds
         return found
@@ -187,8 +158,8 @@ class Donors:
     ) -> tuple[int, dict[int, FragmentState]]:
         """Raises as `fetch_states`. Nobody is blamed for what another has sent before: where the
         whole does not fit, the donor is asked for all of it."""
-        host, resumes = self._host, bool(self._begun)
-        given = (host.transport, donor, self._gossip.run, expected, host.offload, self._begun)
+        node, resumes = self._node, bool(self._begun)
+        given = (node.transport, donor, self._gossip.run, expected, node.offload, self._begun)
         try:
             return await fetch_states(*given)
         except wire.WireError:
@@ -198,7 +169,7 @@ class Donors:
 
     def set_aside(self, donor: Member, reason: str, for_s: float = _ASIDE_S) -> None:
         """Its state is not taken; others come first for a while."""
-        self._aside[donor.peer] = self._host.clock() + for_s
+        self._aside[donor.peer] = self._node.clock() + for_s
         self._warnings.add(f"fetching from {donor.peer}: {shown(reason, 200)}")
 
     def _check_announced(
@@ -229,13 +200,13 @@ class Donors:
 
     def voters(self) -> Electorate:
         """Whose word counts."""
-        gossip, published = self._gossip, self._host.published
+        gossip, published = self._gossip, self._node.published
         assert published is not None, "this peer knows what it has"
         mine, cut_off = gossip.me.digests, gossip.view.cut_off
         reached = (member for member in gossip.replicas if member.peer not in cut_off)
-        found = electorate(mine, published.phase, reached, self._host.held.contributors)
+        found = electorate(mine, published.phase, reached, self._node.held.contributors)
         for member in found.others:
-            self._host.held.heard(member)
+            self._node.held.heard(member)
         return found
 
     async def _votes(
@@ -245,21 +216,21 @@ class Donors:
         asked again for a while. None in pairs before the end, where all states differ."""
         if self._plan.exchange == "pairs" and donor.phase is not Phase.DONE:
             return None
-        host, among = self._host, self.voters()
+        node, among = self._node, self.voters()
         if len(among.others) > _ASKED:
-            drawn = host.rng.sample(among.others, _ASKED)  # nobody knows before whom
+            drawn = node.rng.sample(among.others, _ASKED)  # nobody knows before whom
             among = replace(among, others=tuple(drawn))
-        keeping = keepers(among, states, host.held.hash_of)
+        keeping = keepers(among, states, node.held.hash_of)
         holders = {donor.peer} & {member.peer for member in among.others}
         open_ = [member for member in among.others if member.peer != donor.peer]
-        until = host.clock() + _ASKING_S
+        until = node.clock() + _ASKING_S
         while True:
             answers = await asyncio.gather(*(self._confirms(member, states) for member in open_))
             holders |= {m.peer for m, held in zip(open_, answers, strict=True) if held}
             open_ = [m for m, held in zip(open_, answers, strict=True) if held is None]
             kept = len(keeping - holders) + 1
             votes = Votes(among, tuple(sorted(holders)), kept, len(open_))
-            if not open_ or votes.majority or votes.lost or host.clock() >= until:
+            if not open_ or votes.majority or votes.lost or node.clock() >= until:
                 return votes
             await asyncio.sleep(_ASK_AGAIN_S)
 
@@ -268,7 +239,7 @@ class Donors:
     ) -> bool | None:
         """None: it does not know, or does not say."""
         try:
-            return await confirm_states(self._host.transport, member, self._gossip.run, states)
+            return await confirm_states(self._node.transport, member, self._gossip.run, states)
         except (TransportError, wire.WireError):
             return None
 
@@ -277,7 +248,7 @@ class Donors:
         said once. Others that are behind may be about to hold them."""
         if votes is None or votes.majority or (votes.enough and not goes_back):
             return True
-        published, now = self._host.published, self._host.clock()
+        published, now = self._node.published, self._node.clock()
         assert published is not None, "there was something to compare with"
         since = self._unconfirmed.setdefault(donor.peer, now)
         if now - since >= max(_TOLD_S, _TOLD_ROUNDS * self._plan.inner_steps * published.step_s):
@@ -298,7 +269,7 @@ class Donors:
             return True
         if not any(published.states[index].version for index in states):
             return True  # it has no rounds to lose
-        held = self._host.held
-        return not await self._host.offload(
+        held = self._node.held
+        return not await self._node.offload(
             lambda: too_far(published.states, states, votes.holders, held)
         )

@@ -7,16 +7,19 @@ it was given. Where two or more, and most, each have another one, it is the redu
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings
-from murmuration.worker.catchup.donors import CatchUpHost
 from murmuration.worker.catchup.state_transfer import headers_at
 from murmuration.worker.catchup.votes import Received
 from murmuration.worker.membership import Member
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.transport import TransportError
 from murmuration.worker.wire import WireError
+
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
 
 _LOOK_S = 1.0
 _ASKED = 16
@@ -26,9 +29,9 @@ _BACK = 4  # rounds up to the one after which states are seen to differ
 class Splits:
     """Looks for such reducers. I/O thread only."""
 
-    def __init__(self, gossip: GossipService, host: CatchUpHost) -> None:
-        self._gossip, self._host = gossip, host
-        self._warnings = Warnings(host.log)
+    def __init__(self, gossip: GossipService, node: "Node") -> None:
+        self._gossip, self._node = gossip, node
+        self._warnings = Warnings(node.log)
         self._named: set[str] = set()
         self._next_at = 0.0
 
@@ -37,12 +40,12 @@ class Splits:
 
         Args: voters: the others whose word counts.
         """
-        host, now = self._host, self._host.clock()
+        node, now = self._node, self._node.clock()
         apart = {
             (index, digest.version)
             for member in voters
             for index, digest in enumerate(member.digests)
-            if host.held.hash_of(index, digest.version) not in (0, digest.hash)
+            if node.held.hash_of(index, digest.version) not in (0, digest.hash)
         }
         if not apart or now < self._next_at:
             return
@@ -51,7 +54,7 @@ class Splits:
         wanted = [
             (at, mine)
             for at in range(version, max(0, version - _BACK), -1)
-            if (mine := host.held.received(index, at))
+            if (mine := node.held.received(index, at))
         ]
         asked = [(index, at) for at, _ in wanted]
         peers = [member.peer for member in voters[:_ASKED]]
@@ -65,7 +68,7 @@ class Splits:
     ) -> list[pb.StateHeader]:
         """Nothing where it does not say."""
         try:
-            return await headers_at(self._host.transport, member, self._gossip.run, asked)
+            return await headers_at(self._node.transport, member, self._gossip.run, asked)
         except (TransportError, WireError):
             return []
 
@@ -91,4 +94,4 @@ class Splits:
                 )
             distinct = len(set(others.values())) == len(others) > 1
             if distinct and 2 * len(others) > len(found):
-                self._host.caught(reducer, "each peer has another one")
+                self._node.context.caught(reducer, "each peer has another one")

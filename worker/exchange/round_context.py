@@ -134,6 +134,7 @@ class Context:
     most_visits: of a stage by one iteration's microbatches, at most.
     ends_run: the mean is that of models that ends a run, where peers may well have the same.
     frame_bytes: of a part of a pair's round, at most; 0 for what the wire takes.
+    on_caught: is called when a peer was caught giving a false mean: shards move then.
     """
 
     me: str
@@ -154,6 +155,7 @@ class Context:
     exact: Sequence[int] = ()
     ends_run: bool = False
     frame_bytes: int = 0
+    on_caught: Callable[[], None] = lambda: None
 
     @property
     def contributions_sent(self) -> Flow:
@@ -183,7 +185,8 @@ class Context:
             self.log(new_event("warning", text=text))
 
     def caught(self, peer: str, why: str) -> bool:
-        """A peer gave a false mean: tells of it. Returns whether that is news."""
+        """A peer gave a false mean: tells of it, and does without it. Returns whether that is
+        news."""
         news = self.quarantine.caught(peer)
         if news:
             text = (
@@ -191,6 +194,7 @@ class Context:
                 "and its contributions are left out"
             )
             self.log(new_event("warning", text=text))
+            self.on_caught()
         return news
 
     def known_alike(self, peers: Sequence[str]) -> bool:

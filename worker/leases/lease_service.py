@@ -1,9 +1,9 @@
 """Carries out what the rules of leases say, over the transport."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
@@ -13,7 +13,6 @@ from murmuration.worker.leases.lease_table import LeaseTable
 from murmuration.worker.leases.ledger import (
     Announce,
     LeaseAction,
-    LeaseMessage,
     LeaseNews,
     Ledger,
     PeerSilent,
@@ -21,29 +20,13 @@ from murmuration.worker.leases.ledger import (
     StreamsDiffer,
 )
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.transport import Transport, TransportError
+from murmuration.worker.transport import TransportError
+
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
 
 _CALL_S = 3.0
 _POLL_S = 0.02
-
-
-class LeaseHost(Protocol):
-    """What leases ask of the node that they run in."""
-
-    transport: Transport
-    clock: Callable[[], float]
-
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Runs a coroutine in the background."""
-        ...
-
-    def post(self, message: LeaseMessage) -> None:
-        """Sends one to the train thread."""
-        ...
-
-    def log(self, event: dict[str, object]) -> None:
-        """Takes an event."""
-        ...
 
 
 class LeaseService:
@@ -52,12 +35,12 @@ class LeaseService:
     Args:
         run: names the run.
         gossip: who is there.
-        host: carries out what concerns the whole node.
+        node: that it runs in.
         ledger: what is used already, from a checkpoint.
     """
 
-    def __init__(self, run: int, gossip: GossipService, host: LeaseHost, ledger: Ledger) -> None:
-        self._run, self._gossip, self._host = run, gossip, host
+    def __init__(self, run: int, gossip: GossipService, node: "Node", ledger: Ledger) -> None:
+        self._run, self._gossip, self._node = run, gossip, node
         self._group: asyncio.TaskGroup | None = None
         self._table = LeaseTable(gossip.me.peer, ledger)
         self.on_view(gossip.swarm)
@@ -73,7 +56,7 @@ class LeaseService:
 
     def tick(self) -> None:
         """Time passes."""
-        self._carry_out(self._table.tick(self._host.clock()))
+        self._carry_out(self._table.tick(self._node.clock()))
 
     async def close(self) -> None:
         """Nothing is left to do: `leave` came before."""
@@ -108,15 +91,15 @@ class LeaseService:
                     self._gossip.suspect(peer)
                     if passed_over:
                         text = f"{peer} answers no lease of samples: none waits for its answers"
-                        self._host.log(new_event("warning", text=text))
+                        self._node.log(new_event("warning", text=text))
                 case StreamsDiffer():
-                    self._host.log(new_event("warning", text=_difference(action)))
+                    self._node.log(new_event("warning", text=_difference(action)))
                 case _:
-                    self._host.post(action)
+                    self._node.post(action)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         if self._group is None:
-            self._host.spawn(work)
+            self._node.spawn(work)
             return
         try:
             self._group.create_task(work)
@@ -129,11 +112,11 @@ class LeaseService:
         try:
             if address is None:
                 raise TransportError("no address known")
-            raw = await self._host.transport.call(address, "Control/Lease", request, _CALL_S, peer)
+            raw = await self._node.transport.call(address, "Control/Lease", request, _CALL_S, peer)
             theirs = wire.lease_news_from_message(wire.parse(pb.LeaseNews, raw), self._run)
             self._carry_out(self._table.answered(peer, number, theirs))
         except (TransportError, wire.WireError):
-            self._carry_out(self._table.unanswered(peer, self._host.clock()))
+            self._carry_out(self._table.unanswered(peer, self._node.clock()))
 
 
 def _difference(found: StreamsDiffer) -> str:

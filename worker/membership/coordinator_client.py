@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from murmuration.protos import documents
 from murmuration.protos import murmuration_pb2 as pb
@@ -13,7 +12,10 @@ from murmuration.worker import wire
 from murmuration.worker.errors import ManifestRefused, MurmurError, NotDialled
 from murmuration.worker.membership import Member
 from murmuration.worker.membership.first_contact import FirstContact
-from murmuration.worker.transport import Transport, TransportError
+from murmuration.worker.transport import TransportError
+
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
 
 _PERIOD_S = 1.0
 _EAGER_S = 0.25
@@ -24,36 +26,15 @@ _MAX_EVENTS = 1024
 _MAX_CALL_BYTES = 48 * 1024
 
 
-class RunHost(Protocol):
-    """What the coordinator's client asks of the node that it runs in."""
-
-    transport: Transport
-
-    @property
-    def published(self) -> object:
-        """What the train thread has committed, None before it has anything."""
-        ...
-
-    def clock(self) -> float:
-        """Monotonic seconds."""
-        ...
-
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Runs a coroutine in the background."""
-        ...
-
-    def log(self, event: dict[str, object]) -> None: ...
-
-
 class CoordinatorClient:
     """Introduces this peer again and again; the coordinator may come and go. io thread only."""
 
     def __init__(
-        self, address: str, manifest: bytes, first_contact: FirstContact, host: RunHost
+        self, address: str, manifest: bytes, first_contact: FirstContact, node: "Node"
     ) -> None:
         self._address, self._manifest = address, manifest
         self._first_contact, self._gossip = first_contact, first_contact.gossip
-        self._host = host
+        self._node = node
         self._events: list[dict[str, object]] = []
         self._silent = False
         self._met_at: dict[str, float] = {}  # by address
@@ -86,7 +67,7 @@ class CoordinatorClient:
                     raise
                 if self._started and not self._silent:
                     self._silent = True
-                    self._host.log(
+                    self._node.log(
                         new_event("warning", text=f"coordinator: {error}; going on without")
                     )
             settled = self._started and not self._silent
@@ -94,7 +75,7 @@ class CoordinatorClient:
 
     @property
     def _started(self) -> bool:
-        return self._host.published is not None
+        return self._node.published is not None
 
     async def flush(self) -> None:
         """Hands over what is queued, as far as a call or a few can."""
@@ -118,7 +99,7 @@ class CoordinatorClient:
         request = pb.IntroduceRequest(
             member=wire.member_to_message(self._gossip.me), manifest=self._manifest, events=packed
         )
-        raw = await self._host.transport.call(
+        raw = await self._node.transport.call(
             self._address, "Coordinator/Introduce", request.SerializeToString(), _CALL_S
         )
         reply = wire.parse(pb.IntroduceReply, raw)
@@ -138,12 +119,12 @@ class CoordinatorClient:
             return
         known = self._gossip.address_of(member.peer)
         due_s = self._met_at.get(member.address, -math.inf) + _MEET_AGAIN_S
-        now = self._host.clock()
+        now = self._node.clock()
         if known == member.address or now < due_s:
             return
         if member.live:
             self._met_at[member.address] = now
-            self._host.spawn(self._contact(member))
+            self._node.spawn(self._contact(member))
 
     async def _contact(self, member: Member) -> None:
         """A refusal ends the run before it has begun, in `run`."""
@@ -153,4 +134,4 @@ class CoordinatorClient:
             if not self._started or isinstance(error, NotDialled):
                 self._refusal = error
             else:
-                self._host.log(new_event("warning", text=str(error)))
+                self._node.log(new_event("warning", text=str(error)))

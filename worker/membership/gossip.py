@@ -1,10 +1,10 @@
 """Carries out membership over the transport: gossip, probes, leaving."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
@@ -25,7 +25,12 @@ from murmuration.worker.membership import (
     ViewChanged,
     with_progress,
 )
-from murmuration.worker.transport import Stream, Transport, TransportError
+from murmuration.worker.transport import Stream, TransportError
+
+if TYPE_CHECKING:
+    from murmuration.worker.identity.expulsions import Expulsions
+    from murmuration.worker.identity.words import SignedWords
+    from murmuration.worker.node import Node
 
 _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0
@@ -38,78 +43,6 @@ MOST_CERTIFICATES = 32  # in one message
 MOST_REVOCATIONS = 100  # likewise
 
 
-class Host(Protocol):
-    """What membership asks of the node that it runs in."""
-
-    transport: Transport
-
-    @property
-    def contributors(self) -> frozenset[str]:
-        """The peers that have contributed to rounds of this peer."""
-        ...
-
-    def clock(self) -> float:
-        """Monotonic seconds."""
-        ...
-
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Runs a coroutine in the background."""
-        ...
-
-    def on_view(self, view: View) -> None: ...
-
-    def on_round_trip(self, peer: str, seconds: float) -> None:
-        """A small call was answered."""
-        ...
-
-    def on_refused(self, count: int) -> None:
-        """This many members that a peer has sent are not believed."""
-        ...
-
-    def log(self, event: dict[str, object]) -> None: ...
-
-
-class Words(Protocol):
-    """Signs what this peer says of itself, and checks what others have signed."""
-
-    certificate: bytes
-
-    def signed(self, me: Member) -> Member:
-        """This peer, as it is to travel."""
-        ...
-
-    def read(self, message: pb.Member, problem: Callable[[Member], str | None]) -> Member | None:
-        """What a message says; None: the certificate has yet to come. Raises WireError: it is not
-        signed, or `problem` says why it cannot be."""
-        ...
-
-    def learn(self, certificates: Iterable[bytes]) -> list[pb.Member]:
-        """Takes certificates. Returns members that have waited for them."""
-        ...
-
-    def certificates(self, peers: Sequence[str]) -> list[bytes]:
-        """Those that are here."""
-        ...
-
-    def lacking(self) -> list[str]:
-        """Peers whose certificates are to be asked for."""
-        ...
-
-
-class Revoked(Protocol):
-    """What the run's authority has taken back."""
-
-    hash: int
-
-    def part(self) -> list[pb.Revocation]:
-        """As many as go into one message."""
-        ...
-
-    def learn(self, entries: Iterable[pb.Revocation]) -> None:
-        """Takes those that the authority has signed. Raises WireError: one is not."""
-        ...
-
-
 class GossipService:
     """One peer's membership, live. io thread only.
 
@@ -117,7 +50,7 @@ class GossipService:
         membership: its rules.
         run: its number; another's gossip is not heard.
         limits: of what is believed of a member.
-        host: carries out what concerns the whole node.
+        node: that it runs in.
         words, revoked: None where peers have no certificates: then nothing is signed.
     """
 
@@ -126,13 +59,13 @@ class GossipService:
         membership: Membership,
         run: int,
         limits: MemberLimits,
-        host: Host,
-        words: Words | None = None,
-        revoked: Revoked | None = None,
+        node: "Node",
+        words: "SignedWords | None" = None,
+        revoked: "Expulsions | None" = None,
     ) -> None:
-        self._membership, self._host, self._words = membership, host, words
+        self._membership, self._node, self._words = membership, node, words
         self.limits = limits
-        self.warnings = Warnings(host.log)
+        self.warnings = Warnings(node.log)
         self._probing_for = 0
         self._met_soon: frozenset[str] = frozenset()  # have been probed since they began
         self._revoked = revoked
@@ -140,7 +73,7 @@ class GossipService:
         self._lacked: dict[str, Sequence[str]] = {}  # by peer, whose certificates it asks for
         self._news = Dissemination(membership.me.peer, membership.config.full_s)
         self.run = run
-        self._transport, self._clock = host.transport, host.clock
+        self._transport, self._clock = node.transport, node.clock
         self._logged: dict[str, str] = {}
         self._unreachable: tuple[str, ...] = ()
 
@@ -167,7 +100,7 @@ class GossipService:
         stage = self.me.stage
         members = {member.peer: member for member in self.members if member.stage == stage}
         return View(
-            members, self._membership.unmet, self.limits.steps, contributors=self._host.contributors
+            members, self._membership.unmet, self.limits.steps, contributors=self._node.contributors
         )
 
     @property
@@ -249,7 +182,7 @@ class GossipService:
     def update(self, **changes: Any) -> None:
         """This peer's own state has changed: fields of `Member`."""
         self._carry_out(self._membership.update(**changes))
-        self._host.on_view(self.view)
+        self._node.on_view(self.view)
 
     def expel(self, peer: str) -> None:
         """The run's authority has taken a peer's certificate back."""
@@ -259,20 +192,20 @@ class GossipService:
         """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
         self._carry_out(self._membership.hear(members, sender, self._clock()))
         self._meet()
-        self._host.on_view(self.view)
+        self._node.on_view(self.view)
 
     def _do(self, actions: Sequence[Action]) -> None:
         if self._carry_out(actions):
-            self._host.on_view(self.view)
+            self._node.on_view(self.view)
 
     def _carry_out(self, actions: Sequence[Action]) -> bool:
         """Does what membership asks for. Returns whether the view has changed."""
         for action in actions:
             match action:
                 case Probe():
-                    self._host.spawn(self._probe(action))
+                    self._node.spawn(self._probe(action))
                 case IndirectProbe():
-                    self._host.spawn(self._ask_probe(action))
+                    self._node.spawn(self._ask_probe(action))
                 case ViewChanged():
                     self._log_members()
         return ViewChanged() in actions
@@ -375,7 +308,7 @@ class GossipService:
                 said, _ = self._read(answer)
                 if answer.lacks:  # a newcomer's, say, that only this peer can give
                     self._lacked[sender] = answer.lacks[:MOST_CERTIFICATES]
-                self._host.on_round_trip(sender, self._clock() - began)
+                self._node.on_round_trip(sender, self._clock() - began)
                 self._hear(sender, said)
                 self._tell(sender, answer.refused)
         except (TransportError, wire.WireError) as error:
@@ -454,7 +387,7 @@ class GossipService:
                     members.append(member)
             except wire.WireError as error:
                 refused.append(f"member {shown(_name(message))}: {shown(str(error), 160)}")
-        self._host.on_refused(len(refused))
+        self._node.on_refused(len(refused))
         return tuple(members), refused
 
     def _read_member(self, message: pb.Member) -> Member | None:
@@ -481,7 +414,7 @@ class GossipService:
         if said.progress is not None:
             heartbeat, step = said.progress.heartbeat, said.progress.step
             if problem := self.limits.progress_problem(heartbeat, step):
-                self._host.on_refused(1)
+                self._node.on_refused(1)
                 refused.append(f"progress of {message.sender}: {problem}")
                 said = replace(said, progress=None)
         return said, refused
@@ -496,10 +429,10 @@ class GossipService:
             health = member.health.name.lower()
             if self._logged.get(member.peer) != health:
                 self._logged[member.peer] = health
-                self._host.log(new_event("member", peer_changed=member.peer, health=health))
+                self._node.log(new_event("member", peer_changed=member.peer, health=health))
         if self.me.unreachable != self._unreachable:
             self._unreachable = self.me.unreachable
-            self._host.log(new_event("unreachable", peers=list(self._unreachable)))
+            self._node.log(new_event("unreachable", peers=list(self._unreachable)))
 
 
 def _name(message: pb.Member) -> str:

@@ -1,9 +1,9 @@
 """Carries out the choice of relays: keeps a stream at each of them, and accepts who dials there."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import relayed_address, split_relayed
@@ -25,22 +25,13 @@ from murmuration.worker.relay.choice import (
 )
 from murmuration.worker.relay.service import ALIVE_S, SILENT_S
 from murmuration.worker.relay.tunnels import first_of, message, own_port, pump, received
-from murmuration.worker.transport import Stream, Transport, TransportError
+from murmuration.worker.transport import Stream, TransportError
+
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
 
 _RESERVE_S, _TRY_S = 3.0, 5.0
 _MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 4, 60_000, 5.0
-
-
-class RelayHost(Protocol):
-    """What it asks of the node that it runs in."""
-
-    transport: Transport
-
-    def clock(self) -> float: ...
-
-    def spawn(self, work: Coroutine[None, None, None]) -> None: ...
-
-    def log(self, event: dict[str, object]) -> None: ...
 
 
 class RelayedPeer:
@@ -56,13 +47,13 @@ class RelayedPeer:
         self,
         gossip: GossipService,
         bound: str,
-        host: RelayHost,
+        node: "Node",
         round_trip_s: Callable[[str], float | None],
     ) -> None:
-        self._gossip, self._bound, self._host = gossip, bound, host
+        self._gossip, self._bound, self._node = gossip, bound, node
         self._round_trip_s = round_trip_s
         self._choice = RelayChoice()
-        self._warnings = Warnings(host.log)
+        self._warnings = Warnings(node.log)
         self._held: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Future[bool]] = {}
 
@@ -81,8 +72,8 @@ class RelayedPeer:
     def tick(self) -> None:
         """Time passes."""
         if self._choice.wanted:
-            self._do(self._choice.seen(*self._members(), self._host.clock()))
-            self._do(self._choice.tick(self._host.clock()))
+            self._do(self._choice.seen(*self._members(), self._node.clock()))
+            self._do(self._choice.tick(self._node.clock()))
 
     async def close(self) -> None:
         """Ends the reservations."""
@@ -115,26 +106,26 @@ class RelayedPeer:
                 if (task := self._held.pop(address, None)) is not None:
                     task.cancel()
             case Measure(address):
-                self._host.spawn(self._measure(address))
+                self._node.spawn(self._measure(address))
             case Try(address):
-                self._host.spawn(self._try(address))
+                self._node.spawn(self._try(address))
             case Advertise(relays):
                 address = relayed_address(self._gossip.me.peer, relays)
                 self._gossip.update(address=address)
                 by = list(self._choice.relays)
-                self._host.log(new_event("relayed", by=by, address=address))
+                self._node.log(new_event("relayed", by=by, address=address))
 
     async def _hold(self, asked: str) -> None:
         """A reservation, from the first word to the last."""
         address, reserved = asked, False
-        stream = self._host.transport.open(asked, "Relay/Reserve")
+        stream = self._node.transport.open(asked, "Relay/Reserve")
         try:
             await stream.send(message(header=pb.RelayHeader(sender=self._gossip.me.peer)))
             opened = (await received(stream, _RESERVE_S)).opened
             address = opened.address
             wire.check_name(address)
             self._held[address] = self._held.pop(asked)
-            self._do(self._choice.reserved(asked, opened.peer, address, self._host.clock()))
+            self._do(self._choice.reserved(asked, opened.peer, address, self._node.clock()))
             reserved = True
             self._answer(asked, True)
             await first_of(self._live(stream), self._listen(stream, asked))
@@ -145,7 +136,7 @@ class RelayedPeer:
             stream.cancel()
             self._answer(asked, False)
         if self._held.pop(address, None) is not None:
-            self._do(self._choice.lost(address, self._host.clock()))
+            self._do(self._choice.lost(address, self._node.clock()))
             if not self._choice.relays and any(member.live for member in self._gossip.others):
                 self._warnings.add("no relay is left: nobody reaches this peer until there is one")
 
@@ -162,10 +153,10 @@ class RelayedPeer:
         while True:
             said = await received(stream, SILENT_S)
             if said.HasField("dialled"):
-                self._host.spawn(self._accept(relay, said.dialled))
+                self._node.spawn(self._accept(relay, said.dialled))
 
     async def _accept(self, relay: str, number: int) -> None:
-        stream = self._host.transport.open(relay, "Relay/Accept")
+        stream = self._node.transport.open(relay, "Relay/Accept")
         header = pb.RelayHeader(sender=self._gossip.me.peer, dialled=number)
         try:
             reader, writer = await asyncio.open_connection(*own_port(self._bound))
@@ -178,7 +169,7 @@ class RelayedPeer:
 
     async def _try(self, relay: str) -> None:
         """The way that others take."""
-        me, transport = self._gossip.me.peer, self._host.transport
+        me, transport = self._gossip.me.peer, self._node.transport
         address, request = relayed_address(me, (relay,)), pb.MeasureRequest().SerializeToString()
         transport.drop(address)  # a connection that is there says nothing of new ones
         try:
@@ -188,19 +179,19 @@ class RelayedPeer:
             leads_here = False
         else:
             leads_here = True
-        self._do(self._choice.tried(relay, self._host.clock(), leads_here=leads_here))
+        self._do(self._choice.tried(relay, self._node.clock(), leads_here=leads_here))
 
     async def _measure(self, address: str) -> None:
         """Some bytes at once to a peer that does nothing with them."""
-        rate_bytes_s, began = None, self._host.clock()
+        rate_bytes_s, began = None, self._node.clock()
         request = pb.MeasureRequest(payload=bytes(_MEASURED_BYTES)).SerializeToString()
         with suppress(TransportError):
             await asyncio.gather(
                 *(
-                    self._host.transport.call(address, "Control/Measure", request, _MEASURE_S)
+                    self._node.transport.call(address, "Control/Measure", request, _MEASURE_S)
                     for _ in range(_MEASURED_CALLS)
                 )
             )
-            took_s = max(1e-6, self._host.clock() - began)
+            took_s = max(1e-6, self._node.clock() - began)
             rate_bytes_s = _MEASURED_CALLS * len(request) / took_s
         self._do(self._choice.measured(address, rate_bytes_s))

@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Container, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
 from murmuration.worker.exchange.view import View
-from murmuration.worker.membership import Member
+from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.relay.tunnels import first_of, message, received
 from murmuration.worker.transport import Refused, Stream
 
@@ -146,16 +145,6 @@ _HEADER_S = 10.0
 _CLOSE_S = 1.0
 
 
-class RelayMembers(Protocol):
-    """What a relay knows of the run."""
-
-    @property
-    def me(self) -> Member: ...
-
-    @property
-    def members(self) -> tuple[Member, ...]: ...
-
-
 class RelayService:
     """io thread only.
 
@@ -167,7 +156,7 @@ class RelayService:
     """
 
     def __init__(
-        self, table: RelayTable, swarm: RelayMembers, certified: bool, clock: Callable[[], float]
+        self, table: RelayTable, swarm: GossipService, certified: bool, clock: Callable[[], float]
     ) -> None:
         self.table, self._swarm, self._certified = table, swarm, certified
         self._clock = clock

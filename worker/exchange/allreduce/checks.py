@@ -72,6 +72,8 @@ class Checks:
         reductions: that it has been given.
     """
 
+    open_to: Callable[[str], Stream]  # how to reach another peer, as the contributor does
+
     def __init__(
         self,
         context: Context,
@@ -86,11 +88,6 @@ class Checks:
         self._announced: dict[ShardKey, set[bytes]] = {}
         self._hints: dict[ShardKey, int] = {}  # leaves that others have told of
         self._completed: Counter[int] = Counter()
-
-    def connect(self, open_to: Callable[[str], Stream], caught: Callable[[str, str], bool]) -> None:
-        """Args: open_to: how to reach another peer; caught: takes a liar and how it is known, and
-        returns whether that is news."""
-        self._open_to, self._caught = open_to, caught
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -118,7 +115,7 @@ class Checks:
             named = dict(zip(header.contributors, header.roots, strict=True))
             if said and me in named and named[me] not in said:
                 why = f"{each.key} says that {me} contributed what it did not"
-                self._caught(header.reducer, why)
+                self._context.caught(header.reducer, why)
         if drawn := self._draw(fragment, given):
             self._tasks.spawn(self._check(drawn))
 
@@ -226,10 +223,10 @@ class Checks:
         answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
         for peer, shown in answers.items():
             if shown is not None and self.doubts.answers(peer, here=bool(shown)):
-                self._caught(peer, "it shows nothing of what it contributes")
+                self._context.caught(peer, "it shows nothing of what it contributes")
         for each in drawn:
             for liar, why in await self._judged(each, answers):
-                if self._caught(liar, why) and liar == each.given.header.reducer:
+                if self._context.caught(liar, why) and liar == each.given.header.reducer:
                     await self._tell_of(each)
 
     def _request(self, key: ShardKey, drawn: Iterable[_Drawn]) -> pb.CheckRequest:
@@ -261,7 +258,7 @@ class Checks:
         self, peer: str, request: pb.CheckRequest, count: int
     ) -> list[pb.CheckedLeaf]:
         """Raises TransportError, TimeoutError, WireError."""
-        stream, found = self._open_to(peer), list[pb.CheckedLeaf]()
+        stream, found = self.open_to(peer), list[pb.CheckedLeaf]()
         try:
             async with asyncio.timeout(self._context.round_s(request.fragment)):
                 await stream.send(pb.ExchangeUp(check=request).SerializeToString())

@@ -166,7 +166,7 @@ class Contributor:
         self._lasted_s: dict[int, float] = {}  # the last round of each fragment
         self._told_scaled = False
         self._tasks = Tasks()
-        reducer.checks.connect(lambda peer: peers.open(peer, method), self._caught)
+        reducer.checks.open_to = lambda peer: peers.open(peer, method)
 
     def tick(self) -> None:
         """Time passes."""
@@ -307,7 +307,7 @@ class Contributor:
             if isinstance(error, FalseMean) and doubts.too_large(
                 peer, begin.fragment, begin.round, error.times
             ):
-                self._caught(peer, str(error))
+                self._context.caught(peer, str(error))
         match answer:
             case wire.Reduction(header=header):
                 here = slice(*part.shard.bounds)
@@ -473,14 +473,6 @@ class Contributor:
             return mean, error
 
         return await context.worked(elements, decode)
-
-    def _caught(self, peer: str, why: str) -> bool:
-        """A peer gave a false mean: no shard goes to it any more. Returns whether that is news."""
-        news = self._context.caught(peer, why)
-        if news:
-            self._reducer.on_view(self._reducer.view)
-            self.on_view(self._reducer.view)
-        return news
 
     # --------------------------------------------------------------------------- the round's ends
 
