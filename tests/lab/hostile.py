@@ -10,24 +10,41 @@ The steps of the workers have a pause each, so that rounds come at a pace that d
 how busy the machine is. Rows are marked where there were fewer than 90 % of the rounds before and
 after.
 
-The last line is the verdict. The exit code is 1 if a process ended, if something of the attacker's
-was taken, if a stranger was answered, or if a row is marked.
+Then workers of an encrypted run turn on three others that are honest, each kind in a swarm of its
+own (tests/support/liar.py). A Markdown row has the rounds per 10 s, after how many rounds and
+seconds all honest workers have named the liar, the honest workers' held-out loss beside that of an
+honest run at the same step, the norm of their anchor beside that run's, and what they said first.
+
+The last line of each table is the verdict. The exit code is 1 if a process ended, if something of
+the attacker's was taken, if a stranger was answered, or if a row is marked. A row of the last table
+is marked where rounds do not come back, or were fewer than 90 % for longer than three rounds
+before the liar was named; where a state was taken; where the loss is more than 2 % higher; or where
+the anchor is half as large again, or as small.
 """
 
 import argparse
+import itertools
+import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
+from murmuration.worker.training.checkpoint import load
 from tests.support.attacker import AT_THE_HANDSHAKE, Attack, Harm, Target, aiming, attacked
 from tests.support.attacks import ATTACKS, CONNECTIONS
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
-from tests.support.members import coordinated_swarm, resident_mib
-from tests.support.workers import QUICK, SMALL, Swarm, settings_of
+from tests.support.liar import INSIDERS
+from tests.support.members import certified_swarm, coordinated_swarm, resident_mib
+from tests.support.workers import QUICK, SMALL, Event, Swarm, WorkerProcess, settings_of
 
 ENOUGH = 0.9
+MOST_ROUNDS = 3  # until a liar is named
+MOST_LOSS, MOST_NORM = 0.02, 1.5  # beside an honest run
+PHASE_S, LEAST_S, MOST_S = 5.0, 12.0, 22.0  # before and after insiders turn; while they do
 PAUSE_S, STEPS = 0.1, 4
 PACED = settings_of(
     task__name="tests.support.slow_task:SlowBytes",
@@ -116,7 +133,8 @@ def main() -> int:
     code = attack_all(options, ATTACKS | CONNECTIONS, options.workers)
     if options.insecure:
         return code  # anybody may report on another's iteration
-    return max(code, attack_all(options, ON_STAGES, 2, *STAGES, *BRISK, staged=True))
+    code = max(code, attack_all(options, ON_STAGES, 2, *STAGES, *BRISK, staged=True))
+    return max(code, attack_inside(options.only))
 
 
 def attack_all(
@@ -147,6 +165,121 @@ def attack_all(
                 with aiming(*found, stranger=who == "stranger", turn=turn) as target:
                     table.attack(who, name, attack, target, calls=name not in CONNECTIONS)
         return table.verdict()
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A run in which insiders have turned on the honest workers.
+
+    Args:
+        pace: rounds per 10 s before, during and after.
+        named: how many rounds and seconds later the last honest worker named one; None: not all.
+        said: how the first of them did.
+        losses: held-out, of the honest workers' anchor, by step; norm: of that anchor at the end.
+        harm: what must not be.
+    """
+
+    pace: tuple[float, float, float]
+    named: tuple[int, float] | None
+    said: str
+    losses: dict[int, float]
+    norm: float
+    harm: str
+
+    def row(self, name: str, honest: "Turned") -> tuple[str, bool]:
+        """A line of the table, and whether it is marked."""
+        before, during, after = self.pace
+        step = max(self.losses.keys() & honest.losses.keys())
+        loss, norm = self.losses[step] / honest.losses[step] - 1, self.norm / honest.norm
+        soon = during >= ENOUGH * before or (self.named and self.named[0] <= MOST_ROUNDS)
+        held = loss <= MOST_LOSS and 1 / MOST_NORM < norm < MOST_NORM
+        marked = bool(self.harm) or not (soon and held and after >= ENOUGH * before)
+        named = "-" if self.named is None else f"{self.named[0]}, {self.named[1]:.0f} s"
+        pace, said = f"{before:.0f}, {during:.0f}, {after:.0f}", self.harm or self.said
+        mark = " (marked)" if marked else ""
+        return f"| {name} | {pace} | {named} | {loss:+.1%} | {norm:.2f} | {said}{mark} |", marked
+
+
+def attack_inside(only: str) -> int:
+    """Prints the table of insiders, and the verdict. Returns the exit code."""
+    first, *kinds = INSIDERS
+    if not (kinds := [kind for kind in kinds if only in kind]):
+        return 0
+    print("\n| the fourth worker | rounds per 10 s | named after | loss | anchor | first word |")
+    print("| --- | ---: | ---: | ---: | ---: | --- |")
+    honest, marked = turned(first), list[str]()
+    for name in (first, *kinds):
+        row, wrong = (honest if name == first else turned(name)).row(name, honest)
+        marked += [name] * wrong
+        print(row, flush=True)
+    print(f"marked: {', '.join(marked) or 'no row'}")
+    return int(bool(marked))
+
+
+def turned(kind: str) -> Turned:
+    """Three honest workers, and an insider or two that turn on them after a while."""
+    liars = ["w3", "w4"][: 1 + kind.startswith("two")]
+    leased = settings_of(task__data="leased") if "lease" in kind else ()
+    used = (*SMALL, *QUICK, *PACED, *settings_of(run__evaluate_every=2 * STEPS), *leased)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        certified_swarm(3 + len(liars), Path(folder), *used) as (swarm, _),
+    ):
+        swarm.programs |= dict.fromkeys(liars, ("tests.support.liar", kind))
+        swarm.start_all("--threads", "1")
+        honest = [swarm.workers[name] for name in swarm.names if name not in liars]
+        for worker in honest:
+            worker.wait_for_round(3)
+
+        def found() -> list[list[Event]]:
+            return [list(named_in(worker, liars, times[1])) for worker in honest]
+
+        times = [time.time()]
+        time.sleep(PHASE_S)
+        times.append(time.time())
+        for name in liars:
+            swarm.workers[name].send(signal.SIGUSR1)
+        time.sleep(LEAST_S)
+        while not all(found()) and time.time() < times[1] + MOST_S:
+            time.sleep(0.1)
+        times.append(time.time())
+        time.sleep(PHASE_S)
+        times.append(time.time())
+        for worker in honest:
+            worker.send(signal.SIGTERM)
+        codes = [worker.wait() for worker in honest]
+        donors = {event["donor"] for worker in honest for event in worker.of("adopted")}
+        harm = f"HARM: adopted of {donors}" if donors & {*liars} else ""
+        harm = f"HARM: exit codes {codes} {honest[0].errors[-500:]}" if any(codes) else harm
+        rounds = [*map(at_s, honest[0].of("round"))]
+        paces = [
+            10 * sum(start <= each < end for each in rounds) / (end - start)
+            for start, end in itertools.pairwise(times)
+        ]
+        first = [events[0] for events in found() if events]
+        last_s = max(map(at_s, first), default=0.0)
+        between = sum(times[1] <= each < last_s for each in rounds)
+        anchor = load(Path(folder) / "w0" / "checkpoints")[0].named("anchor").values()
+        return Turned(
+            (paces[0], paces[1], paces[2]),
+            (between, last_s - times[1]) if len(first) == len(honest) else None,
+            first[0]["text"] if first else "",
+            {event["step"]: event["val_loss"] for event in honest[0].of("validation")},
+            sum(float(each.double().square().sum()) for each in anchor) ** 0.5,
+            harm,
+        )
+
+
+def named_in(worker: WorkerProcess, liars: Sequence[str], since_s: float) -> Iterator[Event]:
+    """The warnings of a worker that name one of these."""
+    for event in worker.of("warning"):
+        if at_s(event) >= since_s and any(name in event["text"] for name in liars):
+            yield event
+
+
+def at_s(event: Event) -> float:
+    """Seconds from 1970 to an event."""
+    return datetime.fromisoformat(event["at"]).timestamp()
 
 
 if __name__ == "__main__":

@@ -1,62 +1,17 @@
 """A member announces a state that few others have, and gives it to whoever asks."""
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from murmuration.worker import wire
 from murmuration.worker.catchup.choices import JumpLimit
 from murmuration.worker.membership import Digest, Member, Phase
-from murmuration.worker.membership.evidence import Reachability
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-
-
-def lie(
-    peer: Peer,
-    ahead: int,
-    value: float = 3.0,
-    *,
-    phase: Phase = Phase.DONE,
-    odd: bool = False,
-    gives: int = 0,
-    group: tuple[str, ...] | None = None,
-) -> None:
-    """From now on the live peer announces, confirms and gives this in place of its own state.
-
-    Args:
-        value: of its anchor; odd: the hash that it announces is of another one.
-        gives: how many versions the state that it gives differs from the announced one.
-        group: that lays out the next round; None for the peer's own.
-    """
-    node = peer.node
-    assert node.published is not None
-    anchor = torch.full_like(node.published.states[0].anchor, value)
-    momentum = torch.zeros_like(node.published.states[0].momentum)
-    group = node.published.states[0].group if group is None else group
-    state = replace(
-        node.published.states[0],
-        group=group,
-        version=node.published.states[0].version + ahead,
-        contributors=4,
-        anchor=anchor,
-        momentum=momentum,
-        hash=wire.state_hash(anchor, momentum, group),
-    )
-    step = node.published.step + 5 * ahead
-    node._publish(replace(node.published, phase=phase, step=step, states=(state,)))
-    if odd:
-        node.gossip.update(digests=(Digest(state.version, 4, state.hash + 1),))
-    node.published = replace(
-        node.published, states=(replace(state, version=state.version + gives),)
-    )
-    node._publish = lambda published: None  # type: ignore[method-assign]
+from tests.support.liar import ends_and_names, lie, reduces_never
 
 
 def warned(peer: Peer, text: str) -> bool:
@@ -65,10 +20,6 @@ def warned(peer: Peer, text: str) -> bool:
 
 def knows(peer: Peer, name: str) -> bool:
     return any(member["peer"] == name for member in peer.members)
-
-
-async def hang(stream: Stream) -> None:
-    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.TRAINING], ids=["done", "training"])
@@ -82,7 +33,7 @@ def test_a_state_that_no_majority_has_is_not_taken(honest: str, liars: str, phas
             await swarm.start(*honest, *liars)
             await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
             for name in liars:
-                lie(swarm[name], 12, phase=phase)  # ahead for as long as it takes to be told
+                lie(swarm[name].node, 12, phase=phase)  # ahead for as long as it takes to be told
             await swarm.sleep(120)
             for name in honest:
                 for event in swarm[name].of_kind("adopted"):  # where two honest ones have parted
@@ -101,9 +52,9 @@ def test_rounds_that_stand_still_open_no_door(honest: str) -> None:
         async with Swarm(steady(100_000)) as swarm:
             await swarm.start(*honest, "x")
             await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
-            swarm["x"].node.server.streams["Data/Exchange"] = hang
+            reduces_never(swarm["x"].node)
             await swarm.sleep(20)
-            lie(swarm["x"], 3)
+            lie(swarm["x"].node, 3)
             await swarm.sleep(60)
             for name in honest:
                 assert swarm[name].of_kind("adopted") == []
@@ -124,7 +75,7 @@ def test_alone_with_a_liar_a_peer_goes_on_by_itself(contributes: bool) -> None:
                 await swarm.until(lambda: swarm["a"].versions >= (20,), 120)
                 await swarm.join("x", via="a")
                 await swarm.until(lambda: swarm["x"].node.published is not None, 10)
-            lie(swarm["x"], 6 if contributes else 30)
+            lie(swarm["x"].node, 6 if contributes else 30)
             await swarm.sleep(60)
             assert swarm["a"].of_kind("adopted") == []
             assert swarm["a"].versions >= (26,)
@@ -151,7 +102,7 @@ def test_a_false_state_is_not_taken(lies: dict[str, Any], says: str) -> None:
         async with Swarm(steady(100_000)) as swarm:
             await swarm.start("a", "x")
             await swarm.until(lambda: swarm["a"].versions >= (20,), 120)
-            lie(swarm["x"], **lies)
+            lie(swarm["x"].node, **lies)
             await swarm.sleep(60)
             assert swarm["a"].of_kind("adopted") == []
             assert swarm["a"].versions >= (24,)
@@ -166,7 +117,7 @@ def test_a_donor_that_starts_again_meanwhile_harms_nobody() -> None:
             await swarm.start("a", "x")
             await swarm.until(lambda: swarm["a"].versions >= (20,), 120)
             node = swarm["x"].node
-            lie(swarm["x"], 6)
+            lie(swarm["x"].node, 6)
             serve = node.server.streams["Data/Fetch"]
 
             async def restart(stream: Stream) -> None:
@@ -184,9 +135,6 @@ def test_a_donor_that_starts_again_meanwhile_harms_nobody() -> None:
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "never contributed"])
 def test_two_that_do_not_train_cannot_part_two_that_do(ended: bool) -> None:
-    class NamesB(Reachability):
-        unreachable = ("b",)  # type: ignore[assignment]
-
     async def scenario() -> None:
         async with Swarm(steady(100_000)) as swarm:
             await swarm.start("a", "b", *("xy" if ended else ""))
@@ -195,10 +143,7 @@ def test_two_that_do_not_train_cannot_part_two_that_do(ended: bool) -> None:
                 if not ended:
                     await swarm.join(name, via="a")
                     await swarm.until(lambda n=name: knows(swarm["a"], n), 10)
-                node = swarm[name].node
-                publish = node._publish
-                node._publish = lambda p, publish=publish: publish(replace(p, phase=Phase.DONE))  # type: ignore[method-assign]
-                node.gossip._membership._reach = NamesB(1.0)
+                ends_and_names(swarm[name].node, "b")
             await swarm.sleep(60)
             (state,) = swarm["a"].trainer.states
             assert state.version > 12
@@ -242,7 +187,7 @@ def test_a_joiner_is_not_held_up_by_a_liar() -> None:
         async with Swarm(steady(200)) as swarm:
             await swarm.start("a", "b", "x")
             await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
-            lie(swarm["x"], 6, phase=Phase.TRAINING)
+            lie(swarm["x"].node, 6, phase=Phase.TRAINING)
             await swarm.join("c", via=["a"])
             await swarm.until(lambda: bool(swarm["c"].of_kind("adopted")), 60)
             assert {event["donor"] for event in swarm["c"].of_kind("adopted")} <= {"a", "b"}

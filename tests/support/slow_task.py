@@ -3,6 +3,9 @@
 import time
 from collections.abc import Iterator, Mapping
 
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
 from murmuration.worker.tasks import Batch, Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 
@@ -42,3 +45,23 @@ class SlowBytes(LlamaBytes):
             if split == "train":
                 time.sleep(pause_s)
             yield batch
+
+    def loader(self) -> DataLoader[tuple[Tensor, Tensor]]:
+        """As above: the pause is shared out to the samples of a batch."""
+        loader = super().loader()
+        samples = Slow(loader.dataset, self._pause_s / self.batch_size)
+        return DataLoader(samples, self.batch_size, shuffle=True)
+
+
+class Slow(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with a pause before each."""
+
+    def __init__(self, samples: Dataset[tuple[Tensor, Tensor]], pause_s: float) -> None:
+        self._samples, self._pause_s = samples, pause_s
+
+    def __len__(self) -> int:
+        return len(self._samples)  # type: ignore[arg-type]  # this one has a length
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self._pause_s)
+        return self._samples[place]
