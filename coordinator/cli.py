@@ -6,44 +6,26 @@ What is heavy to import is imported by the command that needs it.
 import json
 import sys
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from murmuration.coordinator import Failure
+from murmuration.coordinator.launch import Launch
 from murmuration.protos.addresses import is_loopback, split_address, with_host
-from murmuration.protos.completion import TRACKERS, complete_preset, complete_setting
 from murmuration.protos.events import int_of, new_event
 from murmuration.protos.exit_codes import ExitCode
+from murmuration.worker.cli.options import options, web_option
 from murmuration.worker.views import PagePlace
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from murmuration.coordinator.launch import Launch
     from murmuration.worker.identity import Authority, Identity
 
-MEANS = ("auto", "namespaces", "relay")  # of links
 _PLAIN_WIDTH = 160
-
-link_means_option = click.option(
-    "--link-means",
-    type=click.Choice(MEANS),
-    default="auto",
-    show_default=True,
-    help="The means that make links slow; namespaces need root.",
-)
-
-
-web_option = click.option(
-    "--web",
-    metavar="[HOST:]PORT",
-    help="Serve a page that shows the swarm; without HOST on loopback only.",
-)
-
 
 _member_option = click.option(
     "--run",
@@ -66,7 +48,7 @@ _member_option = click.option(
 )
 @click.option("--log-json", "--json", "as_json", is_flag=True, help="Print events as JSON lines.")
 @click.option("--insecure", is_flag=True, help="Encrypt nothing, and let anybody join.")
-@web_option
+@click.option(*web_option.metadata["names"], **web_option.metadata["attributes"])
 def coordinator(
     listen: str, expect: int | None, out: Path, as_json: bool, insecure: bool, web: str | None
 ) -> None:
@@ -176,77 +158,16 @@ def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | N
 
 
 @click.command()
-@click.option("--workers", type=int, help="The number of processes, up to 64.  [default: 4]")
-@click.option(
-    "--preset",
-    shell_complete=complete_preset,
-    help="The preset: diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, ddp"
-    " or local.  [default: the config's, else diloco]",
-)
-@click.option("--steps", type=int, metavar="N", help="The inner steps of the whole run.")
-@click.option("--inner-steps", type=int, metavar="H", help="The inner steps between rounds.")
-@click.option("--seed", type=int, metavar="S")
-@click.option("--text", metavar="PATH", help="A file, folder or glob to learn from.")
-@click.option("--model", metavar="NAME", help="The model: tiny, small or base.")
-@click.option("--device", metavar="NAME", help="A device: cpu, cuda, ...  [default: auto]")
-@click.option("--stages", type=click.IntRange(2), metavar="S", help="Cut the model into stages.")
-@click.option("--replicas", type=click.IntRange(1), metavar="R", help="The workers of each stage.")
-@click.option("--routing", metavar="NAME", help="A routing: full, random, stochastic or skip.")
-@click.option("--skip", type=float, metavar="SHARE", help="Leave this share out of each route.")
-@click.option("--config", type=click.Path(path_type=Path), metavar="RUN.toml")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    shell_complete=complete_setting,
-    help="Set one key of the configuration; may be given several times.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The folder for checkpoints, logs and report.  [default: runs/PRESET-TIME]",
-)
+@options("typed", Launch)
 @click.option("--json", "json_path", metavar="FILE", help="Write the report to FILE too.")
-@click.option("--coordinator/--no-coordinator", default=False, help="Start a coordinator too.")
-@click.option("--resume", is_flag=True, help="Go on from the checkpoints in --out.")
-@click.option(
-    "--link",
-    "links",
-    multiple=True,
-    metavar="LINK",
-    help="The link of each worker, such as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1 "
-    "(connections that break a minute). w0=LINK is for one worker.",
-)
-@link_means_option
-@click.option("--insecure", is_flag=True, help="Encrypt nothing.")
-@click.option(
-    "--track",
-    multiple=True,
-    type=click.Choice(TRACKERS),
-    help="Send each worker's figures to this tracker; may be given several times.",
-)
-@web_option
-def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
+def swarm(typed: Launch, json_path: str | None) -> None:
     """Train on worker processes of this machine, and report.
 
     The workers are processes with sockets on loopback, or on links as slow as --link says. Ctrl-C
     saves, stops and still reports.
     """
-    from murmuration.coordinator.launch import Launch
-
-    if options["resume"] and out is None:
-        raise Failure(
-            "--resume: name the folder of the run to go on with, as --out DIR", ExitCode.USAGE
-        )
-    config = options["config"]
-    options["workers"] = _worker_count(options)
-    _page_place(options["web"], Path())
-    launch = Launch(
-        out=out or _new_folder(options["preset"] or (config.stem if config else "diloco")),
-        threads=Launch.fair_threads(options["workers"]),
-        **options,
-    )
+    launch = Launch.of(typed)
+    _page_place(launch.web, Path())
     launch.check()
     launch = _checked_by_worker(launch)
     from murmuration.coordinator.supervisor import run_swarm
@@ -259,7 +180,7 @@ def swarm(out: Path | None, json_path: str | None, **options: Any) -> None:
     sys.exit(code)
 
 
-def _checked_by_worker(launch: "Launch") -> "Launch":
+def _checked_by_worker(launch: Launch) -> Launch:
     """With the stages that its workers have checkpoints of, to go on with. Raises Failure: what its
     workers would refuse."""
     request = launch.request()
@@ -278,26 +199,6 @@ def _checked_by_worker(launch: "Launch") -> "Launch":
     if not launch.resume or launch.stages is None:
         return launch
     return launch.resumed(answer["held"])
-
-
-def _worker_count(options: Mapping[str, Any]) -> int:
-    """As many as the stages take. Raises Failure: options that do not fit one another."""
-    workers, stages, replicas = options["workers"], options["stages"], options["replicas"]
-    if stages is None:
-        for flag in ("replicas", "routing", "skip"):
-            if options[flag] is not None:
-                raise Failure(
-                    f"--{flag}: of a model in stages; add --stages, such as --stages 4",
-                    ExitCode.USAGE,
-                )
-        return 4 if workers is None else int(workers)
-    if workers is not None and (workers % stages or replicas not in (None, workers // stages)):
-        raise Failure(
-            f"--workers {workers}: {stages} stages of {replicas or 'equally many'} replicas are "
-            f"something else; leave --workers out",
-            ExitCode.USAGE,
-        )
-    return int(stages * (replicas or (workers // stages if workers else 1)))
 
 
 def _check_address(address: str) -> tuple[str, int]:
@@ -346,15 +247,6 @@ def _console(*, stderr: bool = False) -> "Console":
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(highlight=False, stderr=stderr, width=None if terminal else _PLAIN_WIDTH)
-
-
-def _new_folder(name: str) -> Path:
-    """A folder that is not there yet, named after the run and the time."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = base, 2
-    while folder.exists():
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
 
 
 def _plain(value: object) -> object:

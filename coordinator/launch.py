@@ -4,71 +4,120 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import click
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator import Failure
 from murmuration.coordinator.link_network import Place, parse_links
 from murmuration.protos.events import int_of, text_of
 from murmuration.protos.exit_codes import ExitCode
-from murmuration.protos.settings import settings_of
+from murmuration.worker.cli.options import RunFlags, option, track_option, web_option
 
 # -P: a folder called worker or protos where the user happens to be is not ours.
 WORKER_PROGRAM = (sys.executable, "-P", "-m", "murmuration.worker.cli")
 PREFLIGHT_PROGRAM = (sys.executable, "-P", "-m", "murmuration.worker.cli.preflight")
 MAX_WORKERS = 64
+MEANS = ("auto", "namespaces", "relay")  # of links
 _FORWARD_S = 0.01  # of every stage on every worker: only links make their places differ
 _MEMORY = 3
 _MICROBATCHES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(RunFlags):
     """A swarm to start; None leaves a setting to the config or its default.
 
     Args:
+        held: the stage of each worker, where their checkpoints say it.
         threads: of each worker; None leaves them to the worker. More threads than cores make
             training several times slower, and one worker cannot know how many share the machine.
-        device: that each worker trains on, as `murmur up --device` names it.
-        links: `--link` as typed, any number of times; none leaves workers on loopback.
-        stages, replicas: of a model that is cut; there are then stages x replicas workers.
-        routing, skip: how its microbatches go.
-        held: the stage of each worker, where their checkpoints say it.
-        link_means: one of `murmuration.coordinator.cli.MEANS`.
-        insecure: nothing is encrypted.
-        web: as typed, where to serve the page of the swarm.
-        track: trackers that each worker tells of its figures.
         program: what runs a worker; tests put their own here.
     """
 
-    workers: int
-    out: Path
-    preset: str | None = None
-    steps: int | None = None
-    inner_steps: int | None = None
-    seed: int | None = None
-    text: str | None = None
-    model: str | None = None
-    settings: tuple[str, ...] = ()
-    config: Path | None = None
-    resume: bool = False
-    coordinator: bool = False
+    workers: int = option(
+        "--workers", type=int, help="The number of processes, up to 64.  [default: 4]"
+    )
+    device: str | None = option(
+        "--device", metavar="NAME", help="A device: cpu, cuda, ...  [default: auto]"
+    )
+    stages: int | None = option(
+        "--stages",
+        key="stages.count",
+        type=click.IntRange(2),
+        metavar="S",
+        help="Cut the model into stages.",
+    )
+    replicas: int | None = option(
+        "--replicas", type=click.IntRange(1), metavar="R", help="The workers of each stage."
+    )
+    routing: str | None = option(
+        "--routing",
+        key="stages.routing",
+        metavar="NAME",
+        help="A routing: full, random, stochastic or skip.",
+    )
+    skip: float | None = option(
+        "--skip",
+        key="stages.skip",
+        type=float,
+        metavar="SHARE",
+        help="Leave this share out of each route.",
+    )
+    config: Path | None = option("--config", type=click.Path(path_type=Path), metavar="RUN.toml")
+    out: Path = option(
+        "--out",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="The folder for checkpoints, logs and report.  [default: runs/PRESET-TIME]",
+    )
+    coordinator: bool = option(
+        "--coordinator/--no-coordinator", default=False, help="Start a coordinator too."
+    )
+    resume: bool = option("--resume", is_flag=True, help="Go on from the checkpoints in --out.")
+    links: tuple[str, ...] = option(
+        "--link",
+        multiple=True,
+        metavar="LINK",
+        help="The link of each worker, such as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1 "
+        "(connections that break a minute). w0=LINK is for one worker.",
+    )
+    link_means: str = option(
+        "--link-means",
+        type=click.Choice(MEANS),
+        default="auto",
+        show_default=True,
+        help="The means that make links slow; namespaces need root.",
+    )
+    insecure: bool = option("--insecure", is_flag=True, help="Encrypt nothing.")
+    track: tuple[str, ...] = track_option
+    web: str | None = web_option
     threads: int | None = None
-    device: str | None = None
-    stages: int | None = None
-    replicas: int | None = None
-    routing: str | None = None
-    skip: float | None = None
-    links: tuple[str, ...] = ()
     held: tuple[int, ...] = ()
-    link_means: str = "auto"
-    insecure: bool = False
-    web: str | None = None
-    track: tuple[str, ...] = ()
     program: Sequence[str] = WORKER_PROGRAM
+
+    @classmethod
+    def of(cls, typed: Any) -> "Launch":
+        """What was typed, with the workers, the folder and the threads that it leaves open.
+
+        Args: typed: a launch whose `workers` and `out` may be None.
+
+        Raises:
+            Failure: options do not fit one another.
+        """
+        if typed.resume and typed.out is None:
+            raise Failure(
+                "--resume: name the folder of the run to go on with, as --out DIR", ExitCode.USAGE
+            )
+        workers = _worker_count(typed)
+        name = typed.preset or (typed.config.stem if typed.config else "diloco")
+        out, threads = typed.out or _new_folder(name), cls.fair_threads(workers)
+        launch: Launch = replace(typed, workers=workers, out=out, threads=threads)
+        return launch
 
     def check(self) -> None:
         """Says at once what workers would say after they have started. Raises Failure."""
@@ -224,13 +273,42 @@ class Launch:
     def _flags(self) -> dict[str, str]:
         """The options that stand for a config key: by setting, with its value as TOML, the option
         as typed."""
-        typed = settings_of(self)
+        typed = self.typed()
         if self.stages and self.config is None and self.model is None:
             # The built-in model is as deep as its stages need; --set task.architecture=... wins.
             layers = max(3, self.stages)
             setting = f"task.architecture={{num_hidden_layers={layers}}}"
             typed[setting] = f"--stages {self.stages}"
         return typed
+
+
+def _worker_count(typed: Any) -> int:
+    """As many as the stages take. Raises Failure: options that do not fit one another."""
+    workers, stages, replicas = typed.workers, typed.stages, typed.replicas
+    if stages is None:
+        for flag in ("replicas", "routing", "skip"):
+            if getattr(typed, flag) is not None:
+                raise Failure(
+                    f"--{flag}: of a model in stages; add --stages, such as --stages 4",
+                    ExitCode.USAGE,
+                )
+        return 4 if workers is None else int(workers)
+    if workers is not None and (workers % stages or replicas not in (None, workers // stages)):
+        raise Failure(
+            f"--workers {workers}: {stages} stages of {replicas or 'equally many'} replicas are "
+            f"something else; leave --workers out",
+            ExitCode.USAGE,
+        )
+    return int(stages * (replicas or (workers // stages if workers else 1)))
+
+
+def _new_folder(name: str) -> Path:
+    """A folder that is not there yet, named after the run and the time."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
 
 
 def core_count() -> int:

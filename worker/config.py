@@ -29,12 +29,12 @@ from murmuration.algorithms.codecs import CODECS
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
-from murmuration.protos.completion import TRACKERS
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
 from murmuration.worker.membership import MembershipConfig
 from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.tasks import SharesSamples, Task, TaskError, load_task
+from murmuration.worker.tracking import TRACKERS
 from murmuration.worker.training.config import KSEED, CheckpointConfig, InnerConfig
 
 if TYPE_CHECKING:

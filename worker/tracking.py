@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from murmuration.protos.completion import TRACKERS
 from murmuration.protos.events import float_of, int_of
 from murmuration.worker.errors import ConfigError
 
-_MODULES = dict(zip(TRACKERS, ("torch.utils.tensorboard", "wandb", "trackio"), strict=True))
+_MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+TRACKERS = tuple(_MODULES)
 _MOST_WAITING = 1024
 _END_S = 10.0
 _OF_PROGRESS = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.cli import link_means_option
+from murmuration.coordinator.launch import MEANS
 from murmuration.protos.events import int_of
 from murmuration.protos.exit_codes import ExitCode
 from tests.lab.compare.options import SYSTEMS
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Runs that would train longer are cut to fewer steps, and extrapolated.",
 )
-@link_means_option
+@click.option("--link-means", type=click.Choice(MEANS), default="auto", show_default=True)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

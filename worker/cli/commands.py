@@ -23,11 +23,9 @@ from murmuration.protos.addresses import (
     split_address,
     with_host,
 )
-from murmuration.protos.completion import TRACKERS, complete_preset, complete_setting
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import listed, measured, perplexity
-from murmuration.protos.settings import settings_of
-from murmuration.worker.cli.options import option, options
+from murmuration.worker.cli.options import RunFlags, option, options, track_option, web_option
 from murmuration.worker.errors import UsageError
 from murmuration.worker.supervision import check_memory, end_on_sigterm
 from murmuration.worker.views.lines import PlainLines, announce_as_json
@@ -45,43 +43,6 @@ if TYPE_CHECKING:
     from murmuration.worker.views import PagePlace
 
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFlags:
-    """What `up` and `join` say of the run, in the words of `swarm`."""
-
-    preset: str | None = option(
-        "--preset",
-        shell_complete=complete_preset,
-        help="The preset: diloco, streaming, co2, onebit, sparse, noloco, streaming-noloco, kseed, "
-        "ddp or local.",
-    )
-    steps: int | None = option(
-        "--steps", type=int, metavar="N", help="The inner steps of the whole run."
-    )
-    inner_steps: int | None = option(
-        "--inner-steps", type=int, metavar="H", help="The inner steps between rounds."
-    )
-    seed: int | None = option("--seed", type=int, metavar="S")
-    text: str | None = option(
-        "--text", metavar="PATH", help="A file, folder or glob to learn from."
-    )
-    model: str | None = option("--model", metavar="NAME", help="The model: tiny, small or base.")
-    settings: tuple[str, ...] = option(
-        "--set",
-        multiple=True,
-        metavar="SECTION.KEY=VALUE",
-        shell_complete=complete_setting,
-        help="Set one key of the configuration; may be given several times.",
-    )
-
-    def read(self) -> tuple[list[str], dict[str, str]]:
-        """(the settings, the preset last; the options that were typed for them, by setting)."""
-        typed, preset = settings_of(self), {}
-        if self.preset is not None:
-            preset[f"diloco.preset={json.dumps(self.preset)}"] = f"--preset {self.preset}"
-        return [*typed, *self.settings, *preset], typed | preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +69,7 @@ class WorkerFlags:
         metavar="[HOST:]PORT",
         help="Serve figures for Prometheus at /metrics; without HOST on loopback only.",
     )
-    web: str | None = option(
-        "--web",
-        metavar="[HOST:]PORT",
-        help="Serve a page that shows the swarm; without HOST on loopback only.",
-    )
+    web: str | None = web_option
     out: Path = option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
     fresh: bool = option(
         "--fresh", is_flag=True, help="Start from step 0, and put earlier checkpoints aside."
@@ -134,12 +91,7 @@ class WorkerFlags:
     insecure: bool = option(
         "--insecure", is_flag=True, help="Encrypt nothing, and let anybody join."
     )
-    track: tuple[str, ...] = option(
-        "--track",
-        multiple=True,
-        type=click.Choice(TRACKERS),
-        help="Send the run's figures to this tracker; may be given several times.",
-    )
+    track: tuple[str, ...] = track_option
     reports: bool = option(
         "--report/--no-report",
         default=True,

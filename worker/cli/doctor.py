@@ -14,8 +14,8 @@ import click
 
 from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.exit_codes import ExitCode
-from murmuration.worker.cli.commands import RunFlags, WorkerFlags, addresses_and_run
-from murmuration.worker.cli.options import options
+from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
+from murmuration.worker.cli.options import RunFlags, options
 from murmuration.worker.errors import MurmurError, UsageError
 from murmuration.worker.identity import Identity
 from murmuration.worker.supervision import check_memory

@@ -1,8 +1,12 @@
-"""What commands have in common: options in frozen dataclasses, links, files to write."""
+"""What commands have in common: options in frozen dataclasses, links, files to write.
 
+It loads no torch: shells ask it at each press of a key, and the coordinator takes its options.
+"""
+
+import json
 import math
 from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from murmuration.worker.errors import UsageError
+from murmuration.worker.tracking import TRACKERS
 
 if TYPE_CHECKING:
     from murmuration.algorithms.link import Link
@@ -17,27 +22,140 @@ if TYPE_CHECKING:
 _Command = Callable[..., Any]
 
 
-def option(*names: str, **attributes: Any) -> Any:
-    """A field of a dataclass that is an option. Args: as `click.option` takes them."""
-    return field(metadata={"names": names, "attributes": attributes})
+# Names that a newcomer does not know by heart; where they are defined, torch is needed.
+PRESETS = (
+    "diloco", "streaming", "co2", "onebit", "sparse", "noloco", "streaming-noloco", "kseed", "ddp",
+    "local",
+)  # fmt: skip
+CODECS = (
+    "fp32", "bf16", "int8", "e3m0", "topk", "sign", "ternary", "topk32", "topk128", "topk256",
+)  # fmt: skip
+_SETTINGS = {
+    "diloco.preset": PRESETS,
+    "diloco.codec": CODECS,
+    "diloco.reduction_codec": CODECS,
+    "diloco.anchor_codec": CODECS,
+    "diloco.inner_steps": (),
+    "run.steps": (),
+    "run.seed": (),
+    "run.evaluate_every": (),
+    "task.name": (),
+    "task.text": (),
+    "task.model": (),
+    "inner.optimizer": ("auto", "adamw", "muon", "sgd"),
+    "inner.lr": (),
+}
+
+
+def complete_preset(_context: object, _option: object, incomplete: str) -> list[str]:
+    """As click asks: the presets that begin so."""
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def complete_setting(_context: object, _option: object, incomplete: str) -> list[str]:
+    """Of `--set`: common keys, and their values where those have names."""
+    key, equals, value = incomplete.partition("=")
+    if not equals:
+        return [f"{name}=" for name in _SETTINGS if name.startswith(key)]
+    return [f"{key}={name}" for name in _SETTINGS.get(key, ()) if name.startswith(value)]
+
+
+def option(*names: str, key: str = "", **attributes: Any) -> Any:
+    """A field of a dataclass that is an option.
+
+    Args:
+        names, attributes: as `click.option` takes them.
+        key: of the run's TOML, that the option stands for.
+    """
+    usual = () if attributes.get("multiple") else False if attributes.get("is_flag") else None
+    return field(
+        default=attributes.get("default", usual),
+        metadata={"names": names, "attributes": attributes, "key": key},
+    )
 
 
 def options(argument: str, group: type) -> Callable[[_Command], _Command]:
     """Gives a command the options of a dataclass, which it takes as one argument of that name."""
 
+    typed = [each for each in fields(group) if each.metadata]
+
     def decorate(command: _Command) -> _Command:
         @wraps(command)
         def grouped(**values: Any) -> Any:
-            own = group(**{each.name: values.pop(each.name) for each in fields(group)})
+            own = group(**{each.name: values.pop(each.name) for each in typed})
             return command(**values, **{argument: own})
 
         decorated: _Command = grouped
-        for each in reversed(fields(group)):
+        for each in reversed(typed):
             names, attributes = each.metadata["names"], each.metadata["attributes"]
             decorated = click.option(*names, each.name, **attributes)(decorated)
         return decorated
 
     return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """What `up`, `join` and `swarm` say of the run."""
+
+    preset: str | None = option(
+        "--preset",
+        shell_complete=complete_preset,
+        help=f"The preset: {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.",
+    )
+    steps: int | None = option(
+        "--steps", key="run.steps", type=int, metavar="N", help="The inner steps of the whole run."
+    )
+    inner_steps: int | None = option(
+        "--inner-steps",
+        key="diloco.inner_steps",
+        type=int,
+        metavar="H",
+        help="The inner steps between rounds.",
+    )
+    seed: int | None = option("--seed", key="run.seed", type=int, metavar="S")
+    text: str | None = option(
+        "--text", key="task.text", metavar="PATH", help="A file, folder or glob to learn from."
+    )
+    model: str | None = option(
+        "--model", key="task.model", metavar="NAME", help="The model: tiny, small or base."
+    )
+    settings: tuple[str, ...] = option(
+        "--set",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        shell_complete=complete_setting,
+        help="Set one key of the configuration; may be given several times.",
+    )
+
+    def typed(self) -> dict[str, str]:
+        """The options that stand for a key, as typed, by setting: `section.key=value` with the
+        value as TOML."""
+        return {
+            f"{key}={json.dumps(value, ensure_ascii=False)}": f"{each.metadata['names'][0]} {value}"
+            for each in fields(self)
+            if (key := each.metadata.get("key")) and (value := getattr(self, each.name)) is not None
+        }
+
+    def read(self) -> tuple[list[str], dict[str, str]]:
+        """(the settings, the preset last; the options that were typed for them, by setting)."""
+        typed, preset = self.typed(), {}
+        if self.preset is not None:
+            preset[f"diloco.preset={json.dumps(self.preset)}"] = f"--preset {self.preset}"
+        return [*typed, *self.settings, *preset], typed | preset
+
+
+track_option = option(
+    "--track",
+    multiple=True,
+    type=click.Choice(TRACKERS),
+    help="Send the run's figures to this tracker; may be given several times.",
+)
+web_option = option(
+    "--web",
+    metavar="[HOST:]PORT",
+    help="Serve a page that shows the swarm; without HOST on loopback only.",
+)
 
 
 def flag_of(group: type, name: str) -> str:

@@ -11,8 +11,7 @@ from click.shell_completion import ShellComplete
 
 from murmuration.algorithms.codecs import CODECS
 from murmuration.algorithms.presets import PRESETS
-from murmuration.protos import completion
-from murmuration.worker.cli import cli
+from murmuration.worker.cli import cli, options
 
 
 def completed(*args: str, incomplete: str = "") -> list[str]:
@@ -21,8 +20,8 @@ def completed(*args: str, incomplete: str = "") -> list[str]:
 
 
 def test_the_names_are_those_that_there_are() -> None:
-    assert sorted(completion.PRESETS) == sorted(PRESETS)
-    assert sorted(completion.CODECS) == sorted(codec.name for codec in CODECS)
+    assert sorted(options.PRESETS) == sorted(PRESETS)
+    assert sorted(options.CODECS) == sorted(codec.name for codec in CODECS)
 
 
 @pytest.mark.parametrize("command", ["up", "swarm"])
@@ -60,7 +59,7 @@ def test_what_the_script_calls_answers_without_torch() -> None:
     ("words", "replies"),
     [
         (["--set", "diloco.cod"], ["diloco.codec="]),
-        (["--set", "diloco.codec", "="], list(completion.CODECS)),
+        (["--set", "diloco.codec", "="], list(options.CODECS)),
         (["--set", "diloco.codec", "=", "int"], ["int8"]),
         (["--set", "=", "diloco.cod"], ["diloco.codec="]),
         (["--set", "=", "diloco.codec", "=", "int"], ["int8"]),
