@@ -14,7 +14,7 @@ WAITING_PROCESSES ?= 4
 # A process that cannot keep what it compiles compiles all of the product and of the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install swarm check test lint size fmt proto coverage bench parity same-bits schedules lab-smoke clean
+.PHONY: help install swarm check test lint size fmt proto coverage bench parity same-bits gpu schedules lab-smoke clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -67,6 +67,9 @@ parity: $(READY)  ## four real workers against the one-process reference, on the
 
 same-bits: $(READY)  ## what small fixed runs end with, hashed: compare two commits
 	$(LAB) same-bits
+
+gpu: $(READY)  ## ten minutes on a card: whether all works there, and how fast; ARGS="--only swarm"
+	$(LAB) gpu $(ARGS)
 
 schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs, and as many for means
 	$(LAB) pair-schedules --processes 2 $(ARGS)

@@ -32,6 +32,7 @@ class Training:
     Args:
         preset: of the plan; settings: as `--set` takes them.
         steps: inner steps of each worker.
+        device: where all of them train.
     """
 
     preset: str
@@ -39,6 +40,7 @@ class Training:
     steps: int
     workers: int
     seed: int
+    device: str = "cpu"
 
     @property
     def config(self) -> Config:
@@ -93,7 +95,8 @@ def train(training: Training, prefetch: reference.AnchorPrefetch = reference.at_
     Args:
         prefetch: with pairs, when each has the anchors of its next round's group.
     """
-    torch.set_num_threads(1)
+    if training.device == "cpu":
+        torch.set_num_threads(1)
     config = training.config
     plan = config.plan
     alone = plan.exchange == "none"
@@ -101,7 +104,7 @@ def train(training: Training, prefetch: reference.AnchorPrefetch = reference.at_
         plan = replace(plan, exchange="mean", payload="gradient", inner_steps=1)
     task = load_task(config.task.name, seed=training.seed, options=config.task.options)
     replicas = {
-        peer: _replica(task, config, Cursor(seed=training.seed, stream=peer))
+        peer: _replica(task, config, Cursor(seed=training.seed, stream=peer), training.device)
         for peer in (f"w{number}" for number in range(1 if alone else training.workers))
     }
     schema = schema_of(replicas["w0"].model)
@@ -117,8 +120,9 @@ def train(training: Training, prefetch: reference.AnchorPrefetch = reference.at_
     )
 
 
-def _replica(task: Task, config: Config, cursor: Cursor) -> InnerReplica:
+def _replica(task: Task, config: Config, cursor: Cursor, device: str) -> InnerReplica:
     part = part_of(task, config)
+    part.module.to(device)
     if config.task.init and config.inner.optimizer != KSEED:  # that has them already
         trained = {n: p.detach() for n, p in trained_parameters(part.module).items()}
         load_initial(part.module, Path(config.task.init), trained, task)

@@ -29,6 +29,7 @@ ARGUMENTS = {
     "frontier": "--steps 8 --workers 2 --curve diloco=4 --optimizer adamw --lr 0.003 "
     "--results {out}/results.jsonl --picture {out}/frontier.png",
     "goodput": "--rates 100 --rounds 2 --seconds 1",
+    "gpu": "--device cpu --results {out}/gpu.json",
     "hostile": "--seconds 1 --only flood",
     "kill-loop": "--minutes 0.5 --every 15",
     "kseed": "--steps 4 --pretrain 4 --workers 2 --lr 1e-3 --kseed-lr 1e-3 "

@@ -1,7 +1,7 @@
 """The same steps by one process, or by two ranks that each take half of every batch.
 
-    python -m tests.support.site_loop STEPS
-    torchrun --nproc-per-node 2 -m tests.support.site_loop STEPS fsdp
+    python -m tests.support.site_loop STEPS [one cuda]
+    torchrun --nproc-per-node 2 -m tests.support.site_loop STEPS fsdp [cuda]
 
 Rank 0 prints the final parameters as JSON.
 """
@@ -24,11 +24,13 @@ def main() -> None:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
     inputs, targets = torch.randn(8, 20, 6), torch.randn(8, 20, 3)
+    kind, device = (sys.argv[2:] + ["one", "cpu"][len(sys.argv) - 2 :])[:2]
+    model, inputs, targets = (each.to(device) for each in (model, inputs, targets))
     rank, ranks = 0, 1
-    if len(sys.argv) > 2:
+    if kind != "one":
         dist.init_process_group("gloo")
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        model = fully_shard(model) if sys.argv[2] == "fsdp" else DistributedDataParallel(model)
+        model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model)
     first, *others = model.parameters()
     optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], others)]
     swarm = murmuration.Swarm(model, optimizers, inner_steps=4, steps=int(sys.argv[1]))
