@@ -11,10 +11,8 @@ import pytest
 
 from murmuration.coordinator.asking import ask
 from murmuration.worker.config import Config, load_config, to_document
-from tests.support.gate import gate
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
-from tests.support.shard_loop import SAMPLES
 from tests.support.workers import (
     PATIENCE_S,
     SMALL,
@@ -92,12 +90,11 @@ def run_of(
 @pytest.mark.parametrize(
     ("preset", "extra"),
     [
-        ("diloco", {"diloco__inner_steps": 10}),
         ("streaming", {"diloco__inner_steps": 10, "diloco__overlap_steps": 3}),
         ("noloco", {"diloco__inner_steps": 6}),
         ("ddp", {"inner__clip": 0}),
     ],
-    ids=["diloco", "streaming in 4 bits", "noloco", "ddp"],
+    ids=["streaming in 4 bits", "noloco", "ddp"],
 )
 def test_a_loop_of_ones_own_equals_the_reference(
     tmp_path: Path, preset: str, extra: Mapping[str, object]
@@ -137,60 +134,3 @@ def test_a_trainer_with_a_callback_equals_the_same_run_by_a_task(
     hashes = {name: Hashes.of(result) for name, result in results.items()}
     assert hashes == reference_hashes(config, swarm.names, run=results["w0"]["run"])
     assert len({result["model_hash"] for result in results.values()}) == 1
-
-
-def test_a_loop_that_fails_leaves_the_others_in_good_order_and_another_joins(
-    tmp_path: Path,
-) -> None:
-    held = gate(tmp_path, 45)
-    config, arguments = run_of("diloco", 60, held.settings, diloco__inner_steps=10)
-    with loops(config, tmp_path, 3, **arguments) as swarm:
-        for name in ("w0", "w1"):
-            swarm.start(name)
-        failing = swarm.start("w2", fails_at=15)
-        assert failing.wait() == 1
-        assert "RuntimeError: the loop fails" in failing.errors
-        swarm.start("w3").wait_for(lambda e: e["event"] == "entered", "the block")
-        # The others wait at the end for a peer that they know to train.
-        for name in ("w0", "w1"):
-            swarm.wait_until_known("w3", by=name)
-        with held.opened():
-            results = swarm.results("w0", "w1", "w3")
-    # The joiner may miss rounds that close before gossip has told of it.
-    assert [results[name]["rounds_failed"] for name in ("w0", "w1")] == [0, 0]
-    assert len({result["anchor_hash"] for result in results.values()}) == 1
-    assert len({result["model_hash"] for result in results.values()}) == 1
-    members = [event for event in swarm.events("w0") if event["event"] == "member"]
-    told = [event["health"] for event in members if event["peer_changed"] == "w2"]
-    assert told[-1] == "left"
-    assert "dead" not in told
-
-
-def test_every_sample_of_an_epoch_is_drawn_once_by_peers_of_unequal_batches(tmp_path: Path) -> None:
-    held = gate(tmp_path, 1)
-    (address,) = free_addresses(1)
-    first = {"listen": address, "min_peers": 3}
-    each = {
-        "w0": {"batch": 4, **first},
-        "w1": {"batch": 7, "join": address},
-        "w2": {"batch": 3, "join": address},
-    }
-    peers = []
-    try:
-        for name, own in each.items():
-            if "join" in own:
-                wait_until_listens(address)
-            arguments = {"name": name, "gate": str(held.fifo), **own}
-            peers.append(
-                WorkerProcess([json.dumps(arguments)], name, ("tests.support.shard_loop",))
-            )
-        for peer in peers:
-            peer.wait_for(lambda e: e["event"] == "drawn", "its first batch")
-        with held.opened():
-            assert [peer.wait() for peer in peers] == [0, 0, 0], [peer.errors for peer in peers]
-    finally:
-        for peer in peers:
-            peer.end()
-    drawn = [sample for peer in peers for e in peer.of("drawn") for sample in e["samples"]]
-    assert sorted(drawn) == list(range(SAMPLES))
-    assert all(len(peer.of("drawn")) > 1 for peer in peers)

@@ -3,7 +3,7 @@
     python -m tests.support.own_loop '{"name": "w0", "preset": "diloco", ...}'
 
 takes the arguments of `murmuration.Swarm` as JSON, with `task` (the TOML's sections of the run's
-daemon), `fails_at` (a step) and `trainer` beside them, and prints what it ends with as JSON. With a
+daemon) and `trainer` beside them, and prints what it ends with as JSON. With a
 `trainer`, "transformers" or "lightning", the loop is that one's, at a constant learning rate.
 """
 
@@ -109,9 +109,7 @@ def train_by_lightning(
 TRAINERS = {"transformers": train_by_transformers, "lightning": train_by_lightning}
 
 
-def train(
-    config: Config, arguments: dict[str, Any], fails_at: int, trainer: str
-) -> dict[str, object]:
+def train(config: Config, arguments: dict[str, Any], trainer: str) -> dict[str, object]:
     """The inner steps of `worker.training.replica.InnerReplica`, written as people write them."""
     task, inner, steps = task_of(config), config.inner, config.run.steps
     model = task.model()
@@ -146,8 +144,6 @@ def train(
                 torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
             for group in optimizer.param_groups:
                 group["lr"] = inner.lr_at(swarm.step + 1, steps)
-            if swarm.step == fails_at:
-                raise RuntimeError("the loop fails")
             optimizer.step()
     return ends_of(swarm, model)
 
@@ -171,7 +167,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     config = parse_config(given.pop("task"), "the test")
-    result = train(config, given, given.pop("fails_at", -1), given.pop("trainer", ""))
+    result = train(config, given, given.pop("trainer", ""))
     print(json.dumps(result), flush=True)
 
 

@@ -48,10 +48,6 @@ def train(peer: Peer, count: int, **arguments: Any) -> dict[str, Any]:
     return result_of(swarm, model)
 
 
-def steps_1(peer: Peer) -> dict[str, Any]:
-    return train(peer, 1, inner_steps=H)
-
-
 def steps_15(peer: Peer) -> dict[str, Any]:
     return train(peer, 15, inner_steps=H)
 
@@ -60,28 +56,12 @@ def steps_39(peer: Peer) -> dict[str, Any]:
     return train(peer, 39, inner_steps=H)
 
 
-def streaming(peer: Peer) -> dict[str, Any]:
-    return train(peer, 39, inner_steps=H, preset="streaming")
-
-
-def co2(peer: Peer) -> dict[str, Any]:
-    return train(peer, 39, inner_steps=H, preset="co2")
-
-
 def onebit(peer: Peer) -> dict[str, Any]:
     return train(peer, 39, inner_steps=H, preset="onebit")
 
 
-def sparse(peer: Peer) -> dict[str, Any]:
-    return train(peer, 39, inner_steps=H, preset="sparse")
-
-
 def noloco(peer: Peer) -> dict[str, Any]:
     return train(peer, 39, inner_steps=H, preset="noloco")
-
-
-def streaming_noloco(peer: Peer) -> dict[str, Any]:
-    return train(peer, 39, inner_steps=H, preset="streaming-noloco")
 
 
 def ddp(peer: Peer) -> dict[str, Any]:
@@ -153,7 +133,7 @@ def fails(peer: Peer) -> dict[str, Any]:
     return result_of(swarm, model)
 
 
-PRESETS = [long_run, streaming, co2, onebit, sparse, noloco, streaming_noloco, ddp]
+PRESETS = [long_run, onebit, noloco, ddp]
 
 
 def left(folder: Path, index: int) -> dict[str, Any]:
@@ -171,7 +151,7 @@ def check_one_model(outcomes: list[Outcome]) -> None:
 
 
 @row("a loop that is shorter than H", "shared", "a last round is held as the block ends")
-@pytest.mark.parametrize("loop", [steps_1, steps_15, steps_39], ids=["1", "15", "39"])
+@pytest.mark.parametrize("loop", [steps_15, steps_39], ids=["15", "39"])
 def test_what_was_learned_since_the_last_round_is_in_one_more(tmp_path: Path, loop: Any) -> None:
     outcomes = run(tmp_path, loop, loop)
     check_one_model(outcomes)

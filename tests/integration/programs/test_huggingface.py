@@ -58,7 +58,7 @@ def hf(
 
 
 @row("Hugging Face's trainer resumes from its checkpoint", "shared", "to the same bits")
-@pytest.mark.parametrize("preset", [*PRESETS, "prolonged"])
+@pytest.mark.parametrize("preset", ["onebit", "noloco", "ddp", "prolonged"])
 def test_a_trainer_resumes_to_the_same_bits(tmp_path: Path, preset: str) -> None:
     longer = {"max_steps": STEPS + 8} if preset == "prolonged" else {}
     preset = preset if preset in PRESETS else "streaming"
@@ -199,8 +199,14 @@ class Fails(transformers.TrainerCallback):
 
 
 @row("An exception in trainer.train(), as in a notebook", "told", "the peer leaves; train again")
-@pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyboardInterrupt()])
-@pytest.mark.parametrize("again", ["the same", "another", "a loop"])
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (RuntimeError("no memory"), "the same"),
+        (KeyboardInterrupt(), "another"),
+        (KeyboardInterrupt(), "a loop"),
+    ],
+)
 def test_a_trainer_that_failed_can_train_again(
     tmp_path: Path, error: BaseException, again: str, caplog: Any
 ) -> None:

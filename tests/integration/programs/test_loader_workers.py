@@ -85,11 +85,6 @@ def its_own_loader(peer: Peer) -> object:
     return _epochs(peer, lambda _: loader)
 
 
-def persistent_workers(peer: Peer) -> object:
-    loader = _loader(persistent_workers=True)
-    return _epochs(peer, lambda _: loader)
-
-
 def shared_samples(peer: Peer) -> object:
     loader = _loader()
     return _epochs(peer, lambda swarm: swarm.shard(loader))
@@ -171,7 +166,6 @@ def a_process_that_leaves_the_block(peer: Peer) -> object:
     "program",
     [
         its_own_loader,
-        persistent_workers,
         shared_samples,
         hugging_face,
         lightning,
@@ -242,12 +236,11 @@ class Loaded:
         return found
 
 
-@pytest.mark.parametrize("data", ["leased", "drawn"])
 @row("`num_workers` in a task's loader", "shared", "as in a loop")
-def test_workers_of_a_tasks_loader_are_forked(tmp_path: Path, data: str) -> None:
+def test_workers_of_a_tasks_loader_are_forked(tmp_path: Path) -> None:
     settings = settings_of(
         task__name=f'"{Loaded.__module__}:{Loaded.__name__}"',
-        task__data=f'"{data}"',
+        task__data='"leased"',
         run__steps=STEPS,
         diloco__inner_steps=H,
     )

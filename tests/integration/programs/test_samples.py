@@ -59,16 +59,8 @@ def same_seed(peer: Peer) -> object:
     return _draws(peer, seed=5, inner_steps=4)
 
 
-def same_seed_in_few_bits(peer: Peer) -> object:
-    return _draws(peer, seed=5, preset="onebit", inner_steps=4)
-
-
 def same_seed_of_pairs(peer: Peer) -> object:
     return _draws(peer, seed=5, preset="noloco", inner_steps=4, steps=16)
-
-
-def same_seed_of_gradients(peer: Peer) -> object:
-    return _draws(peer, seed=5, preset="ddp")
 
 
 def a_seed_of_each(peer: Peer) -> object:
@@ -84,7 +76,7 @@ SAME = "p0 and p1 contribute the same values: they train on the same samples"
 
 @pytest.mark.parametrize(
     "program",
-    [same_seed, same_seed_in_few_bits, same_seed_of_pairs, same_seed_of_gradients],
+    [same_seed, same_seed_of_pairs],
 )
 @row(
     "a script that sets the same seed on every peer, and so draws the same samples",

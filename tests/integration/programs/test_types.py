@@ -55,24 +55,9 @@ def default_float16(peer: Peer) -> list[float]:
     return train(peer, model_of(), preset="streaming")
 
 
-def default_bfloat16(peer: Peer) -> list[float]:
-    torch.set_default_dtype(torch.bfloat16)
-    return train(peer, model_of(torch.bfloat16))
-
-
-def default_float64(peer: Peer) -> list[float]:
-    torch.set_default_dtype(torch.float64)
-    return train(peer, model_of(), preset="noloco")
-
-
 def default_float64_few_bits(peer: Peer) -> list[float]:
     torch.set_default_dtype(torch.float64)
     return train(peer, model_of(), preset="onebit")
-
-
-def default_float64_gradients(peer: Peer) -> list[float]:
-    torch.set_default_dtype(torch.float64)
-    return train(peer, model_of(), preset="ddp", inner_steps=1)
 
 
 def default_device(peer: Peer) -> list[float]:
@@ -85,10 +70,7 @@ def default_device(peer: Peer) -> list[float]:
     "loop",
     [
         default_float16,
-        default_bfloat16,
-        default_float64,
         default_float64_few_bits,
-        default_float64_gradients,
         default_device,
     ],
 )

@@ -21,15 +21,6 @@ from murmuration.algorithms.noloco import (
     second_moments,
     spectral_radius,
 )
-from tests.lab.stability import (
-    BAND,
-    Point,
-    growth,
-    members_of_groups,
-    paper_bounds,
-    shared_growth,
-    shared_spectral_radius,
-)
 
 
 def test_two_steps_by_hand() -> None:
@@ -197,16 +188,6 @@ def test_pairs_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize(("a", "limit"), [(0.0, 2.0), (0.5, 1.5), (0.9, 0.38)])
-def test_limits_of_pairs(a: float, limit: float) -> None:
-    assert largest_stable_c(a) == pytest.approx(limit)
-
-
-def test_the_papers_values_are_stable_and_dilocos_momentum_is_not() -> None:
-    assert spectral_radius(0.5, 0.7) < 1
-    assert spectral_radius(0.9, 0.7) > 1
-
-
 @given(MOMENTA, SIZES)
 def test_the_largest_c_is_where_the_radius_is_one(a: float, size: int) -> None:
     limit = largest_stable_c(a, size)
@@ -251,48 +232,8 @@ def test_where_b_equals_c_groups_do_not_matter(a: float, c: float, size: int) ->
     )
 
 
-def test_the_papers_bounds_admit_what_diverges_and_refuse_what_does_not() -> None:
-    assert paper_bounds(0.5) == pytest.approx((0.5, 1.5))
-    low, high = paper_bounds(0.9)
-    assert low > largest_stable_c(0.9)
-    assert high == pytest.approx(math.sqrt(2.81))
-    assert spectral_radius(0.9, 0.3) < 1
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(
-    ("a", "c"), [(0.5, 0.7), (0.5, 1.2), (0.2, 2.4), (0.8, 0.4), (0.9, 1.2), (0.95, 1.2)]
-)
-def test_64_replicas_do_as_the_radius_says(a: float, c: float, size: int) -> None:
-    members = [members_of_groups(size, round_) for round_ in range(250)]
-    point = Point(a, c, growth(a, c, members), spectral_radius(a, c, size))
-    assert point.agrees
-    assert not point.in_band
-    assert point.measured == pytest.approx(point.exact, abs=2 * BAND)
-
-
 @given(MOMENTA)
 def test_the_largest_step_is_where_the_mean_diverges(a: float) -> None:
     limit = largest_stable_step(a)
     assert mean_spectral_radius(a, limit) == pytest.approx(1, abs=1e-6)
     assert mean_spectral_radius(a, limit * 1.01) > 1
-
-
-@given(MOMENTA, SIZES, SHARES)
-def test_sharing_momentum_brings_replicas_together_faster_than_their_mean_converges(
-    a: float, size: int, share: float
-) -> None:
-    drive = share * largest_stable_step(a)
-    assert shared_spectral_radius(a, size, drive) < mean_spectral_radius(a, drive) <= 1 + 1e-9
-    assert shared_spectral_radius(a, size) == pytest.approx(1 / size)
-
-
-@pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize(("a", "drive"), [(0.0, 1.5), (0.3, 1.5), (0.3, 2.8), (0.9, 0.5)])
-def test_64_replicas_that_share_their_momentum_do_as_the_radius_says(
-    a: float, drive: float, mean: bool
-) -> None:
-    members = [members_of_groups(2, round_) for round_ in range(250)]
-    measured = shared_growth(a, drive, members, mean=mean)
-    exact = mean_spectral_radius(a, drive) if mean else shared_spectral_radius(a, 2, drive)
-    assert measured == pytest.approx(exact, abs=2 * BAND)

@@ -11,10 +11,7 @@ from murmuration import Swarm, UsageError
 
 NAN, INF = float("nan"), float("inf")
 STEPS, INNER_STEPS = 16, 4
-PRESETS = (
-    *("diloco", "streaming", "co2", "onebit", "sparse", "noloco", "streaming-noloco"),
-    "ddp",
-)
+PRESETS = ("streaming", "onebit", "noloco", "ddp")
 FEW_LAYERS = {"diloco.fragments": 2}
 Change = Callable[[int, nn.Module, torch.optim.Optimizer], None]
 
@@ -76,7 +73,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     ]
 
 
-@pytest.mark.parametrize("at", [1, 4, 6, STEPS - 1, STEPS])
+@pytest.mark.parametrize("at", [1, 4, 6, STEPS])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_one_batch_costs_some_steps_and_no_more(
     told: Callable[[], list[str]], preset: str, at: int

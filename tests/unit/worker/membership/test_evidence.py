@@ -60,10 +60,6 @@ def test_of_two_peers_each_tries_once_more_itself() -> None:
     assert health(membership, "w1") is Health.SUSPECT
 
 
-def test_an_answered_probe_asks_nobody() -> None:
-    assert machine("w1", "w2").probed("w1", 0.0, answered=True) == []
-
-
 def test_a_late_answer_of_a_helper_that_was_not_asked_does_nothing() -> None:
     membership = machine("w1", "w2")
     assert membership.probed_for("w1", 0.0, alive=False) == []
@@ -127,14 +123,6 @@ def test_a_suspect_that_speaks_gets_its_time_again() -> None:
     tick_until(membership, 3.1, 2.9 + SUSPICION_S)
     assert health(membership, "w1") is Health.SUSPECT
     tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
-    assert health(membership, "w1") is Health.DEAD
-
-
-def test_somebody_else_speaking_of_a_suspect_does_not() -> None:
-    membership = machine("w1", "w2", "w3")
-    suspect(membership, "w1", 0.0)
-    membership.hear((member("w1"), member("w2")), "w2", 3.0)
-    tick_until(membership, 3.0, SUSPICION_S)
     assert health(membership, "w1") is Health.DEAD
 
 
@@ -222,49 +210,6 @@ def missed(reach: Reachability, peer: str, *times: float) -> None:
         reach.answered_to_others(peer, now)
 
 
-def test_several_probes_over_a_while_must_fail() -> None:
-    reach = Reachability(brief_s=2.0)
-    missed(reach, "a", 10.0, 10.1, 10.2, 11.9)
-    assert reach.unreachable == ()
-    assert reach.in_question == ["a"]
-    missed(reach, "a", 12.0)
-    assert reach.unreachable == ("a",)
-    assert reach.in_question == []
-
-
-def test_two_failures_are_chance_however_long_the_time_between() -> None:
-    reach = Reachability(brief_s=2.0)
-    missed(reach, "a", 10.0, 100.0)
-    assert reach.unreachable == ()
-
-
-def test_an_answer_restarts_the_account() -> None:
-    reach = Reachability(brief_s=2.0)
-    missed(reach, "a", 0.0, 1.0)
-    reach.answered("a", 1.5)
-    assert reach.in_question == []
-    missed(reach, "a", 2.0, 3.0)
-    assert reach.unreachable == ()
-    missed(reach, "a", 4.0)
-    assert reach.unreachable == ("a",)
-
-
-def test_who_is_unreachable_is_so_until_it_has_answered_for_a_while() -> None:
-    reach = Reachability(brief_s=2.0)
-    missed(reach, "a", 0.0, 1.0, 2.0)
-    assert reach.in_question == []
-    reach.answered("a", 10.0)
-    assert reach.in_question == ["a"]
-    reach.answered("a", 13.9)
-    assert reach.unreachable == ("a",)
-    missed(reach, "a", 13.95)
-    for now in (14.0, 17.9):
-        reach.answered("a", now)
-        assert reach.unreachable == ("a",)
-    reach.answered("a", 18.0)
-    assert reach.unreachable == ()
-
-
 def test_a_link_that_fails_again_and_again_is_unreachable_for_longer_each_time() -> None:
     reach, now, steady = Reachability(brief_s=2.0), 0.0, []
     for _ in range(7):
@@ -276,14 +221,6 @@ def test_a_link_that_fails_again_and_again_is_unreachable_for_longer_each_time()
             now += 1
         steady.append(now - 1 - began)
     assert steady == [4, 8, 16, 32, 64, 64, 64]
-
-
-def test_two_refutations_are_as_good_as_three_probes_by_others() -> None:
-    reach = Reachability(brief_s=2.0)
-    reach.refuted("a", 10.0)
-    assert reach.unreachable == ()
-    reach.refuted("a", 12.0)
-    assert reach.unreachable == ("a",)
 
 
 def test_a_peer_that_refutes_but_answers_no_probe_is_unreachable() -> None:
@@ -304,16 +241,6 @@ def test_an_answer_after_a_refutation_clears_the_account() -> None:
         membership.hear((member("a", incarnation=incarnation),), "a", now + 1)
         membership.probed("a", now + 2, answered=True)
     assert membership.me.unreachable == ()
-
-
-def test_what_was_of_an_earlier_life_is_forgotten() -> None:
-    reach = Reachability(brief_s=2.0)
-    missed(reach, "a", 0.0, 1.0, 2.0)
-    reach.forget("a")
-    reach.forget("b")
-    assert reach.unreachable == ()
-    missed(reach, "a", 3.0, 4.0)
-    assert reach.unreachable == ()
 
 
 def test_no_more_are_named_than_a_member_may_name() -> None:
@@ -412,11 +339,6 @@ def test_who_is_gone_or_another_is_not_out_of_reach(news: Member) -> None:
     now = tick_with_a_cut(membership, {"w2"}, 0.0, 20.0)
     membership.hear((news,), "w2", now)
     assert membership.me.unreachable == ()
-
-
-def test_of_two_peers_none_is_unreachable_when_its_own_second_try_succeeds() -> None:
-    membership = machine("w1")
-    assert tick_with_a_cut(membership, {"w1"}, 0.0, 20.0) == float("inf")
 
 
 def test_whom_others_do_not_reach_is_news_of_the_swarm() -> None:
