@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from murmuration.worker.identity import IdentityError, NotValidNow
+    from murmuration.worker.library.arguments import add_arguments
     from murmuration.worker.library.swarm import Swarm
-    from murmuration.worker.library.terms import add_arguments
     from murmuration.worker.training.optimizers import Muon
     from murmuration.worker.transport import AddressInUse, TransportError
 
@@ -66,7 +66,7 @@ _ELSEWHERE = {  # than worker.errors
     "NotValidNow": "worker.identity",
     "Swarm": "worker.library.swarm",
     "TransportError": "worker.transport",
-    "add_arguments": "worker.library.terms",
+    "add_arguments": "worker.library.arguments",
 }
 
 

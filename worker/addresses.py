@@ -1,4 +1,4 @@
-"""At which host others reach this peer, where it listens on all addresses of its machine."""
+"""Where a peer serves, and at which host others reach it, where it listens on all addresses."""
 
 import ipaddress
 import socket
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from murmuration.protos.addresses import is_loopback, is_wildcard, split_address
+from murmuration.protos.addresses import is_loopback, is_wildcard, split_address, with_host
 from murmuration.protos.reach import Places, UnknownName, resolved
-from murmuration.worker.errors import ConfigError
+from murmuration.worker.errors import ConfigError, UsageError
 
 # Of no machine (RFC 5737, RFC 3849): what leads there is the default route.
 _ELSEWHERE = ("198.51.100.1:9", "[2001:db8::1]:9")
@@ -24,6 +24,59 @@ class FoundHost:
 
     host: str
     origin: str
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a peer serves, and where others are told to dial it, as the user has said: `HOST:PORT`.
+
+    Args:
+        advertise: None, or empty, where nobody has said so.
+    """
+
+    listen: str
+    advertise: str | None = None
+
+    def check(self, others: Iterable[tuple[str, str | None]] = ()) -> None:
+        """Raises UsageError: one is no HOST:PORT, or nobody can dial what is advertised.
+
+        Args: others: (flag, address) of each that is to be one too."""
+        own = (("--listen ", self.listen), ("--advertise ", self.advertise))
+        for flag, address in (*own, *others):
+            try:
+                if address:
+                    split_address(address)
+            except ValueError as error:
+                raise UsageError(f"{flag}{error}") from error
+        if self.advertise and is_wildcard(split_address(self.advertise)[0]):
+            raise UsageError(
+                f"--advertise {self.advertise}: nobody can dial that; name the host that others "
+                "reach this peer at, or leave it out to have it found"
+            )
+
+    @property
+    def public(self) -> bool:
+        """Whether other machines can reach the peer."""
+        own = filter(None, (self.listen, self.advertise))
+        return not all(is_loopback(split_address(each)[0]) for each in own)
+
+    def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
+        """The host to advertise, where that is neither given nor the one listened on.
+
+        Args: contacts, seen_from: as `find_host` takes them. Raises ConfigError."""
+        return None if self.advertise else find_host(self.listen, contacts, seen_from)
+
+
+def served_at(said: str, given: str | int | None) -> str | None:
+    """HOST:PORT to serve figures or a page at, of a port of loopback too. Raises
+    UsageError. Args: said: the option as it was typed."""
+    try:
+        return None if given is None else with_host(str(given))
+    except ValueError as error:
+        raise UsageError(
+            f"{said}: write a port of this machine, such as 9464, or HOST:PORT where "
+            "others are to read it"
+        ) from error
 
 
 def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:

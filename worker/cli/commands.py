@@ -18,10 +18,8 @@ import click
 
 from murmuration.protos.addresses import (
     is_loopback,
-    is_wildcard,
     join_address,
     split_address,
-    with_host,
 )
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import listed, measured, perplexity
@@ -33,7 +31,7 @@ from murmuration.worker.views.lines import PlainLines, announce_as_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from murmuration.worker.addresses import FoundHost
+    from murmuration.worker.addresses import Addresses, FoundHost
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import Config
     from murmuration.worker.daemon import WorkerOptions
@@ -125,26 +123,22 @@ class WorkerFlags:
         if self.threads is None and is_loopback(split_address(self.listen)[0]):
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+    @property
+    def addresses(self) -> "Addresses":
+        """Where this peer serves, and is dialled."""
+        from murmuration.worker.addresses import Addresses
+
+        return Addresses(self.listen, self.advertise)
+
+    def found(self, contacts: Sequence[str], seen_from: str = "") -> "FoundHost | None":
+        """As `Addresses.found`; what a proxy's peers see is the proxy."""
+        return self.addresses.found(contacts, "" if self.proxy else seen_from)
+
     def check_addresses(self, *others: str) -> None:
         """Raises UsageError for what is no HOST:PORT."""
         _ = self.metrics_address, self.page_place
-        own = {
-            "--listen ": self.listen,
-            "--advertise ": self.advertise,
-            "--coordinator ": self.coordinator,
-            "--proxy ": self.proxy,
-        }
-        for flag, address in (*own.items(), *(("", other) for other in others)):
-            try:
-                if address:
-                    split_address(address)
-            except ValueError as error:
-                raise UsageError(f"{flag}{error}") from error
-        if self.advertise and is_wildcard(split_address(self.advertise)[0]):
-            raise UsageError(
-                f"--advertise {self.advertise}: nobody can dial that; name the host that others "
-                "reach this peer at, or leave it out to have it found"
-            )
+        named = (("--coordinator ", self.coordinator), ("--proxy ", self.proxy))
+        self.addresses.check((*named, *(("", other) for other in others)))
 
     def newcomer(
         self,
@@ -169,14 +163,13 @@ class WorkerFlags:
         from murmuration.worker.identity import token_from
         from murmuration.worker.identity.admission import Admission
 
-        own = (self.listen, *([self.advertise] if self.advertise else []))
         admission = Admission(
             folder=self.out,
             default_name=_default_name(self.out),
             name=self.name,
             token=token_from(self.token, self.token_file),
             insecure=self.insecure,
-            public=not all(is_loopback(split_address(each)[0]) for each in own),
+            public=self.addresses.public,
             listen=self.listen,
             trial=trial,
         )
@@ -185,14 +178,18 @@ class WorkerFlags:
     @property
     def metrics_address(self) -> str | None:
         """HOST:PORT to serve Prometheus at. Raises UsageError."""
-        return None if self.metrics is None else _served_at("--metrics", self.metrics)
+        from murmuration.worker.addresses import served_at
+
+        return served_at(f"--metrics {self.metrics}", self.metrics)
 
     @property
     def page_place(self) -> "PagePlace | None":
         """Where to serve the page. Raises UsageError."""
+        from murmuration.worker.addresses import served_at
         from murmuration.worker.views import PagePlace
 
-        return None if self.web is None else PagePlace(_served_at("--web", self.web), self.out)
+        address = served_at(f"--web {self.web}", self.web)
+        return None if address is None else PagePlace(address, self.out)
 
     @property
     def resumes(self) -> bool | None:
@@ -218,17 +215,6 @@ class WorkerFlags:
             yield replace(worker, announce=trackers)
         finally:
             trackers.close()
-
-    def found(self, contacts: Sequence[str], seen_from: str = "") -> "FoundHost | None":
-        """The host to advertise, where that is neither given nor the one listened on.
-
-        Args: contacts, seen_from: as `find_host` takes them. Raises ConfigError."""
-        from murmuration.worker.addresses import find_host
-
-        if self.advertise is not None:
-            return None
-        # What a proxy's peers see is the proxy.
-        return find_host(self.listen, contacts, "" if self.proxy else seen_from)
 
 
 @click.command()
@@ -563,17 +549,6 @@ def _report(flags: WorkerFlags) -> None:
                 context.invoke(command, target=str(flags.out), quiet=quiet, **options)
     except Exception as error:  # the run is over, and its exit code says how
         click.echo(f"murmur: no report of all peers: {error}", err=True)
-
-
-def _served_at(flag: str, address: str) -> str:
-    """HOST:PORT. Raises UsageError."""
-    try:
-        return with_host(address)
-    except ValueError as error:
-        raise UsageError(
-            f"{flag} {address}: write a port of this machine, such as 9464, or HOST:PORT where "
-            "others are to read it"
-        ) from error
 
 
 def _check_cut(config: "Config", stage: int | None) -> None:

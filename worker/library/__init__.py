@@ -1,7 +1,8 @@
 """The library: a swarm around a training loop of one's own. `import murmuration` re-exports it.
 
 swarm.py    Swarm, the context manager
-terms.py    addresses, arguments, and the config that the run and the loop agree on
+arguments.py  arguments, and the config that the run and the loop agree on
+lines.py    what the loop is told, in the words of Python
 hooks.py    the model and the optimizer of such a loop, as the outer loop sees them
 site.py     several processes of torchrun as one peer
 share.py    a share of the samples that no other peer has, leased in blocks (worker/leases/)

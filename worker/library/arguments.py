@@ -1,39 +1,37 @@
-"""The arguments of `Swarm`: checked one by one, and named in errors as the caller wrote them.
+"""The arguments of `Swarm`: checked one by one, and what they and the run agree on."""
 
-What the worker's parts say is meant for the command line: it names `--min-peers`. A caller of the
-library has written `min_peers=`.
-"""
-
-import itertools
+import argparse
+import json
 import math
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
+import click
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
+from murmuration.algorithms.fragments import TensorSpec
 from murmuration.protos.addresses import split_address
+from murmuration.protos.events import NO_END
+from murmuration.protos.manifest import first_difference
 from murmuration.protos.text import is_utf8
-from murmuration.worker.errors import MurmurError, UsageError
-from murmuration.worker.training.model import saved_buffers
+from murmuration.worker.addresses import Addresses, FoundHost
+from murmuration.worker.config import Config, load_config
+from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
+from murmuration.worker.identity import Identity
+from murmuration.worker.library.lines import errors_in_arguments
+from murmuration.worker.library.site import is_site
+from murmuration.worker.manifest import Manifest, join_config
+from murmuration.worker.newcomer import FirstAnswer, Newcomer, check_version
+from murmuration.worker.tasks import OWN_LOOP
+from murmuration.worker.training.config import KSEED
 
 P = ParamSpec("P")
 
-_SWITCHES = ("insecure", "no_relay")
-_OTHER_NAMES = {"metrics": "serve_metrics", "set": "settings"}
-_COMMAND = re.compile(r"(`[^`]*`)")
-_VALUE = r"(?:[ =](\d+(?:\.\d+)?|[A-Z]+:[A-Z]+|[^\s;,()]*[:/][^\s;,():]+?)(?=[:;,.)]*(?:\s|$)))?"
-_OPTION = re.compile(rf"--([a-z]+(?:-[a-z]+)*)\b{_VALUE}")
-_TWICE = {
+_SETTINGS = {
     "preset": "diloco.preset",
     "inner_steps": "diloco.inner_steps",
     "steps": "run.steps",
@@ -44,41 +42,12 @@ _OF_TASKS = {
     "stages": "a loop of your own trains whole models",
     "checkpoint": "a loop of your own saves `swarm.state_dict()`",
 }
-
-
-# ------------------------------------------------------------------------------- names in errors
-
-
-def in_arguments(text: str) -> str:
-    """A message for the command line, with its options as arguments of Python.
-
-    >>> in_arguments("1 of 2 peers; lower --min-peers, or say --listen 0.0.0.0:7700")
-    "1 of 2 peers; lower min_peers=, or say listen='0.0.0.0:7700'"
-    """
-    parts = _COMMAND.split(text)
-    return "".join(p if p.startswith("`") else _OPTION.sub(_as_argument, p) for p in parts)
-
-
-def _as_argument(option: re.Match[str]) -> str:
-    name = _OTHER_NAMES.get(option[1], option[1].replace("-", "_"))
-    if name in _SWITCHES:
-        return f"{name}=True{f' {option[2]}' if option[2] else ''}"
-    if option[2] is None:
-        return f"{name}="
-    return f"{name}={option[2] if option[2].replace('.', '').isdigit() else repr(option[2])}"
-
-
-@contextmanager
-def errors_in_arguments() -> Iterator[None]:
-    """Errors that leave the block, or a function that this decorates, name arguments of Python."""
-    try:
-        yield
-    except MurmurError as error:
-        error.args = (in_arguments(str(error)),)
-        raise
-
-
-# ------------------------------------------------------------------------------------- arguments
+_OF_SCRIPTS = (
+    *("--join", "--listen", "--advertise", "--name", "--min-peers", "--wait-s", "--out"),
+    *("--serve-metrics", "--web", "--no-relay", "--relay-mbps", "--token", "--insecure"),
+)
+_DEFAULTS = frozenset({"--listen", "--relay-mbps"})  # those of a command hold for `Swarm` too
+_NUMBERS = {"integer": int, "float": float}
 
 
 def checked(function: Callable[P, None]) -> Callable[P, None]:
@@ -108,7 +77,7 @@ def plain(value: Any) -> Any:
     (3, {'a': [0.5, 2]}, 'x')
     """
     match value:
-        case np.generic() | np.ndarray() | Tensor():
+        case np.generic() | np.ndarray() | torch.Tensor():
             return value.tolist()
         case os.PathLike():
             return os.fspath(value)
@@ -120,23 +89,33 @@ def plain(value: Any) -> Any:
             return value
 
 
-def check_once(named: Mapping[str, object], settings: Mapping[str, object]) -> None:
-    """Raises UsageError: an argument and a setting that say one thing, and not the same; or
-    arguments that exclude each other."""
-    for argument, key in _TWICE.items():
-        one, other = named.get(argument), settings.get(key)
-        if one is not None and other is not None and one != other:
+def settings_by_argument(
+    named: Mapping[str, object], more: Mapping[str, object] | None
+) -> dict[str, str]:
+    """`section.key=value` as the TOML has it, by the argument that says so.
+
+    Args:
+        named: those of `_SETTINGS`, None for one that is left out; more: `settings`.
+
+    Raises UsageError: two say one thing, and not the same, or exclude each other."""
+    more = more or {}
+    given = {argument: value for argument, value in named.items() if value is not None}
+    for argument, value in given.items():
+        other = more.get(_SETTINGS[argument])
+        if other is not None and other != value:
             raise UsageError(
-                f"{argument}={one!r} and settings[{key!r}] = {other!r} say one thing twice: leave "
-                "one of them out"
+                f"{argument}={value!r} and settings[{_SETTINGS[argument]!r}] = {other!r} say one "
+                "thing twice: leave one of them out"
             )
-    preset = named.get("preset") or settings.get("diloco.preset")
-    period = named.get("inner_steps") or settings.get("diloco.inner_steps")
+    preset = given.get("preset") or more.get("diloco.preset")
+    period = given.get("inner_steps") or more.get("diloco.inner_steps")
     if preset == "ddp" and period not in (None, 1):
         raise UsageError(
             f"inner_steps={period!r} and preset='ddp', which averages gradients at each step: "
             "leave one of them out"
         )
+    found = {f"{_SETTINGS[a]}={json.dumps(v)}": f"{a}={v!r}" for a, v in given.items()}
+    return found | {f"{k}={json.dumps(v)}": f"settings[{k!r}]" for k, v in more.items()}
 
 
 def _refused(name: str, value: object, wanted: str) -> UsageError:
@@ -278,70 +257,119 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
-# --------------------------------------------------------------------------- model and optimizer
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
+    `--advertise`, `--name`, `--min-peers`, `--wait-s`, `--out`, `--serve-metrics`, `--web`,
+    `--no-relay`, `--relay-mbps`, `--token`, `--insecure`, `--progress`.
+
+    Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_arguments(parser)
+    >>> options = parser.parse_args(["--join", "one.example:7700", "--name", "second"])
+    >>> options.join, options.name, options.insecure
+    (['one.example:7700'], 'second', False)
+    """
+    from murmuration.worker.cli.commands import up  # its options, told once
+
+    told = {each.opts[0]: each for each in up.params if isinstance(each, click.Option)}
+    group = parser.add_argument_group("swarm")
+    for flag in _OF_SCRIPTS:
+        option = told["--metrics" if flag == "--serve-metrics" else flag]
+        kind = option.type.name.removesuffix(" range")
+        more: dict[str, Any] = {"metavar": option.metavar}
+        if option.is_flag:
+            more = {"action": "store_true"}
+        elif option.multiple:
+            more |= {"nargs": "+", "action": "extend"}
+        elif kind in _NUMBERS:
+            more["type"] = _NUMBERS[kind]
+        if flag in _DEFAULTS:
+            more["default"] = option.default
+        group.add_argument(flag, help=(option.help or "").partition("  [default")[0], **more)
+    group.add_argument("--progress", action="store_true", help="Print lines as `murmur up` does.")
 
 
-def optimizers_of(model: object, given: object) -> list[Optimizer]:
-    """One or several, as a list. Raises UsageError: one is none, or the model is none."""
-    if isinstance(model, Optimizer):
-        raise UsageError("the model comes first: Swarm(model, optimizer)")
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"model is {_kind(model)}; give a torch.nn.Module (several as a torch.nn.ModuleList)"
-        )
-    if isinstance(given, Optimizer):
-        return [given]
-    if isinstance(given, str | Mapping | LRScheduler | type) or not isinstance(given, Iterable):
-        raise _no_optimizer(given)
-    found = list(given)
-    for each in found:
-        if not isinstance(each, Optimizer):
-            raise _no_optimizer(each)
-    if len({id(each) for each in found}) < len(found):
-        raise UsageError("optimizer: one is given twice; give each once, in the order of the steps")
-    return found
+class Terms(NamedTuple):
+    """The run's config, who gave it, and the host to advertise, if not given."""
+
+    config: Config
+    first: FirstAnswer | None
+    found: FoundHost | None
 
 
-def _no_optimizer(given: object) -> UsageError:
-    says = "make one, such as torch.optim.AdamW(model.parameters())"
-    if isinstance(given, LRScheduler):
-        says = "give its .optimizer; the scheduler stays in your loop"
-    elif isinstance(given, Mapping):
-        says = "give its optimizers as a list"
-    elif hasattr(given, "unscale_"):
-        says = "give the optimizer; the scaler stays in your loop"
-    return UsageError(f"optimizer is {_kind(given)}, no torch.optim.Optimizer; {says}")
-
-
-def _kind(given: object) -> str:
-    if isinstance(given, type):
-        return f"the class {given.__name__}"
-    return repr(given) if isinstance(given, str | None) else f"of type {type(given).__name__}"
-
-
-def check_tensors(model: nn.Module) -> None:
-    """Raises UsageError: one of what would travel has no values, or not in the plain layout."""
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if is_lazy(tensor):
-            raise UsageError(
-                f"{name!r} is of a lazy module and has no shape yet: run a batch through the model "
-                "first, and make the optimizer after it"
+def agree_on_terms(
+    given: Mapping[str, str],
+    addresses: Addresses,
+    schema: Sequence[TensorSpec],
+    newcomer: Newcomer,
+    identity: Identity | None,
+) -> Terms:
+    """What this peer and the run agree on. Raises as `Swarm`."""
+    first: FirstAnswer | None = None
+    if not newcomer.contacts:
+        config = _started(given)
+    else:
+        first = newcomer.ask_run(identity)
+        where = first.address
+        config = _joined(given, first)
+        own = Manifest.of(config, schema)
+        if different := first_difference(own.agreed, first.manifest.agreed):
+            raise ManifestRefused(
+                f"{where} trains another model: {different}; build the same one, with the same "
+                "parts frozen, or join another run"
             )
-    for name, tensor in (*saved_buffers(model).items(), *model.named_parameters()):
-        if (problem := _unfit(tensor)) is not None:
-            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-            raise UsageError(f"{kind} {name!r} {problem}")
+    if config.run.evaluate_every:
+        raise ConfigError(
+            "settings: run.evaluate_every is for tasks: a loop of your own evaluates by itself, "
+            "the anchor within `with swarm.anchor()`; leave it out"
+        )
+    if config.run.track:
+        raise ConfigError(
+            "settings: run.track is for tasks: a loop of your own has trackers of its own, and "
+            "`swarm.metrics` for them; leave it out"
+        )
+    contacts = [first.address] if first else []
+    found = addresses.found(contacts, first.seen_from if first else "")
+    if is_site() and config.plan.payload == "gradient":
+        raise UsageError(
+            "preset ddp averages gradients at every step, which a site of several processes does "
+            "by itself; use diloco or streaming between sites"
+        )
+    return Terms(config, first, found)
 
 
-def _unfit(tensor: Tensor) -> str | None:
-    instead = "keep it at home, as a buffer with persistent=False"
-    if tensor.is_meta:
-        return "is on the device meta, without values: load the model before `with Swarm(...)`"
-    if tensor.is_quantized:
-        return f"is quantized: quantize the model after training, or {instead}"
-    if tensor.layout != torch.strided:
-        layout = str(tensor.layout).removeprefix("torch.")
-        return f"has the layout {layout}: make it dense, or {instead}"
-    if tensor.is_inference():
-        return "was made in torch.inference_mode, which nothing can write to: make it outside"
-    return None
+def steps_of(config: Config) -> int | None:
+    """Of a run; None without an end."""
+    return None if config.run.steps >= NO_END else config.run.steps
+
+
+def _started(given: Mapping[str, str]) -> Config:
+    task = f'task.name="{OWN_LOOP}"'
+    ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={NO_END}",)
+    config = load_config(None, [task, *ends, *given], None, given)
+    if config.inner.optimizer == KSEED:
+        raise ConfigError(
+            "preset='kseed' is for tasks: the optimizer of your loop is your own; take another"
+        )
+    return config
+
+
+def _joined(given: Mapping[str, str], first: FirstAnswer) -> Config:
+    check_version(first)
+    manifest, where = first.manifest, first.address
+    task = manifest.sections.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else None
+    if name != OWN_LOOP:
+        raise ManifestRefused(
+            f"{where} trains the task {name!r}, not a loop of its own: join it with "
+            f"`murmur join {where}`"
+        )
+    frozen = [each for each in given if each.startswith("task.frozen=")]
+    options = manifest.sections["task"]
+    if frozen != [f"task.frozen={json.dumps(options[key])}" for key in options if key == "frozen"]:
+        raise ManifestRefused(
+            f"{where} has other frozen parameters than this model: load the same checkpoint, and "
+            "freeze the same part of it"
+        )
+    return join_config(manifest.sections, None, list(given), where)

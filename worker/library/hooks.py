@@ -1,22 +1,25 @@
 """A model and an optimizer of the user's, as the outer loop sees them."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.worker.errors import UsageError
-from murmuration.worker.library.arguments import check_tensors, optimizers_of
 from murmuration.worker.library.steps import OptimizerSteps, StepListener, is_scaled
 from murmuration.worker.training.fragment import Accessor
 from murmuration.worker.training.inbox import IterationOver, StageJob
 from murmuration.worker.training.model import (
     check_types,
     running_statistics,
+    saved_buffers,
     schema_of,
     trained_parameters,
 )
@@ -269,3 +272,72 @@ def whole(tensor: Tensor) -> Tensor:
 def is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor, whose module is slow to import and seldom needed."""
     return hasattr(tensor, "full_tensor")
+
+
+# ------------------------------------------------------------------- what is given, checked
+
+
+def optimizers_of(model: object, given: object) -> list[Optimizer]:
+    """One or several, as a list. Raises UsageError: one is none, or the model is none."""
+    if isinstance(model, Optimizer):
+        raise UsageError("the model comes first: Swarm(model, optimizer)")
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model is {_kind(model)}; give a torch.nn.Module (several as a torch.nn.ModuleList)"
+        )
+    if isinstance(given, Optimizer):
+        return [given]
+    if isinstance(given, str | Mapping | LRScheduler | type) or not isinstance(given, Iterable):
+        raise _no_optimizer(given)
+    found = list(given)
+    for each in found:
+        if not isinstance(each, Optimizer):
+            raise _no_optimizer(each)
+    if len({id(each) for each in found}) < len(found):
+        raise UsageError("optimizer: one is given twice; give each once, in the order of the steps")
+    return found
+
+
+def _no_optimizer(given: object) -> UsageError:
+    says = "make one, such as torch.optim.AdamW(model.parameters())"
+    if isinstance(given, LRScheduler):
+        says = "give its .optimizer; the scheduler stays in your loop"
+    elif isinstance(given, Mapping):
+        says = "give its optimizers as a list"
+    elif hasattr(given, "unscale_"):
+        says = "give the optimizer; the scaler stays in your loop"
+    return UsageError(f"optimizer is {_kind(given)}, no torch.optim.Optimizer; {says}")
+
+
+def _kind(given: object) -> str:
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    return repr(given) if isinstance(given, str | None) else f"of type {type(given).__name__}"
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Raises UsageError: one of what would travel has no values, or not in the plain layout."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise UsageError(
+                f"{name!r} is of a lazy module and has no shape yet: run a batch through the model "
+                "first, and make the optimizer after it"
+            )
+    for name, tensor in (*saved_buffers(model).items(), *model.named_parameters()):
+        if (problem := _unfit(tensor)) is not None:
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            raise UsageError(f"{kind} {name!r} {problem}")
+
+
+def _unfit(tensor: Tensor) -> str | None:
+    instead = "keep it at home, as a buffer with persistent=False"
+    if tensor.is_meta:
+        return "is on the device meta, without values: load the model before `with Swarm(...)`"
+    if tensor.is_quantized:
+        return f"is quantized: quantize the model after training, or {instead}"
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        return f"has the layout {layout}: make it dense, or {instead}"
+    if tensor.is_inference():
+        return "was made in torch.inference_mode, which nothing can write to: make it outside"
+    return None

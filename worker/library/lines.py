@@ -1,17 +1,57 @@
-"""What a loop of one's own is told of the swarm: lines through `logging`, or on stdout."""
+"""What a loop of one's own is told: errors and lines in the words of Python, through `logging`.
+
+What the worker's parts say is meant for the command line: it names `--min-peers`. A caller of the
+library has written `min_peers=`.
+"""
 
 import logging
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from murmuration.worker.library.arguments import in_arguments
+from murmuration.worker.errors import MurmurError
 from murmuration.worker.views.lines import PlainLines, describe
 
+_SWITCHES = ("insecure", "no_relay")
+_OTHER_NAMES = {"metrics": "serve_metrics", "set": "settings"}
+_COMMAND = re.compile(r"(`[^`]*`)")
+_VALUE = r"(?:[ =](\d+(?:\.\d+)?|[A-Z]+:[A-Z]+|[^\s;,()]*[:/][^\s;,():]+?)(?=[:;,.)]*(?:\s|$)))?"
+_OPTION = re.compile(rf"--([a-z]+(?:-[a-z]+)*)\b{_VALUE}")
 _WARNINGS = frozenset({"warning", "put_back", "round_failed"})
 _OFTEN = frozenset({"progress", "round", "head_start"})
 _KNOWN = ("event", "peer", "time_s", "at")
 
 log = logging.getLogger("murmuration")
+
+
+def in_arguments(text: str) -> str:
+    """A message for the command line, with its options as arguments of Python.
+
+    >>> in_arguments("1 of 2 peers; lower --min-peers, or say --listen 0.0.0.0:7700")
+    "1 of 2 peers; lower min_peers=, or say listen='0.0.0.0:7700'"
+    """
+    parts = _COMMAND.split(text)
+    return "".join(p if p.startswith("`") else _OPTION.sub(_as_argument, p) for p in parts)
+
+
+def _as_argument(option: re.Match[str]) -> str:
+    name = _OTHER_NAMES.get(option[1], option[1].replace("-", "_"))
+    if name in _SWITCHES:
+        return f"{name}=True{f' {option[2]}' if option[2] else ''}"
+    if option[2] is None:
+        return f"{name}="
+    return f"{name}={option[2] if option[2].replace('.', '').isdigit() else repr(option[2])}"
+
+
+@contextmanager
+def errors_in_arguments() -> Iterator[None]:
+    """Errors that leave the block, or a function that this decorates, name arguments of Python."""
+    try:
+        yield
+    except MurmurError as error:
+        error.args = (in_arguments(str(error)),)
+        raise
 
 
 class LoopLines:

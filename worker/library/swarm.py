@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.optim import Optimizer
 
-from murmuration.protos.addresses import join_address
+from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.events import new_event
+from murmuration.worker.addresses import Addresses, served_at
 from murmuration.worker.component import NodeConfig
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
@@ -40,9 +41,15 @@ from murmuration.worker.folder import EventLog, remembered
 from murmuration.worker.identity import Identity, token_from
 from murmuration.worker.identity.admission import Admission, Credentials
 from murmuration.worker.leases.ledger import LeaseMessage
-from murmuration.worker.library.arguments import checked, errors_in_arguments
+from murmuration.worker.library.arguments import (
+    Terms,
+    agree_on_terms,
+    checked,
+    settings_by_argument,
+    steps_of,
+)
 from murmuration.worker.library.hooks import UserReplica
-from murmuration.worker.library.lines import LoopLines
+from murmuration.worker.library.lines import LoopLines, errors_in_arguments
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import (
     Site,
@@ -52,15 +59,6 @@ from murmuration.worker.library.site import (
     is_site,
 )
 from murmuration.worker.library.steps import catch_up
-from murmuration.worker.library.terms import (
-    Addresses,
-    Terms,
-    agree_on_terms,
-    page_place,
-    served_at,
-    settings_by_argument,
-    steps_of,
-)
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.newcomer import Newcomer
 from murmuration.worker.session import AWAIT_OTHERS_S, Session
@@ -68,6 +66,7 @@ from murmuration.worker.training.inbox import Mailbox, Stop
 from murmuration.worker.training.loop import TrainingLoop
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_state
 from murmuration.worker.transport.grpc import GrpcTransport
+from murmuration.worker.views import PagePlace
 from murmuration.worker.wire import tensor_hash
 
 T = TypeVar("T")
@@ -183,7 +182,8 @@ class Swarm:
             )
         joins = tuple(join or ())
         self._replica = UserReplica(model, optimizer)
-        given = settings_by_argument(preset, inner_steps, steps, settings)
+        named = {"preset": preset, "inner_steps": inner_steps, "steps": steps}
+        given = settings_by_argument(named, settings)
         if (frozen := self._replica.frozen_hash) is not None:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
         schema = self._replica.schema
@@ -194,7 +194,7 @@ class Swarm:
         self._name, self._inside = name or default_name, False
 
         def terms() -> Terms:
-            addresses = Addresses(listen, advertise, joins)
+            addresses = Addresses(listen, advertise)
             addresses.check()
             admission = Admission(
                 folder=self._out,
@@ -203,7 +203,7 @@ class Swarm:
                 token=token_from(token, None),
                 insecure=insecure,
                 public=addresses.public,
-                listen=addresses.listen,
+                listen=listen,
             )
             with Newcomer(joins, wait_s=wait_s, remembered=known, tell=self.warn) as newcomer:
                 self._identity = admission.identity(newcomer)
@@ -223,8 +223,8 @@ class Swarm:
             joins=first.peers(joins) if first else (),
             remembered=known.members,
             coordinator=first.address if first and first.coordinated else None,
-            metrics=served_at("serve_metrics", serve_metrics),
-            page=page_place(web, self._out),
+            metrics=served_at(f"{serve_metrics=}", serve_metrics),
+            page=self._page_place(web),
             relayed=not no_relay,
             relay_mbps=relay_mbps,
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
@@ -254,6 +254,16 @@ class Swarm:
                 step=0,
                 mailbox=self._mailbox,
             )
+
+    def _page_place(self, web: str | int | None) -> PagePlace | None:
+        """Where to serve the page. Raises UsageError."""
+        if (address := served_at(f"{web=}", web)) is None:
+            return None
+        if self._out is None and not is_loopback(split_address(address)[0]):
+            raise UsageError(
+                f"web={web!r}: readers show a token, which is kept in a folder: say out="
+            )
+        return PagePlace(address, self._out or Path())
 
     # ------------------------------------------------------------------------------- the block
 

@@ -1,6 +1,5 @@
 """What `Swarm` says of arguments that cannot be used: one line, in the words of the caller."""
 
-import doctest
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import murmuration
 from murmuration import ConfigError, Muon, MurmurError, Swarm, UsageError
-from murmuration.worker.library import arguments
+from murmuration.worker.library import lines
 
 NAN = float("nan")
 
@@ -266,7 +265,7 @@ def test_muon_computes_gradients_in_a_closure() -> None:
     ],
 )
 def test_options_are_arguments_of_python(line: str, as_arguments: str) -> None:
-    assert as_arguments in arguments.in_arguments(line)
+    assert as_arguments in lines.in_arguments(line)
 
 
 def test_a_peer_that_waited_in_vain_reads_its_own_arguments() -> None:
@@ -281,12 +280,6 @@ def test_a_peer_that_waited_in_vain_reads_its_own_arguments() -> None:
 def test_a_loss_is_one_number(loss: Any) -> None:
     swarm = Swarm(*model_of())
     assert "swarm.report takes one number" in refusal(lambda: swarm.report(loss))
-
-
-def test_the_examples_are_right() -> None:
-    found = doctest.testmod(arguments)
-    assert found.failed == 0
-    assert found.attempted
 
 
 def test_an_unknown_setting_is_named() -> None:
