@@ -67,14 +67,13 @@ from murmuration.worker.relay.tunnels import Tunnels
 from murmuration.worker.status import (
     FaultLocator,
     LagMonitor,
-    NodeMeasurements,
     OwnFigures,
     ResultExchange,
     RoundLog,
     ask_peers,
     status_document,
+    to_document,
 )
-from murmuration.worker.status.figures import to_document
 from murmuration.worker.training.inbox import (
     Begin,
     FastestPace,
@@ -414,15 +413,13 @@ class Node:
             progress=self._progress,
             rounds=self._rounds,
             warnings=list(self.warnings),
-            measured=NodeMeasurements(
-                up_s=self.clock() - self._began_s,
-                loop_lag_ms=self.lag.summary_ms(),
-                round_trips_s=self._round_trips_s,
-                stage_counts=self._node.stage_counts if self.stages is not None else None,
-                relayed=self.relay.table.document(),
-                figures=self.figures.figures(),
-                verdicts=self.locator.verdicts(),
-            ),
+            up_s=self.clock() - self._began_s,
+            loop_lag_ms=self.lag.summary_ms(),
+            round_trips_s=self._round_trips_s,
+            stage_counts=self._node.stage_counts if self.stages is not None else None,
+            relayed=self.relay.table.document(),
+            figures=to_document(self.figures.figures()),
+            verdicts=self.locator.verdicts(),
         )
 
     async def ask_peers(self) -> dict[str, bytes]:

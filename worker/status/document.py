@@ -3,9 +3,8 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
-from murmuration.algorithms.diagnosis import PeerFigures
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.config import Config
@@ -14,7 +13,6 @@ from murmuration.worker.membership import Member
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.pipeline.profile import Profile
-from murmuration.worker.status.figures import to_document
 from murmuration.worker.status.rounds import RoundLog
 from murmuration.worker.transport import Traffic, Transport, TransportError
 from murmuration.worker.views.summary import relays_of
@@ -64,26 +62,6 @@ class LagMonitor:
             self._samples_s[slot] = lag_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeMeasurements:
-    """Args:
-    up_s: how long this peer has been listening: traffic is counted since then.
-    loop_lag_ms: as `LagMonitor.summary_ms`.
-    round_trips_s: the latest of a small call, by peer.
-    stage_counts: None where the model is whole.
-    relayed: what this peer has carried for others, in bytes, and its tunnels that are open.
-    figures: of the last rounds; verdicts: the faults that were found by them, as plain values.
-    """
-
-    up_s: float
-    loop_lag_ms: Mapping[str, float]
-    round_trips_s: Mapping[str, float]
-    stage_counts: StageCounts | None
-    relayed: Mapping[str, object]
-    figures: PeerFigures
-    verdicts: Sequence[Mapping[str, object]]
-
-
 def status_document(
     *,
     config: Config,
@@ -93,11 +71,22 @@ def status_document(
     progress: Mapping[str, object],
     rounds: RoundLog,
     warnings: Sequence[str],
-    measured: NodeMeasurements,
+    up_s: float,
+    loop_lag_ms: Mapping[str, float],
+    round_trips_s: Mapping[str, float],
+    stage_counts: StageCounts | None,
+    relayed: Mapping[str, object],
+    figures: Mapping[str, object],
+    verdicts: Sequence[Mapping[str, object]],
 ) -> dict[str, object]:
     """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
 
     Args:
+        up_s: how long this peer has been listening: traffic is counted since then.
+        round_trips_s: the latest of a small call, by peer.
+        stage_counts: None where the model is whole.
+        relayed: what this peer has carried for others, in bytes, and its tunnels that are open.
+        figures: of the last rounds; verdicts: the faults that were found by them.
         progress: what the latest events of the training say; empty as long as there are none.
         warnings: the latest, each once.
     """
@@ -112,9 +101,9 @@ def status_document(
         "step": me.step,
         "steps": config.run.steps,
         **{key: progress.get(key) for key in _OF_PROGRESS},
-        "up_s": round(measured.up_s, 1),
+        "up_s": round(up_s, 1),
         "members": [
-            _member(member, config, measured, traffic) | {"path": _path(member, names)}
+            _member(member, config, round_trips_s, traffic) | {"path": _path(member, names)}
             for member in gossip.members
         ],
         "traffic": {
@@ -140,22 +129,22 @@ def status_document(
         "waiting_s": rounds.waiting_s(),
         "warnings": list(warnings),
         "encrypted": transport.encrypted,
-        "relayed": dict(measured.relayed),
+        "relayed": dict(relayed),
         "refused": dict(counts.refused),
         "quarantine": dict(counts.left_out),
         "accusations": _accusations(gossip),
-        **({"microbatches": asdict(staged)} if (staged := measured.stage_counts) else {}),
-        "loop_lag_ms": dict(measured.loop_lag_ms),
-        "verdicts": [dict(verdict) for verdict in measured.verdicts],
-        "measured": to_document(measured.figures),
+        **({"microbatches": asdict(stage_counts)} if stage_counts else {}),
+        "loop_lag_ms": dict(loop_lag_ms),
+        "verdicts": [dict(verdict) for verdict in verdicts],
+        "measured": dict(figures),
     }
 
 
 def _member(
-    member: Member, config: Config, measured: NodeMeasurements, traffic: Traffic
+    member: Member, config: Config, round_trips_s: Mapping[str, float], traffic: Traffic
 ) -> dict[str, object]:
     """`sent_bytes` and `received_bytes`: on streams that this peer has opened to it."""
-    rtt_s = measured.round_trips_s.get(member.peer)
+    rtt_s = round_trips_s.get(member.peer)
     return {
         "peer": member.peer,
         **(_staged(member) if config.stages.count > 1 else {}),

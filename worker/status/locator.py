@@ -1,49 +1,150 @@
-"""Locates faults: asks the other peers for what they have measured, and compares.
+"""Locates faults: what this peer measures of itself and of its links, what the other peers do, and
+how these compare.
 
 Every peer does so by itself, and believes nobody more than the median of the others. An answer has
 some hundred bytes; in a large swarm a peer asks some at a time, in turn.
 """
 
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from murmuration.algorithms.diagnosis import Change, Diagnosis, PeerFigures, Verdict
 from murmuration.protos.documents import BadDocument, unpack
-from murmuration.protos.events import new_event
+from murmuration.protos.events import float_of, int_of, new_event
+from murmuration.worker.exchange.measured import Arrivals
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member
 from murmuration.worker.status.document import ask_peers
-from murmuration.worker.status.figures import OwnFigures, from_document
 from murmuration.worker.transport import Transport
+
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
 
 LOOK_S = 5.0
 _AT_ONCE = 16  # peers that one look asks
 _OLD_S = 60.0  # an answer that counts no more
 _ANSWER_BYTES = 64 * 1024
 _MOST_PAST = 256
+_ROUNDS = 5  # that a median is over
+_SAVES = 3
+_OLD_ROUNDS = 64  # since a peer has sent something: then it is not told any more
+_MOST_SENDERS = 64
+_COUNTS = ("rounds", "steps", "saves")
+_TIMES = ("round_s", "stall_s", "step_s", "save_s")
 
 
-class LocatorHost(Protocol):
-    """The node. io thread only."""
+class OwnFigures:
+    """The figures of the last rounds. io thread only, but `saved`.
 
-    @property
-    def replicas(self) -> Sequence[Member]:
-        """The others that train the same as this peer."""
-        ...
+    Args:
+        peer: this one's name.
+        arrivals: of payloads here.
+        clock: monotonic seconds.
+    """
 
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Runs a coroutine in the background."""
-        ...
+    def __init__(self, peer: str, arrivals: Arrivals, clock: Callable[[], float]) -> None:
+        self._peer, self._arrivals, self._clock = peer, arrivals, clock
+        self._rounds = self._saves = 0
+        self._ended_s: float | None = None
+        self._round_s: deque[float] = deque(maxlen=_ROUNDS)
+        self._stall_s: deque[float] = deque(maxlen=_ROUNDS)
+        self._steps: deque[tuple[int, float]] = deque(maxlen=_ROUNDS)
+        self._save_s: deque[float] = deque(maxlen=_SAVES)
+        # By sender: round, bytes and seconds of what came in it.
+        self._received: dict[str, deque[tuple[int, int, float]]] = {}
+
+    def round_ended(self) -> None:
+        """A round of this peer's has come back."""
+        now, self._rounds = self._clock(), self._rounds + 1
+        if self._ended_s is not None:
+            self._round_s.append(now - self._ended_s)
+        self._ended_s = now
+        for sender, (payload_bytes, seconds) in self._arrivals.taken().items():
+            came = self._received.setdefault(sender, deque(maxlen=_ROUNDS))
+            came.append((self._rounds, payload_bytes, seconds))
+        late = self._rounds - _OLD_ROUNDS
+        kept = [(peer, came) for peer, came in self._received.items() if came[-1][0] > late]
+        kept.sort(key=lambda each: -each[1][-1][0])
+        self._received = dict(kept[:_MOST_SENDERS])
+
+    def applied(self, event: Mapping[str, object]) -> None:
+        """The train thread's word on a round: an event `round`."""
+        self._stall_s.append(float_of(event, "stall_s") or 0.0)
+        steps, step_s = int_of(event, "steps"), float_of(event, "step_s")
+        if steps and step_s is not None:
+            self._steps.append((steps, step_s))
+
+    def saved(self, seconds: float) -> None:
+        """A checkpoint was written. any thread."""
+        self._save_s.append(seconds)
+        self._saves += 1
+
+    def figures(self) -> PeerFigures:
+        """As they are now."""
+        return PeerFigures(
+            peer=self._peer,
+            rounds=self._rounds,
+            round_s=_median(self._round_s),
+            stall_s=statistics.fmean(self._stall_s) if self._stall_s else None,
+            step_s=_median(step_s for _, step_s in self._steps),
+            steps=_median(steps for steps, _ in self._steps) or 0.0,
+            saves=self._saves,
+            save_s=_median(list(self._save_s)),
+            received={peer: _rate(came) for peer, came in self._received.items()},
+        )
 
 
-@dataclass(frozen=True)
-class _Answer:
-    at_s: float
-    figures: PeerFigures
+def to_document(figures: PeerFigures) -> dict[str, object]:
+    """As it travels: plain values."""
+    return {
+        **{key: getattr(figures, key) for key in _COUNTS},
+        **{key: _short(getattr(figures, key)) for key in _TIMES},
+        "received": {
+            peer: {"mbps": _short(mbps), "seconds": _short(seconds)}
+            for peer, (mbps, seconds) in figures.received.items()
+        },
+    }
+
+
+def from_document(peer: str, document: Mapping[str, Any]) -> PeerFigures:
+    """What another peer says of itself; what does not fit counts as missing."""
+    received = document.get("received")
+    came: dict[str, tuple[float, float]] = {}
+    for sender, pair in list(received.items() if isinstance(received, dict) else ())[
+        :_MOST_SENDERS
+    ]:
+        if isinstance(pair, dict):
+            mbps, seconds = float_of(pair, "mbps"), float_of(pair, "seconds")
+            if mbps is not None and seconds is not None:
+                came[sender] = (mbps, seconds)
+    return PeerFigures(
+        peer=peer,
+        rounds=int_of(document, "rounds") or 0,
+        steps=float_of(document, "steps") or 0.0,
+        saves=int_of(document, "saves") or 0,
+        received=came,
+        **{key: float_of(document, key) for key in _TIMES},
+    )
+
+
+def _rate(came: Iterable[tuple[int, int, float]]) -> tuple[float, float]:
+    """Medians: Mbit/s, and seconds of a round."""
+    kept = [(payload_bytes, seconds) for _, payload_bytes, seconds in came]
+    mbps = statistics.median(8e-6 * sent / max(seconds, 1e-6) for sent, seconds in kept)
+    return mbps, statistics.median(seconds for _, seconds in kept)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return statistics.median(known) if known else None
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
 
 
 class FaultLocator:
@@ -61,7 +162,7 @@ class FaultLocator:
     def __init__(
         self,
         own: OwnFigures,
-        host: LocatorHost,
+        host: "Node",
         transport: Transport,
         *,
         in_turn: bool,
@@ -72,7 +173,7 @@ class FaultLocator:
         self._own, self._host, self._transport = own, host, transport
         self._clock, self._log, self._since_1970_s = clock, log, wall() - clock()
         self._diagnosis = Diagnosis(in_turn=in_turn)
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, tuple[float, PeerFigures]] = {}  # (when, what)
         self._turn, self._next_s = 0, clock() + LOOK_S
         self._past: deque[dict[str, object]] = deque(maxlen=_MOST_PAST)
 
@@ -97,11 +198,11 @@ class FaultLocator:
             self._heard(peer, packed)
         old_s = self._clock() - _OLD_S
         self._answers = {
-            peer: answer
-            for peer, answer in self._answers.items()
-            if peer in names and answer.at_s >= old_s
+            peer: (at_s, figures)
+            for peer, (at_s, figures) in self._answers.items()
+            if peer in names and at_s >= old_s
         }
-        everyone = [self._own.figures(), *(answer.figures for answer in self._answers.values())]
+        everyone = [self._own.figures(), *(figures for _, figures in self._answers.values())]
         for change in self._diagnosis.update(self._clock(), everyone):
             self._tell(change)
 
@@ -127,7 +228,7 @@ class FaultLocator:
         except BadDocument:
             return
         if isinstance(measured, dict):
-            self._answers[peer] = _Answer(self._clock(), from_document(peer, measured))
+            self._answers[peer] = self._clock(), from_document(peer, measured)
 
     def _tell(self, change: Change) -> None:
         verdict = self._plain(change.verdict)

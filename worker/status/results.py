@@ -6,8 +6,8 @@ as well have given theirs, or until its time is up: others take longer to evalua
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import BadDocument, pack, unpack
@@ -15,6 +15,9 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.transport import Transport, TransportError
+
+if TYPE_CHECKING:
+    from murmuration.worker.node import Node
 
 METHOD = "Control/Result"
 _RESULT_BYTES = 60 * 1024  # of one, packed: a control call takes not much more
@@ -29,19 +32,6 @@ _POINTS = 400  # of a curve
 Document = Mapping[str, Any]
 
 
-class ResultsHost(Protocol):
-    """The node. io thread only."""
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """Of the run, this peer among them."""
-        ...
-
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Runs a coroutine in the background."""
-        ...
-
-
 class ResultExchange:
     """A component of the node. io thread only.
 
@@ -52,7 +42,7 @@ class ResultExchange:
     """
 
     def __init__(
-        self, me: str, run: int, host: ResultsHost, transport: Transport, clock: Callable[[], float]
+        self, me: str, run: int, host: "Node", transport: Transport, clock: Callable[[], float]
     ) -> None:
         self._me, self._run, self._host = me, run, host
         self._transport, self._clock = transport, clock

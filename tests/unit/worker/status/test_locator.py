@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from murmuration.algorithms.diagnosis import PeerFigures
 from murmuration.worker.exchange.measured import Arrivals
-from murmuration.worker.status.figures import OwnFigures, from_document, to_document
+from murmuration.worker.status.locator import OwnFigures, from_document, to_document
 
 
 class Clock:
