@@ -4,7 +4,6 @@ nothing can listen there."""
 import asyncio
 import errno
 import ipaddress
-import math
 import socket
 import threading
 import time
@@ -16,6 +15,7 @@ from murmuration.protos.addresses import join_address, split_address, split_rela
 
 LOOK_UP_S = 3.0  # a name server that does not answer holds a caller up for longer than a user waits
 _GOOD_FOR_S = 10.0  # what a name server has said
+_SILENT = "no name server answers"
 HANDSHAKE_S = 3.0
 # What is said of it to a joiner without a token, and to somebody that only asks.
 GIVE_TOKEN = (
@@ -72,63 +72,49 @@ class UnknownName(Exception):
         super().__init__(f"no address is known for the name {host} ({why})")
 
 
-class _LookUp:
-    """One question to this machine's resolver; all that ask share its answer. It runs on a thread
-    of its own, which holds nobody up: the system may take half a minute to give up."""
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        self._began, self._ended = time.monotonic(), math.inf
-        self.answer: Future[Places] = Future()
-        self.answer.set_running_or_notify_cancel()
-        threading.Thread(target=self._ask, daemon=True, name=f"look up {host}").start()
-
-    def left_s(self, timeout_s: float) -> float:
-        """Of a time limit that counts from when it was first asked."""
-        return max(0.0, self._began + timeout_s - time.monotonic())
-
-    @property
-    def silent(self) -> UnknownName:
-        """What is said of it where there is no answer in time."""
-        return UnknownName(self.host, "no name server answers")
-
-    @property
-    def outdated(self) -> bool:
-        return time.monotonic() > self._ended + _GOOD_FOR_S
-
-    def _ask(self) -> None:
-        try:
-            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
-            places = dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found)
-            self.answer.set_result(tuple(places))
-        except (OSError, UnicodeError) as error:
-            said = (getattr(error, "strerror", None) or str(error)).lower()
-            self.answer.set_exception(UnknownName(self.host, said))
-        self._ended = time.monotonic()
-
-
-_look_ups: dict[str, _LookUp] = {}
+_look_ups: dict[str, tuple[float, Future[Places]]] = {}  # by host: when it was asked
 _lock = threading.Lock()
 
 
-def _look_up(host: str) -> _LookUp:
+def _look_up(host: str, timeout_s: float) -> tuple[Future[Places], float]:
+    """(the answer of this machine's resolver, the seconds that are left to wait for it). All that
+    ask within ten seconds, or while there is no answer, share one, and the time limit counts from
+    when the first has asked. It comes on a thread of its own, which holds nobody up: the system may
+    take half a minute to give up."""
+    now = time.monotonic()
     with _lock:
-        known = _look_ups.get(host)
-        if known is None or known.outdated:
-            for each in [each for each, old in _look_ups.items() if old.outdated]:
+        for each, (began_s, answer) in list(_look_ups.items()):
+            if answer.done() and now > began_s + _GOOD_FOR_S:
                 del _look_ups[each]
-            known = _look_ups[host] = _LookUp(host)
-        return known
+        if host not in _look_ups:
+            answer = Future()
+            answer.set_running_or_notify_cancel()
+            _look_ups[host] = now, answer
+            threading.Thread(
+                target=_ask, args=(host, answer), daemon=True, name=f"look up {host}"
+            ).start()
+        began_s, answer = _look_ups[host]
+    return answer, max(0.0, began_s + timeout_s - now)
+
+
+def _ask(host: str, answer: Future[Places]) -> None:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        places = dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found)
+        answer.set_result(tuple(places))
+    except (OSError, UnicodeError) as error:
+        said = (getattr(error, "strerror", None) or str(error)).lower()
+        answer.set_exception(UnknownName(host, said))
 
 
 def resolved(host: str, timeout_s: float = LOOK_UP_S) -> Places:
     """(family, numeric host) of each address of a host, as this machine knows it: by its hosts file
     too. Blocks. Raises UnknownName."""
-    look_up = _look_up(host)
+    answer, left_s = _look_up(host, timeout_s)
     try:
-        return look_up.answer.result(look_up.left_s(timeout_s))
+        return answer.result(left_s)
     except TimeoutError:
-        raise look_up.silent from None
+        raise UnknownName(host, _SILENT) from None
 
 
 def target_of(address: str, timeout_s: float = LOOK_UP_S) -> str:
@@ -142,13 +128,13 @@ async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
     """As `target_of`, without blocking."""
     if (named := _named(address)) is None:
         return address
-    look_up = _look_up(named[0])
+    answer, left_s = _look_up(named[0], timeout_s)
     with suppress(TimeoutError):
-        async with asyncio.timeout(look_up.left_s(timeout_s)):
-            await asyncio.wrap_future(look_up.answer)
-    if not look_up.answer.done():
-        raise look_up.silent
-    return _target(look_up.answer.result(), named[1])
+        async with asyncio.timeout(left_s):
+            await asyncio.wrap_future(answer)
+    if not answer.done():
+        raise UnknownName(named[0], _SILENT)
+    return _target(answer.result(), named[1])
 
 
 def numeric(address: str) -> str:
