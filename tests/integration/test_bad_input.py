@@ -42,12 +42,6 @@ def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
     assert "/nowhere/at/all" in line
 
 
-def test_more_workers_than_make_sense() -> None:
-    code, line = refused("swarm", "--workers", "1000")
-    assert code == 2
-    assert "1 to 64" in line
-
-
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -159,13 +153,6 @@ def test_a_folder_with_a_checkpoint_of_another_run_is_left_alone_unless_asked(
         assert anew.of("resumed") == []
         (aside,) = (tmp_path / "w0").glob("checkpoints-*")
         assert [path.name for path in sorted(aside.iterdir())] == [path.name for path in saved]
-
-
-def test_a_status_of_nobody(tmp_path: Path) -> None:
-    (address,) = free_addresses(1)
-    code, line = refused("status", address)
-    assert code == 6
-    assert address in line
 
 
 def test_a_worker_survives_garbage(tmp_path: Path) -> None:

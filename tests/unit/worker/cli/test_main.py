@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -50,150 +51,101 @@ def refused(murmur: Murmur, code: int, *args: str) -> str:
     return err.removesuffix("\n")
 
 
+TOKEN_NEEDED = (
+    "other machines can reach this peer, so it needs a token: make one where the run was begun, "
+    "with `murmur token create RUN`, and give it as --token (or say --insecure: nothing is "
+    "encrypted then, and anybody may join)"
+)
+NO_ADDRESS = "is no HOST:PORT, such as 192.0.2.7:7700"
+SERVED = "write a port of this machine, such as 9464, or HOST:PORT where others are to read it"
+HELP = " --help`"
+
+
 @pytest.mark.parametrize(
-    ("args", "line"),
+    ("code", "typed", "begins", "ends"),
     [
-        (
-            ["--set", "diloco.inner_step=5"],
-            "murmur: --set diloco.inner_step=5: [diloco] has no key 'inner_step'; "
-            "did you mean 'inner_steps'?",
-        ),
-        (
-            ["--set", "inner_steps"],
-            "murmur: --set inner_steps: write section.key=value, such as diloco.inner_steps=50",
-        ),
-        (
-            ["--set", "diloco.inner_steps=0"],
-            "murmur: --set diloco.inner_steps=0: [diloco] inner_steps (H) is 0; "
-            "it must be at least 1",
-        ),
-        (
-            ["--set", "run.steps=0"],
-            "murmur: --set run.steps=0: [run] steps is 0; it must be at least 1",
-        ),
-        (
-            ["--steps", "0"],
-            "murmur: --steps 0: [run] steps is 0; it must be at least 1",
-        ),
-        (
-            ["--inner-steps", "0"],
-            "murmur: --inner-steps 0: [diloco] inner_steps (H) is 0; it must be at least 1",
-        ),
-        (
-            ["--preset", "diloc"],
-            "murmur: --preset diloc: no preset 'diloc'; did you mean 'diloco'?",
-        ),
-        (
-            ["missing.toml"],
-            "murmur: missing.toml: cannot be read: No such file or directory",
-        ),
-        (
-            ["--join", "127.0.0.1:1", "--listen", "0.0.0.0:7700"],
-            "murmur: other machines can reach this peer, so it needs a token: make one where the "
-            "run was begun, with `murmur token create RUN`, and give it as --token (or say "
-            "--insecure: nothing is encrypted then, and anybody may join)",
-        ),
+        # Configurations.
+        (3, "up --set diloco.inner_step=5", "--set diloco.inner_step=5: [diloco] has no key "
+         "'inner_step'; did you mean 'inner_steps'?", ""),
+        (3, "up --set inner_steps", "--set inner_steps: write section.key=value, such as ",
+         "diloco.inner_steps=50"),
+        (3, "up --set diloco.inner_steps=0", "--set diloco.inner_steps=0: [diloco] inner_steps (H) "
+         "is 0; it must be at least 1", ""),
+        (3, "up --steps 0", "--steps 0: [run] steps is 0; it must be at least 1", ""),
+        (3, "up --inner-steps 0", "--inner-steps 0: [diloco] inner_steps (H) is 0", ""),
+        (3, "up --preset diloc", "--preset diloc: no preset 'diloc'; did you mean 'diloco'?", ""),
+        (3, "up missing.toml", "missing.toml: cannot be read: No such file or directory", ""),
+        (3, "up text.txt", "text.txt: not TOML: ", ""),
+        (3, "up --join 127.0.0.1:1 --listen 0.0.0.0:7700", TOKEN_NEEDED, ""),
+        (3, "up --set task.text=text.txt --set diloco.fragments=99",
+         "--set diloco.fragments=99: [diloco] 99 fragments of 3 layers", ""),
+        (3, "up --out loop --steps 1", "--out loop: File exists; ",
+         "choose another folder with --out"),
+        # Tasks and texts.
+        (4, "up --text missing.txt --model tiny --seed 3",
+         "--text missing.txt: text 'missing.txt': no such file or folder", ""),
+        (4, "up --set task.text=missing.txt",
+         "--set task.text=missing.txt: text 'missing.txt': no such file or folder", ""),
+        (4, "up --set task.text=3", "--set task.text=3: ", ""),
+        (4, "up --set task.name=lama-bytes", "--set task.name=lama-bytes: unknown task "
+         "'lama-bytes'; did you mean 'llama-bytes'?", ""),
+        (4, "up --set task.batchsize=3", "--set task.batchsize=3: task 'llama-bytes' has no option "
+         "'batchsize'; did you mean 'batch_size'?", ""),
+        (8, "generate nowhere 'def '", "nowhere: no usable checkpoint; ",
+         "name a folder that `murmur` wrote to"),
+        # Usage.
+        (2, "swram", "no such command 'swram' (did you mean swarm?); see `murmur --help`", ""),
+        (2, "fly", "no such command 'fly'; see `murmur --help`", ""),
+        (2, "up --colour", "no such option", HELP),
+        (2, "up --presett diloco", "no such option '--presett'", HELP),
+        (2, "up --min-peers 0", "invalid value", HELP),
+        (2, "up --wait-s 0", "invalid value", HELP),
+        (2, "up --threads none", "invalid value", HELP),
+        (2, "join", "missing argument 'HOST:PORT... [RUN]'; see `murmur join --help`", ""),
+        (2, "generate run", "missing argument", HELP),
+        (2, "generate run prompt --bytes 0", "invalid value", HELP),
+        (2, "up --resume --fresh", "--resume and --fresh: one or the other", ""),
+        (2, "up --stage 9", "--stage 9: the model of this run is not cut into stages", ""),
+        (2, "join a.toml 127.0.0.1:1 b.toml", "a.toml and b.toml: name one TOML file", ""),
+        (2, "join 127.0.0.1:1 a.toml --config b.toml",
+         "a.toml and --config b.toml: name one TOML file", ""),
+        (2, "join a.toml", "a.toml: say whom to join too, as HOST:PORT", ""),
+        (2, "doctor 127.0.0.1:1 127.0.0.1:2", "127.0.0.1:1 127.0.0.1:2: the doctor asks one peer; ",
+         "name one HOST:PORT"),
+        # Addresses.
+        *((2, f"{before} {address}", "", f"'{address}' {NO_ADDRESS}")
+          for before in ("join", "up --join", "up --coordinator", "up --listen")
+          for address in ("nowhere", "host:", ":7700", "host:port", "host:65536")),
+        (2, "join host:\N{SUPERSCRIPT TWO}", "", NO_ADDRESS),
+        *((2, f"up {flag} {address}", f"{flag} {address}: ", SERVED)
+          for flag in ("--metrics", "--web")
+          for address in ("metrics", "host:", "70000", ":9464")),
+        (2, "up --advertise 0.0.0.0:7700", "--advertise 0.0.0.0:7700: nobody can dial that", ""),
+        # Names that peers could not be told.
+        *((2, f"{before}caf\udce9{after}", "caf?",
+           "it is not UTF-8, which peers tell names in; rename it")
+          for before, after in (("up --text ", ""), ("up --out ", ""), ("join ", ":7700"),
+                                ("up ", ".toml"), ("doctor --name ", ""), ("report ", ""))),
     ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_a_bad_configuration_is_one_line_and_exit_code_3(
-    murmur: Murmur, args: list[str], line: str
+    ids=lambda value: value if isinstance(value, str) and value.isascii() else "",
+)  # fmt: skip
+def test_bad_input_is_one_line_with_its_exit_code_and_leaves_nothing_behind(
+    murmur: Murmur, code: int, typed: str, begins: str, ends: str
 ) -> None:
-    assert refused(murmur, 3, "up", *args) == line
-
-
-def test_a_broken_file_is_exit_code_3(murmur: Murmur) -> None:
-    Path("run.toml").write_text("[run\n")
-    assert refused(murmur, 3, "up", "run.toml").startswith("murmur: run.toml: not TOML: ")
-
-
-@pytest.mark.parametrize(
-    ("typed", "hint"), [("swram", " (did you mean swarm?)"), ("fly", "")], ids=["near", "far"]
-)
-def test_an_unknown_command_is_exit_code_2_and_names_what_is_near(
-    murmur: Murmur, typed: str, hint: str
-) -> None:
-    line = f"murmur: no such command '{typed}'{hint}; see `murmur --help`"
-    assert refused(murmur, 2, typed) == line
-
-
-@pytest.mark.parametrize("address", ["nowhere", "host:", ":7700", "host:port", "host:65536"])
-@pytest.mark.parametrize(
-    "before",
-    [["join"], ["up", "--join"], ["up", "--coordinator"], ["up", "--listen"]],
-    ids=" ".join,
-)
-def test_a_bad_address_is_exit_code_2_and_the_last_line_says_how_it_looks(
-    murmur: Murmur, before: list[str], address: str
-) -> None:
-    code, out, err = murmur(*before, address)
-    assert (code, out) == (2, "")
-    line = err.splitlines()[-1]
-    assert line.endswith(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
-
-
-@pytest.mark.parametrize("address", ["metrics", "host:", "70000", ":9464"])
-@pytest.mark.parametrize("flag", ["--metrics", "--web"])
-def test_figures_are_served_at_a_port_or_at_host_and_port(
-    murmur: Murmur, flag: str, address: str
-) -> None:
-    line = refused(murmur, 2, "up", flag, address)
-    assert line.startswith(f"murmur: {flag} {address}: write a port of this machine")
-
-
-def test_a_wildcard_is_not_advertised(murmur: Murmur) -> None:
-    line = refused(murmur, 2, "up", "--advertise", "0.0.0.0:7700")
-    assert line.startswith("murmur: --advertise 0.0.0.0:7700: nobody can dial that")
-
-
-def test_digits_that_make_no_number_are_no_port(murmur: Murmur) -> None:
-    code, _, err = murmur("join", "host:\N{SUPERSCRIPT TWO}")
-    assert code == 2
-    assert "is no HOST:PORT" in err
+    Path("text.txt").write_text("some text to learn from. " * 200)
+    Path("loop").symlink_to("loop")
+    line = refused(murmur, code, *shlex.split(typed))
+    assert line.startswith(f"murmur: {begins}")
+    assert line.endswith(ends)
+    assert {path.name for path in Path().iterdir()} == {"loop", "text.txt"}
 
 
 def test_workers_take_the_words_of_a_swarm(murmur: Murmur) -> None:
-    line = refused(murmur, 4, "up", "--text", "missing.txt", "--model", "tiny", "--seed", "3")
-    assert line.startswith("murmur: --text missing.txt: text 'missing.txt': no such file or folder")
     options = [
         set(re.findall(r"--[a-z-]+", murmur(command, "--help")[1])) for command in ("up", "join")
     ]
     shared = {"--preset", "--steps", "--inner-steps", "--seed", "--text", "--model", "--out"}
     assert shared <= set.intersection(*options)
-
-
-def test_missing_text_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
-    line = refused(murmur, 4, "up", "--set", "task.text=missing.txt")
-    assert line.startswith(
-        "murmur: --set task.text=missing.txt: text 'missing.txt': no such file or folder"
-    )
-
-
-def test_a_text_that_is_no_path_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
-    assert "text" in refused(murmur, 4, "up", "--set", "task.text=3")
-
-
-def test_an_unknown_task_or_option_is_one_line_and_exit_code_4(murmur: Murmur) -> None:
-    line = refused(murmur, 4, "up", "--set", "task.name=lama-bytes")
-    known = "unknown task 'lama-bytes'; did you mean 'llama-bytes'?"
-    assert line.startswith(f"murmur: --set task.name=lama-bytes: {known}")
-    line = refused(murmur, 4, "up", "--set", "task.batchsize=3")
-    assert line == (
-        "murmur: --set task.batchsize=3: task 'llama-bytes' has no option 'batchsize'; "
-        "did you mean 'batch_size'?"
-    )
-
-
-def test_more_fragments_than_layers_is_one_line_and_exit_code_3(murmur: Murmur) -> None:
-    Path("text.txt").write_text("some text to learn from. " * 200)
-    line = refused(murmur, 3, "up", "--set", "task.text=text.txt", "--set", "diloco.fragments=99")
-    assert line.startswith("murmur: --set diloco.fragments=99: [diloco] 99 fragments of 3 layers")
-
-
-def test_no_checkpoint_is_one_line_and_exit_code_8(murmur: Murmur) -> None:
-    assert refused(murmur, 8, "generate", "nowhere", "def ") == (
-        "murmur: nowhere: no usable checkpoint; name a folder that `murmur` wrote to"
-    )
 
 
 def test_generated_text_is_printed_while_it_is_made(
@@ -244,42 +196,6 @@ main()
             check=True,
         )
         assert done.stdout.strip() == told, done.stderr
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["fly"],
-        ["up", "--colour"],
-        ["up", "--min-peers", "0"],
-        ["up", "--wait-s", "0"],
-        ["up", "--threads", "none"],
-        ["join"],
-        ["generate", "run"],
-        ["generate", "run", "prompt", "--bytes", "0"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage_is_exit_code_2_and_leaves_nothing_behind(
-    murmur: Murmur, args: list[str]
-) -> None:
-    line = refused(murmur, 2, *args)
-    assert line.startswith("murmur: ")
-    assert line.endswith(" --help`")
-    assert list(Path().iterdir()) == []
-
-
-def test_what_click_says_of_usage_is_in_the_form_of_other_errors(murmur: Murmur) -> None:
-    line = refused(murmur, 2, "join")
-    assert line == "murmur: missing argument 'HOST:PORT... [RUN]'; see `murmur join --help`"
-    line = refused(murmur, 2, "up", "--presett", "diloco")
-    assert line.startswith("murmur: no such option '--presett'")
-    assert "preset'" in line.partition("id you mean ")[2]
-
-
-def test_to_resume_and_to_begin_anew_are_two_things(murmur: Murmur) -> None:
-    line = refused(murmur, 2, "up", "--resume", "--fresh")
-    assert line.startswith("murmur: --resume and --fresh: one or the other")
 
 
 def test_folders_made_for_a_worker_that_is_refused_do_not_stay(murmur: Murmur) -> None:
@@ -335,13 +251,6 @@ def test_trackers_of_the_configuration_are_told_too(
     monkeypatch.setitem(sys.modules, "trackio", None)  # as if it was not installed
     said = refused(murmur, 3, "up", "--insecure", "--set", 'run.track=["trackio"]')
     assert said.startswith("murmur: --track trackio: it is not installed")
-
-
-def test_a_stage_of_a_model_that_is_not_cut_is_one_line_and_exit_code_2(murmur: Murmur) -> None:
-    code, out, err = murmur("up", "--stage", "9")
-    assert (code, out) == (2, "")
-    assert err.startswith("murmur: --stage 9: the model of this run is not cut into stages")
-    assert list(Path().iterdir()) == []
 
 
 def test_help_lists_every_command_and_the_exit_codes(murmur: Murmur) -> None:
@@ -422,29 +331,6 @@ def test_another_defect_is_no_lack_of_memory() -> None:
     assert not cli.lacks_memory(ValueError("out of memory"))
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["up", "--text", "caf\udce9"],
-        ["up", "--out", "caf\udce9"],
-        ["join", "caf\udce9:7700"],
-        ["up", "caf\udce9.toml"],
-        ["doctor", "--name", "caf\udce9"],
-        ["report", "caf\udce9"],
-    ],
-)
-def test_an_argument_that_is_not_utf8_is_one_line(murmur: Murmur, args: list[str]) -> None:
-    line = refused(murmur, 2, *args)
-    assert line.startswith("murmur: caf?")
-    assert line.endswith("it is not UTF-8, which peers tell names in; rename it")
-
-
-def test_a_folder_that_is_a_loop_of_links_is_one_line(murmur: Murmur, tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    line = refused(murmur, 3, "up", "--out", "loop", "--steps", "1")
-    assert line == "murmur: --out loop: File exists; choose another folder with --out"
-
-
 def test_a_terminal_that_knows_ascii_only_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
@@ -454,27 +340,6 @@ def test_a_terminal_that_knows_ascii_only_is_written_to(monkeypatch: pytest.Monk
         cli.main()
     print_line("1 → 2 of zürich, caf\udce9")
     assert written.getvalue().endswith(b"1 ? 2 of z?rich, caf?\n")
-
-
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (["join", "a.toml", "127.0.0.1:1", "b.toml"], "a.toml and b.toml: name one TOML file"),
-        (
-            ["join", "127.0.0.1:1", "a.toml", "--config", "b.toml"],
-            "a.toml and --config b.toml: name one TOML file",
-        ),
-        (["join", "a.toml"], "a.toml: say whom to join too, as HOST:PORT"),
-        (
-            ["doctor", "127.0.0.1:1", "127.0.0.1:2"],
-            "127.0.0.1:1 127.0.0.1:2: the doctor asks one peer; name one HOST:PORT",
-        ),
-    ],
-)
-def test_who_joins_names_addresses_and_at_most_one_file(
-    murmur: Murmur, args: list[str], line: str
-) -> None:
-    assert refused(murmur, 2, *args) == f"murmur: {line}"
 
 
 def test_the_file_of_a_joiner_may_stand_anywhere_and_be_called_anything(tmp_path: Path) -> None:
