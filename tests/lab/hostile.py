@@ -23,7 +23,6 @@ the anchor is half as large again, or as small.
 """
 
 import argparse
-import itertools
 import signal
 import statistics
 import tempfile
@@ -44,7 +43,7 @@ from tests.support.workers import QUICK, SMALL, Event, Swarm, WorkerProcess, set
 ENOUGH = 0.9
 MOST_ROUNDS = 3  # until a liar is named
 MOST_LOSS, MOST_NORM = 0.02, 1.5  # beside an honest run
-PHASE_S, LEAST_S, MOST_S = 5.0, 12.0, 22.0  # before and after insiders turn; while they do
+PHASE_S, LEAST_S, MOST_S = 5.0, 12.0, 40.0  # before and after insiders turn; while they do
 PAUSE_S, STEPS = 0.1, 4
 PACED = settings_of(
     task__name="tests.support.slow_task:SlowBytes",
@@ -234,31 +233,34 @@ def turned(kind: str) -> Turned:
         def found() -> list[list[Event]]:
             return [list(named_in(worker, liars, times[1])) for worker in honest]
 
+        def pace(start_s: float, end_s: float) -> float:
+            counted = sum(start_s <= at_s(each) < end_s for each in honest[0].of("round"))
+            return 10 * counted / (end_s - start_s)
+
+        def passes(seconds: float) -> float:
+            time.sleep(seconds)
+            times.append(time.time())
+            return pace(*times[-2:])
+
         times = [time.time()]
-        time.sleep(PHASE_S)
-        times.append(time.time())
+        paces = [passes(PHASE_S)]
         for name in liars:
             swarm.workers[name].send(signal.SIGUSR1)
         time.sleep(LEAST_S)
-        while not all(found()) and time.time() < times[1] + MOST_S:
+        while not all(found()) and (now := time.time()) < times[1] + MOST_S:
+            if pace(now - PHASE_S, now) >= ENOUGH * paces[0]:
+                break  # nothing comes of it
             time.sleep(0.1)
-        times.append(time.time())
-        time.sleep(PHASE_S)
-        times.append(time.time())
+        paces += [passes(0), passes(PHASE_S)]
         for worker in honest:
             worker.send(signal.SIGTERM)
         codes = [worker.wait() for worker in honest]
         donors = {event["donor"] for worker in honest for event in worker.of("adopted")}
         harm = f"HARM: adopted of {donors}" if donors & {*liars} else ""
         harm = f"HARM: exit codes {codes} {honest[0].errors[-500:]}" if any(codes) else harm
-        rounds = [*map(at_s, honest[0].of("round"))]
-        paces = [
-            10 * sum(start <= each < end for each in rounds) / (end - start)
-            for start, end in itertools.pairwise(times)
-        ]
         first = [events[0] for events in found() if events]
         last_s = max(map(at_s, first), default=0.0)
-        between = sum(times[1] <= each < last_s for each in rounds)
+        between = sum(times[1] <= at_s(each) < last_s for each in honest[0].of("round"))
         anchor = load(Path(folder) / "w0" / "checkpoints")[0].named("anchor").values()
         return Turned(
             (paces[0], paces[1], paces[2]),

@@ -226,7 +226,7 @@ class Contributor:
         now = self._context.clock()
         for part in round_.open:
             if self._overdue(round_, part, now):
-                self._pass_over(part)
+                self._pass_over(part, now)
             if part.task is not None and not self._lost(part.target):
                 continue
             best = self._view.reducer(part.order)
@@ -257,13 +257,13 @@ class Contributor:
         late = now >= max(round_.half_at, part.asked_at) + most_s
         return late or part.spoilt >= _MOST_SPOILT
 
-    def _pass_over(self, part: _Part) -> None:
+    def _pass_over(self, part: _Part, now: float) -> None:
         self._reducer.pass_over(part.key, part.target)
         part.order = tuple(peer for peer in part.order if peer != part.target)
         part.passed_over += (part.target,)
         self._context.counts.takeovers += 1
         self._end(part)
-        part.retry_at = self._context.clock()
+        part.target, part.retry_at = "", now
 
     def _lost(self, peer: str) -> bool:
         """Whether a stream to the peer is not worth waiting for. That somebody else does not reach

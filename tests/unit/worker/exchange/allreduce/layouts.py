@@ -66,7 +66,10 @@ class ByName(Context):
 
 
 class Bench:
-    """The loop and the context of one peer."""
+    """The loop and the context of one peer. Args: passes_s: while somebody reads the clock, as on
+    a real one."""
+
+    passes_s = 0.0
 
     def __init__(self, me: str, clock: Clock, order: Sequence[str] = ()) -> None:
         self.now, self._clock = 0.0, clock
@@ -79,12 +82,16 @@ class Bench:
             arrivals=Arrivals(lambda: self.now),
             config=CONFIG,
             detection_s=6.0,
-            clock=lambda: self.now,
+            clock=self._read,
             offload=None,  # type: ignore[arg-type]  # `worked` takes its place
             log=lambda event: None,
             order=order,
         )
         self.context.gate.set()
+
+    def _read(self) -> float:
+        self.now += self.passes_s
+        return self.now
 
     def settle(self) -> None:
         """Runs what is ready."""

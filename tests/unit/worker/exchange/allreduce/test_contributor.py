@@ -334,12 +334,14 @@ OVERDUE_S = 1.5 * 8.0 + TRANSFER_S
 def test_a_reducer_that_is_overdue_is_passed_over(clock: Clock) -> None:
     """Counted from when half of the round is here: before, all may wait for the same late peer."""
     made = Contributing(clock)
+    made.passes_s = 1e-6
     made.tick(5.0)
     made.tries[0].reduces()
     made.tick(OVERDUE_S + 4.9)
     assert (made.own.passed_over, len(made.tries)) == ([], 2)
     made.reduced_here()
-    made.tick(OVERDUE_S + 4.9 + OVERDUE_S)
+    made.tick(OVERDUE_S + 4.9 + OVERDUE_S + 0.1)
+    made.tick(OVERDUE_S + 4.9 + OVERDUE_S + 0.2)
     assert made.own.passed_over == [(2, "c")]
     assert len(made.own.tries) == 2  # its own reducer is the next in the order
 
