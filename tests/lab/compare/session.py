@@ -1,10 +1,9 @@
-"""A comparison: one run after the other, then its tables, files and figure."""
+"""A comparison: one run after the other, then its tables and files."""
 
 import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -168,7 +167,6 @@ class Session:
 
 
 _PLAIN_WIDTH = 160
-_FIGURE_MBPS = 20.0
 
 
 def run_bench(
@@ -209,8 +207,7 @@ def _leave(
         (markdown_path, text),
     ):
         if path is not None:
-            _write(path, partial(write_atomically, content=content.encode()))
-    _write(bench.out / "bench.png", partial(_draw, bench=bench, tables=tables))
+            _write(path, content.encode())
 
 
 def _print(tables: Sequence[LinkTable], words: str) -> None:
@@ -227,34 +224,14 @@ def _print(tables: Sequence[LinkTable], words: str) -> None:
     console.print(Text(words))
 
 
-def _write(path: Path, write: Callable[[Path], bool | None]) -> None:
-    """Says where it is, or why it is not there; False from `write`: there is nothing to write."""
+def _write(path: Path, content: bytes) -> None:
+    """Says where it is, or why it is not there."""
     try:
-        written = write(path)
+        write_atomically(path, content)
     except OSError as error:
         click.echo(f"warning: {path} could not be written: {error.strerror or error}", err=True)
-        return
-    if written is not False:
+    else:
         click.echo(str(path))
-
-
-def _draw(path: Path, bench: Bench, tables: Sequence[LinkTable]) -> bool:
-    """Of the link of 20 Mbit/s, or else the first; whether there was something to draw."""
-    from tests.lab.compare.picture import DRAWN, draw_link_use, read_events, series_of
-
-    plain = (table for table in tables if table.link == Link(rate_mbps=_FIGURE_MBPS))
-    table = next(plain, tables[0])
-    runs, whole_s = {}, {}
-    for row in table.rows:
-        if row.name not in DRAWN or row.problem is not None:
-            continue
-        files = sorted(bench.folder(row.name, table.text).glob("*/events.jsonl"))
-        if series := series_of([read_events(path) for path in files]):
-            runs[row.name], whole_s[row.name] = series, row.wall_s
-    if not runs:
-        return False
-    draw_link_use(path, runs, table.link, whole_s)
-    return True
 
 
 def _say(text: str) -> None:

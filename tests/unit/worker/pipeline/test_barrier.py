@@ -14,15 +14,10 @@ from murmuration.worker.pipeline.barrier import (
     BarrierReceiver,
     IterationTracker,
     Orphans,
-    report_iteration,
 )
-from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
 from murmuration.worker.training.inbox import IterationOver
-from murmuration.worker.transport import Caller, Stream
 from tests.protocol.virtual_time import run
-from tests.support.memory_transport import MemoryNetwork, MemoryTransport
-from tests.unit.worker.pipeline.members import context_of, members_of
 
 A, B = Incarnation("a", 1), Incarnation("b", 1)
 AGAIN = Incarnation("b", 2)
@@ -190,18 +185,6 @@ def test_what_an_origin_said_in_an_earlier_incarnation_says_nothing_of_this_one(
     assert tracker.over([origin("a"), fetching], 0.0) == IterationOver(5)
 
 
-def test_an_origin_that_has_started_again_is_waited_for_before_gossip_tells_of_it() -> None:
-    """Its calls are here, and gossip tells of its earlier incarnation."""
-    tracker = tracker_at(a=set())
-    tracker.reported(5, A, [])
-    tracker.counted(StageCallKey(5, AGAIN, 0))
-    tracker.heard(5, B)  # late, and of no account
-    before = origin("b", step=4, health=Health.SUSPECT)
-    assert tracker.over([origin("a"), before], 0.0) is None
-    tracker.reported(5, AGAIN, [0])
-    assert tracker.over([origin("a"), before], 0.0) == IterationOver(5)
-
-
 def goes_on(tracker: IterationTracker, iteration: int) -> IterationOver | None:
     """What a and b say of it in the incarnations that gossip tells of."""
     tracker.reported(iteration, A, [])
@@ -332,37 +315,6 @@ def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
     assert (tracker.orphaned, tracker.orphans(5)) == (0, {})
 
 
-def test_an_incarnation_that_was_killed_has_lost_what_the_next_does_not_know_of() -> None:
-    tracker = orphaned_at()
-    tracker.began(StageCallKey(5, AGAIN, 0))
-    tracker.counted(StageCallKey(5, AGAIN, 0))
-    again = replace(origin("b"), epoch=AGAIN.epoch)
-    assert tracker.over([origin("a"), again], 0.0) is None
-    tracker.reported(5, AGAIN, [0])
-    assert tracker.over([origin("a"), again], 0.0) == IterationOver(5, discard=False)
-    assert tracker.orphans(5) == {B: Orphans(frozenset({0, 1}), frozenset({1, 2}))}
-    tracker.reported(5, AGAIN, [0])
-    assert tracker.orphaned == 2
-
-
-@pytest.mark.parametrize(("told", "discard"), [([1, 2], False), ([1], True)])
-def test_what_an_incarnation_has_said_before_it_was_killed_holds(
-    told: list[int], discard: bool
-) -> None:
-    tracker = orphaned_at()
-    tracker.reported(5, B, told)
-    again = replace(origin("b"), epoch=AGAIN.epoch, phase=Phase.STARTING)
-    assert tracker.over([origin("a"), again], 0.0) == IterationOver(5, discard)
-    assert tracker.orphaned == 0
-
-
-def test_an_origin_that_is_gone_and_has_ended_the_iteration_before_has_lost_nothing() -> None:
-    tracker = tracker_at(5)
-    tracker.began(StageCallKey(5, B, 0))
-    assert tracker.over([origin("b", step=5, health=Health.DEAD)], 0.0) == IterationOver(5)
-    assert tracker.orphaned == 0
-
-
 def test_orphans_in_an_iteration_that_is_left_out_are_in_no_sum() -> None:
     tracker = orphaned_at()
     tracker.counted(StageCallKey(5, A, 0))
@@ -437,87 +389,3 @@ def test_a_report_on_another_run_is_refused() -> None:
         assert stage.heard == 0
 
     run(scenario())
-
-
-class Replica:
-    """A peer of stage 1 that answers each call as it is scripted: over, not yet, or not at all."""
-
-    def __init__(self, *script: bool | None) -> None:
-        self.member = members_of(0, 1)[1]
-        self.script, self.calls, self.events = list(script), 0, list[dict[str, object]]()
-        self.last = self.member  # what the origin knows when the script is at its end
-
-    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
-        assert method == "Control/Finished"
-        self.calls += 1
-        over = self.script.pop(0)
-        if not self.script:
-            self.member = self.last
-        if over is None:
-            raise wire.WireError("broken")
-        return pb.FinishedReply(over=over).SerializeToString()
-
-    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
-        raise AssertionError(method)
-
-    def told(self, counted: Sequence[int]) -> list[object]:
-        """The kinds of events that telling comes to."""
-
-        async def scenario() -> int:
-            network = MemoryNetwork()
-            origin = MemoryTransport(network, "p0")
-            serving = MemoryTransport(network, self.member.address)
-            await serving.listen(self)
-            context = context_of(
-                "p0",
-                lambda: [self.member],
-                run=RUN,
-                config=StagesConfig(count=2),
-                transport=origin,
-                log=self.events.append,
-            )
-            await report_iteration(
-                context, Incarnation("p0", 1), self.member.peer, ITERATION, counted
-            )
-            await serving.close()
-            return context.counts.lost
-
-        lost = run(scenario())
-        assert lost == (len(counted) if "lost" in [e["event"] for e in self.events] else 0)
-        assert all(e["microbatches"] == list(counted) for e in self.events)
-        return [event["event"] for event in self.events]
-
-
-def test_an_origin_asks_until_the_sum_is_complete() -> None:
-    replica = Replica(False, None, False, None, True)
-    assert replica.told([0, 2]) == ["unconfirmed", "confirmed"]
-    assert replica.calls == 5
-
-
-def test_a_peer_that_has_counted_nothing_is_told_once() -> None:
-    replica = Replica(None, False)
-    assert (replica.told([]), replica.calls) == ([], 2)
-
-
-CARD = members_of(0, 1)[1]
-
-
-def test_what_was_unconfirmed_is_lost_where_the_peer_is_gone() -> None:
-    replica = Replica(None)
-    replica.last = replace(CARD, health=Health.DEAD, step=ITERATION - 1)
-    assert replica.told([1]) == ["unconfirmed", "lost"]
-
-
-@pytest.mark.parametrize(
-    ("then", "told"),
-    [
-        (replace(CARD, health=Health.DEAD, step=ITERATION - 1), ["lost"]),
-        (replace(CARD, health=Health.LEFT, step=ITERATION), []),
-        (replace(CARD, epoch=CARD.epoch + 1, step=ITERATION), ["lost"]),
-    ],
-    ids=["dead", "left, with the iteration done", "another life"],
-)
-def test_what_a_peer_has_counted_is_lost_with_its_process(then: Member, told: list[str]) -> None:
-    replica = Replica(False)  # it has the word, and is amid the iteration
-    replica.last = then
-    assert replica.told([1]) == told

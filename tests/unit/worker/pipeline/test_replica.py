@@ -8,7 +8,6 @@ from torch import Tensor
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire
-from murmuration.worker.errors import ConfigError
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.pipeline.replica import Iterations, StageJobs, StageReplica
 from murmuration.worker.tasks import StageModule
@@ -99,16 +98,6 @@ def own_gradients(stage: Stage, values: Tensor, gradient: Tensor) -> dict[str, T
     return dict(zip(named, found, strict=True))
 
 
-def loss_and_gradients(stage: Stage, microbatch: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Of stage 0 by itself, by plain autograd."""
-    stream = PROBLEM.task.batches("train", PROBLEM.cursor("x"))
-    batch = [next(stream) for _ in range(microbatch + 1)][-1]
-    loss = stage.module.loss(stage.module(stage.module.embed(batch)), batch)
-    named = dict(stage.module.named_parameters())
-    found = torch.autograd.grad(loss, list(named.values()))
-    return loss.detach(), dict(zip(named, found, strict=True))
-
-
 def test_backwards_come_before_forwards_and_each_in_order() -> None:
     stage = Stage(1)
     first = stage.ask(JobKind.FORWARD, 0, hidden())
@@ -116,19 +105,6 @@ def test_backwards_come_before_forwards_and_each_in_order() -> None:
     third = stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
     fourth = stage.ask(JobKind.BACKWARD, 1, hidden(), hidden(1))
     assert stage.done() == [third, fourth, first, second]
-
-
-def test_a_gradient_is_the_mean_over_visits() -> None:
-    stage = Stage(1)
-    for n in range(3):
-        stage.ask(JobKind.BACKWARD, n, hidden(n), hidden(10 + n))
-    stage.done()
-    expected = [own_gradients(stage, hidden(n), hidden(10 + n)) for n in range(3)]
-    found = stage.replica.backward(1)
-    assert stage.replica.visits == 3
-    for name, value in found.items():
-        mean = sum(each[name] for each in expected) / 3
-        torch.testing.assert_close(value, mean)
 
 
 def test_a_repeated_backward_is_answered_and_not_counted_twice() -> None:
@@ -190,41 +166,6 @@ def test_word_of_an_earlier_iteration_ends_nothing() -> None:
     assert not stage.replica.over
 
 
-def test_an_origin_enters_loses_and_leaves() -> None:
-    """Stage 0 alone is a model: its gradient is that of embedding, layers, norm and head."""
-    stage = Stage(0)
-    stage.ask(JobKind.ENTER, 1)
-    stage.done()
-    entered = decoded(stage.answers[0])
-    stage.ask(JobKind.LOSS, 1, entered)
-    stage.done()
-    stage.ask(JobKind.LEAVE, 1, None, decoded(stage.answers[0]))
-    stage.done()
-    loss, expected = loss_and_gradients(stage, 1)
-    for name, value in stage.replica.backward(1).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(torch.tensor(stage.replica.loss), loss)
-
-
-def test_a_microbatch_lost_after_its_loss_leaves_nothing() -> None:
-    """Its gradient of head and norm, and its loss, would be in the mean of those that came back."""
-    stage = Stage(0)
-    for microbatch in (0, 1):
-        stage.ask(JobKind.ENTER, microbatch)
-    stage.done()
-    entered = {n: decoded(answer) for n, answer in enumerate(stage.answers)}
-    for microbatch in (0, 1):
-        stage.ask(JobKind.LOSS, microbatch, entered[microbatch])
-    stage.done()
-    stage.ask(JobKind.LEAVE, 1, None, decoded(stage.answers[1]))
-    stage.done()
-    loss, expected = loss_and_gradients(stage, 1)
-    for name, value in stage.replica.backward(1).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
-    assert stage.replica.visits == 1
-    torch.testing.assert_close(torch.tensor(stage.replica.loss), loss)
-
-
 def test_what_comes_back_without_a_loss_is_refused() -> None:
     stage = Stage(0)
     stage.ask(JobKind.LEAVE, 0, None, hidden())
@@ -271,29 +212,6 @@ def test_a_backward_that_fails_half_way_costs_the_iteration() -> None:
     stage.ask(JobKind.BACKWARD, 2, hidden(), hidden(1), iteration=2)
     stage.done()
     assert any(bool(each.any()) for each in stage.replica.backward(2).values())
-
-
-def test_microbatches_that_nobody_has_room_for_are_refused_with_a_fix() -> None:
-    activations = 4 * 1 * 12 * 16
-    fits, too_large = Stage(0, activations), Stage(0, activations - 1)
-    for stage in (fits, too_large):
-        stage.ask(JobKind.ENTER)
-    assert fits.done() == [1]
-    with pytest.raises(ConfigError, match="raise memory_mib"):
-        too_large.done()
-
-
-def test_nonsense_is_answered_with_a_problem_and_counts_nothing() -> None:
-    stage = Stage(1)
-    stage.replica.handle(
-        StageJob(
-            1, 1, JobKind.BACKWARD, 0, (1, 12, 16), memoryview(bytearray(8)), encoded(hidden())
-        )
-    )
-    stage.done()
-    assert stage.answers[0].problem.startswith("backward: ")
-    stage.replica.backward(1)
-    assert stage.replica.visits == 0
 
 
 # --------------------------------------------------------------------------------- iterations

@@ -146,12 +146,6 @@ class Peer:
 # ------------------------------------------------------------------------------- measurements
 
 
-def test_who_plans_with_the_same_measurements_is_left_in_peace() -> None:
-    peer = Peer("p3")
-    peer.refuses("p0", "p2", snapshot_name(peer.members))
-    assert peer.gossiped == ([], 0)
-
-
 def test_the_origin_is_asked_and_not_who_has_passed_its_call_on() -> None:
     """p2 only forwards the name; once for each origin and iteration."""
     peer, others = Peer("p3"), snapshot_name(measured(0.3))
@@ -172,12 +166,6 @@ def test_figures_that_change_while_an_iteration_runs_are_no_disagreement() -> No
     peer.now = 60.0  # the origin has not heard of it in all this time
     peer.refuses("p0", "p2", before)
     assert peer.gossiped == (["p0"], 1)
-
-
-def test_an_origin_does_not_disagree_with_itself() -> None:
-    peer = Peer("p0")
-    peer.refuses("p0", "p3", snapshot_name(measured(0.3)))
-    assert peer.gossiped == ([], 0)
 
 
 # -------------------------------------------------------------------------------------- calls
@@ -228,16 +216,6 @@ def test_a_call_from_far_ahead_is_not_waited_with() -> None:
         peer.tracker.begin(ITERATION + 1)
         await peer.server.begin(ITERATION + 1)
         assert await soon == "gradient"
-
-    asyncio.run(scenario())
-
-
-def test_a_call_that_has_failed_is_tried_again_when_it_is_repeated() -> None:
-    async def scenario() -> None:
-        peer = Peer()
-        peer.next.failures = 1
-        assert [await peer.called(0) for _ in range(2)] == ["elsewhere", "gradient"]
-        assert peer.context.counts.repeated == 0
 
     asyncio.run(scenario())
 

@@ -211,15 +211,6 @@ class Contributing(Bench):
 # --------------------------------------------------------------------------------- where shards go
 
 
-def test_every_shard_goes_to_the_first_of_its_order(clock: Clock) -> None:
-    made = Contributing(clock)
-    assert (made.keys, len(made.own.tries)) == ([(1, "b", False), (2, "c", False)], 1)
-    assert [each.frames for each in made.tries] == [[0], [0]]
-    assert all(each.done_sending for each in made.tries)
-    made.tick(0.1)
-    assert len(made.tries) == 2
-
-
 def test_the_header_says_what_comes(clock: Clock) -> None:
     made = Contributing(clock)
     found = made.tries[0].header
@@ -228,11 +219,6 @@ def test_the_header_says_what_comes(clock: Clock) -> None:
     assert found.group == wire.group_hash(GROUP)
     assert found.norm == pytest.approx((3 * ELEMENTS) ** 0.5)
     assert (found.reduction_offset, found.resumed) == (0, False)
-
-
-def test_a_suspected_or_unknown_reducer_is_passed_over(clock: Clock) -> None:
-    made = Contributing(clock, view("c", suspect="b"))  # nobody has heard of a
-    assert made.keys == [(k, "c", False) for k in range(3)]
 
 
 def test_a_shard_waits_while_nobody_can_take_it(clock: Clock) -> None:
@@ -275,13 +261,6 @@ def test_the_next_in_order_takes_over_at_once_when_the_reducer_is_suspected(cloc
     assert made.done.contributors == 3
 
 
-def test_a_stream_at_a_usable_peer_goes_on_when_a_better_one_appears(clock: Clock) -> None:
-    made = Contributing(clock, view("bc", suspect="a"), ONE)
-    made.on_view(view("abc"))
-    made.tries[0].reduces()
-    assert made.done.contributors == 3
-
-
 # ------------------------------------------------------------------------------- another try
 
 
@@ -310,22 +289,6 @@ def test_a_try_that_came_to_nothing_is_resumed_at_the_same_peer(
     assert (again.key, again.frames) == ((0, "b", True), [])  # it asks first what is there
     again.says(resume=pb.Resume(offset=12))
     assert again.frames == [12]
-
-
-def test_more_than_all_cannot_be_there(clock: Clock) -> None:
-    made = Contributing(clock, orders=FROM_AFAR)
-    made.tries[0].breaks()
-    made.tick(1.0)
-    made.tries[1].says(resume=pb.Resume(offset=999))
-    assert (made.tries[1].frames, made.tries[1].done_sending) == ([], True)
-
-
-def test_a_try_elsewhere_makes_the_next_try_a_fresh_one(clock: Clock) -> None:
-    made = Contributing(clock, orders=FROM_AFAR)
-    made.on_view(view("ac", suspect="b"))
-    made.on_view(view("abc"))
-    made.tries[1].says(redirect=pb.Redirect(peer="b"))
-    assert made.keys[2] == (0, "b", False)
 
 
 OVERDUE_S = 1.5 * 8.0 + TRANSFER_S
@@ -368,20 +331,6 @@ def test_a_redirect_is_followed_at_once_where_our_view_agrees(clock: Clock, agre
 
 
 # -------------------------------------------------------------------------------- the reduction
-
-
-def test_a_reduction_goes_on_where_it_broke_off(clock: Clock) -> None:
-    made = Contributing(clock, orders=FROM_AFAR)
-    made.tries[0].begins()
-    made.tries[0].brings(0, 14)
-    made.tries[0].breaks()
-    made.tick(RETRY_S)
-    again = made.tries[1]
-    assert again.header.reduction_offset == 14
-    again.begins()
-    again.brings(14)
-    assert torch.equal(made.done.mean, torch.ones(ELEMENTS))
-    assert made.own.learnt == [ShardKey(2, 7, 0)]
 
 
 BAD_FACTORS = [{"factors": (0.5,)}, {"factors": (0.0, 1.0, 1.0)}, {"factors": (1.0, 1.5, 1.0)}]
@@ -493,17 +442,3 @@ def test_the_deadline_ends_the_round_with_the_reasons_and_who_did_not_answer(clo
     made.tick(ROUND_S)
     assert made.failed.reason == "the round's deadline has passed; b: reset"
     assert made.failed.waiting_for == ("b", "c")
-
-
-def test_an_answer_at_the_deadline_still_counts(clock: Clock) -> None:
-    made = Contributing(clock, orders=FROM_AFAR)
-    made.now = ROUND_S
-    made.tries[0].reduces()
-    assert made.done.contributors == 3
-
-
-def test_a_reduced_shard_is_not_sent_again_when_its_reducer_dies(clock: Clock) -> None:
-    made = Contributing(clock)
-    made.tries[0].reduces()
-    made.on_view(view("ac", dead="b"))
-    assert len(made.tries) == 2

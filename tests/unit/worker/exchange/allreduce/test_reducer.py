@@ -1,7 +1,6 @@
 """Reducing: who may contribute, what is taken, when a shard closes, and what the late are told."""
 
 import asyncio
-import random
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -208,27 +207,12 @@ def test_a_shard_closes_when_everyone_has_contributed(clock: Clock) -> None:
     assert (answer.last, list(answer.joiners)) == ("c", [])
 
 
-def test_contributors_are_sorted_whatever_the_order_of_arrival(clock: Clock) -> None:
-    rng = random.Random(4)
-    for _ in range(20):
-        assert told(Reducing(clock).contribute("".join(rng.sample("abcd", 4)))) == {"mean of abcd"}
-
-
 def test_equal_contributions_are_named_and_equal_shards_of_others_are_not(clock: Clock) -> None:
     """Where no sample has touched a shard it may be equal, while the norms of all of it differ."""
     made = Reducing(clock)
     for peer, value, norm in (("c", 7, 100), ("a", 7, 100), ("b", 7, 150), ("d", 8, 100)):
         made.offer(peer, value=value, norm=norm).send_up_to(BYTES)
     assert made.context.counts.alike == {("a", "c")}
-
-
-def test_a_repeated_contribution_counts_once(clock: Clock) -> None:
-    made = Reducing(clock)
-    made.contribute("b")
-    again = [made.offer("b", resumed=resumed) for resumed in (False, True)]
-    assert (told(again), made.awaited) == ({""}, "acd")  # it is whole here: it waits
-    made.contribute("acd")
-    assert told(again) == {"mean of abcd"}
 
 
 def test_a_quorum_closes_after_the_grace(clock: Clock) -> None:
@@ -354,42 +338,6 @@ def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again(
 # ------------------------------------------------------------------------------- what is taken
 
 
-def test_a_resumed_contribution_goes_on_where_it_broke_off(clock: Clock) -> None:
-    made = Reducing(clock)
-    made.offer("b").send_up_to(15).breaks()
-    again = made.offer("b", resumed=True)
-    assert again.told == ["resume 15"]
-    again._sent = 15
-    again.send_up_to(BYTES)
-    assert made.awaited == "acd"
-
-
-def test_a_resumed_one_of_which_nothing_is_here_begins_at_the_first_byte(clock: Clock) -> None:
-    assert Reducing(clock).offer("b", resumed=True).told == ["resume 0"]
-
-
-def test_a_later_stream_takes_over_from_an_earlier(clock: Clock) -> None:
-    made = Reducing(clock)
-    first = made.offer("b").send_up_to(15)
-    later = made.offer("b", resumed=True)
-    assert later.told == ["resume 15"]
-    assert first.send_up_to(30).told == ["again"]
-    later._sent = 15
-    later.send_up_to(BYTES)
-    assert made.awaited == "acd"
-
-
-def test_other_values_withdraw_what_was_here(clock: Clock) -> None:
-    made = Reducing(clock)
-    streams = made.contribute("abc")
-    other = made.offer("b", value=1.0)
-    assert made.awaited == "bd"
-    streams += made.contribute("d")
-    assert told(streams) == {""}
-    other.send_up_to(BYTES)
-    assert told([*streams, other]) == {"mean of abcd"}
-
-
 def test_values_that_were_replaced_while_they_were_verified_do_not_count(clock: Clock) -> None:
     """Else the mean would be of bytes that are only half here."""
     made = Reducing(clock)
@@ -421,39 +369,6 @@ def test_a_shard_without_contributions_never_closes(clock: Clock) -> None:
     assert told(streams) == {""}
 
 
-def test_the_own_contribution_is_here_at_once_and_the_newest_counts(clock: Clock) -> None:
-    made = Reducing(clock)
-    made.contribute("bcd")
-    raw = encoded(5.0)
-    header = made.header("a", KEY, GROUP, raw, weight=3)
-    own = asyncio.ensure_future(made.reducer.contribute(header, wire.Payload.of(raw)))
-    made.settle()
-    answer = own.result()
-    assert isinstance(answer, wire.Reduction)
-    assert answer.header.contributors == GROUP
-
-
-def test_a_damaged_frame_loses_nothing_of_what_came_before_it(clock: Clock) -> None:
-    made = Reducing(clock)
-    stream = made.offer("b").send_up_to(15)
-    stream.gives(frame(pb.ExchangeUp, encoded(0), 3))
-    made.settle()
-    assert stream.told == ["again"]
-    assert made.offer("b", resumed=True).told == ["resume 15"]
-
-
-def test_nothing_is_left_of_values_that_cannot_be_averaged(clock: Clock) -> None:
-    made = Reducing(clock)
-    assert made.offer("b", value=float("nan")).send_up_to(BYTES).told == ["invalid"]
-    assert made.offer("b", value=float("nan"), resumed=True).told == ["resume 0"]
-
-
-def test_who_ends_before_all_is_here_may_come_again(clock: Clock) -> None:
-    stream = Reducing(clock).offer("b")
-    stream.ends()
-    assert stream.told == ["again"]
-
-
 def test_who_comes_after_the_others_closed_gets_the_answer_and_is_not_in_it(clock: Clock) -> None:
     made = Reducing(clock, seen=view("abd", done="c"))
     late = made.offer("c").send_up_to(15)
@@ -461,30 +376,6 @@ def test_who_comes_after_the_others_closed_gets_the_answer_and_is_not_in_it(cloc
     assert told(streams) == {"mean of abd"}
     assert late.told == []
     assert late.send_up_to(BYTES).told == ["mean of abd"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kind", "faulty"),
-    [
-        ({"run": 8}, "run", False),
-        ({"key": ShardKey(3, 0, 0)}, "invalid", True),
-        ({"key": ShardKey(0, 0, 4)}, "invalid", False),
-        ({"codec": 99}, "invalid", True),
-        ({"elements": 11}, "invalid", True),
-        ({"total_bytes": 44}, "invalid", True),
-        ({"weight": 21}, "invalid", True),
-        ({"norm": -1.0}, "invalid", True),
-        ({"peer": "x"}, "again", True),  # gossip may not have told of it yet
-        ({"group": OTHER_GROUP}, "group", False),
-    ],
-)
-def test_a_header_that_does_not_fit_is_refused(
-    clock: Clock, wrong: dict[str, Any], kind: str, faulty: bool
-) -> None:
-    made = Reducing(clock)
-    assert made.offer(**wrong).told == [kind]
-    assert bool(made.context.counts._equal) is faulty
-    assert told(made.contribute("abcd")) == {"mean of abcd"}
 
 
 # ------------------------------------------------------------------------------ who may contribute
@@ -499,27 +390,6 @@ def test_it_holds_a_round_that_it_has_not_come_to(
     assert not stream.is_read
     made.advanced(key.round)
     assert stream.is_read
-
-
-def test_it_holds_nobody_for_longer_than_a_round_may_take(clock: Clock) -> None:
-    made = Reducing(clock, version=None)
-    made.now = 1.0
-    stream = made.offer()
-    made.tick(1.0 + ROUND_S - 0.01)
-    assert stream.told == []
-    made.tick(1.0 + ROUND_S)
-    assert stream.told == ["pruned"]
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_another_group_is_refused(clock: Clock, is_closed: bool) -> None:
-    """Its shards are others: neither its contribution nor our answer would fit."""
-    made = closed(clock) if is_closed else Reducing(clock)
-    assert made.answer(group=OTHER_GROUP) == "group"
-
-
-def test_the_late_get_the_answer_from_where_they_have_it(clock: Clock) -> None:
-    assert closed(clock).offer("d", reduction_offset=12).told == ["mean of abcd", "from 12"]
 
 
 def test_a_learned_reduction_is_answered_and_ends_the_own_attempt(clock: Clock) -> None:
@@ -560,20 +430,6 @@ def test_a_peer_that_goes_back_forgets_what_it_has_closed_since(clock: Clock) ->
     assert made.answer(later) == "take"
 
 
-def test_pruning_leaves_other_fragments_alone(clock: Clock) -> None:
-    made, other = Reducing(clock), ShardKey(1, 0, 0)
-    made.advanced(0, fragment=1)
-    made.learned(other)
-    made.advanced(9)
-    assert made.answer(other) == "mean of ad"
-
-
-def test_a_round_that_was_applied_through_others_is_over(clock: Clock) -> None:
-    made = Reducing(clock)
-    made.advanced(1)
-    assert made.answer() == "pruned"
-
-
 def test_a_shard_that_others_still_fill_stays_open_after_it_advanced(clock: Clock) -> None:
     made = Reducing(clock)
     made.contribute("abc")
@@ -582,15 +438,6 @@ def test_a_shard_that_others_still_fill_stays_open_after_it_advanced(clock: Cloc
 
 
 # --------------------------------------------------------------------------------- successors
-
-
-def test_a_successor_redirects_while_any_peer_above_is_usable(clock: Clock) -> None:
-    made = Reducing(clock, "c")
-    assert made.answer() == "to a"
-    made.on_view(view("bcd", suspect="a"))
-    assert made.answer() == "to b"
-    made.on_view(view("cd", suspect="a", dead="b"))
-    assert made.answer() == "take"
 
 
 def test_a_successor_waits_for_the_suspected_until_they_are_dead(clock: Clock) -> None:
@@ -623,15 +470,6 @@ def test_a_successor_that_computes_already_goes_on(clock: Clock) -> None:
     assert made.answer() == "mean of bcd"
 
 
-def test_a_successor_begins_again_after_it_has_given_back(clock: Clock) -> None:
-    made = Reducing(clock, "b", view("bcd", suspect="a"))
-    made.contribute("bc")
-    made.on_view(view("abcd"))
-    made.on_view(view("bcd", dead="a"))
-    made.contribute("d")
-    assert made.awaited == "bc"
-
-
 # ------------------------------------------------------------------------------- other groups
 
 
@@ -655,19 +493,3 @@ def test_another_group_begins_again(clock: Clock) -> None:
     assert told(streams) == {""}
     streams += made.contribute("e", OTHER_GROUP)
     assert told(streams) == {"mean of abcde"}
-
-
-def test_the_same_group_again_forgets_nothing(clock: Clock) -> None:
-    made = Reducing(clock)
-    streams = made.contribute("abc")
-    made.advanced(0)
-    assert told([*streams, *made.contribute("d")]) == {"mean of abcd"}
-
-
-def test_another_group_leaves_other_rounds_and_fragments_alone(clock: Clock) -> None:
-    made, other = closed(clock), ShardKey(1, 0, 0)
-    made.advanced(0, fragment=1)
-    made.learned(other)
-    made.advanced(1)
-    made.advanced(1, OTHER_GROUP)
-    assert (made.answer(), made.answer(other)) == ("mean of abcd", "mean of ad")

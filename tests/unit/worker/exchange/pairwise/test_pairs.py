@@ -269,18 +269,6 @@ def test_the_caller_calls_when_the_round_is_laid_out_and_leaves_the_end_to_the_c
     assert pair.suspected == []
 
 
-def test_all_anchors_are_averaged_before_the_round_and_told_once(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls()
-    line.gives_part(ANCHOR)
-    (told,) = pair.told
-    assert told.mean_anchor is not None
-    assert torch.equal(told.mean_anchor, torch.full((VALUES,), 15.0))
-    pair.begin()
-    pair.passes(1.5)
-    assert len(pair.told) == 1
-
-
 def test_a_peer_that_hears_nothing_may_go_on_without_anchors(clock: Clock) -> None:
     pair = Pair(clock).lay()
     pair.passes(0.9)
@@ -355,40 +343,11 @@ def test_a_later_stream_of_a_partner_takes_the_place_of_the_earlier(clock: Clock
 # ------------------------------------------------------------------------------------- resumption
 
 
-def test_a_part_goes_on_where_it_broke_off_both_ways(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls(held=[pb.Held(hash=999, offset=12), pb.Held()])
-    assert line.messages[1].part.offset == 0, "it holds something else"
-    line.announces(ANCHOR)
-    line.brings(ANCHOR, stop=4)
-    line.ends("reset")
-    line = pair.calls(held=[pb.Held(hash=hash_of("b", ANCHOR), offset=12), pb.Held()])
-    assert held(line) == [(hash_of("a", ANCHOR), 4), (0, 0)]
-    part, frame = line.messages[1:]
-    assert part.part.offset == frame.frame.offset == 12
-    line.gives_part(ANCHOR, 4)
-    assert len(pair.told) == 1
-
-
 def test_a_part_that_goes_on_elsewhere_is_wanted_again(clock: Clock) -> None:
     line = Pair(clock).lay().calls()
     line.announces(ANCHOR, offset=12)
     assert line.said[2:] == [pb.RefusalCode.REFUSAL_AGAIN]
     assert line.is_over
-
-
-def test_other_values_replace_what_has_come_until_the_round_counts_on_them(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls()
-    line.gives_part(ANCHOR)
-    line.announces(ANCHOR, hash=6)  # before the round: they may
-    line.announces(ANCHOR)
-    line.brings(ANCHOR)
-    assert len(pair.told) == 1
-    pair.begin()
-    line.gives_part(CONTRIBUTION)
-    line.announces(ANCHOR, hash=6)
-    assert ["other values than before" in reason for reason in pair.reasons] == [True]
 
 
 def test_a_part_that_is_damaged_is_dropped_and_wanted_again(clock: Clock) -> None:
@@ -401,35 +360,6 @@ def test_a_part_that_is_damaged_is_dropped_and_wanted_again(clock: Clock) -> Non
 
 
 # --------------------------------------------------------------------------- breaks and giving up
-
-
-def test_a_stream_that_breaks_before_the_round_is_not_told_to_anybody(clock: Clock) -> None:
-    pair = Pair(clock, "a").lay()
-    pair.opened[0].ends("reset")
-    assert pair.suspected == []
-    pair.begin()
-    assert len(pair.opened) == 2
-
-
-@pytest.mark.parametrize("how", ["breaks", "is refused", "is refused after the header"])
-def test_a_partner_whose_stream_fails_in_the_round_is_called_again_after_a_while(
-    clock: Clock, how: str
-) -> None:
-    pair = Pair(clock, "a").lay()
-    (line,) = pair.opened
-    pair.begin()
-    if how == "breaks":
-        line.ends("reset")
-    else:
-        if how != "is refused":
-            pair.answers(line)
-        line.hears(refusal=wire.refusal("again", "damaged"))
-    assert line.is_over
-    assert pair.suspected == ["b"]
-    pair.passes(CONFIG.retry_s - 0.05)
-    assert len(pair.opened) == 1
-    pair.passes(0.1)
-    assert len(pair.opened) == 2
 
 
 def test_a_peer_that_has_succeeded_calls_again_until_its_partner_knows(clock: Clock) -> None:
@@ -448,28 +378,6 @@ def test_a_peer_that_has_succeeded_calls_again_until_its_partner_knows(clock: Cl
     assert pair.suspected == []
 
 
-def test_a_peer_that_gives_up_says_so_instead_of_the_rest_and_leaves_after_a_while(
-    clock: Clock,
-) -> None:
-    pair = Pair(clock, "a", "abc").lay()
-    to_b, to_c = pair.opened
-    pair.answers(to_b)
-    pair.begin()
-    pair.pairs.give_up(0, "enough")
-    assert pair.reasons == ["enough"], "at once"
-    clock.settle()
-    assert to_b.said[-1] == pb.RefusalCode.REFUSAL_PRUNED
-    assert to_b.messages[-1].refusal.reason == "given up there: enough"
-    assert pair.answers(to_c).said == ["header", pb.RefusalCode.REFUSAL_PRUNED]
-    pair.passes(0.9)
-    assert (to_b.is_over, to_c.is_over) == (False, False)
-    pair.passes(0.2)
-    assert (to_b.is_over, to_c.is_over) == (True, True)
-    late = pair.calls("b")
-    assert late.said == [pb.RefusalCode.REFUSAL_PRUNED]
-    assert late.is_over
-
-
 def test_a_refusal_overtakes_the_frames_that_have_not_left(clock: Clock) -> None:
     pair = Pair(clock, "a").lay()
     pair.context.__dict__["frame_bytes"] = 4
@@ -484,46 +392,6 @@ def test_a_refusal_overtakes_the_frames_that_have_not_left(clock: Clock) -> None
     assert line.said == ["header", ANCHOR, pb.RefusalCode.REFUSAL_PRUNED]
 
 
-def test_a_peer_that_has_given_up_does_not_say_that_it_holds_everything(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls()
-    line.gives_part(ANCHOR)
-    pair.begin()
-    pair.pairs.give_up(0, "too late")
-    line.gives_part(CONTRIBUTION)
-    assert "staged" not in line.said
-
-
-def test_a_partner_that_declines_is_not_answered_any_more(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls()
-    line.hears(refusal=wire.refusal("pruned", "given up there"))
-    assert line.is_over
-    pair.begin()
-    assert pair.reasons == ["a declines: given up there"]
-
-
-def test_a_group_that_changes_is_laid_out_again_with_the_same_anchor(clock: Clock) -> None:
-    pair = Pair(clock, "a", "abc").lay()
-    before = list(pair.opened)
-    pair.views(view("ab", dead="c"))
-    assert [line.is_over for line in before] == [True, True]
-    assert [line.peer for line in pair.opened[2:]] == ["b"]
-    assert pair.pairs.partners == {"b"}
-
-
-def test_a_round_is_said_again_for_as_long_as_it_is_kept(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls()
-    pair.begin()
-    line.gives_all()
-    pair.run(pair.advanced(version=2))
-    again = pair.calls()
-    assert again.said == ["header", ANCHOR, CONTRIBUTION, "staged"]
-    pair.run(pair.advanced(version=3))
-    assert pair.calls().said == [pb.RefusalCode.REFUSAL_PRUNED]
-
-
 def test_a_served_stream_that_is_cancelled_blames_nobody(clock: Clock) -> None:
     pair = Pair(clock).lay()
     line = pair.calls()
@@ -533,22 +401,3 @@ def test_a_served_stream_that_is_cancelled_blames_nobody(clock: Clock) -> None:
     clock.settle()
     assert pair.suspected == []
     assert pair.calls().said == ["header", ANCHOR, CONTRIBUTION]
-
-
-@pytest.mark.parametrize("me", ["a", "c"], ids=["calls", "is called"])
-def test_a_partner_that_has_ended_its_side_still_hears_the_last_word(clock: Clock, me: str) -> None:
-    """Of three, one is missing yet when another has said all that it has to say."""
-    pair = Pair(clock, me, "abc").lay()
-    if me == "a":
-        line, other = (pair.answers(each) for each in pair.opened)
-    else:
-        line, other = pair.calls("b"), pair.calls("a")
-    pair.begin()
-    line.gives_all()
-    line.ends()
-    assert not line.is_over
-    other.gives_part(ANCHOR)
-    other.gives_part(CONTRIBUTION)
-    assert line.said[-1] == other.said[-1] == "staged"
-    assert line.is_over
-    assert not other.is_over
