@@ -29,7 +29,7 @@ from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
 from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.pairwise.pairs import Pairs
+from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import View
 from murmuration.worker.identity import Identity, Renewal

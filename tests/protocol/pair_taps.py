@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
+from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION
 from tests.protocol.taps import Passing, Tap
 
 PARTS = {ANCHOR: "anchor", CONTRIBUTION: "contribution"}

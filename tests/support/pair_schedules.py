@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from murmuration.algorithms.link import Link
-from murmuration.worker.exchange.pairwise.buffer import CONTRIBUTION, PARTS, OwnPart, PairBuffer
-from murmuration.worker.exchange.pairwise.pairs import Pairs
-from murmuration.worker.exchange.pairwise.round import Event
+from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
+from murmuration.worker.exchange.pairwise.round import CONTRIBUTION, PARTS, OwnPart, PairRound
 from murmuration.worker.exchange.view import RoundConfig
 from murmuration.worker.simulation.faults import (
     BreakStreams,
@@ -48,7 +47,7 @@ class Attendance:
     """One peer's part in one round."""
 
     peer: str
-    buffer: PairBuffer
+    held: PairRound
     began_at: float
     ended_at: float | None = None
     staged_at: float | None = None
@@ -58,11 +57,11 @@ class Attendance:
 
     @property
     def round(self) -> int:
-        return self.buffer.round
+        return self.held.round
 
     @property
     def group(self) -> tuple[str, ...]:
-        return self.buffer.group
+        return self.held.group
 
     @property
     def applied(self) -> bool:
@@ -70,19 +69,19 @@ class Attendance:
 
 
 class WatchedPairs(Pairs):
-    """Tells of its buffers whenever something has changed."""
+    """Tells of its rounds whenever something has changed."""
 
-    note: Callable[[PairBuffer], None]
+    note: Callable[[PairRound], None]
 
-    def step(self, buffer: PairBuffer, event: Event) -> None:
-        self.note(buffer)  # it may end at once
-        super().step(buffer, event)
-        self.note(buffer)
+    def step(self, round_: PairRound) -> None:
+        self.note(round_)  # it may end at once
+        super().step(round_)
+        self.note(round_)
 
-    def _lay(self, fragment: int, round_: int, own: dict[int, OwnPart]) -> PairBuffer:
-        buffer = super()._lay(fragment, round_, own)
-        self.note(buffer)
-        return buffer
+    def _lay(self, fragment: int, number: int, own: dict[int, OwnPart]) -> PairRound:
+        round_ = super()._lay(fragment, number, own)
+        self.note(round_)
+        return round_
 
 
 class WatchedPeer(PairPeer):
@@ -97,14 +96,14 @@ class WatchedPeer(PairPeer):
         self.pairs.__class__ = self.kind
         self.pairs.note = self._note
 
-    def _note(self, buffer: PairBuffer) -> None:
-        self.laid[buffer.round].add(buffer.group)
-        if buffer.machine is None:
+    def _note(self, held: PairRound) -> None:
+        self.laid[held.round].add(held.group)
+        if not held.begun:
             return
-        if not any(part.buffer is buffer for part in self.attended):
-            self.attended.append(Attendance(self.me, buffer, buffer.began))
+        if not any(part.held is held for part in self.attended):
+            self.attended.append(Attendance(self.me, held, held.began))
         for part in self.attended:
-            if part.buffer is buffer and buffer.complete and part.staged_at is None:
+            if part.held is held and held.complete and part.staged_at is None:
                 part.staged_at = self.now
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
@@ -117,7 +116,7 @@ class WatchedPeer(PairPeer):
             part.used = {
                 (peer, index): each.hash
                 for index in PARTS
-                for peer, each in zip(part.group, part.buffer.parts(index, self.me), strict=True)
+                for peer, each in zip(part.group, part.held.parts(index), strict=True)
             }
         super().finished(result)
 
@@ -220,7 +219,7 @@ def mixed(world: PairWorld) -> Iterator[str]:
     """What is applied are both parts of all of the group, of this very round and group."""
     given: dict[tuple[str, int, tuple[str, ...]], set[tuple[int, int]]] = defaultdict(set)
     for part in world.attendances:
-        own = part.buffer.own
+        own = part.held.own
         given[part.peer, part.round, part.group].add((own[0].hash, own[CONTRIBUTION].hash))
     for part in world.attendances:
         for peer in part.group if part.applied else ():
@@ -242,12 +241,11 @@ def unstaged(world: PairWorld) -> Iterator[str]:
 def overdue(world: PairWorld) -> Iterator[str]:
     """A round ends by its limit for everyone that is there to see it."""
     for part in world.attendances:
-        machine = part.buffer.machine
-        assert machine is not None
-        limit_s = machine.deadline
+        held = part.held
+        limit_s = held.deadline
         if part.staged_at is not None:
-            round_s = machine.deadline - part.began_at
-            limit_s = max(machine.patience_until, part.staged_at) + round_s + CONFIG.retry_s
+            round_s = held.deadline - part.began_at
+            limit_s = max(held.patience_until, part.staged_at) + round_s + CONFIG.retry_s
         gone = any(
             isinstance(fault, Crash | Freeze)
             and world.swarm.names[fault.peer] == part.peer
@@ -278,7 +276,7 @@ def undisturbed(world: PairWorld) -> Iterator[tuple[tuple[str, ...], list[Attend
         draws = [world.peers[number].laid[parts[0].round] for number in world.numbers(group)]
         if any(drawn != {group} for drawn in draws):
             continue
-        first = min(p.buffer.laid for p in parts)
+        first = min(p.held.laid for p in parts)
         last = max(p.began_at for p in parts)
         if last - min(p.began_at for p in parts) > CONFIG.patience_s - 1.0:
             continue
@@ -374,16 +372,16 @@ def _cause(world: PairWorld, part: Attendance) -> str:
     group, causes = world.numbers(part.group), {Crash: "dead", Freeze: "frozen"}
     for fault in world.faults:
         if isinstance(fault, Crash | Freeze) and touches(
-            fault, group, part.buffer.laid, part.ended_at
+            fault, group, part.held.laid, part.ended_at
         ):
             return causes[type(fault)]
     for peer in part.waiting_for:
         ends = frozenset((part.peer, peer))
-        if any(e == ends and part.buffer.laid <= t <= part.ended_at for e, t in world.breaks):
+        if any(e == ends and part.held.laid <= t <= part.ended_at for e, t in world.breaks):
             return "broken"
     for fault in world.faults:
         if isinstance(fault, Cut | Partition) and touches(
-            fault, group, part.buffer.laid, part.ended_at
+            fault, group, part.held.laid, part.ended_at
         ):
             return "cut"
     return part.failed

@@ -1,4 +1,4 @@
-"""What all rounds share: shards, views and settings; and events of a round of a pair."""
+"""What all rounds share: shards, views and settings."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -182,48 +182,6 @@ class View:
 @lru_cache(maxsize=64)  # every shard of a round asks
 def _reached(group: frozenset[str], unreachable: frozenset[Pair]) -> frozenset[str]:
     return reached_by_all(group, unreachable)
-
-
-# ------------------------------------------------------ events and actions of a round of a pair
-
-
-@dataclass(frozen=True)
-class RoundTick:
-    """Time passes."""
-
-
-@dataclass(frozen=True)
-class ViewUpdated:
-    """Membership has changed."""
-
-    view: View
-
-
-@dataclass(frozen=True)
-class GivenUp:
-    """This peer goes on without the round."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A stream to the peer broke: membership should probe it."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class Succeeded:
-    """Everything that the round needs is here: apply."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The round is given up and nothing may be applied; `waiting_for` had not answered."""
-
-    reason: str
-    waiting_for: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

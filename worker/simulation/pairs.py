@@ -17,7 +17,7 @@ from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.catchup.choices import step_of_the_others
-from murmuration.worker.exchange.pairwise.pairs import Pairs
+from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import RoundConfig
 from murmuration.worker.membership import Digest, Phase

@@ -20,26 +20,17 @@ from typing import TYPE_CHECKING
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.dialogue import RefusalKind
-from murmuration.worker.exchange.pairwise.buffer import (
+from murmuration.worker.exchange.pairwise.round import (
     ANCHOR,
     CONTRIBUTION,
     PARTS,
-    PairBuffer,
+    PairRound,
     TheirPart,
 )
-from murmuration.worker.exchange.pairwise.round import (
-    PartnerCame,
-    PartnerComplete,
-    PartnerDeclined,
-    PartnerHeard,
-    PartnerLost,
-    PartnerStaged,
-)
-from murmuration.worker.exchange.view import GivenUp
 from murmuration.worker.transport import Stream, TransportError
 
 if TYPE_CHECKING:
-    from murmuration.worker.exchange.pairwise.pairs import Pairs
+    from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 
 
 _HEADER_S = 10.0
@@ -55,7 +46,7 @@ class PartnerStream:
     Args:
         pairs: the rounds of this peer.
         stream: of a partner that has called; None where this peer is to call.
-        buffer, peer, attempt: the round, the partner and the number of the try, of a call.
+        round_, peer, attempt: the round, the partner and the number of the try, of a call.
 
     Attributes:
         header: what a caller has asked for, by then (s) at the latest: `header_by`.
@@ -66,11 +57,11 @@ class PartnerStream:
         self,
         pairs: "Pairs",
         stream: Stream | None = None,
-        buffer: PairBuffer | None = None,
+        round_: PairRound | None = None,
         peer: str = "",
         attempt: int = 0,
     ) -> None:
-        self.buffer, self.peer, self.attempt = buffer, peer, attempt
+        self.round, self.peer, self.attempt = round_, peer, attempt
         self.calls, self.over = stream is None, False
         self.header: pb.PairHeader | None = None
         self.header_by = pairs.now + _HEADER_S
@@ -130,20 +121,20 @@ class PartnerStream:
 
     def hold(self, header: pb.PairHeader) -> None:
         """The partner has said who it is, and what it holds; so has this peer, or is about to."""
-        assert self.buffer is not None, "it has a place in the round"
+        assert self.round is not None, "it has a place in the round"
         self._held = {held.hash: held.offset for held in reversed(header.held)}
-        self.buffer.heard = self._pairs.now
-        self._pairs.step(self.buffer, PartnerHeard(self.peer))
+        self.round.heard_of(self.peer, self._pairs.now)
+        self._pairs.step(self.round)
         self._pairs.changed = True
 
     def look(self) -> None:
         """There may be something to say now."""
-        buffer = self.buffer
+        round_ = self.round
         answered = self._held is not None and not (self._last_said or self._drained)
-        if buffer is not None and buffer.failed and answered:
+        if round_ is not None and round_.failed and answered:
             # Even if all is here: the partner must not count on it.
-            self.refuse("pruned", f"given up there: {buffer.failed}")
-            self._drain(buffer)
+            self.refuse("pruned", f"given up there: {round_.failed}")
+            self._drain(round_)
         self._changed.set()
 
     # --------------------------------------------------------------------------------- this side
@@ -162,17 +153,17 @@ class PartnerStream:
 
     async def _say_all(self, stream: Stream) -> None:
         """The header, each part as soon as there is one, then that everything is here."""
-        await self._until(lambda: self.buffer is not None)
-        buffer = self.buffer
-        assert buffer is not None, "it has a place in the round"
-        header = self._pairs.header(buffer, self.peer)
+        await self._until(lambda: self.round is not None)
+        round_ = self.round
+        assert round_ is not None, "it has a place in the round"
+        header = self._pairs.header(round_, self.peer)
         await stream.send(pb.PairMessage(header=header).SerializeToString())
         for part in PARTS:
-            await self._until(partial(self._may_give, buffer, part))
-            await self._give(stream, buffer, part)
-        await self._until(lambda: buffer.complete and not self._drained)
+            await self._until(partial(self._may_give, round_, part))
+            await self._give(stream, round_, part)
+        await self._until(lambda: round_.complete and not self._drained)
         self._last_said = True
-        self._drain(buffer)
+        self._drain(round_)
         await stream.send(pb.PairMessage(staged=pb.Staged()).SerializeToString())
 
     async def _until(self, holds: Callable[[], bool]) -> None:
@@ -188,15 +179,15 @@ class PartnerStream:
         if self._refusal is not None or self._ending:
             raise _OvertakenError
 
-    def _may_give(self, buffer: PairBuffer, part: int) -> bool:
+    def _may_give(self, round_: PairRound, part: int) -> bool:
         """Anchors go ahead only while no round is on its way: its contribution would wait."""
-        if self._held is None or self._drained or part not in buffer.own:
+        if self._held is None or self._drained or part not in round_.own:
             return False
-        return buffer.machine is not None or not self._pairs.busy
+        return round_.begun or not self._pairs.busy
 
-    async def _give(self, stream: Stream, buffer: PairBuffer, part: int) -> None:
+    async def _give(self, stream: Stream, round_: PairRound, part: int) -> None:
         """From where the partner needs it."""
-        context, own, codec = self._context, buffer.own[part], self._pairs.values.codec(part)
+        context, own, codec = self._context, round_.own[part], self._pairs.values.codec(part)
         offset = (self._held or {}).get(own.hash, 0)
         header = pb.PartHeader(
             part=part,
@@ -204,7 +195,7 @@ class PartnerStream:
             total_bytes=len(own.raw),
             hash=own.hash,
             offset=offset,
-            weight=buffer.weight,
+            weight=round_.weight,
         )
         await stream.send(pb.PairMessage(part=header).SerializeToString())
         frames = wire.payload_messages(pb.PairMessage, own.payload, offset, context.frame_bytes)
@@ -228,12 +219,12 @@ class PartnerStream:
         """One message of the partner's."""
         try:
             message = wire.parse(pb.PairMessage, raw)
-            if self.buffer is None:
+            if self.round is None:
                 self._ask(message)
             else:
-                self._take_in_round(self.buffer, message)
-                await self._check(self.buffer)
-                self._drain(self.buffer)
+                self._take_in_round(self.round, message)
+                await self._check(self.round)
+                self._drain(self.round)
         except wire.WireError as error:
             if not (self.over or self._drained):
                 self._unfit(error)
@@ -246,11 +237,11 @@ class PartnerStream:
         self.header, self.peer = message.header, message.header.sender
         self._pairs.admit(self, message.header)
 
-    def _take_in_round(self, buffer: PairBuffer, message: pb.PairMessage) -> None:
+    def _take_in_round(self, round_: PairRound, message: pb.PairMessage) -> None:
         """Raises WireError: it does not fit."""
-        kind, peer = message.WhichOneof("body"), self.peer
+        kind, peer, now = message.WhichOneof("body"), self.peer, self._pairs.now
         if kind == "refusal":
-            self._refused(buffer, wire.refusal_kind(message.refusal), message.refusal.reason)
+            self._refused(round_, wire.refusal_kind(message.refusal), message.refusal.reason)
         elif self._held is None:
             if kind != "header":
                 raise wire.Again("not the header that was expected")
@@ -258,81 +249,81 @@ class PartnerStream:
         elif kind == "part":
             self._arrival.ends()
             self._arrival.begins(peer)
-            self._expect(buffer, message.part)
+            self._expect(round_, message.part)
             if message.part.part == CONTRIBUTION:
-                self._pairs.step(buffer, PartnerCame(peer))
+                round_.came(peer, now)
+                self._pairs.step(round_)
         elif kind == "frame":
-            self._take_frame(buffer, message.frame)
-            self._pairs.step(buffer, PartnerHeard(peer))
+            self._take_frame(round_, message.frame)
+            round_.heard_of(peer, now)
+            self._pairs.step(round_)
         elif kind == "staged":
-            buffer.staged.add(peer)
-            self._pairs.step(buffer, PartnerStaged(peer))
+            round_.partners[peer].staged = True
+            round_.came(peer, now)
+            self._pairs.step(round_)
         else:
-            raise wire.WireError(f"{buffer.name} from {peer}: an unexpected message")
+            raise wire.WireError(f"{round_} from {peer}: an unexpected message")
 
-    def _refused(self, buffer: PairBuffer, kind: RefusalKind, reason: str) -> None:
+    def _refused(self, round_: PairRound, kind: RefusalKind, reason: str) -> None:
         if kind == "again":
             self.drop()
-            self._lose(buffer, reason)
+            self._lose(round_, reason)
             return
         if self._held is None:
             self.drop()
         else:
-            buffer.declined[self.peer] = reason
-        self._pairs.step(buffer, PartnerDeclined(self.peer, reason))
+            round_.partners[self.peer].declined = reason
+        round_.declines(self.peer, reason)
+        self._pairs.step(round_)
 
-    def _expect(self, buffer: PairBuffer, header: pb.PartHeader) -> None:
+    def _expect(self, round_: PairRound, header: pb.PartHeader) -> None:
         """A part of the partner's begins, or goes on."""
-        part, name, theirs = (
-            header.part,
-            f"{buffer.name} from {self.peer}",
-            buffer.theirs[self.peer],
-        )
+        part, name, partner = header.part, f"{round_} from {self.peer}", round_.partners[self.peer]
         weight = self._context.weight(header.weight) if part == CONTRIBUTION else 1
         if part not in PARTS:
             raise wire.WireError(f"{name}: part {part}")
-        codec, size = self._pairs.values.codec(part), self._pairs.total_bytes[buffer.fragment][part]
+        codec, size = self._pairs.values.codec(part), self._pairs.total_bytes[round_.fragment][part]
         if (header.codec, header.total_bytes) != (codec.wire_id, size):
             raise wire.WireError(
                 f"{name}: {header.total_bytes} bytes of codec {header.codec}; "
                 f"expected {size} bytes of {codec.name}"
             )
-        come = theirs.get(part)
-        if come is not None and buffer.machine is not None and buffer.received(self.peer):
+        come = partner.parts.get(part)
+        if come is not None and round_.begun and partner.received:
             # The round counts on what is here.
             if (header.hash, weight) != (come.hash, come.weight):
                 raise wire.WireError(f"{name}: other values than before")
         elif come is None or come.hash != header.hash or header.offset == 0:
-            come = theirs[part] = TheirPart(wire.Incoming(size, header.hash))
+            come = partner.parts[part] = TheirPart(wire.Incoming(size, header.hash))
         if header.offset != come.incoming.received_bytes:
             raise wire.Again(f"{name}: goes on at {header.offset}")
         come.weight = weight
         self._arriving, self._arriving_part, self._arriving_since = come, part, self._pairs.now
         self._here_before = header.offset
 
-    def _take_frame(self, buffer: PairBuffer, frame: pb.Frame) -> None:
+    def _take_frame(self, round_: PairRound, frame: pb.Frame) -> None:
         if self._arriving is None:
             raise wire.WireError(f"a frame of no part from {self.peer}")
-        incoming, now = self._arriving.incoming, self._pairs.now
+        incoming = self._arriving.incoming
         size, stands_for = incoming.add(frame)
         codec = self._pairs.values.codec(self._arriving_part)
         self._context.counts.contributions_received.add(size, stands_for, codec)
         self._arrival.came(size)
-        buffer.heard = now
         if incoming.complete:
             self._arrival.ends()
             came_bytes = incoming.received_bytes - self._here_before
-            self._pairs.skew.came(came_bytes, now - self._arriving_since)
+            self._pairs.skew.came(came_bytes, self._pairs.now - self._arriving_since)
 
-    async def _check(self, buffer: PairBuffer) -> None:
+    async def _check(self, round_: PairRound) -> None:
         """The partner's parts that are complete, but not known to be valid. Raises WireError."""
-        theirs = buffer.theirs[self.peer]
+        partner = round_.partners[self.peer]
+        theirs = partner.parts
         for index, part in list(theirs.items()):
             if part.checked or not part.incoming.complete:
                 continue
             self._pairs.look()
             try:
-                await self._pairs.values.check(buffer.fragment, index, part.incoming)
+                await self._pairs.values.check(round_.fragment, index, part.incoming)
             except wire.WireError:
                 if theirs.get(index) is part:
                     del theirs[index]
@@ -342,69 +333,71 @@ class PartnerStream:
                 return
             part.checked = True
             if index == ANCHOR and theirs.get(index) is part:
-                self._pairs.anchor_came(buffer)
-            if buffer.received(self.peer):
-                buffer.last = self.peer
-                self._pairs.step(buffer, PartnerComplete(self.peer))
+                self._pairs.anchor_came(round_)
+            if partner.received:
+                round_.last = self.peer
+                round_.came(self.peer, self._pairs.now)
+                self._pairs.step(round_)
 
     # ------------------------------------------------------------------------------------ the end
 
-    def _drain(self, buffer: PairBuffer) -> None:
+    def _drain(self, round_: PairRound) -> None:
         """Ends the stream if nothing that matters is to be said any more, or leaves that to the
         partner that was called."""
-        peer = self.peer
         if self.over or self._drained:
             return
-        given_up = buffer.failed and self._last_said
-        all_said = self._last_said and peer in buffer.staged and buffer.received(peer)
-        if not (given_up or all_said or peer in buffer.declined):
+        partner = round_.partners[self.peer]
+        given_up = round_.failed and self._last_said
+        all_said = self._last_said and partner.staged and partner.received
+        if not (given_up or all_said or partner.declined is not None):
             return
         if self.calls and not self._heard_all:
             self._drained = True
-        elif peer in buffer.declined:
+        elif partner.declined is not None:
             self.drop()
         else:
             self.end()
 
     def _closed(self, reason: str | None) -> None:
         """Nothing more comes: the partner has ended its side, or it broke off for this reason."""
-        buffer, peer = self.buffer, self.peer
+        round_ = self.round
         if self.over:
             return
-        silent = buffer is not None and peer in buffer.staged and buffer.received(peer)
+        partner = round_.partners[self.peer] if round_ is not None else None
+        silent = partner is not None and partner.staged and partner.received
         if reason is None and silent and not self._drained:
             self._heard_all = True  # this side has still to say so
             return
         self.drop()
-        if buffer is not None and not (self._drained and reason is None):
+        if round_ is not None and not (self._drained and reason is None):
             unanswered = self.calls and self._held is None
             broke_off = "ended without an answer" if unanswered else "the stream broke off"
-            self._lose(buffer, reason or broke_off)
+            self._lose(round_, reason or broke_off)
         self._pairs.look()
 
-    def _lose(self, buffer: PairBuffer, reason: str) -> None:
+    def _lose(self, round_: PairRound, reason: str) -> None:
         """The stream is gone too early. A partner that was called is called again if the round has
         succeeded here, until it knows as well."""
-        if self.calls and buffer.succeeded:
-            self._pairs.recall(buffer, self.peer, self.attempt)
+        if self.calls and round_.succeeded:
+            self._pairs.recall(round_, self.peer, self.attempt)
         else:
-            lost = PartnerLost(self.peer, self.attempt, f"{self.peer}: {reason}")
-            self._pairs.step(buffer, lost)
+            self._pairs.lose(round_, self.peer, self.attempt, f"{self.peer}: {reason}")
 
     def _unfit(self, error: wire.WireError) -> None:
         """What came does not fit."""
-        again, reason, buffer = isinstance(error, wire.Again), str(error), self.buffer
-        asked = buffer.round if buffer else self.header.round if self.header else 0
+        again, reason, round_ = isinstance(error, wire.Again), str(error), self.round
+        asked = round_.round if round_ else self.header.round if self.header else 0
         self._context.refused(error, self.peer, asked)
-        if buffer is not None and self._held is not None and not again:
+        if round_ is not None and self._held is not None and not again:
             # And would be the same the next time.
-            self._pairs.step(buffer, GivenUp(f"{self.peer}: {reason}"))
-            if buffer.ended:
-                self._drain(buffer)
+            round_.give_up(f"{self.peer}: {reason}")
+            self._pairs.step(round_)
+            if round_.ended:
+                self._drain(round_)
                 return
-        if self.calls and buffer is not None:
+        if self.calls and round_ is not None:
             self.drop()
-            self._lose(buffer, reason)
+            self._lose(round_, reason)
             return
         self.refuse("again" if again else "invalid", reason)
         self.end()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from murmuration.worker.exchange.pairwise.buffer import ANCHOR, Group, PairBuffer
+from murmuration.worker.exchange.pairwise.round import ANCHOR, Group, PairRound
 from murmuration.worker.exchange.view import RoundConfig
 
 _QUIET_S = 1.0  # several delays of a long link pass before the first byte
@@ -56,47 +56,47 @@ class AnchorPrefetch:
         self._told, self.awaited = told, told and awaited
         self._met: dict[int, Group] = {}  # by fragment, with whom the last round was held
 
-    def laid(self, buffer: PairBuffer, members: int) -> bool:
+    def laid(self, round_: PairRound, members: int) -> bool:
         """Whether the train side may go on without, of a round to come in a swarm of that size. A
         peer that sits out waits for nobody, and where all are one group they have one anchor."""
-        one = len(buffer.group) == members and self._met.get(buffer.fragment) == buffer.group
-        return (len(buffer.group) == 1 or one) and self._goes_without(buffer)
+        one = len(round_.group) == members and self._met.get(round_.fragment) == round_.group
+        return (len(round_.group) == 1 or one) and self._goes_without(round_)
 
-    def ended(self, buffer: PairBuffer) -> None:
+    def ended(self, round_: PairRound) -> None:
         """A round is over."""
-        self._met[buffer.fragment] = buffer.group if buffer.succeeded else ()
+        self._met[round_.fragment] = round_.group if round_.succeeded else ()
 
-    def came(self, buffer: PairBuffer, me: str) -> bool:
+    def came(self, round_: PairRound) -> bool:
         """Whether the anchors' mean is to be told, now that a partner's anchor is here."""
-        early = self._told and not buffer.told and buffer.machine is None
-        if early and buffer.holds_anchors(me):
-            buffer.told = True
+        early = self._told and not round_.told and not round_.begun
+        if early and round_.holds_anchors():
+            round_.told = True
             return True
         return False
 
-    def overdue(self, buffer: PairBuffer, now: float) -> bool:
+    def overdue(self, round_: PairRound, now: float) -> bool:
         """Whether the train side may go on without, as time passes: a partner of which nothing
         comes is not waited for, and one of which little comes not for ever."""
-        return self._awaits(buffer) and now >= self._until(buffer) and self._goes_without(buffer)
+        return self._awaits(round_) and now >= self._until(round_) and self._goes_without(round_)
 
-    def due_at(self, buffer: PairBuffer) -> float | None:
+    def due_at(self, round_: PairRound) -> float | None:
         """From which time on `overdue` may hold; None if never."""
-        return self._until(buffer) if self._awaits(buffer) else None
+        return self._until(round_) if self._awaits(round_) else None
 
-    def _until(self, buffer: PairBuffer) -> float:
+    def _until(self, round_: PairRound) -> float:
         quiet_s = _QUIET_S
-        slowest_s = self._config.transfer_s(len(buffer.own[ANCHOR].raw))
-        if len(self._met.get(buffer.fragment, buffer.group)) < 2:  # the others are exchanging
-            quiet_s += self._skew.lead_s(self._round_bytes[buffer.fragment])
-        return min(max(buffer.laid, buffer.heard) + quiet_s, buffer.laid + (quiet_s + slowest_s))
+        slowest_s = self._config.transfer_s(len(round_.own[ANCHOR].raw))
+        if len(self._met.get(round_.fragment, round_.group)) < 2:  # the others are exchanging
+            quiet_s += self._skew.lead_s(self._round_bytes[round_.fragment])
+        return min(max(round_.laid, round_.heard) + quiet_s, round_.laid + (quiet_s + slowest_s))
 
-    def _awaits(self, buffer: PairBuffer) -> bool:
-        waits = buffer.machine is None and not (buffer.told or buffer.let_go)
+    def _awaits(self, round_: PairRound) -> bool:
+        waits = not round_.begun and not (round_.told or round_.let_go)
         return self.awaited and waits
 
-    def _goes_without(self, buffer: PairBuffer) -> bool:
+    def _goes_without(self, round_: PairRound) -> bool:
         """Notes it; returns whether the train side is to hear of it."""
-        if not self._awaits(buffer):
+        if not self._awaits(round_):
             return False
-        buffer.let_go = True
+        round_.let_go = True
         return True

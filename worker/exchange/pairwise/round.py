@@ -17,111 +17,88 @@ make good. Nobody else waits for either.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from murmuration.worker.exchange.view import (
-    Failed,
-    GivenUp,
-    RoundConfig,
-    RoundTick,
-    Succeeded,
-    Suspect,
-    View,
-    ViewUpdated,
-)
+from murmuration.worker.exchange.view import RoundConfig, View
 
-# ------------------------------------------------------------------------------------- events
+if TYPE_CHECKING:
+    from torch import Tensor
 
+    from murmuration.worker import wire
+    from murmuration.worker.exchange.pairwise.partner import PartnerStream
 
-@dataclass(frozen=True)
-class PartnerCame:
-    """The partner has come to this round: what it contributes is on its way."""
+ANCHOR, CONTRIBUTION = PARTS = (0, 1)  # on the wire: PartHeader.part
 
-    peer: str
+Group = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class PartnerHeard:
-    """Something of the partner's is arriving: it is not late, its link is slow."""
+@dataclass(frozen=True, eq=False)
+class OwnPart:
+    """An anchor or a contribution that this peer gives.
 
-    peer: str
+    Args: left_out: what the encoding of its values has, None for nothing.
+    """
 
+    payload: "wire.Payload"
+    left_out: "Tensor | None" = None
+    weight: int = 1
 
-@dataclass(frozen=True)
-class PartnerComplete:
-    """All values of the partner are here, verified."""
+    @property
+    def hash(self) -> int:
+        return self.payload.hash
 
-    peer: str
-
-
-@dataclass(frozen=True)
-class PartnerStaged:
-    """The partner holds the values of all its partners."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class PartnerLost:
-    """The stream to the partner has ended too early."""
-
-    peer: str
-    attempt: int
-    reason: str
+    @property
+    def raw(self) -> memoryview:
+        return self.payload.raw
 
 
-@dataclass(frozen=True)
-class PartnerDeclined:
-    """The partner will not hold this round with this peer."""
+@dataclass(eq=False)
+class TheirPart:
+    """As much of a partner's anchor or contribution as is here; `checked`: all, and it is valid."""
 
-    peer: str
-    reason: str
+    incoming: "wire.Incoming"
+    weight: int = 1
+    checked: bool = False
 
+    @property
+    def hash(self) -> int:
+        return self.incoming.hash
 
-Event = (
-    RoundTick
-    | ViewUpdated
-    | PartnerCame
-    | PartnerHeard
-    | PartnerComplete
-    | PartnerStaged
-    | PartnerLost
-    | PartnerDeclined
-    | GivenUp
-)
-
-# ------------------------------------------------------------------------------------ actions
+    @property
+    def raw(self) -> memoryview:
+        return self.incoming.buffer
 
 
-@dataclass(frozen=True)
-class CallPartner:
-    """Call the partner."""
+@dataclass(eq=False)
+class Partner:
+    """What is known of a partner; all but parts and words from the beginning of the round.
 
-    peer: str
-    attempt: int
+    Args:
+        parts: as much of its anchor and its contribution as is here.
+        staged: it says that it holds everything; declined: why it has given up, if it says so.
+        open: a call is on its way, or it is to call; attempt: the number of the call.
+        broken_at: when its stream broke (s), and gone_at: when membership has found it gone;
+            nothing has come since.
+    """
 
-
-@dataclass(frozen=True)
-class StageRound:
-    """Tell every partner that the values of all are here, on its stream of now or of later."""
-
-
-Action = CallPartner | StageRound | Suspect | Succeeded | Failed
-
-
-@dataclass
-class _Partner:
-    met_at: float = math.inf
-    received: bool = False
+    parts: dict[int, TheirPart] = field(default_factory=dict)
     staged: bool = False
+    declined: str | None = None
+    met_at: float = math.inf
+    heard_at: float = -math.inf
+    broken_at: float = math.inf
+    gone_at: float = math.inf
     open: bool = False
-    broken_at: float = math.inf  # and nothing has come since
-    gone_at: float = math.inf  # by membership; and nothing has come since
     attempt: int = 0
     retry_at: float = 0.0
-    heard_at: float = -math.inf
     reason: str = ""
+
+    @property
+    def received(self) -> bool:
+        """Whether all of its values are here, and valid."""
+        return all(part in self.parts and self.parts[part].checked for part in PARTS)
 
     @property
     def met(self) -> bool:
@@ -129,125 +106,178 @@ class _Partner:
 
 
 class PairRound:
-    """A round at this peer.
+    """A round at this peer. io thread only.
+
+    What happens is a method; `decide` says what comes of it. Nothing does before the round has
+    begun here, or once it has ended.
+
+    A partner that has not come is waited for until `patience_until`, and longer while it is heard
+    of. From `deadline` on nothing is staged; a peer that has not staged by then gives up.
 
     Args:
         me: this peer.
         group: the peers of the round, this one included; alone it succeeds at once.
         key: which round it is: (fragment, round).
-        began_at: monotonic time (s) at which this peer has come to it.
-        payload_bytes: what goes to each partner.
-        lead_s: how far this peer may be ahead of its partners (`ArrivalSkew`).
+        own: by part, what this peer gives; the contribution comes when the round begins.
+        laid: when (s) the round was laid out.
 
-    A partner that has not come is waited for until `patience_until`, and longer while it is heard
-    of. From `deadline` on nothing is staged; a peer that has not staged by then gives up.
+    Attributes:
+        complete: everything is here, and the partners are told so.
+        succeeded: everything that the round needs is here: apply. failed: why nothing may be.
+        reported: its end is known to others here.
+        leave_at: when a round that is given up is left (s).
+        last: whose values came last; heard: when bytes of a partner came last (s).
+        told: the train side has the anchors' mean, or is about to; let_go: it need not wait for it.
+        recalls: when to call a partner again that may not know of the end, and which attempt it is.
     """
 
     def __init__(
         self,
         me: str,
         group: Sequence[str],
+        key: tuple[int, int],
+        own: Mapping[int, OwnPart],
+        laid: float,
         view: View,
         config: RoundConfig,
-        *,
-        key: tuple[int, int],
-        began_at: float,
-        payload_bytes: int,
-        lead_s: float = 0.0,
     ) -> None:
-        self.me, self.group = me, tuple(group)
-        self.fragment, self.round = key
-        self._view, self._config = view, config
-        self._round_s = config.patience_s + config.transfer_s(payload_bytes) + config.slack_s
-        self.deadline = began_at + self._round_s
-        self._patience_s = config.patience_s + lead_s
-        self.patience_until = min(began_at + self._patience_s, self.deadline)
-        self._partners = {peer: _Partner() for peer in self.group if peer != me}
-        self._staged = self._ended = False
+        self.me, self.group, self.own, self.laid = me, tuple(group), dict(own), laid
+        self.fragment, self.round = self.key = key
+        self.view, self._config = view, config
+        self.partners = {peer: Partner() for peer in self.group if peer != me}
+        self.streams: dict[str, PartnerStream] = {}
+        self.recalls: dict[str, tuple[float, int]] = {}
+        self.begun = self.complete = self.succeeded = self.reported = False
+        self.failed = self.last = ""
+        self.began = self.deadline = self.patience_until = self.leave_at = self.heard = 0.0
+        self.told = self.let_go = False
+        self._round_s = self._patience_s = 0.0
+
+    def __str__(self) -> str:
+        return f"round {self.round} of fragment {self.fragment}"
+
+    @property
+    def ended(self) -> bool:
+        return self.succeeded or bool(self.failed)
+
+    @property
+    def running(self) -> bool:
+        return self.begun and not self.ended
+
+    @property
+    def weight(self) -> int:
+        """Of this peer's contribution."""
+        contribution = self.own.get(CONTRIBUTION)
+        return contribution.weight if contribution else 1
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """The partners that have not said that they hold everything."""
-        return tuple(sorted(p for p, partner in self._partners.items() if not partner.staged))
+        return tuple(sorted(p for p, partner in self.partners.items() if not partner.staged))
 
-    def step(self, event: Event, now: float) -> list[Action]:
-        """Takes one event at monotonic time `now` (s) and says what to do."""
-        if self._ended:
+    def holds_anchors(self) -> bool:
+        """Whether every partner's anchor is here, and valid."""
+        anchors = (partner.parts.get(ANCHOR) for partner in self.partners.values())
+        return all(anchor is not None and anchor.checked for anchor in anchors)
+
+    def parts(self, part: int) -> list[OwnPart | TheirPart]:
+        """A part of every peer, in the order of the group, which is sorted."""
+        return [
+            self.own[part] if peer == self.me else self.partners[peer].parts[part]
+            for peer in self.group
+        ]
+
+    # ------------------------------------------------------------------------------- what happens
+
+    def begin(self, now: float, payload_bytes: int, lead_s: float = 0.0) -> None:
+        """This peer has come to the round, at monotonic time `now` (s), here and below.
+
+        Args:
+            payload_bytes: what goes to each partner.
+            lead_s: how far this peer may be ahead of its partners (`ArrivalSkew`).
+        """
+        config = self._config
+        self.begun, self.began = True, now
+        self._round_s = config.patience_s + config.transfer_s(payload_bytes) + config.slack_s
+        self.deadline = now + self._round_s
+        self._patience_s = config.patience_s + lead_s
+        self.patience_until = min(now + self._patience_s, self.deadline)
+
+    def heard_of(self, peer: str, now: float) -> None:
+        """Something of the partner's is arriving: it is not late, its link is slow."""
+        self.heard = now
+        self._show_life(peer, now)
+
+    def came(self, peer: str, now: float) -> None:
+        """The partner has come to this round: what it contributes is on its way, or here."""
+        if self.running:
+            self._show_life(peer, now)
+            self.partners[peer].met_at = min(self.partners[peer].met_at, now)
+
+    def _show_life(self, peer: str, now: float) -> None:
+        if self.running:
+            partner = self.partners[peer]
+            partner.heard_at, partner.broken_at, partner.gone_at = now, math.inf, math.inf
+
+    def lost(self, peer: str, attempt: int, reason: str, now: float) -> bool:
+        """The stream to the partner has ended too early. Returns whether it was the latest."""
+        partner = self.partners[peer]
+        if not self.running or attempt != partner.attempt:
+            return False
+        partner.open, partner.reason = False, reason
+        partner.broken_at = min(partner.broken_at, now)
+        partner.retry_at = now + self._config.retry_s
+        return True
+
+    def declines(self, peer: str, reason: str) -> None:
+        """The partner will not hold this round with this peer. What has staged counts, even if it
+        lost patience then: others may have applied it."""
+        if not (self.complete and self.partners[peer].staged):
+            self.give_up(f"{peer} declines: {reason}")
+
+    def give_up(self, reason: str) -> None:
+        """Nothing may be applied."""
+        if self.running:
+            self.failed = reason
+
+    # ------------------------------------------------------------------------------ what is to be
+
+    def decide(self, now: float) -> list[str]:
+        """Whether everything is here, and whether the round has ended. Returns the partners to
+        call; their `attempt` is the number of the call."""
+        if not self.running:
             return []
-        actions: list[Action] = []
-        match event:
-            case ViewUpdated(view):
-                self._view = view
-            case PartnerCame(peer):
-                self._come(peer, now)
-            case PartnerHeard(peer):
-                self._heard(peer, now)
-            case PartnerComplete(peer):
-                self._come(peer, now).received = True
-            case PartnerStaged(peer):
-                self._come(peer, now).staged = True
-            case PartnerLost(peer, attempt, reason):
-                partner = self._partners[peer]
-                if attempt == partner.attempt:
-                    partner.open, partner.reason = False, reason
-                    partner.broken_at = min(partner.broken_at, now)
-                    partner.retry_at = now + self._config.retry_s
-                    actions.append(Suspect(peer))
-            case PartnerDeclined(peer, reason):
-                # What has staged counts, even if it lost patience then: others may have applied it.
-                if not (self._staged and self._partners[peer].staged):
-                    return [self._fail(f"{peer} declines: {reason}")]
-            case GivenUp(reason):
-                return [self._fail(reason)]
-            case RoundTick():
-                pass
-        self._note_gone(now)
-        complete = all(p.received for p in self._partners.values())
-        if not self._staged and complete and (now < self.deadline or not self._partners):
-            self._staged = True
-            if self._partners:
-                actions.append(StageRound())
-        if self._staged and not self.waiting_for:
-            self._ended = True
+        partners = self.partners.values()
+        for peer, partner in self.partners.items():
+            partner.gone_at = math.inf if self.view.live(peer) else min(partner.gone_at, now)
+        if all(partner.received for partner in partners) and not self.complete:
+            # Nobody can have applied it yet: one that is gone ends it.
+            gone = any(partner.gone_at < math.inf and not partner.staged for partner in partners)
+            self.complete = not gone and (now < self.deadline or not partners)
+        if self.complete and not self.waiting_for:
+            self.succeeded = True
             # Some may still miss this peer's word, and would wait for a stream in vain.
-            return [*actions, *self._open_streams(math.inf), Succeeded()]
-        if hopeless := self._hopeless(now):
-            return [*actions, self._fail(hopeless)]
-        return actions + self._open_streams(now)
+            return self._to_call(math.inf)
+        self.failed = self._hopeless(now)
+        return [] if self.failed else self._to_call(now)
 
     def due_at(self, now: float) -> float:
         """When time alone may change something next, after `now`; infinite if never."""
-        if self._ended:
+        if not self.running:
             return math.inf
         times = [self._limit()]
-        for peer, partner in self._partners.items():
+        for peer, partner in self.partners.items():
             if peer > self.me and not partner.open:
                 times.append(partner.retry_at)
             if partner.staged:
                 continue
-            times.append(partner.gone_at + (self._config.patience_s if self._staged else 0.0))
+            times.append(partner.gone_at + (self._config.patience_s if self.complete else 0.0))
             times += (self._cut_off_at(peer), self._frozen_at(peer))
             if not partner.met:
                 times.append(self._given_up_at(peer))
         return min((time_s for time_s in times if time_s > now), default=math.inf)
 
-    # --------------------------------------------------------------------------------- inside
-
-    def _heard(self, peer: str, now: float) -> _Partner:
-        partner = self._partners[peer]
-        partner.heard_at, partner.broken_at, partner.gone_at = now, math.inf, math.inf
-        return partner
-
-    def _come(self, peer: str, now: float) -> _Partner:
-        partner = self._heard(peer, now)
-        partner.met_at = min(partner.met_at, now)
-        return partner
-
-    def _note_gone(self, now: float) -> None:
-        for peer, partner in self._partners.items():
-            partner.gone_at = math.inf if self._view.live(peer) else min(partner.gone_at, now)
-
-    def _lost(self, peer: str, now: float) -> str | None:
+    def _not_expected(self, peer: str, now: float) -> str | None:
         """Why the partner is not expected back, if it is not.
 
         One that is cut off is waited for as long as one that has not come. It is half as long if
@@ -256,13 +286,13 @@ class PairRound:
         may have applied the round: then a suspicion alone is not enough, and one that is not
         suspected is waited for longer.
         """
-        partner, patience_s = self._partners[peer], self._config.patience_s
+        partner, patience_s = self.partners[peer], self._config.patience_s
         if partner.staged:
             return None
-        if now >= partner.gone_at + (patience_s if self._staged else 0.0):
+        if now >= partner.gone_at + (patience_s if self.complete else 0.0):
             return f"{peer} is gone"
         silent = not partner.met or partner.broken_at < math.inf
-        if not self._staged and silent and not self._view.reach(self.me, peer):
+        if not self.complete and silent and not self.view.reach(self.me, peer):
             return f"the link to {peer} is cut"
         if now >= self._cut_off_at(peer):
             return f"{partner.reason}, and it has not come back"
@@ -272,63 +302,59 @@ class PairRound:
 
     def _cut_off_s(self, peer: str) -> float:
         """How long a partner that is cut off is waited for."""
-        if not self._view.usable(peer):
+        if not self.view.usable(peer):
             return self._config.patience_s / 2
-        return self._config.patience_s * (2 if self._staged else 1)
+        return self._config.patience_s * (2 if self.complete else 1)
 
     def _cut_off_at(self, peer: str) -> float:
         """When a partner whose stream broke is not expected back any more."""
-        partner = self._partners[peer]
+        partner = self.partners[peer]
         return partner.broken_at + self._cut_off_s(peer) if partner.met else math.inf
 
     def _frozen_at(self, peer: str) -> float:
         """When a partner in doubt is held for frozen, as nothing comes on its stream."""
-        partner = self._partners[peer]
-        frozen = partner.met and not self._view.usable(peer) and partner.broken_at == math.inf
-        if not frozen or self._staged:
+        partner = self.partners[peer]
+        frozen = partner.met and not self.view.usable(peer) and partner.broken_at == math.inf
+        if not frozen or self.complete:
             return math.inf
         return partner.heard_at + self._cut_off_s(peer)
 
     def _given_up_at(self, peer: str) -> float:
         """When a partner that has not come is not waited for any more."""
-        return max(self.patience_until, self._partners[peer].heard_at + self._patience_s)
+        return max(self.patience_until, self.partners[peer].heard_at + self._patience_s)
 
-    def _hopeless(self, now: float) -> str | None:
-        """Why waiting any longer is no use, if it is not."""
-        for peer, partner in sorted(self._partners.items()):
-            if lost := self._lost(peer, now):
+    def _hopeless(self, now: float) -> str:
+        """Why waiting any longer is no use; empty if it is some."""
+        for peer, partner in sorted(self.partners.items()):
+            if lost := self._not_expected(peer, now):
                 return lost
             if partner.met:
                 continue
-            if not self._view.usable(peer):
+            if not self.view.usable(peer):
                 return f"{peer} does not answer"
-            if not self._view.will_contribute(peer, self.fragment, self.round):
+            if not self.view.will_contribute(peer, self.fragment, self.round):
                 return f"{peer} is past this round"
             if now >= self._given_up_at(peer):
                 return f"{peer} has not come to the round in time"
         if now < self._limit():
-            return None
-        reasons = {p.reason for p in self._partners.values() if not p.staged and p.reason}
+            return ""
+        reasons = {p.reason for p in self.partners.values() if not p.staged and p.reason}
         return "; ".join(["the round's deadline has passed", *sorted(reasons)])
 
     def _limit(self) -> float:
         """When the round is given up. A peer that has staged waits until no partner can stage any
         more, and the partner's word is here."""
-        if not self._staged:
+        if not self.complete:
             return self.deadline
-        came_at = max(partner.met_at for partner in self._partners.values())
+        came_at = max(partner.met_at for partner in self.partners.values())
         return max(self.patience_until, came_at) + self._round_s + self._config.retry_s
 
-    def _open_streams(self, now: float) -> list[Action]:
-        """To the partners that it falls to this peer to call."""
-        actions: list[Action] = []
-        for peer, partner in sorted(self._partners.items()):
+    def _to_call(self, now: float) -> list[str]:
+        """The partners that it falls to this peer to call."""
+        found = []
+        for peer, partner in sorted(self.partners.items()):
             # One that has said everything may still miss this peer's word.
             if peer > self.me and not partner.open and now >= partner.retry_at:
                 partner.open, partner.attempt = True, partner.attempt + 1
-                actions.append(CallPartner(peer, partner.attempt))
-        return actions
-
-    def _fail(self, reason: str) -> Failed:
-        self._ended = True
-        return Failed(reason, self.waiting_for)
+                found.append(peer)
+        return found

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.diloco import mean_in_order
-from murmuration.algorithms.plan import Plan
 from murmuration.worker import wire
-from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION, OwnPart, PairBuffer
+from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION, OwnPart, PairRound
 from murmuration.worker.exchange.round_context import Context
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ class PairValues:
 
     def codec(self, part: int) -> Codec:
         """The wire codec of a part."""
-        return codec_of(self._context.plan, part)
+        plan = self._context.plan
+        return codec_by_name(plan.anchor_codec if part == ANCHOR else plan.codec)
 
     def total_bytes(self, fragment: int, part: int) -> int:
         """The encoded size of a fragment's part."""
@@ -58,27 +58,22 @@ class PairValues:
             lambda: wire.check_values(codec, incoming.buffer, elements, exact=exact),
         )
 
-    async def mean_anchor(self, buffer: PairBuffer) -> "Tensor":
+    async def mean_anchor(self, round_: PairRound) -> "Tensor":
         """As it has arrived everywhere, with what the own anchor's encoding left out: each keeps
         that, so nothing of all anchors' mean is lost, and small steps add up."""
-        mean, rest = await self.mean(buffer, ANCHOR), buffer.own[ANCHOR].left_out
+        mean, rest = await self.mean(round_, ANCHOR), round_.own[ANCHOR].left_out
         return mean if rest is None else mean.add_(rest)
 
-    async def mean(self, buffer: PairBuffer, part: int) -> "Tensor":
+    async def mean(self, round_: PairRound, part: int) -> "Tensor":
         """Of a part of all peers of the round."""
-        codec, elements = self.codec(part), self._context.elements[buffer.fragment]
-        parts = buffer.parts(part, self._context.me)
+        codec, elements = self.codec(part), self._context.elements[round_.fragment]
+        parts = round_.parts(part)
         weights = [each.weight for each in parts] if part == CONTRIBUTION else None
         mean_of = partial(mean_in_order, weights=weights)
-        exact = self._context.limbs(buffer.fragment)
+        exact = self._context.limbs(round_.fragment)
         return await self._context.worked(
             len(parts) * elements,
             lambda: wire.average(
                 codec, [each.raw for each in parts], elements, mean_of, exact=exact
             ),
         )
-
-
-def codec_of(plan: Plan, part: int) -> Codec:
-    """The wire codec of a part."""
-    return codec_by_name(plan.anchor_codec if part == ANCHOR else plan.codec)

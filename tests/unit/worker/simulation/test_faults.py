@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from murmuration.worker.exchange.pairwise.pairs import draw_group
+from murmuration.worker.exchange.pairwise.pair_rounds import draw_group
 from murmuration.worker.membership import Health
 from murmuration.worker.simulation import Scenario
 from murmuration.worker.simulation.faults import (

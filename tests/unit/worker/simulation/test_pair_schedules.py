@@ -11,16 +11,8 @@ from dataclasses import replace
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.exchange.pairwise.buffer import PairBuffer
 from murmuration.worker.exchange.pairwise.partner import PartnerStream
-from murmuration.worker.exchange.pairwise.round import (
-    Action,
-    Event,
-    PairRound,
-    PartnerStaged,
-    StageRound,
-)
-from murmuration.worker.exchange.view import Succeeded
+from murmuration.worker.exchange.pairwise.round import PairRound
 from murmuration.worker.simulation.faults import BreakStreams, Cut, FaultPlan, Late
 from murmuration.worker.simulation.scenario import Scenario
 from tests.support.pair_schedules import (
@@ -135,38 +127,38 @@ def test_broken_streams_are_opened_again_and_the_round_goes_on() -> None:
 
 
 class Spoiled(WatchedPairs):
-    """Its rounds are held by a machine of another kind."""
+    """Its rounds have other rules."""
 
     round_kind: type[PairRound]
 
-    def step(self, buffer: PairBuffer, event: Event) -> None:
-        if buffer.machine is not None and type(buffer.machine) is PairRound:
-            buffer.machine.__class__ = self.round_kind
-        super().step(buffer, event)
+    def step(self, round_: PairRound) -> None:
+        if type(round_) is PairRound:
+            round_.__class__ = self.round_kind
+        super().step(round_)
 
 
 class Hasty(PairRound):
     """Applies as soon as it holds everything, without a word of the others."""
 
-    def step(self, event: Event, now: float) -> list[Action]:
-        actions = super().step(event, now)
-        if StageRound() in actions and Succeeded() not in actions:
-            self._ended = True
-            actions.append(Succeeded())
-        return actions
+    def decide(self, now: float) -> list[str]:
+        calls = super().decide(now)
+        self.succeeded |= self.complete
+        return calls
 
 
 class Deaf(PairRound):
     """Never hears that a partner holds everything, but knows its limit."""
 
-    def step(self, event: Event, now: float) -> list[Action]:
-        return [] if isinstance(event, PartnerStaged) else super().step(event, now)
+    def decide(self, now: float) -> list[str]:
+        for partner in self.partners.values():
+            partner.staged = False
+        return super().decide(now)
 
 
 class Stubborn(PairRound):
     """Its clock is slow where it counts."""
 
-    def _hopeless(self, now: float) -> str | None:
+    def _hopeless(self, now: float) -> str:
         return super()._hopeless(now - 3.0)
 
     def due_at(self, now: float) -> float:
@@ -176,23 +168,23 @@ class Stubborn(PairRound):
 class Nervous(PairRound):
     """Gives up when anybody is doubted, of its group or not."""
 
-    def _hopeless(self, now: float) -> str | None:
-        doubted = [peer for peer in self._view.members if not self._view.usable(peer)]
+    def _hopeless(self, now: float) -> str:
+        doubted = [peer for peer in self.view.members if not self.view.usable(peer)]
         return f"{doubted} may be gone" if doubted else super()._hopeless(now)
 
 
 class Sleepy(PairRound):
     """Forgets time."""
 
-    def _hopeless(self, now: float) -> str | None:
-        return None
+    def _hopeless(self, now: float) -> str:
+        return ""
 
 
 class Impatient(PairRound):
     """Gives up as soon as it has staged and is ticked."""
 
-    def _hopeless(self, now: float) -> str | None:
-        soon = self._staged and now > self.patience_until - 8.0
+    def _hopeless(self, now: float) -> str:
+        soon = self.complete and now > self.patience_until - 8.0
         return "this takes too long" if soon else super()._hopeless(now)
 
     def due_at(self, now: float) -> float:
@@ -203,10 +195,10 @@ class Careless(WatchedPairs):
     """Lets a partner in whatever its round, and never forgets one."""
 
     def _decide(self, caller: PartnerStream, header: pb.PairHeader) -> None:
-        for buffer in self._buffers.values():
-            if caller.peer in buffer.group and buffer.round != header.round:
+        for held in self._laid.values():
+            if caller.peer in held.group and held.round != header.round:
                 del self._waiting[caller]
-                caller.buffer, buffer.streams[caller.peer] = buffer, caller
+                caller.round, held.streams[caller.peer] = held, caller
                 caller.hold(header)
                 return
         super()._decide(caller, header)

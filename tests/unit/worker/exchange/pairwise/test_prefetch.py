@@ -3,9 +3,9 @@
 import pytest
 
 from murmuration.worker import wire
-from murmuration.worker.exchange.pairwise.buffer import ANCHOR, OwnPart, PairBuffer, TheirPart
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.pairwise.round import ANCHOR, OwnPart, PairRound, TheirPart
+from murmuration.worker.exchange.view import RoundConfig, View
 
 CONFIG = RoundConfig(floor_mbps=1e-5)  # 12 bytes take 9.6 s
 LAID_S = 100.0
@@ -20,24 +20,24 @@ class Prefetch(AnchorPrefetch):
         super().__init__(CONFIG, self.skew, [24], told=told, awaited=awaited)
 
 
-def buffer(group: str = "abc") -> PairBuffer:
-    return PairBuffer(0, 7, tuple(group), {ANCHOR: own(12)}, LAID_S)
+def lay(group: str = "abc") -> PairRound:
+    return PairRound("b", group, (0, 7), {ANCHOR: own(12)}, LAID_S, View(), CONFIG)
 
 
 def own(size_bytes: int) -> OwnPart:
     return OwnPart(wire.Payload.of(memoryview(bytes(size_bytes))))
 
 
-def came(prefetch: AnchorPrefetch, laid: PairBuffer, peers: str) -> list[bool]:
+def came(prefetch: AnchorPrefetch, laid: PairRound, peers: str) -> list[bool]:
     said = []
     for peer in peers:
-        laid.theirs[peer][ANCHOR] = TheirPart(wire.Incoming(12, 2), checked=True)
-        said.append(prefetch.came(laid, "b"))
+        laid.partners[peer].parts[ANCHOR] = TheirPart(wire.Incoming(12, 2), checked=True)
+        said.append(prefetch.came(laid))
     return said
 
 
 def test_it_is_told_once_when_all_anchors_are_there() -> None:
-    prefetch, laid = Prefetch(), buffer()
+    prefetch, laid = Prefetch(), lay()
     assert not prefetch.laid(laid, 9)
     assert came(prefetch, laid, "acc") == [False, True, False]
     assert prefetch.due_at(laid) is None
@@ -45,7 +45,7 @@ def test_it_is_told_once_when_all_anchors_are_there() -> None:
 
 
 def test_nobody_waits_for_a_partner_of_which_nothing_comes() -> None:
-    prefetch, laid = Prefetch(), buffer()
+    prefetch, laid = Prefetch(), lay()
     assert prefetch.due_at(laid) == LAID_S + 1.0
     assert not prefetch.overdue(laid, LAID_S + 0.9)
     laid.heard = LAID_S + 0.9
@@ -56,7 +56,7 @@ def test_nobody_waits_for_a_partner_of_which_nothing_comes() -> None:
 
 
 def test_a_partner_that_trickles_is_not_waited_for_for_ever() -> None:
-    prefetch, laid = Prefetch(), buffer()
+    prefetch, laid = Prefetch(), lay()
     until = LAID_S + 1.0 + CONFIG.transfer_s(12)
     now = LAID_S
     while now < until - 0.9:
@@ -68,17 +68,17 @@ def test_a_partner_that_trickles_is_not_waited_for_for_ever() -> None:
 
 
 def test_with_overlap_nobody_waits_and_what_comes_late_is_told() -> None:
-    prefetch, laid = Prefetch(awaited=False), buffer()
+    prefetch, laid = Prefetch(awaited=False), lay()
     assert not prefetch.overdue(laid, LAID_S + 60)
     assert came(prefetch, laid, "ac") == [False, True]
 
 
 def test_who_has_not_exchanged_waits_for_as_long_as_the_others_do() -> None:
-    prefetch, alone = Prefetch(), buffer("b")
+    prefetch, alone = Prefetch(), lay("b")
     alone.succeeded = True
     prefetch.ended(alone)
     prefetch.skew.came(100, 200.0)  # 24 bytes take 48 s
-    laid = buffer()
+    laid = lay()
     laid.own[ANCHOR] = own(120)
     assert prefetch.due_at(laid) == LAID_S + 49.0
     assert not prefetch.overdue(laid, LAID_S + 48.9)
@@ -87,7 +87,7 @@ def test_who_has_not_exchanged_waits_for_as_long_as_the_others_do() -> None:
 
 @pytest.mark.parametrize("awaited", [True, False])
 def test_who_sits_out_waits_for_nobody(awaited: bool) -> None:
-    assert Prefetch(awaited=awaited).laid(buffer("b"), 9) is awaited
+    assert Prefetch(awaited=awaited).laid(lay("b"), 9) is awaited
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_who_sits_out_waits_for_nobody(awaited: bool) -> None:
 def test_where_all_are_one_group_they_have_one_anchor_if_the_last_round_was_held(
     succeeded: bool, members: int, said: bool
 ) -> None:
-    prefetch, before = Prefetch(), buffer("ab")
+    prefetch, before = Prefetch(), lay("ab")
     before.succeeded, before.failed = succeeded, "" if succeeded else "lost"
     prefetch.ended(before)
-    assert prefetch.laid(buffer("ab"), members) is said
+    assert prefetch.laid(lay("ab"), members) is said
 
 
 def test_without_a_shared_momentum_there_is_nothing_to_tell() -> None:
-    prefetch, laid = Prefetch(told=False), buffer()
+    prefetch, laid = Prefetch(told=False), lay()
     assert came(prefetch, laid, "ac") == [False, False]
     assert not prefetch.overdue(laid, LAID_S + 9)
 

@@ -1,15 +1,15 @@
 """All pair rounds of one peer: which there are, who is admitted to them, and how they end.
 
-A buffer is laid out for a round as soon as its group can be known, and the anchor goes ahead on its
-streams (`partner`) while no round is on its way. `begin` adds the contribution and starts the
-round's rules (`round`). A round that is over stays laid out for two more, so that partners that
-missed the last word can hear it again. What is decided for several streams is decided in methods
-without `await`.
+A round is laid out as soon as its group can be known, and the anchor goes ahead on its streams
+(`partner`) while no round is on its way. `begin` adds the contribution, and from then on the rules
+of the round (`round`) decide. A round that is over stays laid out for two more, so that partners
+that missed the last word can hear it again. What is decided for several streams is decided in
+methods without `await`.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -21,38 +21,19 @@ from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.dialogue import RefusalKind
-from murmuration.worker.exchange.pairwise.buffer import (
+from murmuration.worker.exchange.pairwise.partner import PartnerStream
+from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
+from murmuration.worker.exchange.pairwise.round import (
     ANCHOR,
     CONTRIBUTION,
     PARTS,
     Group,
     OwnPart,
-    PairBuffer,
-)
-from murmuration.worker.exchange.pairwise.partner import PartnerStream
-from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
-from murmuration.worker.exchange.pairwise.round import (
-    CallPartner,
-    Event,
     PairRound,
-    PartnerCame,
-    PartnerComplete,
-    PartnerDeclined,
-    PartnerLost,
-    StageRound,
 )
 from murmuration.worker.exchange.pairwise.values import PairValues
 from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks, reason_of
-from murmuration.worker.exchange.view import (
-    Failed,
-    GivenUp,
-    RoundTick,
-    Succeeded,
-    Suspect,
-    View,
-    ViewUpdated,
-    alike,
-)
+from murmuration.worker.exchange.view import View, alike
 from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 
@@ -98,8 +79,8 @@ class Pairs:
             awaited=plan.overlap_steps == 0,
         )
         self._view = View()
-        self._buffers: dict[tuple[int, int], PairBuffer] = {}
-        self._leaving: list[PairBuffer] = []  # given up, and partners are still to hear so
+        self._laid: dict[tuple[int, int], PairRound] = {}
+        self._leaving: list[PairRound] = []  # given up, and partners are still to hear so
         self._versions: dict[int, int] = {}
         self._over: set[tuple[int, int]] = set()
         self._waiting: dict[PartnerStream, None] = {}  # until it has a place in a round
@@ -114,14 +95,13 @@ class Pairs:
     @property
     def partners(self) -> frozenset[str]:
         """With whom this peer is to hold the rounds that it has come to."""
-        buffers = filter(None, map(self._buffers.get, self._versions.items()))
-        return frozenset(peer for each in buffers for peer in each.group) - {self.context.me}
+        laid = filter(None, map(self._laid.get, self._versions.items()))
+        return frozenset(peer for each in laid for peer in each.partners)
 
     @property
     def busy(self) -> bool:
         """Whether a round is on its way, or may still begin in this instant."""
-        buffers = (*self._buffers.values(), *self._leaving)
-        return self._just_laid or any(b.machine and not b.ended for b in buffers)
+        return self._just_laid or any(each.running for each in self._laid.values())
 
     # -------------------------------------------------------------------------- what happens here
 
@@ -131,11 +111,12 @@ class Pairs:
     def on_view(self, view: View) -> None:
         """Membership has changed."""
         self._view = view
-        for buffer in list(self._buffers.values()):
-            if buffer.machine is not None:
-                self.step(buffer, ViewUpdated(view))
-            elif buffer.group != self._group(*buffer.key):
-                self._lay(buffer.fragment, buffer.round, buffer.own)
+        for round_ in list(self._laid.values()):
+            round_.view = view
+            if round_.begun:
+                self.step(round_)
+            elif round_.group != self._group(*round_.key):
+                self._lay(*round_.key, round_.own)
         self.look()
 
     async def advanced(self, fragment: int, state: FragmentState) -> None:
@@ -145,12 +126,13 @@ class Pairs:
             return
         self._versions[fragment] = version
         oldest = version - _KEEP_ROUNDS
-        for buffer in [each for each in self._buffers.values() if each.fragment == fragment]:
-            if buffer.round < (version if buffer.machine is None else oldest):
+        for round_ in [each for each in self._laid.values() if each.fragment == fragment]:
+            if round_.round < (oldest if round_.begun else version):
                 # It may have begun, where the train side has skipped it: its end must be told.
-                self.step(buffer, GivenUp("this peer has gone on"))
-                if not buffer.failed:  # else it leaves once the partners have heard so
-                    self._leave(buffer)
+                round_.give_up("this peer has gone on")
+                self.step(round_)
+                if not round_.failed:  # else it leaves once the partners have heard so
+                    self._leave(round_)
         self._over = {key for key in self._over if key[0] != fragment or key[1] >= oldest}
         self.changed = True
         self.look()
@@ -180,40 +162,31 @@ class Pairs:
         key, context, anchor = (begin.fragment, begin.round), self.context, None
         try:
             contribution = await self.values.contribution(begin)
-            laid = self._buffers.get(key)
+            laid = self._laid.get(key)
             if laid is None or laid.group != self._group(*key):
                 assert begin.anchor is not None, "pairs exchange anchors"
                 anchor = await self.values.anchor(begin.fragment, begin.anchor)
         except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
             self._results.finished(RoundFailed(*key, reason_of(failure), (context.me,)))
             return
-        buffer = self._buffers.get(key)
-        if anchor is not None or buffer is None:
+        round_ = self._laid.get(key)
+        if anchor is not None or round_ is None:
             assert anchor is not None, "a round that is not laid out needs the anchor"
-            buffer = self._lay(*key, {ANCHOR: anchor})
-        buffer.own[CONTRIBUTION], buffer.began = contribution, self.now
-        size = self._round_bytes[buffer.fragment]
-        buffer.machine = PairRound(
-            context.me,
-            buffer.group,
-            self._view,
-            context.config,
-            key=key,
-            began_at=buffer.began,
-            payload_bytes=size,
-            lead_s=self.skew.lead_s(size),
-        )
-        for event in self._seen(buffer):
-            self.step(buffer, event)
-        self.step(buffer, RoundTick())
+            round_ = self._lay(*key, {ANCHOR: anchor})
+        round_.own[CONTRIBUTION] = contribution
+        size = self._round_bytes[begin.fragment]
+        round_.begin(self.now, size, self.skew.lead_s(size))
+        self._catch_up(round_)
+        self.step(round_)
         self.changed = True
         self.look()
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends the fragment's round on its way, if there is one, as failed."""
-        for buffer in list(self._buffers.values()):
-            if buffer.fragment == fragment:
-                self.step(buffer, GivenUp(reason))
+        for round_ in list(self._laid.values()):
+            if round_.fragment == fragment:
+                round_.give_up(reason)
+                self.step(round_)
         self.look()
 
     async def serve(self, stream: Stream) -> None:
@@ -230,19 +203,19 @@ class Pairs:
 
     # ------------------------------------------------------------------ what partners' streams ask
 
-    def header(self, buffer: PairBuffer, peer: str) -> pb.PairHeader:
+    def header(self, round_: PairRound, peer: str) -> pb.PairHeader:
         """This peer's first message to a partner."""
-        come = (buffer.theirs[peer].get(part) for part in PARTS)
+        come = (round_.partners[peer].parts.get(part) for part in PARTS)
         held = [
             pb.Held(hash=part.hash, offset=part.incoming.received_bytes) if part else pb.Held()
             for part in come
         ]
         return pb.PairHeader(
             run=self.context.run,
-            fragment=buffer.fragment,
-            round=buffer.round,
+            fragment=round_.fragment,
+            round=round_.round,
             sender=self.context.me,
-            group=self.context.group_hash(buffer.group),
+            group=self.context.group_hash(round_.group),
             held=held,
         )
 
@@ -261,37 +234,39 @@ class Pairs:
         """Nothing more comes on it."""
         stream.over = True
         self._waiting.pop(stream, None)
-        buffer = stream.buffer
-        if buffer is not None and buffer.streams.get(stream.peer) is stream:
-            del buffer.streams[stream.peer]
+        round_ = stream.round
+        if round_ is not None and round_.streams.get(stream.peer) is stream:
+            del round_.streams[stream.peer]
 
-    def step(self, buffer: PairBuffer, event: Event) -> None:
+    def step(self, round_: PairRound) -> None:
         """Something has happened in a round, which matters if that has begun here."""
-        if buffer.machine is None or buffer.ended:
-            return
-        for action in buffer.machine.step(event, self.now):
-            match action:
-                case CallPartner(peer, attempt):
-                    self._reach(buffer, peer, attempt)
-                case StageRound():
-                    buffer.complete = self.changed = True
-                case Suspect(peer):  # once all of this is done: it may change the view
-                    asyncio.get_running_loop().call_soon(self.peers.suspect, peer)
-                case Succeeded():
-                    buffer.succeeded = buffer.complete = self.changed = True
-                    self._prefetch.ended(buffer)
-                    self.tasks.spawn(self._finish(buffer))
-                case Failed(reason, waiting_for):
-                    self._fail(buffer, reason, waiting_for)
+        was_complete = round_.complete
+        for peer in round_.decide(self.now):
+            self._reach(round_, peer, round_.partners[peer].attempt)
+        self.changed |= round_.complete and not was_complete
+        if round_.ended and not round_.reported:
+            round_.reported = self.changed = True
+            self._prefetch.ended(round_)
+            if round_.succeeded:
+                self.tasks.spawn(self._finish(round_))
+            else:
+                self._fail(round_)
 
-    def anchor_came(self, buffer: PairBuffer) -> None:
+    def lose(self, round_: PairRound, peer: str, attempt: int, reason: str) -> None:
+        """The stream to a partner has ended too early: membership probes it."""
+        if round_.lost(peer, attempt, reason, self.now):
+            # Once all of this is done: it may change the view.
+            asyncio.get_running_loop().call_soon(self.peers.suspect, peer)
+        self.step(round_)
+
+    def anchor_came(self, round_: PairRound) -> None:
         """A partner's anchor is here, and valid."""
-        if self._prefetch.came(buffer, self.context.me):
-            self.tasks.spawn(self._average(buffer))
+        if self._prefetch.came(round_):
+            self.tasks.spawn(self._average(round_))
 
-    def recall(self, buffer: PairBuffer, peer: str, attempt: int) -> None:
+    def recall(self, round_: PairRound, peer: str, attempt: int) -> None:
         """A partner may not know yet that the round has succeeded."""
-        buffer.recalls[peer] = self.now + self.context.config.retry_s, attempt
+        round_.recalls[peer] = self.now + self.context.config.retry_s, attempt
 
     def look(self) -> None:
         """At all that waits here, if something has changed."""
@@ -303,8 +278,8 @@ class Pairs:
             for caller in list(self._waiting):
                 if caller.header is not None and caller in self._waiting:
                     self._decide(caller, caller.header)
-            for buffer in [*self._buffers.values(), *self._leaving]:
-                for stream in list(buffer.streams.values()):
+            for round_ in [*self._laid.values(), *self._leaving]:
+                for stream in list(round_.streams.values()):
                     stream.look()
         self._looking = False
         self._set_timer()
@@ -313,15 +288,15 @@ class Pairs:
 
     def _decide(self, caller: PartnerStream, header: pb.PairHeader) -> None:
         key, me, peer = (header.fragment, header.round), self.context.me, header.sender
-        if (buffer := self._buffers.get(key)) is not None:
-            expected = peer in buffer.group and peer < me
-            if not expected or self.context.group_hash(buffer.group) != header.group:
+        if (round_ := self._laid.get(key)) is not None:
+            expected = peer in round_.group and peer < me
+            if not expected or self.context.group_hash(round_.group) != header.group:
                 self._turn_away(caller, "group", "this peer has another partner in that round")
                 return
             del self._waiting[caller]
-            if (earlier := buffer.streams.get(peer)) is not None:
+            if (earlier := round_.streams.get(peer)) is not None:
                 earlier.drop()
-            caller.buffer, buffer.streams[peer] = buffer, caller
+            caller.round, round_.streams[peer] = round_, caller
             caller.hold(header)
         elif key in self._over or header.round < self._versions.get(header.fragment, 0):
             self._turn_away(caller, "pruned", f"round {header.round} is over here")
@@ -331,13 +306,13 @@ class Pairs:
         caller.refuse(kind, reason)
         caller.end()
 
-    def _reach(self, buffer: PairBuffer, peer: str, attempt: int) -> None:
-        if peer not in buffer.streams and peer not in buffer.recalls:
-            stream = PartnerStream(self, None, buffer, peer, attempt)
-            buffer.streams[peer] = stream
+    def _reach(self, round_: PairRound, peer: str, attempt: int) -> None:
+        if peer not in round_.streams and peer not in round_.recalls:
+            stream = PartnerStream(self, None, round_, peer, attempt)
+            round_.streams[peer] = stream
             self.tasks.spawn(stream.run())
 
-    # -------------------------------------------------------------------------------- the buffers
+    # --------------------------------------------------------------------------------- the rounds
 
     def _group(self, fragment: int, round_: int) -> Group:
         """This peer's group of the round; itself alone if it sits out."""
@@ -345,44 +320,44 @@ class Pairs:
         size = context.plan.group_size
         return draw_group(context.me, context.run, size, self._view, (fragment, round_))
 
-    def _lay(self, fragment: int, round_: int, own: dict[int, OwnPart]) -> PairBuffer:
-        """A buffer for the round in place of an earlier one. Those partners are called that this
+    def _lay(self, fragment: int, number: int, own: dict[int, OwnPart]) -> PairRound:
+        """Lays the round out, in place of an earlier group. Those partners are called that this
         peer calls."""
-        if (earlier := self._buffers.get((fragment, round_))) is not None:
+        if (earlier := self._laid.get((fragment, number))) is not None:
             self._leave(earlier)
-        me, group = self.context.me, self._group(fragment, round_)
-        buffer = PairBuffer(fragment, round_, group, dict(own), self.now)
-        self._buffers[buffer.key] = buffer
-        for peer in group:
-            if peer > me:
-                self._reach(buffer, peer, 1)
-        if self._prefetch.laid(buffer, len(drawn_from(self._view, me, fragment))):
-            self._prefetched(PrefetchedAnchor(*buffer.key, None))
+        context, key = self.context, (fragment, number)
+        group, view = self._group(*key), self._view
+        round_ = PairRound(context.me, group, key, own, self.now, view, context.config)
+        self._laid[key] = round_
+        for peer in round_.partners:
+            if peer > context.me:
+                self._reach(round_, peer, 1)
+        if self._prefetch.laid(round_, len(drawn_from(view, context.me, fragment))):
+            self._prefetched(PrefetchedAnchor(*key, None))
         self.changed = True
-        return buffer
+        return round_
 
-    def _clear(self, buffer: PairBuffer) -> None:
-        if self._buffers.get(buffer.key) is buffer:
-            del self._buffers[buffer.key]
+    def _clear(self, round_: PairRound) -> None:
+        if self._laid.get(round_.key) is round_:
+            del self._laid[round_.key]
 
-    def _leave(self, buffer: PairBuffer) -> None:
-        self._clear(buffer)
-        buffer.recalls.clear()
-        for stream in list(buffer.streams.values()):
+    def _leave(self, round_: PairRound) -> None:
+        self._clear(round_)
+        round_.recalls.clear()
+        for stream in list(round_.streams.values()):
             stream.drop()
 
-    def _seen(self, buffer: PairBuffer) -> Iterable[Event]:
-        """What has happened before the round had begun here."""
-        for peer in buffer.group:
-            came = CONTRIBUTION in buffer.theirs[peer]
-            if came:
-                yield PartnerCame(peer)
-            if buffer.received(peer):
-                yield PartnerComplete(peer)
-            if came and peer < self.context.me and peer not in buffer.streams:
-                yield PartnerLost(peer, 0, f"{peer}: the stream broke off")
-            if peer in buffer.declined:
-                yield PartnerDeclined(peer, buffer.declined[peer])
+    def _catch_up(self, round_: PairRound) -> None:
+        """With what has happened before the round had begun here."""
+        for peer, partner in round_.partners.items():
+            if came := CONTRIBUTION in partner.parts:
+                round_.came(peer, self.now)
+                self.step(round_)
+            if came and peer < self.context.me and peer not in round_.streams:
+                self.lose(round_, peer, 0, f"{peer}: the stream broke off")
+            if partner.declined is not None:
+                round_.declines(peer, partner.declined)
+                self.step(round_)
 
     # --------------------------------------------------------------------------------------- time
 
@@ -390,11 +365,11 @@ class Pairs:
         now = self.now
         times = [each.leave_at for each in self._leaving]
         times += (each.header_by for each in self._waiting if each.header is None)
-        for buffer in self._buffers.values():
-            times += (at for at, _ in buffer.recalls.values())
-            if buffer.machine is not None:
-                times.append(buffer.machine.due_at(now))
-            elif (until := self._prefetch.due_at(buffer)) is not None:
+        for round_ in self._laid.values():
+            times += (at for at, _ in round_.recalls.values())
+            if round_.begun:
+                times.append(round_.due_at(now))
+            elif (until := self._prefetch.due_at(round_)) is not None:
                 times.append(until)
         at = min((at for at in times if at > now), default=math.inf)
         if at < self._timer_at:
@@ -407,75 +382,74 @@ class Pairs:
     def _elapse(self) -> None:
         """Does what has been put off until now."""
         self._timer, self._timer_at, now = None, math.inf, self.now
-        for buffer in [each for each in self._leaving if now >= each.leave_at]:
-            self._leaving.remove(buffer)
-            self._leave(buffer)
+        for round_ in [each for each in self._leaving if now >= each.leave_at]:
+            self._leaving.remove(round_)
+            self._leave(round_)
         for caller in [each for each in self._waiting if each.header is None]:
             if now >= caller.header_by:
                 caller.end()
-        for buffer in list(self._buffers.values()):
-            for peer, (at, attempt) in list(buffer.recalls.items()):
+        for round_ in list(self._laid.values()):
+            for peer, (at, attempt) in list(round_.recalls.items()):
                 if now < at:
                     continue
-                del buffer.recalls[peer]
+                del round_.recalls[peer]
                 if self._view.live(peer):
-                    self._reach(buffer, peer, attempt)
+                    self._reach(round_, peer, attempt)
                 else:  # it may come back
-                    self.recall(buffer, peer, attempt)
-            self.step(buffer, RoundTick())
-            if self._prefetch.overdue(buffer, now):
-                self._prefetched(PrefetchedAnchor(*buffer.key, None))
+                    self.recall(round_, peer, attempt)
+            self.step(round_)
+            if self._prefetch.overdue(round_, now):
+                self._prefetched(PrefetchedAnchor(*round_.key, None))
         self.look()
 
     # ------------------------------------------------------------------------------------ the ends
 
-    def _fail(self, buffer: PairBuffer, reason: str, waiting_for: tuple[str, ...]) -> None:
-        buffer.failed, buffer.leave_at, self.changed = reason, self.now + _LEAVE_S, True
-        self._prefetch.ended(buffer)
-        self._clear(buffer)
-        self._over.add(buffer.key)
-        self._leaving.append(buffer)
-        self._results.finished(RoundFailed(*buffer.key, reason, waiting_for))
+    def _fail(self, round_: PairRound) -> None:
+        round_.leave_at = self.now + _LEAVE_S
+        self._clear(round_)
+        self._over.add(round_.key)
+        self._leaving.append(round_)
+        self._results.finished(RoundFailed(*round_.key, round_.failed, round_.waiting_for))
 
-    async def _average(self, buffer: PairBuffer) -> None:
+    async def _average(self, round_: PairRound) -> None:
         mean_anchor: Tensor | None = None
         with suppress(Exception):  # the round itself says what is wrong
-            mean_anchor = await self.values.mean_anchor(buffer)
-        if buffer.machine is None:  # else it is too late
-            self._prefetched(PrefetchedAnchor(*buffer.key, mean_anchor))
+            mean_anchor = await self.values.mean_anchor(round_)
+        if not round_.begun:  # else it is too late
+            self._prefetched(PrefetchedAnchor(*round_.key, mean_anchor))
 
-    async def _finish(self, buffer: PairBuffer) -> None:
+    async def _finish(self, round_: PairRound) -> None:
         """Averages what the group has given. A defect ends the round: else the train thread would
         wait for it in vain."""
         result: RoundDone | RoundFailed
         try:
-            result = await self._averaged(buffer)
+            result = await self._averaged(round_)
         except Exception as failure:
-            result = RoundFailed(*buffer.key, reason_of(failure), (self.context.me,))
+            result = RoundFailed(*round_.key, reason_of(failure), (self.context.me,))
         self._results.finished(result)
 
-    async def _averaged(self, buffer: PairBuffer) -> RoundDone:
-        context, own = self.context, buffer.own
-        mean = await self.values.mean(buffer, CONTRIBUTION)
-        learned = mean[: len(mean) - context.limbs(buffer.fragment)]
-        hashes = [part.hash for part in buffer.parts(CONTRIBUTION, context.me)]
-        marks = dict(zip(buffer.group, hashes, strict=True))
+    async def _averaged(self, round_: PairRound) -> RoundDone:
+        context, own = self.context, round_.own
+        mean = await self.values.mean(round_, CONTRIBUTION)
+        learned = mean[: len(mean) - context.limbs(round_.fragment)]
+        hashes = [part.hash for part in round_.parts(CONTRIBUTION)]
+        marks = dict(zip(round_.group, hashes, strict=True))
         for peers in alike(marks) if learned.any() else ():
             context.contribute_alike(peers)
-        mean_anchor = await self.values.mean_anchor(buffer)
-        took_s = self.now - buffer.began
+        mean_anchor = await self.values.mean_anchor(round_)
+        took_s = self.now - round_.began
         sent_bytes = sum(part.payload.packed_bytes for part in own.values())
-        context.compression.exchanged(sent_bytes * (len(buffer.group) - 1), took_s)
+        context.compression.exchanged(sent_bytes * (len(round_.group) - 1), took_s)
         return RoundDone(
-            fragment=buffer.fragment,
-            round=buffer.round,
+            fragment=round_.fragment,
+            round=round_.round,
             mean=mean,
             mean_anchor=mean_anchor,
-            contributors=len(buffer.group),
+            contributors=len(round_.group),
             next_group=(),
             missed=(),
             exchange_s=took_s,
-            waited_for=buffer.last,
+            waited_for=round_.last,
             error=own[CONTRIBUTION].left_out,
         )
 

@@ -15,8 +15,8 @@ from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.pairwise.buffer import ANCHOR, CONTRIBUTION
-from murmuration.worker.exchange.pairwise.pairs import Pairs
+from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
+from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, View
 from murmuration.worker.simulation.clock import Clock
