@@ -2,9 +2,10 @@
 
     python -m tests.lab gpu [--only NAME ...] [--minutes 9.5] [--device cuda] [--results FILE]
 
-A line for each check, and all figures in one file of JSON, by device. What has passed there is not
-run again, so that a call that was cut off goes on. `--only` takes the beginnings of names. Without
-a card the same checks run on the CPU at small sizes, which tries this script and no more.
+A line for each check, and all figures in one file of JSON, by device. What is there and has not
+failed is not run again, so that a call that was cut off goes on. `--only` takes the beginnings of
+names. Without a card the same checks run on the CPU at small sizes, which only tries the script.
+A check has `missed` where all runs, and a figure is not what was asked for.
 
 swarm     anchors beside the CPU's: fp32, bf16, autocast, compiled, fused, in CUDA graphs
 codecs    the same bytes and values on both
@@ -29,7 +30,6 @@ import statistics
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -39,9 +39,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+try:
+    import tomllib
+
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import SGD, AdamW, Optimizer
+except ModuleNotFoundError as error:
+    sys.exit(f"gpu: no {error.name} here: it wants Python 3.11 and torch, for a card with CUDA")
 
 Figures = dict[str, Any]
 _ROOT = Path(__file__).parents[2]
@@ -293,12 +298,12 @@ def peer(address: str, device: str, index: int) -> tuple[str, int]:
     optimizer = AdamW(model.parameters(), lr=3e-3)
     tokens = tokens_of(12 * _PEERS, 4, 32, torch.device(device))
     meet: Figures = {"join": address} if index else {"listen": address, "min_peers": _PEERS}
-    with murmuration.Swarm(model, optimizer, inner_steps=4, steps=12, **meet) as swarm_:
-        while not swarm_.done:
-            loss_of(model, tokens[swarm_.step * _PEERS + index]).backward()
+    with murmuration.Swarm(model, optimizer, inner_steps=4, steps=12, **meet) as run:
+        while not run.done:
+            loss_of(model, tokens[run.step * _PEERS + index]).backward()
             optimizer.step()
             optimizer.zero_grad()
-        rounds = swarm_.metrics["rounds_completed"]
+        rounds = run.metrics["rounds_completed"]
     assert isinstance(rounds, int)
     return tensor_hash([flat(model)]), rounds
 
@@ -405,8 +410,8 @@ def partner(address: str, size: str, context: int) -> None:
     model = decoder(size, context)
     optimizer = SGD(model.parameters(), lr=0.0)
     next(model.parameters()).grad = torch.zeros_like(next(model.parameters()))
-    with murmuration.Swarm(model, optimizer, join=address, wait_s=300.0) as swarm_:
-        while not swarm_.done:
+    with murmuration.Swarm(model, optimizer, join=address) as run:
+        while not run.done:
             optimizer.step()
 
 
@@ -417,12 +422,12 @@ def overlap(preset: str, size: str, at: Place) -> Figures:
 
     context, batch = (16, 2) if at.small else (1024, 8)
     plan = PRESETS[preset]
-    meet: Figures = {"preset": preset, "min_peers": _PEERS, "wait_s": 300.0}
+    address = free_address()
+    meet: Figures = {"preset": preset, "listen": address, "min_peers": _PEERS}
     meet["inner_steps"] = plan.inner_steps if not at.small else 4
     meet["steps"] = max(2 * meet["inner_steps"], 8 if at.small else 40)
     if at.small and plan.overlap_steps:
         meet["settings"] = {"diloco.overlap_steps": 1}
-    address = free_address()
     other = at.others.submit(partner, address, size, context)
     model = decoder(size, context).to(at.device)
     optimizer = AdamW(model.parameters(), lr=0.0, fused=True)  # both begin with the same values
@@ -441,14 +446,19 @@ def overlap(preset: str, size: str, at: Place) -> Figures:
     plain = [stepped(number) for number in range(_FREE + (2 if at.small else 16))][_FREE:]
     took: dict[str, list[float]] = {"idle": [], "in_flight": [], "exchange": []}
     optimizer.param_groups[0]["lr"] = 1e-4
-    with pcie_bytes() as moved, murmuration.Swarm(model, optimizer, listen=address, **meet) as peer:
-        before = flights(peer)
-        while not peer.done:
-            seconds, now = stepped(peer.step), flights(peer)
-            kind = "exchange" if now != before else "in_flight" if any(now[0]) else "idle"
-            took[kind].append(seconds)
-            before = now
-        metrics = peer.metrics
+    try:
+        with pcie_bytes() as moved, murmuration.Swarm(model, optimizer, **meet) as peer:
+            before = flights(peer)
+            while not peer.done:
+                seconds, now = stepped(peer.step), flights(peer)
+                kind = "exchange" if now != before else "in_flight" if any(now[0]) else "idle"
+                took[kind].append(seconds)
+                before = now
+            metrics = peer.metrics
+    except murmuration.MurmurError:
+        if other.done():
+            other.result()  # that one's error says more
+        raise
     other.result()
     step_s, stall_s = statistics.median(plain), metrics["stall_s"]
     assert isinstance(stall_s, float)
@@ -636,7 +646,7 @@ def run_checks(names: Sequence[str], device: torch.device, results: Results) -> 
             began = time.perf_counter()
             try:
                 figures = todo[name](Place(device, others))
-                figures["result"] = "failed" if _MISSED in figures else "passed"
+                figures["result"] = "missed" if _MISSED in figures else "passed"
             except Skipped as error:
                 figures = {"result": "skipped", "error": str(error)}
             except Exception as error:
@@ -645,14 +655,15 @@ def run_checks(names: Sequence[str], device: torch.device, results: Results) -> 
                 figures["card_gb"] = torch.cuda.max_memory_allocated() / 1e9
                 torch.cuda.reset_peak_memory_stats()
             results.add(name, {**figures, "seconds": time.perf_counter() - began})
-            if "error" in figures and figures["result"] == "failed" and device.type != "cpu":
+            if figures["result"] == "failed" and device.type != "cpu":
                 os._exit(_NEXT)  # neither the card nor the other processes may be waited for
 
 
 def supervise(names: Sequence[str], options: argparse.Namespace, results: Results) -> list[str]:
     """Runs the checks in one process after another; returns those that there was no time for."""
     ends, left = time.monotonic() + 60 * options.minutes, list(names)
-    own = [*_PROGRAM, "--device", options.device, "--results", str(options.results), "--run"]
+    own = [*_PROGRAM, "--device", options.device, "--results", str(options.results.resolve())]
+    own.append("--run")
     while left and time.monotonic() < ends:
         child = subprocess.Popen([*own, *left], start_new_session=True, cwd=_ROOT)
         patience = time.monotonic() + _PATIENCE_S
@@ -686,8 +697,7 @@ def missing() -> list[str]:
 
 
 def main() -> int:
-    """Runs what is not done; 0 if all that was asked for has passed, or is of something that is not
-    here."""
+    """Runs what is not done; 0 if all that was asked for passes, or is of what is not here."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME")
     parser.add_argument("--minutes", type=float, default=9.5, help="at most")
@@ -696,7 +706,7 @@ def main() -> int:
     parser.add_argument("--run", nargs="+", metavar="CHECK", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if lacking := missing():
-        print(f"gpu: not installed here: {' '.join(lacking)}; pip install them", file=sys.stderr)
+        print(f"gpu: pip install {' '.join(lacking)}: missing here", file=sys.stderr)
         return 2
     try:
         from murmuration.worker.training.device import chosen_device
@@ -715,11 +725,11 @@ def main() -> int:
         print(f"gpu: no check is named so; there are {', '.join(known)}", file=sys.stderr)
         return 2
     results.forget_failed(asked)
-    print(
-        f"{results.device}" + (": small sizes, to try the script" if device.type == "cpu" else "")
-    )
+    only = "; no card: small sizes, which try the script" if device.type == "cpu" else ""
+    print(f"{results.device}{only}", flush=True)
     left = supervise([name for name in asked if name not in results.found], options, results)
-    failed = [name for name in asked if results.found.get(name, {}).get("result") == "failed"]
+    ended = {name: figures["result"] for name, figures in results.found.items() if name in asked}
+    failed = [name for name, end in ended.items() if end in ("failed", "missed")]
     print(f"{len(asked) - len(failed) - len(left)} of {len(asked)} hold; {options.results}")
     for names, what in ((failed, "failed"), (left, "no time was left for")):
         if names:

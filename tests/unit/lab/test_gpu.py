@@ -35,11 +35,11 @@ def test_a_check_that_fails_is_a_line_and_the_rest_goes_on(
     results = gpu.Results(tmp_path / "gpu.json", CPU)
     gpu.run_checks(list(known), CPU, results)
     ends = {name: figures["result"] for name, figures in results.found.items()}
-    assert ends == {"bad": "failed", "slow": "failed", "absent": "skipped", "good": "passed"}
+    assert ends == {"bad": "failed", "slow": "missed", "absent": "skipped", "good": "passed"}
     assert results.found["bad"]["error"] == "RuntimeError: no kernel"
     assert "ms 3, missed at most 2 ms" in capsys.readouterr().out
     results.forget_failed(list(known))
-    assert list(results.found) == ["absent", "good"]
+    assert list(results.found) == ["slow", "absent", "good"]
     whole = json.loads((tmp_path / "gpu.json").read_text())
     assert whole[f"cpu, torch {torch.__version__}"]["good"]["far"] == 0.25
 
