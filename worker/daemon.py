@@ -23,7 +23,6 @@ from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
 from murmuration.worker.exchange.allreduce.residuals import Residuals
 from murmuration.worker.folder import Announce, EventLog, alone_in, leave_json
 from murmuration.worker.identity import Identity
-from murmuration.worker.identity.admission import Credentials
 from murmuration.worker.iothread import IOThread
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
@@ -51,7 +50,6 @@ from murmuration.worker.training.model import trained_parameters
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_trainer, snapshot
 from murmuration.worker.training.result import build_result
 from murmuration.worker.training.saving import Saver
-from murmuration.worker.transport.grpc import GrpcTransport
 
 T = TypeVar("T")
 
@@ -127,10 +125,11 @@ class Worker:
             ),
             self._manifest,
             fragments=self._fragments,
-            transport=GrpcTransport(options.listen, options.proxy, options.identity),
+            listen=options.listen,
+            proxy=options.proxy,
+            identity=options.identity,
             mailbox=self._mailbox,
             log=self._log,
-            credentials=Credentials.of(options.identity, options.out),
             out=options.out,
         )
         self._saver = Saver(
@@ -242,7 +241,6 @@ class Worker:
             fragments=self._fragments,
             plan=config.plan,
             steps=config.run.steps,
-            step=0,
             mailbox=self._mailbox,
             between_steps=self._between_steps,
         )

@@ -19,6 +19,7 @@ from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.component import Environment, NodeConfig
 from murmuration.worker.config import Config
 from murmuration.worker.folder import Remembered
+from murmuration.worker.identity import Identity
 from murmuration.worker.identity.admission import Credentials
 from murmuration.worker.iothread import IOThread
 from murmuration.worker.manifest import Manifest
@@ -26,7 +27,8 @@ from murmuration.worker.membership import Member
 from murmuration.worker.node import Node
 from murmuration.worker.status import MetricsServer
 from murmuration.worker.training.inbox import Mailbox
-from murmuration.worker.transport import AddressInUse, Transport
+from murmuration.worker.transport import AddressInUse
+from murmuration.worker.transport.grpc import GrpcTransport
 from murmuration.worker.views import PagePlace, page_event
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NOTHING_ENCRYPTED = Credentials()
 AWAIT_OTHERS_S = 30.0  # after the last step
 _GIVE_S = 1.0  # a result, by a peer that is to end now
 _LOOK_AGAIN_S = 0.1
@@ -53,11 +54,11 @@ class Session:
         config, manifest: of the run.
         node: name, addresses and whom to wait for.
         fragments: what is exchanged.
-        transport: to the others.
+        listen, proxy: `HOST:PORT` to serve, and of an HTTP CONNECT proxy to reach others by.
+        identity: what the peer proves itself by; None: nothing is encrypted.
         mailbox: between the train thread and the I/O thread.
         log: takes events as plain values, from any thread.
-        credentials: what the peer has been admitted with.
-        out: a folder that remembers the others; None: nothing does.
+        out: a folder for its identity, that remembers the others; None: nothing does.
     """
 
     def __init__(
@@ -67,16 +68,18 @@ class Session:
         manifest: Manifest,
         *,
         fragments: Sequence[Fragment],
-        transport: Transport,
+        listen: str,
+        proxy: str | None = None,
+        identity: Identity | None = None,
         mailbox: Mailbox,
         log: Callable[[dict[str, object]], None],
-        credentials: Credentials = NOTHING_ENCRYPTED,
         out: Path | None = None,
     ) -> None:
         self._config, self._node, self._manifest = config, node, manifest
-        self._fragments, self._log, self._credentials = fragments, log, credentials
+        self._fragments, self._log = fragments, log
+        self._credentials = Credentials.of(identity, out)
         self._out = out
-        self.transport, self._mailbox = transport, mailbox
+        self.transport, self._mailbox = GrpcTransport(listen, proxy, identity), mailbox
         self.io = IOThread(self._make_node, mailbox, log)
         self._metrics: MetricsServer | None = None
         self._page: PageServer | None = None

@@ -217,7 +217,6 @@ class Swarm:
             fragments=held.fragments,
             plan=problem.plan,
             steps=problem.steps,
-            step=0,
             mailbox=train,
             between_steps=lambda _: None,
             clock=self.loop.time,

@@ -1,7 +1,6 @@
 """A model and an optimizer of the user's, as the outer loop sees them."""
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -14,22 +13,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.worker.errors import UsageError
 from murmuration.worker.library.steps import OptimizerSteps, StepListener, is_scaled
-from murmuration.worker.training.fragment import Accessor
-from murmuration.worker.training.inbox import IterationOver, StageJob
 from murmuration.worker.training.model import (
     check_types,
     running_statistics,
     saved_buffers,
     schema_of,
-    trained_parameters,
 )
-from murmuration.worker.training.optimizers import moments_are_finite
-from murmuration.worker.training.replica import first_learning_rate
+from murmuration.worker.training.replica import Replica
 from murmuration.worker.wire import tensor_hash
 
 
-class UserReplica:
-    """Implements `murmuration.worker.training.replica.Replica`. train thread only.
+class UserReplica(Replica):
+    """Model and optimizers of the user's. train thread only.
 
     Args:
         model: its parameters may be on any device, in fp32, bf16 or fp16.
@@ -46,41 +41,23 @@ class UserReplica:
     def __init__(self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> None:
         given = optimizers_of(model, optimizers)
         check_tensors(model)
-        self.model, self.optimizers = model, [_innermost(each) for each in given]
-        self._trained = trained_parameters(model)
-        self._statistics = running_statistics(model)
+        super().__init__(model, [_innermost(each) for each in given])
         self._buffers = _places(model)
-        named = (*self._trained.items(), *self._statistics.items())
-        self._parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
-        self.loss = math.nan
-        self.accessor: Accessor | None = None
-        self.samples: int | None = None  # the loop that draws them is the user's
-        self.tokens_per_sample: int | None = None
         self._written = 0
         self._averaged: dict[int, tuple[int, int]] = {}  # gradients: by parameter, and as of when
         self._check()
-
-    @property
-    def learning_rate(self) -> float | None:
-        """Of the last step, of the first group of parameters."""
-        return first_learning_rate(self.optimizers)
 
     @property
     def last_gradient_norm(self) -> float | None:
         """Of the gradient that the optimizer has stepped with, clipped by the loop or not. None
         where to ask would cost a wait (on a GPU) or a word of all ranks (sharded), and where it is
         still scaled."""
-        gradients = [p.grad for p in self._trained.values() if p.grad is not None]
+        gradients = [p.grad for p in self._named.values() if p.grad is not None]
         scaled = is_scaled(self.optimizers)
         dear = any(g.device.type != "cpu" or g.is_sparse or is_sharded(g) for g in gradients)
         if scaled or dear or not gradients:
             return None
         return float(nn.utils.get_total_norm(gradients))
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """Local parameters by name, detached: writing into them changes the model."""
-        return self._parameters
 
     @property
     def schema(self) -> list[TensorSpec]:
@@ -105,21 +82,17 @@ class UserReplica:
                 "preset ddp averages gradients, which a GradScaler has scaled here: call "
                 "scaler.unscale_(optimizer) before scaler.step(optimizer)"
             )
-        for name, parameter in self._trained.items():
+        for name, parameter in self._named.items():
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise UsageError(
                     f"parameter {name!r} has a sparse gradient, which preset ddp cannot average; "
                     "use sparse=False, or another preset"
                 )
-        found = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for name, parameter in self._trained.items()
-        }
-        return found | {name: value.clone() for name, value in self._statistics.items()}
+        return self._present_gradients()
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Puts these in the place of the parameters' own."""
-        for name, parameter in self._trained.items():
+        for name, parameter in self._named.items():
             given = gradients[name]
             if parameter.grad is None:
                 parameter.grad = given.to(parameter).clone()
@@ -127,7 +100,7 @@ class UserReplica:
                 parameter.grad.copy_(given)
         for name, statistic in self._statistics.items():
             statistic.copy_(gradients[name])
-        self._averaged = {id(p): _as_of(p) for p in self._trained.values()}
+        self._averaged = {id(p): _as_of(p) for p in self._named.values()}
 
     def check_averaged(self, optimizer: Optimizer) -> None:
         """Raises UsageError: the gradients of this optimizer are not those that were averaged."""
@@ -138,29 +111,14 @@ class UserReplica:
                 "them steps: call backward for all before, or take another preset"
             )
 
-    def handle(self, message: StageJob | IterationOver) -> None:
-        """A whole model has no jobs to do for others."""
-
-    @property
-    def moments_are_finite(self) -> bool:
-        """Whether what the optimizers know is: else their steps lead nowhere."""
-        return moments_are_finite(self.optimizers)
-
-    def reset_moments(self) -> None:
-        """Forgets what the optimizer knows, after it has led astray; on a site all ranks do."""
-        if self.accessor is not None:
-            self.accessor.reset_moments()
-        for optimizer in self.optimizers:
-            optimizer.state.clear()
-
     def followed(self, listener: StepListener) -> AbstractContextManager[OptimizerSteps]:
         """Tells the listener of all steps meanwhile. Raises UsageError: the model is in a swarm."""
-        parameters = (id(each) for each in self._trained.values())
+        parameters = (id(each) for each in self._named.values())
         return OptimizerSteps(self.optimizers, parameters, listener).followed()
 
     def has_moved(self) -> bool:
         """Whether anything has written into the parameters since the last call."""
-        before, self._written = self._written, sum(p._version for p in self._trained.values())
+        before, self._written = self._written, sum(p._version for p in self._named.values())
         return before != self._written
 
     def refresh(self) -> None:
@@ -171,7 +129,7 @@ class UserReplica:
         """
         self._check_parameters()
         self._follow_buffers()
-        named = (*self._trained.items(), *self._statistics.items())
+        named = (*self._named.items(), *self._statistics.items())
         for name, value in named:
             before, now = self._parameters[name], value.detach()
             if (before.shape, before.device) != (now.shape, now.device):
@@ -184,7 +142,7 @@ class UserReplica:
             self._parameters[name] = now
 
     def _check_parameters(self) -> None:
-        known = {id(parameter) for parameter in self._trained.values()}
+        known = {id(parameter) for parameter in self._named.values()}
         now = {id(p): n for n, p in self.model.named_parameters() if p.requires_grad}
         if known != now.keys():
             new = next((name for each, name in now.items() if each not in known), None)
@@ -209,7 +167,7 @@ class UserReplica:
         name = type(self.model).__name__
         if not any(True for _ in self.model.parameters()):
             raise UsageError(f"model {name} has no parameters, so there is nothing to train")
-        if not self._trained:
+        if not self._named:
             raise UsageError(
                 f"model {name}: every parameter is frozen; let what is to be trained require a "
                 "gradient"

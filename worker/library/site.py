@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -30,20 +30,7 @@ from murmuration.worker.library.steps import catch_up
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class _Read:
-    index: int
-
-
-@dataclass(frozen=True)
-class _Write:
-    index: int
-
-
-@dataclass(frozen=True)
-class _Forget:
-    """What the optimizers know."""
+_Kind = Literal["read", "write", "forget", "go on", "lease", "failed"]
 
 
 @dataclass(frozen=True)
@@ -58,21 +45,13 @@ class SwarmProgress:
 
 
 @dataclass(frozen=True)
-class _GoOn:
-    progress: SwarmProgress
+class _Word:
+    """What rank 0 says: `read` or `write` a fragment, by its index; `forget` what the optimizers
+    know; `go on` with this progress; a `lease` of samples, or None; or the error that it `failed`
+    with."""
 
-
-@dataclass(frozen=True)
-class _Failed:
-    error: BaseException
-
-
-@dataclass(frozen=True)
-class _Leased:
-    message: LeaseMessage | None
-
-
-_Word = _Read | _Write | _Forget | _GoOn | _Failed | _Leased
+    kind: _Kind
+    value: Any = None
 
 
 class Site:
@@ -110,53 +89,52 @@ class Site:
             yield
         except BaseException as error:
             known = isinstance(error, MurmurError)
-            self._say(_Failed(error if known else RuntimeError(f"rank 0: {error!r}")))
+            self._say("failed", error if known else RuntimeError(f"rank 0: {error!r}"))
             raise
         assert self._tell is not None, "rank 0 has something to tell"
-        self._say(_GoOn(self._tell()))
+        self._say("go on", self._tell())
 
     def follow(self) -> SwarmProgress:
         """Other ranks: does what rank 0 says; returns what it tells in the end."""
         while True:
-            match self._heard():
-                case _Read(index):
-                    self._gathered(self._fragments[index])
-                case _Write(index):
-                    fragment = self._fragments[index]
+            word = self._heard()
+            match word.kind:
+                case "read":
+                    self._gathered(self._fragments[word.value])
+                case "write":
+                    fragment = self._fragments[word.value]
                     self._take(fragment, fragment.empty())
-                case _Forget():
+                case "forget":
                     self._forget()
-                case _GoOn(progress):
+                case "go on":
+                    progress: SwarmProgress = word.value
                     return progress
-                case _Failed(error):
-                    raise error
 
     def read(self, fragment: Fragment) -> Tensor:
         """Rank 0: the fragment's local values, fresh: 1-D fp32 on the CPU."""
         if self._is_sharded(fragment):
-            self._say(_Read(fragment.index))
+            self._say("read", fragment.index)
         return fragment.flatten(self._gathered(fragment))
 
     def write(self, fragment: Fragment, values: Tensor) -> None:
         """Rank 0: makes these (1-D) the local values of all ranks."""
-        self._say(_Write(fragment.index))
+        self._say("write", fragment.index)
         self._take(fragment, values.contiguous())
 
     def reset_moments(self) -> None:
         """Rank 0: the others forget what their optimizers know."""
-        self._say(_Forget())
+        self._say("forget")
 
     def share(self, message: LeaseMessage | None) -> None:
         """Rank 0: what it was told of its samples, as all ranks draw."""
-        self._say(_Leased(message))
+        self._say("lease", message)
 
     def shared(self) -> LeaseMessage | None:
         """Other ranks: the same."""
         word = self._heard()
-        if isinstance(word, _Failed):
-            raise word.error
-        assert isinstance(word, _Leased), "all ranks draw the same"
-        return word.message
+        assert word.kind == "lease", "all ranks draw the same"
+        message: LeaseMessage | None = word.value
+        return message
 
     def _is_sharded(self, fragment: Fragment) -> bool:
         return any(is_sharded(self._parameters[s.name]) for s in fragment.specs)
@@ -170,13 +148,16 @@ class Site:
             parameter = self._parameters[name]
             parameter.copy_(_sharded_as(value, parameter) if is_sharded(parameter) else value)
 
-    def _say(self, word: _Word) -> None:
-        dist.broadcast_object_list([word], src=0, group=self._group)
+    def _say(self, kind: _Kind, value: Any = None) -> None:
+        dist.broadcast_object_list([_Word(kind, value)], src=0, group=self._group)
 
     def _heard(self) -> _Word:
+        """Raises what rank 0 has failed with."""
         words: list[Any] = [None]
         dist.broadcast_object_list(words, src=0, group=self._group)
         found: _Word = words[0]
+        if found.kind == "failed":
+            raise found.value
         return found
 
 

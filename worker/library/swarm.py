@@ -39,7 +39,7 @@ from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import EventLog, remembered
 from murmuration.worker.identity import Identity, token_from
-from murmuration.worker.identity.admission import Admission, Credentials
+from murmuration.worker.identity.admission import Admission
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.arguments import (
     Terms,
@@ -65,7 +65,6 @@ from murmuration.worker.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.training.inbox import Mailbox, Stop
 from murmuration.worker.training.loop import TrainingLoop
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_state
-from murmuration.worker.transport.grpc import GrpcTransport
 from murmuration.worker.views import PagePlace
 from murmuration.worker.wire import tensor_hash
 
@@ -251,7 +250,6 @@ class Swarm:
                 fragments=self._fragments,
                 plan=self._config.plan,
                 steps=self._config.run.steps,
-                step=0,
                 mailbox=self._mailbox,
             )
 
@@ -285,10 +283,10 @@ class Swarm:
             self._node,
             self._manifest,
             fragments=self._fragments,
-            transport=GrpcTransport(self._listen, security=self._identity),
+            listen=self._listen,
+            identity=self._identity,
             mailbox=self._mailbox,
             log=events,
-            credentials=Credentials.of(self._identity, self._out),
             out=self._out,
         )
         with ExitStack() as opening:

@@ -25,9 +25,15 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import TaskError, TextError
-from murmuration.worker.tasks.llama_bytes import window_starts
 from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
-from murmuration.worker.tasks.text import STDLIB, Streamed, Windows, load_text
+from murmuration.worker.tasks.text import (
+    STDLIB,
+    Streamed,
+    Windows,
+    batch_of,
+    drawn_windows,
+    load_text,
+)
 
 BYTES = "bytes"
 # Where a word in a config is the name of something that transformers has itself.
@@ -156,16 +162,10 @@ class HuggingFace:
         if self._streamed is not None:
             found = self._streamed.windows(split, cursor, self._context + 1)
             while True:
-                windows = torch.from_numpy(np.stack([next(found) for _ in range(self.batch_size)]))
+                windows = np.stack([next(found) for _ in range(self.batch_size)])
                 cursor = cursor.advance(self.batch_size)
-                yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
-        tokens, window = self._tokens[split], self._context + 1
-        offsets = np.arange(window)
-        while True:
-            starts = window_starts(cursor, self.batch_size, tokens.size - window + 1)
-            windows = torch.from_numpy(tokens[starts[:, None] + offsets].astype(np.int64))
-            cursor = cursor.advance(self.batch_size)
-            yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
+                yield batch_of(torch.from_numpy(windows), cursor)
+        yield from drawn_windows(self._tokens[split], cursor, self.batch_size, self._context)
 
     def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
         """Return a loader of the text's windows, each token in one of them.

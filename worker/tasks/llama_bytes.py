@@ -7,15 +7,12 @@ Shape suffixes: B batch, T time, V vocabulary.
 from __future__ import annotations
 
 import codecs
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -32,11 +29,7 @@ from murmuration.worker.tasks.llama import (
 )
 from murmuration.worker.tasks.llama_config import llama_config
 from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
-from murmuration.worker.tasks.text import STDLIB, Windows, load_text
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: splitmix64's increment
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+from murmuration.worker.tasks.text import STDLIB, Windows, drawn_windows, load_text
 
 
 class LlamaBytes:
@@ -129,16 +122,7 @@ class LlamaBytes:
         if split not in SPLITS:
             raise ValueError(f"split is 'train' or 'validation', not {split!r}")
         text = self.corpus.train if split == "train" else self.corpus.validation
-        return self._batches(text, cursor)
-
-    def _batches(self, text: npt.NDArray[np.uint8], cursor: Cursor) -> Iterator[Batch]:
-        window_bytes = self.config.max_position_embeddings + 1
-        offsets = np.arange(window_bytes)
-        while True:
-            starts = window_starts(cursor, self.batch_size, text.size - window_bytes + 1)
-            windows = torch.from_numpy(text[starts[:, None] + offsets].astype(np.int64))
-            cursor = cursor.advance(self.batch_size)
-            yield Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
+        return drawn_windows(text, cursor, self.batch_size, self.config.max_position_embeddings)
 
     def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
         """Return a loader of the text's windows, each byte in one of them."""
@@ -254,30 +238,6 @@ def decoded(values: Iterable[int]) -> Iterator[str]:
             yield text
     if text := decoder.decode(b"", final=True):
         yield text
-
-
-def window_starts(cursor: Cursor, samples: int, places: int) -> npt.NDArray[np.int64]:
-    """Return where the next samples begin.
-
-    Counter-based: number `position` is splitmix64 at that counter, keyed by a hash of the seed and
-    the stream, so any of them is found without those before it.
-
-    Args:
-        cursor: names the first sample.
-        samples: how many to place.
-        places: number of possible starts.
-
-    Returns:
-        int64, shape (samples,), each in [0, places).
-    """
-    name = f"{cursor.seed}/{cursor.stream}".encode()
-    key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
-    counter = np.arange(samples, dtype=np.uint64) + np.uint64(cursor.position)
-    state = np.uint64(key) + (counter + np.uint64(1)) * _GOLDEN  # wraps at 2**64, as it should
-    state = (state ^ (state >> np.uint64(30))) * _MIX_1
-    state = (state ^ (state >> np.uint64(27))) * _MIX_2
-    state ^= state >> np.uint64(31)
-    return (state % np.uint64(places)).astype(np.int64)
 
 
 def _sample(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:

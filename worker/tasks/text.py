@@ -35,7 +35,7 @@ from torch.utils.data import Dataset
 from murmuration.protos.figures import count
 from murmuration.protos.text import shown
 from murmuration.worker.errors import TaskError, TextError
-from murmuration.worker.tasks.task import Cursor
+from murmuration.worker.tasks.task import Batch, Cursor
 
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.1
@@ -56,6 +56,9 @@ _EMPTY, _UTF16, _NOWHERE = "without a byte", "in UTF-16", "by links that lead no
 _BINARY = "with zero bytes, binary or in UTF-16"
 _CONVERT = "make it UTF-8, as with `iconv -f UTF-16 -t UTF-8`"
 _NAMED = 3  # files that a line names
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: splitmix64's increment
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 _SHUFFLED = 1000  # documents of a data set that are held to draw the next one from
 
 Bytes = npt.NDArray[np.uint8]
@@ -94,6 +97,51 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         first = place * self._size
         window = torch.from_numpy(self._tokens[first : first + self._size + 1].astype(np.int64))
         return window[:-1], window[1:]
+
+
+def drawn_windows(
+    tokens: npt.NDArray[np.integer[Any]], cursor: Cursor, samples: int, size: int
+) -> Iterator[Batch]:
+    """Yield batches without end: inputs and targets are int64, (samples, size), with the targets
+    one token further on. Where a window begins follows from the cursor alone.
+
+    Args:
+        tokens: 1-D; samples: of a batch; size: tokens of an input.
+    """
+    offsets = np.arange(size + 1)
+    while True:
+        starts = window_starts(cursor, samples, tokens.size - size)
+        cursor = cursor.advance(samples)
+        yield batch_of(torch.from_numpy(tokens[starts[:, None] + offsets].astype(np.int64)), cursor)
+
+
+def window_starts(cursor: Cursor, samples: int, places: int) -> npt.NDArray[np.int64]:
+    """Return where the next samples begin.
+
+    Counter-based: number `position` is splitmix64 at that counter, keyed by a hash of the seed and
+    the stream, so any of them is found without those before it.
+
+    Args:
+        cursor: names the first sample.
+        samples: how many to place.
+        places: number of possible starts.
+
+    Returns:
+        int64, shape (samples,), each in [0, places).
+    """
+    name = f"{cursor.seed}/{cursor.stream}".encode()
+    key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+    counter = np.arange(samples, dtype=np.uint64) + np.uint64(cursor.position)
+    state = np.uint64(key) + (counter + np.uint64(1)) * _GOLDEN  # wraps at 2**64, as it should
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    state ^= state >> np.uint64(31)
+    return (state % np.uint64(places)).astype(np.int64)
+
+
+def batch_of(windows: Tensor, cursor: Cursor) -> Batch:
+    """Inputs and targets of windows of one token more, int64, (samples, size + 1)."""
+    return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
 
 
 def load_text(source: str, *, min_bytes: int = 1) -> Corpus:

@@ -41,7 +41,6 @@ class TrainingLoop:
     Args:
         replica: model and inner optimizer.
         fragments, plan, steps: what is exchanged, how, and until when.
-        step: position in the schedule to go on from.
         mailbox: the way to the I/O thread.
         clock: monotonic seconds.
     """
@@ -53,7 +52,6 @@ class TrainingLoop:
         fragments: Sequence[Fragment],
         plan: Plan,
         steps: int,
-        step: int,
         mailbox: Mailbox,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,7 +60,6 @@ class TrainingLoop:
             fragments=fragments,
             plan=plan,
             steps=steps,
-            step=step,
             mailbox=mailbox,
             clock=clock,
         )
@@ -314,7 +311,6 @@ class Trainer(TrainingLoop):
         fragments: Sequence[Fragment],
         plan: Plan,
         steps: int,
-        step: int,
         mailbox: Mailbox,
         between_steps: Callable[["Trainer"], None],
         clock: Callable[[], float] = time.monotonic,
@@ -324,7 +320,6 @@ class Trainer(TrainingLoop):
             fragments=fragments,
             plan=plan,
             steps=steps,
-            step=step,
             mailbox=mailbox,
             clock=clock,
         )

@@ -104,7 +104,6 @@ class OuterLoop:
     Args:
         replica: model, inner optimizer and samples.
         fragments, plan, steps: what is exchanged, how, and until when.
-        step: position in the schedule to go on from.
         mailbox: the way to the I/O thread.
         clock: monotonic seconds.
 
@@ -121,11 +120,10 @@ class OuterLoop:
         fragments: Sequence[Fragment],
         plan: Plan,
         steps: int,
-        step: int,
         mailbox: Mailbox,
         clock: Callable[[], float],
     ) -> None:
-        self._step = self._dealt_with = step
+        self._step = self._dealt_with = 0  # the position in the schedule
         self.moved = False
         self.stopped: Stop | None = None
         self.moves_to: StageMove | None = None
@@ -140,7 +138,7 @@ class OuterLoop:
         self._mailbox, self._clock = mailbox, clock
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._order = RoundOrder(self.fragments, plan, self._schedule)
-        self._before, self._loss = step, math.nan
+        self._before, self._loss = 0, math.nan
         self._told_at_home: set[str] = set()
         specs = [spec for each in fragments for spec in each.specs]
         self._trained = [spec.name for spec in specs if not spec.averaged]

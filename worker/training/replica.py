@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,59 +27,82 @@ _ALIKE = 0.9  # of the fastest peer's speed, and above, is as fast: speeds are m
 _NEWS = 0.1  # a change of the own step time that is published
 
 
-class Replica(Protocol):
-    """What the outer loop asks of a model that is trained. train thread only."""
+class Replica:
+    """A model that is trained, and its optimizers, as the outer loop sees them. train thread only.
 
-    model: nn.Module
-    loss: float  # of the last step; NaN where there is none
-    accessor: Accessor | None  # of parameters that other processes hold in part
+    Attributes:
+        loss: of the last step; NaN where there is none.
+        accessor: of parameters that other processes hold in part.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.model, self.optimizers = model, optimizers
+        self._named = trained_parameters(model)
+        self._statistics = running_statistics(model)
+        named = (*self._named.items(), *self._statistics.items())
+        self._parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
+        self.loss = math.nan
+        self.accessor: Accessor | None = None
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Local parameters and statistics by name, detached: writing changes the model."""
+        return self._parameters
 
     @property
     def samples(self) -> int | None:
         """Drawn so far in its stream; None where the loop is the user's own."""
-        ...
+        return None
 
     @property
     def tokens_per_sample(self) -> int | None:
         """None where the task does not say."""
-        ...
+        return None
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the last step, of the first group of parameters."""
-        ...
+        """Of the last step, of the first group of parameters; None where there is none."""
+        rates = (group["lr"] for each in self.optimizers for group in each.param_groups)
+        rate = next(rates, None)
+        return None if rate is None else float(rate)
 
     @property
     def last_gradient_norm(self) -> float | None:
         """Of the last step's gradient, before it is clipped; of a loop of the user's own, after,
         and None where to ask would cost something. Asked for now and then: where nothing has
         measured it, it is computed then."""
-        ...
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """Local parameters by name, detached: writing into them changes the model."""
-        ...
+        gradients = [p.grad for p in self._named.values() if p.grad is not None]
+        return float(nn.utils.get_total_norm(gradients)) if gradients else None
 
     def handle(self, message: StageJob | IterationOver) -> None:
-        """A job for a stage."""
-        ...
+        """A job for a stage; a whole model has none to do for others."""
 
     @property
     def moments_are_finite(self) -> bool:
-        """Whether what the optimizer knows is: else its steps lead nowhere."""
-        ...
+        """Whether what the optimizers know is: else their steps lead nowhere."""
+        return moments_are_finite(self.optimizers)
 
     def reset_moments(self) -> None:
-        """Forgets what the optimizer knows, after it has led astray."""
-        ...
+        """Forgets what the optimizers know, after it has led astray; on a site all ranks do."""
+        if self.accessor is not None:
+            self.accessor.reset_moments()
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+
+    def _present_gradients(self) -> dict[str, Tensor]:
+        """By parameter, zeros where there is none, and the running statistics as they are: where
+        gradients are averaged, they are, too."""
+        found = {
+            n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()
+        }
+        return found | {n: s.clone() for n, s in self._statistics.items()}
 
 
 class RunIsOver(Exception):
     """The run has ended while a batch was waited for."""
 
 
-class InnerReplica:
+class InnerReplica(Replica):
     """One peer's model, inner optimizer and place in its stream of samples. train thread only.
 
     Implements `murmuration.algorithms.reference.TrainedReplica`.
@@ -90,32 +113,20 @@ class InnerReplica:
         lr_factor: of the learning rates.
     """
 
-    accessor: Accessor | None = None
-
     def __init__(
         self, task: Task, model: nn.Module, config: InnerConfig, cursor: Cursor, steps: int
     ) -> None:
-        self.model, self.cursor = model, cursor
+        super().__init__(model, inner_optimizers(task, trained_parameters(model), config))
+        self.cursor = cursor
         self._task, self._config, self._steps = task, config, steps
         self.batches = task.batches("train", cursor)
-        self._named = trained_parameters(model)
-        self._statistics = running_statistics(model)
-        self._parameters = {
-            n: p.detach() for n, p in (*self._named.items(), *self._statistics.items())
-        }
-        self.optimizers = inner_optimizers(task, self._named, config)
         self._schedulers = [
             task.scheduler(each) for each in self.optimizers if isinstance(task, SchedulesItself)
         ]
         self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
-        self.loss, self.lr_factor = math.nan, 1.0
+        self.lr_factor = 1.0
         self._norm: Tensor | None = None  # as clipping has measured it
         self._device = device_of(model)
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """Local parameters and statistics by name, detached: writing changes the model."""
-        return self._parameters
 
     @property
     def samples(self) -> int | None:
@@ -128,36 +139,13 @@ class InnerReplica:
         return getattr(self._task, "tokens_per_sample", None)
 
     @property
-    def learning_rate(self) -> float | None:
-        """Of the last step, of the first group of parameters."""
-        return first_learning_rate(self.optimizers)
-
-    @property
     def last_gradient_norm(self) -> float | None:
         """As clipping has measured it, which costs nothing more; else of the gradients of the last
         step, which are there until the next."""
-        if self._norm is None:
-            gradients = [p.grad for p in self._named.values() if p.grad is not None]
-            return float(nn.utils.get_total_norm(gradients)) if gradients else None
-        return float(self._norm)
-
-    def handle(self, message: StageJob | IterationOver) -> None:
-        """A whole model has no jobs to do for others."""
-
-    @property
-    def moments_are_finite(self) -> bool:
-        """Whether what the optimizers know is: else their steps lead nowhere."""
-        return moments_are_finite(self.optimizers)
-
-    def reset_moments(self) -> None:
-        """Forgets what the optimizer knows, after it has led astray."""
-        for optimizer in self.optimizers:
-            optimizer.state.clear()
+        return super().last_gradient_norm if self._norm is None else float(self._norm)
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
-        """Gradients at the next batch, zeros where it has none; sets `loss` and moves `cursor`.
-
-        Statistics go along as they are, so that where gradients are averaged they are, too.
+        """Gradients at the next batch, and the statistics; sets `loss` and moves `cursor`.
 
         With `accumulate` the mean over this many batches."""
         for parameter in self._named.values():
@@ -168,10 +156,7 @@ class InnerReplica:
             for parameter in self._named.values():
                 if parameter.grad is not None:
                     parameter.grad /= self._config.accumulate
-        found = {
-            n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()
-        }
-        return found | {n: s.clone() for n, s in self._statistics.items()}
+        return self._present_gradients()
 
     def _backward_of_one(self) -> float:
         batch = moved(next_batch(self.batches, "train"), self._device)
@@ -250,13 +235,6 @@ class InnerReplica:
             warnings.simplefilter("ignore")  # that no optimizer has stepped in between
             for scheduler, _ in itertools.product(self._schedulers, range(steps)):
                 scheduler.step()
-
-
-def first_learning_rate(optimizers: Sequence[Optimizer]) -> float | None:
-    """Of the first group of parameters; None where there is none."""
-    rates = (group["lr"] for optimizer in optimizers for group in optimizer.param_groups)
-    rate = next(rates, None)
-    return None if rate is None else float(rate)
 
 
 class Pace:

@@ -170,10 +170,10 @@ class Ending:
             fragments=fragments,
             plan=PROBLEM.plan,
             steps=PROBLEM.steps,
-            step=PROBLEM.steps,
             mailbox=mailbox,
             between_steps=lambda _: None,
         )
+        self.trainer.outer.step = PROBLEM.steps
         mailbox.answer(Started(("me",)))
         self.trainer.run()
         me = replace(peer("me", stage), phase=Phase.DONE)

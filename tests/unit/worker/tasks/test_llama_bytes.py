@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.worker.tasks import Batch, Cursor, TaskError, TextError
-from murmuration.worker.tasks.llama_bytes import LlamaBytes, decoded, window_starts
+from murmuration.worker.tasks.llama_bytes import LlamaBytes, decoded
+from murmuration.worker.tasks.text import window_starts
 
 SMALL = {
     "hidden_size": 32,

@@ -36,7 +36,6 @@ def test_a_batch_of_nan_is_undone_and_training_goes_on() -> None:
         fragments=partition(schema_of(model), 1),
         plan=replace(PRESETS["diloco"], inner_steps=20),
         steps=20,
-        step=0,
         mailbox=mailbox,
         between_steps=lambda trainer: trainer.step == 4 and mailbox.answer(Stop("enough")),
     )
@@ -72,7 +71,6 @@ def test_a_step_whose_batch_does_not_come_before_the_end_is_not_taken() -> None:
         fragments=partition(schema_of(model), 1),
         plan=PRESETS["local"],
         steps=10,
-        step=0,
         mailbox=mailbox,
         between_steps=lambda _: None,
     )
@@ -96,7 +94,6 @@ def test_a_loop_that_ends_waits_for_two_periods_within_limits(
         fragments=partition(schema_of(model), 1),
         plan=replace(PRESETS["diloco"], inner_steps=10),
         steps=99,
-        step=0,
         mailbox=mailbox,
         between_steps=lambda _: None,
         clock=lambda: now[0],

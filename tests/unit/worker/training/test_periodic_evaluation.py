@@ -83,7 +83,6 @@ class Run:
             fragments=partition(schema, 1),
             plan=PRESETS["local"],
             steps=STEPS,
-            step=0,
             mailbox=mailbox,
             between_steps=lambda trainer: evaluation.evaluate_if_due(trainer, wanted),
         )

@@ -45,7 +45,6 @@ def trainer_of(plan: Plan = PLAN, *, seed: int = 0) -> Trainer:
         fragments=fragments,
         plan=plan,
         steps=20,
-        step=0,
         mailbox=Mailbox(),
         between_steps=lambda _: None,
     )
@@ -80,7 +79,6 @@ def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
             fragments=PLAN.cut(schema_of(replica.model)),
             plan=PLAN,
             steps=20,
-            step=0,
             mailbox=Mailbox(),
             between_steps=lambda _: None,
         )
