@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-import murmuration
-from murmuration import ConfigError, Muon, MurmurError, Swarm, UsageError
+from murmuration import Muon, MurmurError, Swarm
 from murmuration.worker.library import lines
 
 NAN = float("nan")
@@ -280,9 +279,3 @@ def test_a_peer_that_waited_in_vain_reads_its_own_arguments() -> None:
 def test_a_loss_is_one_number(loss: Any) -> None:
     swarm = Swarm(*model_of())
     assert "swarm.report takes one number" in refusal(lambda: swarm.report(loss))
-
-
-def test_an_unknown_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"settings\['diloco.codek'\]"):
-        Swarm(*model_of(), settings={"diloco.codek": "e3m0"})
-    assert murmuration.UsageError is UsageError

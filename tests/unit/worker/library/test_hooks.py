@@ -41,39 +41,6 @@ def test_a_model_without_anything_to_train_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_an_optimizer_over_other_parameters_is_refused() -> None:
-    with pytest.raises(UsageError, match="2 parameters that are not model Linear's") as refused:
-        UserReplica(linear(), sgd(linear()))
-    assert "\n" not in str(refused.value)
-
-
-def test_parameters_added_or_frozen_later_are_noticed() -> None:
-    model = nn.Sequential(linear())
-    replica = UserReplica(model, sgd(model))
-    replica.refresh()
-    model.append(linear())
-    with pytest.raises(UsageError, match=r"'1\.weight' was added"):
-        replica.refresh()
-    model.pop(1)
-    model[0].weight.requires_grad_(False)
-    with pytest.raises(UsageError, match="frozen or taken away"):
-        replica.refresh()
-
-
-def test_tied_weights_are_one_parameter() -> None:
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-    model[1].weight = model[0].weight
-    assert [spec.name for spec in UserReplica(model, sgd(model)).schema] == ["0.weight"]
-
-
-def test_sparse_gradients_cannot_be_averaged() -> None:
-    model = nn.Embedding(4, 2, sparse=True)
-    replica = UserReplica(model, sgd(model))
-    model(torch.tensor([1])).sum().backward()
-    with pytest.raises(UsageError, match="sparse gradient"):
-        _ = replica.gradients
-
-
 def test_gradients_are_put_back_where_there_were_none() -> None:
     model = linear()
     replica = UserReplica(model, sgd(model))
@@ -160,8 +127,3 @@ def test_other_tensors_than_the_swarms_are_refused(
     with pytest.raises(UsageError, match=says) as refused:
         replica.refresh()
     assert "\n" not in str(refused.value)
-
-
-def test_no_optimizer_is_refused() -> None:
-    with pytest.raises(UsageError, match="no optimizer was given"):
-        UserReplica(linear(), [])

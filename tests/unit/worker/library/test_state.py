@@ -157,6 +157,8 @@ def test_a_state_is_not_taken_where_the_model_holds_the_anchor() -> None:
         with swarm.anchor(), pytest.raises(UsageError, match=r"outside of that block"):
             swarm.state_dict()
         assert swarm.state_dict()["step"] == 0
+        with pytest.raises(UsageError, match="before `with`"):
+            swarm.load_state_dict(swarm.state_dict())
 
 
 @pytest.mark.parametrize("preset", ["diloco", "co2", "streaming"])

@@ -11,7 +11,6 @@ from torch.optim import SGD, Optimizer
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.library.hooks import UserReplica
-from murmuration.worker.library.steps import OptimizerSteps
 
 
 class Told:
@@ -174,17 +173,3 @@ def test_a_fused_step_that_a_scaler_skips_is_none() -> None:
         del optimizer.found_inf  # type: ignore[attr-defined]
         optimizer.step()
     assert listener.words == "[]"
-
-
-def test_one_model_is_in_one_swarm_at_a_time() -> None:
-    model = model_of()
-    replica = UserReplica(model, SGD(model.parameters(), lr=0.1))
-    again = OptimizerSteps([], (id(p) for p in model.parameters()), Told())
-    with (
-        replica.followed(Told()),
-        pytest.raises(UsageError, match="in a swarm already"),
-        again.followed(),
-    ):
-        pass
-    with again.followed():
-        pass

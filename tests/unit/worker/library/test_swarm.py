@@ -103,30 +103,6 @@ def test_a_pseudo_gradient_of_halves_is_without_the_anchors_rounding(dtype: torc
     assert next(model.parameters()).dtype is dtype
 
 
-def test_what_is_saved_is_gone_on_from() -> None:
-    settings = {"preset": "diloco", "inner_steps": 2, "steps": 8}
-    model, optimizer = model_of()
-    with Swarm(model, optimizer, **settings) as whole:
-        while not whole.done:
-            one_step(model, optimizer)
-    half, optimizer = model_of()
-    first = Swarm(half, optimizer, **settings)
-    first.__enter__()
-    for _ in range(4):
-        one_step(half, optimizer)
-    saved = first.state_dict()
-    first.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    second = Swarm(half, optimizer, **settings)
-    second.load_state_dict(saved)
-    with second:
-        assert second.step == 4
-        while not second.done:
-            one_step(half, optimizer)
-        with pytest.raises(UsageError, match="before `with`"):
-            second.load_state_dict(saved)
-    assert torch.equal(values(half), values(model))
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
@@ -158,15 +134,6 @@ def test_another_model_than_the_runs_is_said_from_this_side() -> None:
         says = r"tensors\.weight\[1\]: 5 here, 4 there; build the same one"
         with pytest.raises(murmuration.ManifestRefused, match=says):
             Swarm(other, torch.optim.SGD(other.parameters(), lr=0.1), join=swarm.address)
-
-
-def test_too_few_peers_is_one_line() -> None:
-    model, optimizer = model_of()
-    with (
-        pytest.raises(PeersUnreachable, match="1 of 2 peers"),
-        Swarm(model, optimizer, min_peers=2, wait_s=0.1),
-    ):
-        pass
 
 
 def test_a_parameter_that_is_added_in_the_block_is_one_line() -> None:

@@ -172,3 +172,14 @@ def test_a_factorys_value_error_is_passed_on_in_one_line() -> None:
 def test_missing_text_is_a_text_error() -> None:
     with pytest.raises(TextError, match=r"'nowhere\.txt': no such file or folder"):
         load_task("llama-bytes", seed=1, options={"text": "nowhere.txt"})
+
+
+def test_a_cursor_advances_by_samples_and_leaves_the_first_one_alone() -> None:
+    first = Cursor(seed=1, stream="peer-a", position=5)
+    assert first.advance(16) == Cursor(seed=1, stream="peer-a", position=21)
+    assert first.position == 5
+
+
+def test_a_cursor_refuses_a_negative_position() -> None:
+    with pytest.raises(ValueError, match="counts samples from 0, got -1"):
+        Cursor(seed=1, stream="peer-a", position=-1)

@@ -52,14 +52,6 @@ def test_the_five_longest_are_told_the_longest_first() -> None:
         assert longest[1] == {"stall_s": 2.0, "fragment": 1, "round": 0, "waited_for": "c"}
 
 
-def test_fewer_than_five_are_all_told() -> None:
-    longest = stalled(*STALLS[:2]).plain()["longest_stalls"]
-    assert longest == [
-        {"stall_s": 2.0, "fragment": 1, "round": 0, "waited_for": "c"},
-        {"stall_s": 0.5, "fragment": 0, "round": 0, "waited_for": "b"},
-    ]
-
-
 def test_steps_are_told_apart_by_whether_a_round_was_on_its_way() -> None:
     metrics = Metrics()
     for seconds in (0.1, 0.9, 0.2):
@@ -79,13 +71,6 @@ def test_medians_are_of_the_latest_steps() -> None:
     plain = metrics.plain()
     assert (plain["step_s_in_flight"], plain["step_s_idle"]) == (0.5, None)
     assert metrics.inner_steps == 5096
-
-
-def test_a_life_without_a_step_has_no_figures() -> None:
-    plain = Metrics().plain()
-    assert plain["longest_stalls"] == []
-    assert (plain["wall_s"], plain["compute_utilization"]) == (0.0, 0.0)
-    assert (plain["step_s_idle"], plain["step_s_in_flight"]) == (None, None)
 
 
 def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() -> None:

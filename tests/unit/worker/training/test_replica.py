@@ -114,18 +114,6 @@ def test_it_trains_as_adamw_with_clipping_does(clip: float) -> None:
         assert torch.allclose(ours.parameters[name], parameter, rtol=1e-4, atol=1e-6)
 
 
-def test_weight_decay_shrinks_matrices_and_leaves_vectors() -> None:
-    config = InnerConfig(lr=0.1, warmup_steps=0, weight_decay=0.5)
-    each = replica(config)
-    before = {name: value.clone() for name, value in each.parameters.items()}
-    zeros = {name: torch.zeros_like(value) for name, value in before.items()}
-    each.inner_step(1, zeros)
-    kept = 1 - 0.5 * config.lr_at(1, 20)
-    for name, value in each.parameters.items():
-        expected = before[name] * (kept if name.endswith("weight") else 1)
-        assert torch.allclose(value, expected)
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_model_of_matrices_or_of_vectors_alone_trains(bias: bool) -> None:
     model = Line().model()
@@ -135,12 +123,6 @@ def test_a_model_of_matrices_or_of_vectors_alone_trains(bias: bool) -> None:
     before = {name: value.clone() for name, value in each.parameters.items()}
     trained(each, 3)
     assert all(not torch.equal(value, before[name]) for name, value in each.parameters.items())
-
-
-def test_equal_replicas_stay_equal_bit_for_bit() -> None:
-    first, second = (trained(replica(InnerConfig()), 5) for _ in range(2))
-    for name, value in first.parameters.items():
-        assert torch.equal(value, second.parameters[name])
 
 
 def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() -> None:
@@ -157,27 +139,6 @@ def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() ->
         assert torch.equal(value, used.parameters[name])
 
 
-def test_a_backward_moves_the_cursor_sets_the_loss_and_leaves_the_parameters() -> None:
-    each = replica(InnerConfig())
-    assert math.isnan(each.loss)
-    before = {name: value.clone() for name, value in each.parameters.items()}
-    gradients = each.backward(1)
-    assert each.cursor.position == 2
-    assert each.loss > 0
-    assert set(gradients) == set(each.parameters)
-    assert all(torch.equal(each.parameters[name], value) for name, value in before.items())
-    each.backward(2)
-    assert each.cursor.position == 4
-
-
-def test_writing_into_the_parameters_changes_the_model() -> None:
-    each = replica(InnerConfig())
-    for value in each.parameters.values():
-        assert not value.requires_grad
-        value.zero_()
-    assert all(not parameter.any() for parameter in each.model.parameters())
-
-
 def test_parameters_that_are_frozen_do_not_take_part() -> None:
     model = Line().model()
     model[0].weight.requires_grad_(False)
@@ -186,18 +147,6 @@ def test_parameters_that_are_frozen_do_not_take_part() -> None:
     before = model[0].weight.clone()
     trained(each, 3)
     assert torch.equal(model[0].weight, before)
-
-
-def test_a_mean_of_gradients_may_take_the_place_of_ones_own() -> None:
-    """Data-parallel training hands in what came back from the swarm."""
-    config = InnerConfig(lr=0.1, warmup_steps=0, weight_decay=0.0, clip=0.0)
-    each = replica(config)
-    before = {name: value.clone() for name, value in each.parameters.items()}
-    ones = {name: torch.ones_like(value) for name, value in each.backward(1).items()}
-    each.inner_step(1, ones)
-    rate = config.lr_at(1, 20)  # AdamW's first step is the rate times the sign
-    for name, value in each.parameters.items():
-        assert torch.allclose(value, before[name] - rate, atol=1e-6)
 
 
 def test_a_mean_of_gradients_in_fp32_serves_parameters_in_bf16() -> None:

@@ -100,33 +100,6 @@ def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
         assert one.hash == other.hash
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
-    before = trainer_of()
-    for step in (1, 2, 3):
-        before.replica.inner_step(step, before.replica.backward(step))
-    before.outer.step = 3
-    momentum = torch.ones_like(before.fragments[0].state.momentum)
-    before.fragments[0].commit(version=7, contributors=3, group=("a", "w0"), momentum=momentum)
-    after = trainer_of(seed=1)
-    restore(after, saved(before, tmp_path))
-    assert after.step == 3
-    for was, comes in zip(before.states, after.states, strict=True):
-        assert (was.version, was.contributors, was.group, was.hash) == (
-            comes.version,
-            comes.contributors,
-            comes.group,
-            comes.hash,
-        )
-        assert torch.equal(was.anchor, comes.anchor)
-    for name, value in before.replica.parameters.items():
-        assert torch.equal(after.replica.parameters[name], value)
-    moments = [t.replica.optimizers[0].state_dict()["state"] for t in (before, after)]
-    assert moments[0].keys() == moments[1].keys() != set()
-    for index, each in moments[0].items():
-        for name in ("step", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(moments[1][index][name], each[name])
-
-
 def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
     trainer = trainer_of()
     trainer.replica.inner_step(1, trainer.replica.backward(1))
