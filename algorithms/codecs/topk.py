@@ -175,13 +175,18 @@ class TopK:
 def _largest(bits: Tensor, kept: int) -> Tensor:
     """Of fp32 (n, m), as int32, the flat indices, in order, of the largest magnitudes of each row:
     int64 (n * kept)."""
-    if bits.device.type != "cpu":
+    if not _is_on_host(bits):
         whole = bits & _MAGNITUDE
         least_of = torch.topk(whole, kept, dim=1, sorted=False).values.amin(1, keepdim=True)
         return _at_least(whole, least_of, kept)
     magnitudes = np.bitwise_and(bits.numpy(), _MAGNITUDE)
     places = np.flatnonzero(magnitudes >= _bound(magnitudes, kept))
     return torch.from_numpy(_narrowed(magnitudes, places, kept))
+
+
+def _is_on_host(values: Tensor) -> bool:
+    """Whether numpy, which is faster there, takes the place of torch."""
+    return values.device.type == "cpu"
 
 
 def _bound(magnitudes: NDArray[np.int32], kept: int) -> NDArray[np.int32]:
@@ -234,7 +239,7 @@ def _at_least(magnitudes: Tensor, least: Tensor, kept: int) -> Tensor:
 
 def _bytes_of_bits(bits: Tensor) -> Tensor:
     """Of uint8 (n, 8 m), each 0 or 1, the first in the lowest bit: uint8, 1-D."""
-    if bits.device.type == "cpu":
+    if _is_on_host(bits):
         return torch.from_numpy(np.packbits(bits.numpy().reshape(-1), bitorder="little"))
     # Sums of powers of two below 2^8: exact in any order.
     return torch.mv(bits.view(-1, 8).to(torch.float32), _bit_values(bits.device)).to(torch.uint8)
@@ -242,7 +247,7 @@ def _bytes_of_bits(bits: Tensor) -> Tensor:
 
 def _places_set(bits: Tensor) -> Tensor:
     """The flat indices of what is not zero, in order: int64, 1-D."""
-    if bits.device.type == "cpu":
+    if _is_on_host(bits):
         return torch.from_numpy(np.flatnonzero(bits.numpy()))
     return bits.reshape(-1).nonzero().view(-1)
 
@@ -288,14 +293,14 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
 
 def _descending(magnitudes: Tensor) -> Tensor:
     """Each row from the largest down; not negative."""
-    if magnitudes.device.type == "cpu":
+    if _is_on_host(magnitudes):
         return torch.from_numpy(np.sort(-magnitudes.numpy(), axis=1)).neg_()
     return magnitudes.sort(dim=1, descending=True).values
 
 
 def _first_largest(values: Tensor) -> Tensor:
     """Where the first of the largest of each row is: int64 (n, 1)."""
-    if values.device.type == "cpu":
+    if _is_on_host(values):
         return torch.from_numpy(values.numpy().argmax(1, keepdims=True))
     return (values == values.amax(1, keepdim=True)).to(torch.uint8).argmax(1, keepdim=True)
 

@@ -15,6 +15,7 @@ from murmuration.algorithms.codecs import (
     blocks,
     codec_by_name,
     has_few_bits,
+    topk,
 )
 from murmuration.algorithms.fragments import shard_bounds
 from murmuration.worker.wire import BLOCK_ELEMENTS
@@ -204,6 +205,22 @@ def test_a_wrong_number_of_bytes_is_refused(codec: Codec, extra: int) -> None:
     expected = codec.encoded_bytes(8)
     with pytest.raises(ValueError, match=f"8 values take {expected} bytes, got {expected + extra}"):
         codec.decode(torch.zeros(expected + extra, dtype=torch.uint8), 8)
+
+
+@pytest.mark.parametrize("elements", [5, 4097, 30_000])
+@pytest.mark.parametrize("name", ["topk32", "topk256"])
+def test_torch_alone_keeps_what_numpy_keeps(
+    monkeypatch: pytest.MonkeyPatch, name: str, elements: int
+) -> None:
+    codec = codec_by_name(name)
+    values = torch.randn(elements, generator=torch.Generator().manual_seed(1))
+    values[elements // 3 : elements // 2] = 0.0
+    values[elements // 2 : -elements // 4] = -(2.0**-130)
+    here = codec.encode(values)
+    decoded = codec.decode(here, elements)
+    monkeypatch.setattr(topk, "_is_on_host", lambda values: False)
+    assert torch.equal(codec.encode(values), here)
+    assert torch.equal(codec.decode(here, elements), decoded)
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
