@@ -62,11 +62,10 @@ def started(
     [
         ("loop.py", ()),
         ("accelerate_loop.py", ("--steps", "20")),
-        ("transformers_trainer.py", ("--steps", "20")),
         ("transformers_trainer.py", ("--steps", "20", "--lora")),
         ("lightning_module.py", ("--steps", "20")),
     ],
-    ids=["own loop", "accelerate", "transformers", "lora", "lightning"],
+    ids=["own loop", "accelerate", "lora", "lightning"],
 )
 def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> None:
     typed = script == "loop.py"

@@ -118,23 +118,6 @@ def test_replicas_that_keep_what_was_not_sent_come_back_join_late_and_end_equal(
     assert {event["contributors"] for event in exact} in ({3}, {4})
 
 
-def test_a_worker_joins_with_an_address_and_its_own_task(tmp_path: Path) -> None:
-    settings = [*SMALL, *QUICK, *settings_of(run__steps=100, diloco__inner_steps=10)]
-    held = gate(tmp_path, 25)
-    with running_swarm(2, tmp_path, *settings, *held.settings) as swarm:
-        swarm.start_all()
-        swarm.workers["w0"].wait_for_round(1)
-        # A task of one's own is not loaded on the swarm's word.
-        newcomer = swarm.join("new", swarm.addresses["w1"], *held.settings)
-        newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        swarm.wait_until_all_train()
-        with held.opened():
-            results = swarm.wait("w0", "w1", "new")
-    assert len({Hashes.of(result) for result in results.values()}) == 1
-    assert results["new"]["rounds_completed"] >= 1
-    assert max(event["contributors"] for event in swarm.workers["w0"].of("round")) == 3
-
-
 def test_the_coordinator_is_optional(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
     coordinator = WorkerProcess(["coordinator", "--listen", address, "--json"], "coordinator")

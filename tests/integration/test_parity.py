@@ -17,12 +17,10 @@ from tests.support.workers import SMALL, Hashes, running_swarm, settings_of
 @pytest.mark.parametrize(
     ("preset", "extra"),
     [
-        ("diloco", {}),
         ("ddp", {}),
         ("diloco", {"diloco__fragments": 2, "diloco__merge_alpha": 0.5}),
-        ("diloco", {"diloco__codec": "bf16", "diloco__reduction_codec": "bf16"}),
     ],
-    ids=["diloco", "ddp", "fragments", "bf16"],
+    ids=["ddp", "fragments"],
 )
 def test_four_workers_equal_the_reference(
     tmp_path: Path, preset: str, extra: dict[str, object]
@@ -35,8 +33,7 @@ def test_four_workers_equal_the_reference(
         swarm.start_all()
         results = swarm.wait()
     hashes = {peer: Hashes.of(r) for peer, r in results.items()}
-    rounds = {"ddp": 25}.get(preset, 10 if "diloco__fragments" in extra else 3)
-    assert {r["rounds_completed"] for r in results.values()} == {rounds}
+    assert {r["rounds_completed"] for r in results.values()} == {25 if preset == "ddp" else 10}
     config = load_config(None, settings[1::2], preset)
     assert hashes == reference_hashes(config, swarm.names)
 
@@ -48,18 +45,11 @@ FOUR_BITS = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
     ("preset", "extra"),
     [
         ("streaming", {**FOUR_BITS, "diloco__overlap_steps": 3}),
-        ("streaming", {"diloco__codec": "int8"}),
         ("onebit", {"diloco__codec": "topk", "diloco__reduction_codec": "bf16"}),
-        ("onebit", {}),
-        ("sparse", {}),
         ("co2", {"diloco__staleness_penalty": 1.0, "diloco__outer_momentum_clip": 0.001}),
-        ("kseed", {}),
         ("kseed", {"diloco__codec": "int8", "diloco__reduction_codec": "int8"}),
     ],
-    ids=[
-        *("streaming in e3m0", "int8", "topk and bf16"),
-        *("onebit", "sparse", "co2", "kseed", "kseed in int8"),
-    ],
+    ids=["streaming in e3m0", "topk and bf16", "co2", "kseed in int8"],
 )
 def test_two_workers_equal_the_reference(
     tmp_path: Path, preset: str, extra: Mapping[str, object]
@@ -82,40 +72,14 @@ def test_two_workers_equal_the_reference(
     assert hashes == reference_hashes(config, swarm.names)
 
 
-def test_streaming_without_its_parts_is_diloco(tmp_path: Path) -> None:
-    """One fragment, no overlap, no merge, fp32: the preset's name changes nothing else."""
-    plain = settings_of(
-        diloco__fragments=1,
-        diloco__overlap_steps=0,
-        diloco__merge_alpha=0.0,
-        diloco__codec="fp32",
-        diloco__reduction_codec="fp32",
-    )
-    shared = [*SMALL, *settings_of(run__steps=13, diloco__inner_steps=5)]
-    with running_swarm(2, tmp_path, "--preset", "streaming", *shared, *plain) as swarm:
-        swarm.start_all()
-        results = swarm.wait()
-    assert {r["rounds_completed"] for r in results.values()} == {3}
-    hashes = {peer: Hashes.of(r) for peer, r in results.items()}
-    diloco = load_config(None, shared[1::2], "diloco")
-    assert hashes == reference_hashes(diloco, swarm.names)
-
-
 @pytest.mark.parametrize(
     ("preset", "extra"),
     [
-        ("diloco", {}),
-        ("diloco", {"diloco__codec": "int8"}),
         ("ddp", {}),
         ("streaming", FOUR_BITS | {"diloco__overlap_steps": 2, "diloco__merge_alpha": 0.5}),
-        ("onebit", {"diloco__overlap_steps": 1}),
-        ("noloco", {"diloco__anchor_codec": "bf16"}),
         ("noloco", {"diloco__codec": "sign", "diloco__merge": "keep"}),
     ],
-    ids=[
-        *("diloco", "int8", "ddp", "streaming", "onebit", "noloco"),
-        "noloco in one bit",
-    ],
+    ids=["ddp", "streaming", "noloco in one bit"],
 )
 def test_running_statistics_are_averaged_and_integers_the_first_peers(
     tmp_path: Path, preset: str, extra: Mapping[str, object]

@@ -14,12 +14,10 @@ from tests.support.workers import (
     PATIENCE_S,
     SMALL,
     Hashes,
-    WorkerProcess,
     running_swarm,
     settings_of,
 )
 
-TRAINER = ("tests.support.resumed_trainer",)
 STREAMING = settings_of(
     run__steps=40,
     diloco__preset="streaming",
@@ -52,27 +50,6 @@ def test_a_worker_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
             refused = swarm.start("w0", "--set", "run.seed=1")
             assert refused.wait() == 8
     assert "run.seed: 0 in it, 1 asked for" in refused.errors
-
-
-def test_a_killed_trainer_goes_on_to_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
-    """The checkpoint is between two rounds: anchor, momentum and position in the period count."""
-    whole = WorkerProcess([str(tmp_path / "whole")], "whole", TRAINER)
-    killed = WorkerProcess([str(tmp_path / "out"), "--stop-at", "14"], "killed", TRAINER)
-    try:
-        killed.wait_for(lambda e: e["event"] == "stopped", "step 14")
-        killed.send(signal.SIGKILL)
-        assert killed.wait() == -signal.SIGKILL
-        assert whole.wait() == 0, whole.errors
-    finally:
-        whole.end()
-        killed.end()
-    resumed = WorkerProcess([str(tmp_path / "out"), "--resume"], "resumed", TRAINER)
-    try:
-        assert resumed.wait() == 0, resumed.errors
-    finally:
-        resumed.end()
-    assert resumed.result == whole.result
-    assert resumed.result["version"] == 5  # after 4, 8, 12, 16 and 18 steps
 
 
 def swarm(out: Path, *args: str) -> "subprocess.CompletedProcess[str]":

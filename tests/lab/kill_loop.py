@@ -1,22 +1,16 @@
 """A worker is killed again and again, and started each time by the command line that it began with.
 
     python -m tests.lab kill-loop [--minutes 5] [--every 20] [--workers 3]
-    python -m tests.lab kill-loop --steps 6000     # to the end, beside a run that nobody disturbs
 
 Real processes on loopback. The last worker gets SIGKILL every so many seconds, as on a machine that
 is taken away again and again. Prints a row for each kill: the step that it had come to, the one of
 its checkpoint, the one that it trains on from once it has the others' state, and the seconds until
 then. In the end all get SIGTERM. Fails if a worker ends otherwise than by these signals, or later
 than five seconds after SIGTERM.
-
-With --steps all train to that step, once undisturbed and once with kills at random, on average that
-far apart. Prints the final validation losses of both; fails if they differ by more than 1 %, or if
-two rounds of the others were more than 60 s apart.
 """
 
 import argparse
 import json
-import random
 import signal
 import statistics
 import subprocess
@@ -34,7 +28,6 @@ from murmuration.protos.addresses import ReservedPorts
 from murmuration.protos.figures import optional
 
 LEAVES_S = 5.0
-MOST_GAP_S, MOST_LOSS = 60.0, 0.01
 SETTINGS = ("--preset", "diloco", "--model", "tiny", "--inner-steps", "20")
 
 
@@ -63,11 +56,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--every", type=float, default=20.0, help="seconds from kill to kill")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="compare with an undisturbed run of so many")
-    parser.add_argument("--seed", type=int, default=0, help="of when to kill, with --steps")
     options = parser.parse_args()
-    if options.steps:
-        return compared(options)
     with tempfile.TemporaryDirectory() as folder, ReservedPorts(options.workers) as ports:
         commands = [
             line(Path(folder) / f"w{index}", own, [each for each in ports.addresses if each != own])
@@ -84,10 +73,10 @@ def main() -> int:
         return told(killed, codes, left, steady[0])
 
 
-def line(out: Path, address: str, others: Sequence[str], steps: int = 1_000_000) -> list[str]:
+def line(out: Path, address: str, others: Sequence[str]) -> list[str]:
     joins = [word for other in others for word in ("--join", other)]
     where = ["--name", out.name, "--listen", address, "--min-peers", "2", "--threads", "1"]
-    words = ["up", *SETTINGS, "--steps", str(steps), *where, *joins, "--out", str(out), "--json"]
+    words = ["up", *SETTINGS, "--steps", "1000000", *where, *joins, "--out", str(out), "--json"]
     return [sys.executable, "-m", "murmuration.worker.cli", *words]
 
 
@@ -110,58 +99,6 @@ def loop(
         processes[-1] = start(command)
     time.sleep(every_s)  # the last one, too
     return codes
-
-
-def compared(options: argparse.Namespace) -> int:
-    """Both runs, and how far apart they end; 1 where a claim fails."""
-    losses: list[float] = []
-    longest_s = 0.0
-    for every_s in (None, options.every):
-        kills, first = to_the_end(options, every_s)
-        (result,) = [event for event in first.events if event["event"] == "result"]
-        gaps_s = [after - before for before, after in pairwise(first.rounds_s)]
-        losses.append(float(result["val_loss"]))
-        longest_s = max(longest_s, *gaps_s)
-        print(
-            f"{kills} kills: the first worker ends with step {result['step']} and "
-            f"{len(gaps_s) + 1} rounds, the longest {max(gaps_s):.1f} s after the one before, "
-            f"and a validation loss of {losses[-1]:.3f}",
-            flush=True,
-        )
-    apart = losses[1] / losses[0] - 1
-    print(f"with kills the loss is {apart:+.2%} from the undisturbed run's")
-    return 0 if abs(apart) <= MOST_LOSS and longest_s <= MOST_GAP_S else 1
-
-
-def to_the_end(options: argparse.Namespace, every_s: float | None) -> tuple[int, Life]:
-    """How often the last worker was killed until the first was done, and what that one said."""
-    rng, kills = random.Random(options.seed), 0
-    with tempfile.TemporaryDirectory() as folder, ReservedPorts(options.workers) as ports:
-        commands = [
-            line(
-                Path(folder) / f"w{index}",
-                own,
-                [each for each in ports.addresses if each != own],
-                options.steps,
-            )
-            for index, own in enumerate(ports.addresses)
-        ]
-        processes = [start(command) for command in commands]
-        try:
-            while processes[0].poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    processes[0].wait(None if every_s is None else rng.uniform(0.5, 1.5) * every_s)
-                    break
-                processes[-1].kill()
-                processes[-1].wait()
-                kills += 1
-                processes[-1] = start(commands[-1])
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        (life,) = read(Path(folder) / "w0")
-        return kills, life
 
 
 def leave(process: "subprocess.Popen[bytes]") -> tuple[int, float]:

@@ -59,7 +59,7 @@ ARGUMENTS = {
     "thousand": "--peers 20 --seconds 5 --after-s 5",
     "time-to-loss": "--link 100mbit --system local --steps 40 --most-steps 60 --pace-steps 20 "
     "--results {out}/results.jsonl --picture {out}/picture.png",
-    "traffic": "--rounds 2",
+    "traffic": "--preset onebit --steps 40",
     "unequal": "--steps 40 --only local",
     "weight": "--peers 3 --limit 3 --rounds 1",
 }
