@@ -10,6 +10,7 @@ from murmuration.protos.addresses import split_relayed
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import printable, text_of
 from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.figures import shown
 from murmuration.protos.reach import (
     CHECK_ADDRESS,
     ENCRYPTED_RUN,
@@ -19,7 +20,6 @@ from murmuration.protos.reach import (
     plain_cause,
     target_of,
 )
-from murmuration.protos.text import shown
 from murmuration.worker.identity import is_encrypted_run
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import Look

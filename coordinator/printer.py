@@ -26,8 +26,7 @@ from murmuration.protos.figures import (
     ratio,
     size,
 )
-from murmuration.worker.views.summary import known, known_columns
-from murmuration.worker.views.table import drawn_table
+from murmuration.worker.views.summary import drawn_table, known, known_columns
 
 _NATS = "nats per "
 _BLOCKS = "▁▂▃▄▅▆▇█"

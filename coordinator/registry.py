@@ -12,10 +12,11 @@ from murmuration.protos.documents import (
     MANIFEST_BYTES,
     PROFILE_BYTES,
     BadDocument,
+    manifest_difference,
+    run_name,
     unpack,
 )
 from murmuration.protos.events import Event, costliest, printable
-from murmuration.protos.manifest import manifest_difference, run_name
 
 LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024

@@ -44,8 +44,8 @@ from murmuration.worker.identity import (
     subject,
 )
 from murmuration.worker.identity.serving import ServerCertificate
-from murmuration.worker.views import PagePlace, page_event, page_words
-from murmuration.worker.views.lines import SwarmLines
+from murmuration.worker.views import PagePlace
+from murmuration.worker.views.lines import SwarmLines, page_event, page_words
 
 if TYPE_CHECKING:
     from grpc import ServicerContext

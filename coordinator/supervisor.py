@@ -33,8 +33,8 @@ from murmuration.worker.identity import (
     Role,
     member_identity,
 )
-from murmuration.worker.views import PagePlace, page_event, page_words
-from murmuration.worker.views.lines import SwarmLines
+from murmuration.worker.views import PagePlace
+from murmuration.worker.views.lines import SwarmLines, page_event, page_words
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -23,10 +23,9 @@ from murmuration.protos.addresses import is_loopback
 from murmuration.protos.events import costliest, float_of, names_of, printable, verdict_words
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import duration, size
-from murmuration.protos.text import shown as cut
+from murmuration.protos.figures import shown as cut
 from murmuration.worker.views.history import History, Look
-from murmuration.worker.views.summary import Document, SwarmSummary, map_of, maps_of
-from murmuration.worker.views.table import drawn_table
+from murmuration.worker.views.summary import Document, SwarmSummary, drawn_table, map_of, maps_of
 
 _GONE_S = 30.0  # without any answer, before that is an error
 _LAST_WORDS_S = 5.0  # at the end of a run: a mean over all, an evaluation

@@ -1,4 +1,4 @@
-"""What processes say to each other: messages, identity, documents, events, and the web page."""
+"""What processes say to each other: messages, documents, events, addresses, exit codes."""
 
 import os
 import sys

@@ -1,4 +1,5 @@
-"""Numbers as people read them: each kind of quantity has one format, wherever it is printed.
+"""Numbers as people read them: each kind of quantity has one format, wherever it is printed. And
+text from elsewhere, made fit to be shown: short, and without control codes.
 
 Three significant digits, thousands with commas, a space before the unit. Columns whose rows are
 compared keep one unit (`megabytes`) or a fixed number of decimals (`percent`).
@@ -8,14 +9,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from murmuration.protos.text import shown
-
 T = TypeVar("T")
 _MOST_DECIMALS = 6
 
 _SHORT_S = 60
 _MOST_NATS = 100.0  # whose perplexity is still written out
 _MAX_NAME = 40  # characters
+MAX_SHOWN = 80  # likewise, of text from elsewhere
 
 
 def megabytes(count_bytes: float) -> str:
@@ -118,3 +118,14 @@ def perplexity(loss_nats: float) -> str:
 def optional(value: T | None, show: Callable[[T], str]) -> str:
     """A dash for what is not known."""
     return "-" if value is None else show(value)
+
+
+def shown(text: str, most: int = MAX_SHOWN) -> str:
+    """At most `most` characters; what a terminal could take for a command becomes `?`."""
+    cut = text if len(text) <= most else f"{text[: most - 3]}..."
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether it can be told to others: a path of another encoding, as Python reads it, cannot."""
+    return text == text.encode(errors="replace").decode()

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.fragments import TensorSpec
-from murmuration.protos.documents import MANIFEST_BYTES, pack
-from murmuration.protos.manifest import agreed, in_key_order, run_hash
-from murmuration.protos.text import shown
+from murmuration.protos.documents import MANIFEST_BYTES, agreed, in_key_order, pack, run_hash
+from murmuration.protos.figures import shown
 from murmuration.worker.config import (
     ADVISED,
     CODEC_NAMES,

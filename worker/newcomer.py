@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.figures import duration
-from murmuration.protos.manifest import first_difference
+from murmuration.protos.documents import first_difference
+from murmuration.protos.figures import duration, shown
 from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN
-from murmuration.protos.text import shown
 from murmuration.worker import wire
 from murmuration.worker.config import Config
 from murmuration.worker.errors import ManifestRefused, MurmurError, PeersUnreachable

@@ -18,7 +18,7 @@ from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import join_address, split_address
 from murmuration.protos.events import Warnings, new_event
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.catchup.bootstrap import Bootstrap
 from murmuration.worker.catchup.state_transfer import serve_states
@@ -33,8 +33,7 @@ from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import View
 from murmuration.worker.identity import Identity, Renewal
-from murmuration.worker.identity.expulsions import Expulsions
-from murmuration.worker.identity.gate import Gate, KeyHolders
+from murmuration.worker.identity.gate import Expulsions, Gate, KeyHolders
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.leases.lease_service import LeaseService
 from murmuration.worker.leases.ledger import (

@@ -29,7 +29,8 @@ from murmuration.worker.status import MetricsServer
 from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.transport import AddressInUse
 from murmuration.worker.transport.grpc import GrpcTransport
-from murmuration.worker.views import PagePlace, page_event
+from murmuration.worker.views import PagePlace
+from murmuration.worker.views.lines import page_event
 
 if TYPE_CHECKING:
     from murmuration.worker.views.history import Look

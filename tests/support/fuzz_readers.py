@@ -29,7 +29,7 @@ from murmuration.worker.identity import (
     Verifier,
 )
 from murmuration.worker.identity.certificates import new_key, request_for, requested_key
-from murmuration.worker.identity.expulsions import Expulsions
+from murmuration.worker.identity.gate import Expulsions
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Digest, Member

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
 from murmuration.protos.events import Warnings
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.catchup.state_transfer import (
     confirm_states,

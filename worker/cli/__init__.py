@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 import click
 
 from murmuration.protos.exit_codes import ExitCode
-from murmuration.protos.text import is_utf8, shown
+from murmuration.protos.figures import is_utf8, shown
 from murmuration.worker.errors import MurmurError, UsageError
 
 _GROUP = "murmur.commands"

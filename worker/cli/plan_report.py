@@ -12,7 +12,7 @@ from murmuration.algorithms.proposals import MAX_INNER_STEPS, Proposal, Proposal
 from murmuration.algorithms.utilization import PlanPrediction
 from murmuration.algorithms.workload import Workload
 from murmuration.protos.figures import count, optional, percent, rate, ratio, seconds, size
-from murmuration.worker.views.table import text_table
+from murmuration.worker.views.summary import text_table
 
 
 @dataclass(frozen=True, kw_only=True)

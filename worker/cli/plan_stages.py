@@ -39,7 +39,7 @@ from murmuration.worker.cli.options import check_finite, link_of
 from murmuration.worker.cli.plan_model import StageCuts, StagedModel, staged_model
 from murmuration.worker.errors import UsageError
 from murmuration.worker.pipeline.config import StagesConfig
-from murmuration.worker.views.table import text_table
+from murmuration.worker.views.summary import text_table
 
 if TYPE_CHECKING:
     from murmuration.worker.cli.plan import PlanOptions, StageOptions

@@ -14,7 +14,7 @@ import click
 from murmuration.protos.figures import optional, percent, seconds, size
 from murmuration.worker.cli.options import link_of, write_file
 from murmuration.worker.errors import UsageError
-from murmuration.worker.views.table import text_table
+from murmuration.worker.views.summary import text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

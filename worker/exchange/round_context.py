@@ -15,7 +15,7 @@ from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.reducers import reducer_orders
 from murmuration.algorithms.robust import Quarantine
 from murmuration.protos.events import new_event
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.dialogue import ShardRange
 from murmuration.worker.exchange.measured import Arrivals, Compression

@@ -9,11 +9,10 @@ name; peers believe no other signature. A token lets a peer ask for its certific
     admission.py      how a worker comes to its certificate
     renewal.py        and to a later one
     serving.py        the certificate that a server shows
-    gate.py           what a caller may ask of a node by its own, and how it gets one
+    gate.py           what a caller may ask of a node by its own, and which count no more
     words.py          what a peer says of itself, signed
-    expulsions.py     which certificates count no more
 
-What stands below is for the coordinator too. It loads no torch; the last three and admission do.
+What stands below is for the coordinator too. It loads no torch; the last two and admission do.
 """
 
 from murmuration.worker.identity.authority import (

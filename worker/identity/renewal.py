@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings, new_event
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, IdentityError
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.identity import (
     Certified,

@@ -15,9 +15,9 @@ import torch
 
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.protos.addresses import split_address
+from murmuration.protos.documents import first_difference
 from murmuration.protos.events import NO_END
-from murmuration.protos.manifest import first_difference
-from murmuration.protos.text import is_utf8
+from murmuration.protos.figures import is_utf8
 from murmuration.worker.addresses import Addresses, FoundHost
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError

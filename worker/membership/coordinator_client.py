@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from murmuration.protos import documents
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.errors import ManifestRefused, MurmurError, NotDialled
 from murmuration.worker.membership import Member

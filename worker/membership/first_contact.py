@@ -18,8 +18,8 @@ from murmuration.protos.addresses import (
     split_address,
     split_relayed,
 )
-from murmuration.protos.manifest import first_difference
-from murmuration.protos.text import shown
+from murmuration.protos.documents import first_difference
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.errors import ManifestRefused, NotDialled
 from murmuration.worker.manifest import Manifest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
 from murmuration.protos.events import Warnings, new_event
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import (
@@ -28,7 +28,7 @@ from murmuration.worker.membership import (
 from murmuration.worker.transport import Stream, TransportError
 
 if TYPE_CHECKING:
-    from murmuration.worker.identity.expulsions import Expulsions
+    from murmuration.worker.identity.gate import Expulsions
     from murmuration.worker.identity.words import SignedWords
     from murmuration.worker.node import Node
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.round_context import Tasks
 from murmuration.worker.membership import Member

@@ -11,7 +11,7 @@ from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.pipeline.barrier import IterationTracker
 from murmuration.worker.pipeline.config import JobFailed, MicrobatchDropped, TryElsewhere

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import relayed_address, split_relayed
 from murmuration.protos.events import Warnings, new_event
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health

@@ -1,7 +1,6 @@
 """What a peer says of itself to whoever watches it.
 
 document.py  the answer to `murmur status`, and those of the other peers
-rounds.py    what it says of rounds
 exporter.py  the same numbers for Prometheus
 results.py   what all peers have come to, brought together at the end of the run
 locator.py   what the peer measures of its rounds, links and disk, and faults: these compared with
@@ -10,13 +9,13 @@ locator.py   what the peer measures of its rounds, links and disk, and faults: t
 
 from murmuration.worker.status.document import (
     LagMonitor,
+    RoundLog,
     ask_peers,
     status_document,
 )
 from murmuration.worker.status.exporter import MetricsServer
 from murmuration.worker.status.locator import FaultLocator, OwnFigures, to_document
 from murmuration.worker.status.results import ResultExchange
-from murmuration.worker.status.rounds import RoundLog
 
 __all__ = [
     "FaultLocator",

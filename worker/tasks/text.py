@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from murmuration.protos.figures import count
-from murmuration.protos.text import shown
+from murmuration.protos.figures import count, shown
 from murmuration.worker.errors import TaskError, TextError
 from murmuration.worker.tasks.task import Batch, Cursor
 

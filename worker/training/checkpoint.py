@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from murmuration.protos.documents import canonical
 from murmuration.protos.files import read_json
-from murmuration.protos.manifest import canonical
 from murmuration.worker.config import Config
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.manifest import Manifest, restored_config

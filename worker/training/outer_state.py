@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from murmuration.algorithms.fragments import copy_values
-from murmuration.protos.manifest import first_difference
-from murmuration.protos.text import shown
+from murmuration.protos.documents import first_difference
+from murmuration.protos.figures import shown
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.exchange.allreduce.residuals import Residuals
 from murmuration.worker.manifest import Manifest

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from murmuration.protos.events import costliest, float_of, int_of, place_of, text_of, verdict_words
-from murmuration.protos.text import shown
+from murmuration.protos.figures import shown
 from murmuration.worker.views.summary import (
     LIVE,
     Document,

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
 
 from murmuration.protos.addresses import is_loopback, split_address
 from murmuration.protos.events import (
@@ -13,6 +14,7 @@ from murmuration.protos.events import (
     float_of,
     int_of,
     names_of,
+    new_event,
     place_of,
     printable,
     text_of,
@@ -27,10 +29,9 @@ from murmuration.protos.figures import (
     megabytes,
     parameters,
     percent,
+    shown,
 )
 from murmuration.protos.files import print_line
-from murmuration.protos.text import shown
-from murmuration.worker.views.place import page_words
 
 _SILENCE_S = 30.0
 _MAX_SEEN = 10_000
@@ -114,6 +115,23 @@ def _awaiting(event: Event) -> str:
     here, wanted = names_of(event, "here"), int_of(event, "wanted")
     missing = "the others" if wanted is None else count(wanted - len(here), "more peer")
     return f"waits for {missing} to start (here: {', '.join(here) or 'nobody'})"
+
+
+def page_event(url: str, token_path: Path | None) -> dict[str, object]:
+    """The event that is logged; where readers show a token, with its file, never the token."""
+    kept = {"token_file": str(token_path)} if token_path else {}
+    return new_event("page", url=url, **kept)
+
+
+def page_words(event: Mapping[str, object], *, terminal: bool) -> str:
+    """The same for a person. On a terminal the address is complete; elsewhere, which may be a log,
+    it says where the secret is."""
+    url, kept = str(event["url"]), event.get("token_file")
+    if kept is None:
+        return f"the page of the swarm: {url}"
+    if not terminal:
+        return f"the page of the swarm: {url}#TOKEN, with what is in {kept}"
+    return f"the page of the swarm: {url}#{Path(str(kept)).read_text().strip()}"
 
 
 _AT_THE_END = {

@@ -8,6 +8,7 @@ reader shows a token.
 
 import asyncio
 import hmac
+import secrets
 import socket
 import ssl
 import threading
@@ -29,8 +30,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
 from murmuration.protos.reach import cannot_listen
 from murmuration.worker.identity import FOLDER
+from murmuration.worker.identity.certificates import write_secret
+from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import History, Look
-from murmuration.worker.views.place import PagePlace, page_token
 
 EVERY_S = 2.0
 PEERS_PER_S = 32  # a large swarm is asked less often
@@ -45,6 +47,7 @@ _FILES = {
     "/uplot.css": ("uPlot.min.css", "text/css; charset=utf-8"),
 }
 _SCHEME = "Bearer "
+_TOKEN = "page-token"
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -208,6 +211,17 @@ class PageServer:
                 peers = len(look.answers)
             pause_s = max(EVERY_S, peers / PEERS_PER_S)
             await asyncio.sleep(max(0.1, began_s + pause_s - time.monotonic()))
+
+
+def page_token(folder: Path) -> tuple[str, Path]:
+    """The secret that a reader shows off loopback, and its file, which only its user can read; a
+    new one where there is none. Raises OSError."""
+    path = folder / FOLDER / _TOKEN
+    if path.exists() and (kept := path.read_text().strip()):
+        return kept, path
+    token = secrets.token_urlsafe(24)
+    write_secret(path, token.encode())
+    return token, path
 
 
 def _bound(host: str, port: int) -> socket.socket:

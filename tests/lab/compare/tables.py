@@ -7,7 +7,7 @@ from typing import Any
 from murmuration.algorithms.link import Link
 from murmuration.protos.events import float_of, int_of, printable, text_of
 from murmuration.protos.figures import count, optional, parameters, percent, seconds, size
-from murmuration.worker.views.table import text_table
+from murmuration.worker.views.summary import text_table
 from tests.lab.compare.budget import Measured, wall_of
 from tests.lab.compare.options import LOCAL
 

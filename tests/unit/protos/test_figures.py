@@ -4,8 +4,11 @@ import math
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from murmuration.protos import figures
+from murmuration.protos.figures import MAX_SHOWN, shown
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,16 @@ def test_a_loss_in_other_words() -> None:
     assert figures.perplexity(1e4) == "above 3e+43"
     assert figures.perplexity(math.inf) == "above 3e+43"
     assert figures.perplexity(math.nan) == "nan"
+
+
+@given(st.text(max_size=300))
+def test_what_is_shown_is_short_and_printable(text: str) -> None:
+    assert shown(text).isprintable()
+    assert len(shown(text)) <= MAX_SHOWN
+    if text.isprintable() and len(text) <= MAX_SHOWN:
+        assert shown(text) == text
+
+
+def test_escape_sequences_and_lines_are_gone() -> None:
+    assert shown("\x1b[2Jgone\nmurmur: done") == "?[2Jgone?murmur: done"
+    assert shown("x" * 3_000_000, 10) == "xxxxxxx..."

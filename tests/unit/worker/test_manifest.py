@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.fragments import TensorSpec
-from murmuration.protos.documents import pack
-from murmuration.protos.manifest import first_difference
+from murmuration.protos.documents import first_difference, pack
 from murmuration.worker.config import load_config
 from murmuration.worker.errors import ManifestRefused
 from murmuration.worker.manifest import PROTOCOL, Manifest, join_config

@@ -16,10 +16,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from murmuration.worker.identity import Authority, Role
-from murmuration.worker.views import PagePlace, page, page_event, page_words
+from murmuration.worker.views import PagePlace, page
 from murmuration.worker.views.history import History, Look
-from murmuration.worker.views.page import HEADERS, PageServer, page_app
-from murmuration.worker.views.place import page_token
+from murmuration.worker.views.lines import page_event, page_words
+from murmuration.worker.views.page import HEADERS, PageServer, page_app, page_token
 
 STATIC = Path(page.__file__).with_name("static")
 TOKEN = "a-secret-of-this-test"
