@@ -8,7 +8,7 @@ from typing import Protocol
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.catchup.bootstrap import JoinConfig
-from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.exchange.view import View
 from murmuration.worker.identity import Authority, Identity

@@ -20,7 +20,7 @@ from murmuration.protos.files import RESULTS
 from murmuration.worker.component import NodeConfig
 from murmuration.worker.config import Config, task_of
 from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
-from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.folder import Announce, EventLog, alone_in, leave_json
 from murmuration.worker.identity import Identity
 from murmuration.worker.iothread import IOThread

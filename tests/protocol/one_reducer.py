@@ -64,11 +64,8 @@ class Bench:
 
     def contributes_itself(self) -> asyncio.Task[object]:
         """The reducer's own peer does."""
-        opening, payload = (
-            wire.contribution_from_message(header("r")),
-            wire.Payload.of(encoded("r")),
-        )
-        return asyncio.create_task(self.reducer.contribute(opening, payload))
+        opening, payload = header("r"), wire.Payload.of(encoded("r"))
+        return asyncio.create_task(self.reducer.contribute(opening, opening.norm, payload))
 
     async def close_round(self) -> None:
         """Valid contributions of all three give their mean, untouched by what was before."""

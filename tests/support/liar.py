@@ -194,7 +194,8 @@ async def _garbage(honest: Callable[..., Awaitable[None]], stream: Stream) -> No
 
 async def _refusal(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
     await stream.receive()
-    await stream.send(wire.refusal_to_message("pruned", "that is over"))
+    refusal = wire.refusal("pruned", "that is over")
+    await stream.send(pb.ExchangeDown(refusal=refusal).SerializeToString())
 
 
 reduces_late, reduces_never, gives_garbage, refuses = map(

@@ -19,7 +19,6 @@ from murmuration.algorithms.plan import Merge
 from murmuration.algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.allreduce.dialogue import ContributionHeader
 from murmuration.worker.exchange.view import RoundConfig, ShardKey
 from murmuration.worker.simulation.faults import (
     Crash,
@@ -174,11 +173,14 @@ class WatchedMeanPeer(MeanPeer):
             self._got[key.shard] = _reduction(key, self._group, reduction)
             learned(key, reduction)
 
-        async def note_contributed(header: ContributionHeader, payload: wire.Payload) -> object:
+        async def note_contributed(
+            header: pb.ContributionHeader, norm: float, payload: wire.Payload
+        ) -> object:
             self._opened += 1
-            answer = await contribute(header, payload)
+            answer = await contribute(header, norm, payload)
             if isinstance(answer, wire.Reduction):
-                self.record.answered(self.me, _reduction(header.key, self._group, answer).answer)
+                key = ShardKey(header.fragment, header.round, header.shard)
+                self.record.answered(self.me, _reduction(key, self._group, answer).answer)
             return answer
 
         async def note_served(stream: Stream) -> None:

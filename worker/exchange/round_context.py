@@ -17,9 +17,8 @@ from murmuration.algorithms.robust import Quarantine
 from murmuration.protos.events import new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.exchange.allreduce.dialogue import ShardRange
 from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.view import RoundConfig, ShardRange
 from murmuration.worker.transport import Stream
 
 if TYPE_CHECKING:
@@ -222,12 +221,6 @@ class Context:
     def reduction_codec(self) -> Codec:
         """Of what comes back."""
         return codec_by_name(self.plan.reduction_codec)
-
-    def round_bytes(self, fragment: int) -> int:
-        """What a peer gives each partner in a round in a small group."""
-        codecs = codec_by_name(self.plan.anchor_codec), codec_by_name(self.plan.codec)
-        elements, exact = self.elements[fragment], self.limbs(fragment)
-        return sum(wire.encoded_bytes(codec, elements, exact) for codec in codecs)
 
     async def encoded(
         self, codec: Codec, values: "Tensor", *, exact: int, error: bool

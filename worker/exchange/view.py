@@ -10,6 +10,8 @@ from murmuration.algorithms.reducers import Pair, reached_by_all
 from murmuration.algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation
 from murmuration.worker.membership import Health, Member, Phase
 
+Group = tuple[str, ...]
+
 
 @dataclass(frozen=True, order=True)
 class ShardKey:
@@ -21,6 +23,22 @@ class ShardKey:
 
     def __str__(self) -> str:
         return f"shard {self.shard} of round {self.round} of fragment {self.fragment}"
+
+
+@dataclass(frozen=True)
+class ShardRange:
+    """One shard of a fragment: its values from `start` to `stop`, and their encoded sizes; `exact`
+    of the last are limbs of integers."""
+
+    start: int
+    stop: int
+    contribution_bytes: int
+    reduction_bytes: int
+    exact: int = 0
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.start, self.stop
 
 
 @dataclass(frozen=True)

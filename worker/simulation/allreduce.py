@@ -15,9 +15,9 @@ from murmuration.algorithms.presets import PRESETS
 from murmuration.algorithms.reducers import reducer_orders
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.exchange.allreduce.contributor import Contributor
-from murmuration.worker.exchange.allreduce.dialogue import ShardRange
 from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.exchange.view import ShardRange
 from murmuration.worker.simulation.clock import Act
 from murmuration.worker.simulation.peer import Account, Peer
 from murmuration.worker.simulation.streams import Sizes, frame_sizes

@@ -16,7 +16,7 @@ from murmuration.algorithms.fragments import copy_values
 from murmuration.protos.documents import first_difference
 from murmuration.protos.figures import shown
 from murmuration.worker.errors import CheckpointError
-from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import Checkpoint

@@ -12,11 +12,6 @@ from murmuration.algorithms.counted import MOST_PARTS, RECORDED_ROUNDS, CountedR
 from murmuration.algorithms.fragments import Ranges
 from murmuration.protos import documents
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.exchange.allreduce.dialogue import (
-    ContributionHeader,
-    ReductionHeader,
-    RefusalKind,
-)
 from murmuration.worker.leases.ledger import Block, Holding, LeaseNews, OpenedStream
 from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
 from murmuration.worker.wire.payloads import Payload
@@ -34,6 +29,35 @@ def parse(kind: type[T], raw: bytes) -> T:
         return kind.FromString(raw)
     except DecodeError as error:
         raise Again(f"not a {kind.__name__}") from error
+
+
+@dataclass(frozen=True)
+class ReductionHeader:
+    """What begins a reduction.
+
+    Args:
+        joiners: peers to be in the next group beside those that contribute; of one shard a round.
+        last: the peer whose contribution came last.
+        factors: how far each contributor counts, where the norm limit has scaled one.
+        reducer: the peer that has computed it, which may not be the one that gives it.
+        roots, weights: of the contributors, as announced; no weights where all are 1.
+    """
+
+    contributors: tuple[str, ...]
+    joiners: tuple[str, ...]
+    codec: int
+    total_bytes: int
+    hash: int
+    last: str
+    factors: tuple[float, ...] = ()
+    reducer: str = ""
+    roots: tuple[bytes, ...] = ()
+    weights: tuple[int, ...] = ()
+
+    def factor(self, peer: str) -> float:
+        """How far the peer's contribution counts; 0 where it does not."""
+        factors = self.factors or (1.0,) * len(self.contributors)
+        return dict(zip(self.contributors, factors, strict=True)).get(peer, 0.0)
 
 
 @dataclass(frozen=True)
@@ -57,15 +81,6 @@ def status_reply(document: object) -> bytes:
     return pb.StatusReply(document=documents.pack(document)).SerializeToString()
 
 
-def contribution_to_message(header: ContributionHeader) -> bytes:
-    return pb.ExchangeUp(header=pb.ContributionHeader(**vars(header))).SerializeToString()
-
-
-def contribution_from_message(header: pb.ContributionHeader) -> ContributionHeader:
-    named = (each.name for each in fields(ContributionHeader))
-    return ContributionHeader(**{name: getattr(header, name) for name in named})
-
-
 def reduction_to_message(header: ReductionHeader) -> bytes:
     return pb.ExchangeDown(header=pb.ReductionHeader(**vars(header))).SerializeToString()
 
@@ -86,7 +101,9 @@ def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
     return ReductionHeader(**(plain | groups))
 
 
-_REFUSAL_CODES: dict[RefusalKind, "pb.RefusalCode.ValueType"] = {
+# Kinds of refusals. `run`: another run; `group`, `pruned`: the sender must repair its state first;
+# `invalid`: it does not fit; `again`: trying again helps.
+_REFUSAL_CODES = {
     "run": pb.RefusalCode.REFUSAL_RUN,
     "group": pb.RefusalCode.REFUSAL_GROUP,
     "pruned": pb.RefusalCode.REFUSAL_PRUNED,
@@ -96,15 +113,11 @@ _REFUSAL_CODES: dict[RefusalKind, "pb.RefusalCode.ValueType"] = {
 _REFUSAL_KINDS = {code: kind for kind, code in _REFUSAL_CODES.items()}
 
 
-def refusal(kind: RefusalKind, reason: str) -> pb.Refusal:
+def refusal(kind: str, reason: str) -> pb.Refusal:
     return pb.Refusal(code=_REFUSAL_CODES[kind], reason=reason)
 
 
-def refusal_to_message(kind: RefusalKind, reason: str) -> bytes:
-    return pb.ExchangeDown(refusal=refusal(kind, reason)).SerializeToString()
-
-
-def refusal_kind(refused: pb.Refusal) -> RefusalKind:
+def refusal_kind(refused: pb.Refusal) -> str:
     """A code that is not known ends the round, as one that says so."""
     return _REFUSAL_KINDS.get(refused.code, "invalid")
 

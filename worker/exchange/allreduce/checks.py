@@ -21,9 +21,8 @@ from murmuration.algorithms.robust import AGGREGATIONS, Doubts, aggregate, norm
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import KEPT_ROUNDS, ReducedShards
-from murmuration.worker.exchange.allreduce.dialogue import ReductionHeader, ShardRange
 from murmuration.worker.exchange.round_context import Context, Tasks
-from murmuration.worker.exchange.view import ShardKey
+from murmuration.worker.exchange.view import ShardKey, ShardRange
 from murmuration.worker.transport import Stream, TransportError
 
 _SHARE = 0.01  # of the bytes of a round, for checking it
@@ -47,7 +46,7 @@ class Given:
 
     key: ShardKey
     shard: ShardRange
-    header: ReductionHeader
+    header: wire.ReductionHeader
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.reducers import joiners_shard, most_joiners
-from murmuration.algorithms.robust import most_norm, norm_factors, norm_ratios
-from murmuration.worker.exchange.allreduce.dialogue import Group, ShardRange
-from murmuration.worker.exchange.view import ShardKey, View, alike
+from murmuration.algorithms.robust import NORM_SLACK, most_norm, norm_factors, norm_ratios
+from murmuration.worker.exchange.view import Group, ShardKey, ShardRange, View, alike
 
 if TYPE_CHECKING:
     from murmuration.worker.exchange.round_context import Context
@@ -173,9 +172,18 @@ class ReducedShards:
         """The norm of what a peer contributes to a round."""
         self._norms.setdefault((key.fragment, key.round), {})[peer] = norm
 
-    def most_norm(self, fragment: int, round_: int, contributors: Group) -> float:
-        """The largest norm that a mean of these contributors can have, by what each has announced
-        to this peer itself; infinite where too few have."""
+    def most_norm(self, key: ShardKey, contributors: Group) -> float:
+        """The largest norm that a mean of the shard can have, by what each of these contributors
+        has announced to this peer itself; infinite where too few have."""
+        plan = self._layout.plan
+        most = self._most_norm(key.fragment, key.round, contributors)
+        if plan.keeps_reduction_residual:  # of the mean before: what its encoding has left out
+            most += self._most_norm(key.fragment, key.round - 1, contributors)
+        if plan.mean_over == "senders":
+            most *= math.sqrt(len(contributors))
+        return NORM_SLACK * most
+
+    def _most_norm(self, fragment: int, round_: int, contributors: Group) -> float:
         group, norms = self._groups.get((fragment, round_), ()), self._norms.get((fragment, round_))
         if norms is None or 2 * len(norms) <= len(group):
             return math.inf

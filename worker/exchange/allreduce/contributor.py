@@ -24,16 +24,9 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.checks import Given
-from murmuration.worker.exchange.allreduce.dialogue import (
-    ContributionHeader,
-    Redirect,
-    ReductionHeader,
-    Refusal,
-    ShardRange,
-)
-from murmuration.worker.exchange.allreduce.reducer import Answer, Reducer
+from murmuration.worker.exchange.allreduce.reducer import Answer, Redirect, Reducer, Refusal
 from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks, reason_of
-from murmuration.worker.exchange.view import ShardKey, View
+from murmuration.worker.exchange.view import ShardKey, ShardRange, View
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream, TransportError, Unreachable
 
@@ -69,7 +62,7 @@ class _Part:
     target: str = ""
     task: asyncio.Task[None] | None = None
     incoming: wire.Incoming | None = None
-    reduction: ReductionHeader | None = None
+    reduction: wire.ReductionHeader | None = None
     retry_at: float = 0.0
     last_reason: str = ""
     away: bool = False
@@ -106,7 +99,7 @@ class _Round:
         return [part for part in self.parts if part.reduction is None]
 
     @property
-    def reductions(self) -> "list[tuple[tuple[int, int], ReductionHeader]]":
+    def reductions(self) -> "list[tuple[tuple[int, int], wire.ReductionHeader]]":
         """Those that are here, by their ranges."""
         return [(part.shard.bounds, part.reduction) for part in self.parts if part.reduction]
 
@@ -177,7 +170,7 @@ class Contributor:
 
     def on_view(self, view: View) -> None:
         """Membership has changed, which this peer's own reducer knows."""
-        self._view = self._reducer.view
+        self._view = self._reducer.shards.view
         for round_ in list(self._rounds.values()):
             self._advance(round_)
 
@@ -253,7 +246,9 @@ class Contributor:
         if not self._view.reach(self._context.me, part.target):
             part.asked_at = now  # the link is cut: the shard waits for it, or goes where all reach
         fragment = round_.begin.fragment
-        most_s = _OVERDUE * self._reducer.grace_s(fragment) + self._context.transfer_s(fragment)
+        most_s = _OVERDUE * self._reducer.shards.grace_s(fragment) + self._context.transfer_s(
+            fragment
+        )
         late = now >= max(round_.half_at, part.asked_at) + most_s
         return late or part.spoilt >= _MOST_SPOILT
 
@@ -293,7 +288,7 @@ class Contributor:
         answer: Answer
         try:
             if peer == me:
-                answer = await self._reducer.contribute(opening, part.payload)
+                answer = await self._reducer.contribute(opening, round_.norm, part.payload)
             else:
                 answer = await self._ask(round_, part, opening)
             if isinstance(answer, wire.Reduction):
@@ -338,15 +333,15 @@ class Contributor:
             self._peers.suspect(peer)
         self._advance(round_)
 
-    async def _ask(self, round_: _Round, part: _Part, opening: ContributionHeader) -> Answer:
+    async def _ask(self, round_: _Round, part: _Part, opening: pb.ContributionHeader) -> Answer:
         """Contributes at another peer. Raises TransportError, WireError."""
         context, key, peer = self._context, part.key, part.target
-        header: ReductionHeader | None = None
+        header: wire.ReductionHeader | None = None
         sending: asyncio.Task[None] | None = None
         stream = self._peers.open(peer, self._method)
         try:
             with context.arrivals.payload() as arrival:
-                await stream.send(wire.contribution_to_message(opening))
+                await stream.send(pb.ExchangeUp(header=opening).SerializeToString())
                 if not opening.resumed:
                     sending = self._spawn(round_, partial(self._send, round_, part, stream, 0))
                 while (raw := await stream.receive()) is not None:
@@ -384,9 +379,9 @@ class Contributor:
             "ended without an answer" if header is None else f"{key}: the reduction broke off"
         )
 
-    def _header(self, round_: _Round, part: _Part, resumed: bool) -> ContributionHeader:
+    def _header(self, round_: _Round, part: _Part, resumed: bool) -> pb.ContributionHeader:
         context, begin, shard = self._context, round_.begin, part.shard
-        return ContributionHeader(
+        return pb.ContributionHeader(
             run=context.run,
             fragment=begin.fragment,
             round=begin.round,
@@ -415,7 +410,7 @@ class Contributor:
                     await context.sent(stream, message)
             await stream.done()
 
-    def _expect(self, round_: _Round, part: _Part, header: ReductionHeader) -> None:
+    def _expect(self, round_: _Round, part: _Part, header: wire.ReductionHeader) -> None:
         """Makes room for a reduction, or goes on with what has come of it. Raises WireError."""
         key, codec = part.key, self._context.reduction_codec
         expected = part.shard.reduction_bytes
@@ -456,7 +451,7 @@ class Contributor:
         share = taken_out(header.factor(context.me))
         most = math.inf
         if context.plan.compares_norms and part.target != context.me:
-            most = self._reducer.most_norm(part.key, header.contributors)
+            most = self._reducer.shards.most_norm(part.key, header.contributors)
 
         def decode() -> "tuple[Tensor, Tensor | None]":
             mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
@@ -583,7 +578,7 @@ class Contributor:
             return
         round_.told_s = seconds
         here = (part.key for part in round_.open if part.target == me)
-        late = {peer for key in here for peer in self._reducer.awaited(key)} - {me}
+        late = {peer for key in here for peer in self._reducer.shards.awaited(key)} - {me}
         self._context.log(
             new_event(
                 "stalled",

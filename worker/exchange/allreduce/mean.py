@@ -1,12 +1,14 @@
-"""What a reducer makes of the contributions to a shard."""
+"""What a reducer makes of the contributions to a shard, and what it keeps for its next ones."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.robust import aggregate
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import DueMean
-from murmuration.worker.exchange.allreduce.dialogue import ReductionHeader
 from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.exchange.view import ShardKey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +24,7 @@ async def reduce(
     """
     work = len(due.inputs) * (due.shard.stop - due.shard.start)
     payload, left_out = await context.worked(work, lambda: _average(context, due, before))
-    header = ReductionHeader(
+    header = wire.ReductionHeader(
         contributors=due.contributors,
         joiners=due.joiners,
         codec=context.reduction_codec.wire_id,
@@ -62,3 +64,91 @@ def _average(
     if context.plan.keeps_reduction_residual:
         left_out = wire.encoding_error(codec, raw, mean, exact=shard.exact)
     return context.compression.payload(codec, raw), left_out
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class _Left:
+    """By the encoding of `round`; `before` is what went into it, for the case that it is done over.
+
+    Args: rest: what another layout has left of a shard, which is for shards of the round after.
+    """
+
+    round: int
+    before: "Tensor | None"
+    after: "Tensor"
+    rest: bool = False
+
+
+class Residuals:
+    """The residuals of all fragments.
+
+    A shard is the same range as long as the group is the same. Of another layout's shards the next
+    round takes what this peer still reduces. The rest is given up: who reduces it now lacks it.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[int, int, int], _Left] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything was left out. any thread."""
+        return bool(self._left)
+
+    def before(self, key: ShardKey, start: int, stop: int) -> "Tensor | None":
+        """What to add to the mean of a round; None for nothing."""
+        found = None
+        for at, end, left in self._overlapping(key.fragment, start, stop):
+            values = left.before if left.round >= key.round else left.after
+            if values is None:
+                continue
+            if (at, end) == (start, stop):
+                return values
+            if found is None:
+                found = values.new_zeros(stop - start)
+            low, high = max(at, start), min(end, stop)
+            found[low - start : high - start] = values[low - at : high - at]
+        return found
+
+    def keep(
+        self, key: ShardKey, start: int, stop: int, before: "Tensor | None", after: "Tensor"
+    ) -> None:
+        """The round has closed, with `before` in its mean and `after` left out."""
+        for at, end, left in self._overlapping(key.fragment, start, stop):
+            del self._left[key.fragment, at, end]
+            for low, high in ((at, min(end, start)), (max(at, stop), end)):
+                if low < high:
+                    cut = slice(low - at, high - at)
+                    earlier = None if left.before is None else left.before[cut]
+                    rest = _Left(left.round, earlier, left.after[cut], rest=True)
+                    self._left[key.fragment, low, high] = rest
+        self._left[key.fragment, start, stop] = _Left(key.round, before, after)
+
+    def advanced(self, fragment: int, version: int) -> None:
+        """The rounds before this one are applied here: they are not done over."""
+        for place, left in list(self._left.items()):
+            if place[0] == fragment and left.round < version:
+                if left.rest and left.round + 1 < version:
+                    del self._left[place]
+                else:
+                    self._left[place] = replace(left, before=None)
+
+    def plain(self, fragment: int, version: int) -> list[tuple[int, int, "Tensor"]]:
+        """(start, stop, values) of what the reductions of this round take up."""
+        of = [(start, stop) for at, start, stop in self._left if at == fragment]
+        found = ((*each, self.before(ShardKey(fragment, version, 0), *each)) for each in of)
+        return [(start, stop, values) for start, stop, values in found if values is not None]
+
+    def load(self, fragment: int, version: int, plain: Iterable[tuple[int, int, "Tensor"]]) -> None:
+        """What `plain` has given."""
+        for start, stop, values in plain:
+            self._left[fragment, start, stop] = _Left(version - 1, None, values)
+
+    def _overlapping(self, fragment: int, start: int, stop: int) -> list[tuple[int, int, _Left]]:
+        return [
+            (at, end, left)
+            for (of, at, end), left in self._left.items()
+            if of == fragment and at < stop and start < end
+        ]

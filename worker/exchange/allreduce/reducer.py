@@ -1,10 +1,17 @@
 """The reducing side of a mean round: one coroutine for each contributor's stream.
 
-A stream begins with a header. It is held until this peer has come to that round, and then taken,
-redirected to the peer that is to reduce the shard, or refused. What has been taken counts once,
-however often it is sent; a broken one goes on where it was. A peer outside the round's group is
-held until the shard has closed: it adds nothing. The answer goes out once the shard has closed
-(`closing`), to the late ones too, and to those outside.
+contributor                                  reducer
+    | ContributionHeader ----------------------> |  redirects, refuses, or takes it
+    | <---------------- resume, from which offset |  (only where an earlier try was broken)
+    | frames of the contribution --------------> |  ... until everyone has contributed
+    | <---------------------------- ReductionHeader |
+    | <-------------------- frames of the reduction |
+
+A stream that begins with a CheckRequest is of `checks`. A contribution is held until this peer has
+come to its round, and then taken, redirected to the peer that is to reduce the shard, or refused.
+What has been taken counts once, however often it is sent; a broken one goes on where it was. A peer
+outside the round's group is held until the shard has closed: it adds nothing. The answer goes out
+once the shard has closed (`closing`), to the late ones too, and to those outside.
 """
 
 import asyncio
@@ -25,20 +32,30 @@ from murmuration.worker.exchange.allreduce.closing import (
     PeerContribution,
     ReducedShards,
 )
-from murmuration.worker.exchange.allreduce.dialogue import (
-    ContributionHeader,
-    Group,
-    Redirect,
-    Refusal,
-    RefusalKind,
-)
-from murmuration.worker.exchange.allreduce.mean import reduce
-from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.allreduce.mean import Residuals, reduce
 from murmuration.worker.exchange.round_context import Context, Tasks
-from murmuration.worker.exchange.view import ShardKey, View
+from murmuration.worker.exchange.view import Group, ShardKey, View
 from murmuration.worker.transport import Stream
 
 _AT_ONCE_S = 0.005  # what is held for longer may have come meanwhile
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """Another peer is to reduce the shard."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a contribution is not taken, of the kinds that `wire.refusal` has; `faulty`: what was
+    sent does not fit."""
+
+    kind: str
+    reason: str
+    faulty: bool = False
+
 
 Answer = Redirect | Refusal | wire.Reduction
 
@@ -49,20 +66,28 @@ def _future() -> "asyncio.Future[Any]":
 
 @dataclass(eq=False)
 class _Offer:
-    """A contributor on its stream, or this peer itself with its `own` payload.
+    """A contributor on its stream, or this peer itself with its `own` payload, of this `norm`.
 
     It is held, until `held_until`, or else part of `shard`. `decided` is when that has changed, and
     `answer` what the contributor is told in the end.
     """
 
-    header: ContributionHeader
+    header: pb.ContributionHeader
     came_s: float
+    norm: float
     own: wire.Payload | None = None
     held_until: float = math.inf
     shard: OpenShard | None = None
     contribution: PeerContribution | None = None
     decided: "asyncio.Future[None]" = field(default_factory=_future)
     answer: "asyncio.Future[Answer]" = field(default_factory=_future)
+
+    @property
+    def key(self) -> ShardKey:
+        return ShardKey(self.header.fragment, self.header.round, self.header.shard)
+
+    def __str__(self) -> str:
+        return f"{self.key} from {self.header.sender}"
 
     def release(self) -> None:
         """It is held no longer."""
@@ -88,15 +113,18 @@ class Reducer:
 
     Args:
         residuals: what earlier reductions have left out; None for nothing.
+
+    Attributes:
+        shards: those that are open or closed, and this peer's view of the swarm.
     """
 
     def __init__(self, context: Context, residuals: Residuals | None = None) -> None:
         self._context = context
-        self._shards = ReducedShards(context)
+        self.shards = ReducedShards(context)
         self._offers: dict[_Offer, None] = {}  # without an answer yet, in their order
         self._reductions: dict[ShardKey, wire.Reduction] = {}
         self._residuals = Residuals() if residuals is None else residuals
-        self.checks = Checks(context, self._shards, self._reductions)
+        self.checks = Checks(context, self.shards, self._reductions)
         self._tasks = Tasks()
         self._late: set[tuple[int, str, bool]] = set()  # fragment, peer, as a reducer
 
@@ -113,7 +141,7 @@ class Reducer:
 
     def on_view(self, view: View) -> None:
         """Membership has changed."""
-        self._shards.on_view(view)
+        self.shards.on_view(view)
         self._look_again()
 
     def advanced(self, fragment: int, version: int, group: Group) -> None:
@@ -122,44 +150,21 @@ class Reducer:
         for key, kept in self._reductions.items():
             if key.fragment == fragment and key.round < version:
                 self._reductions[key] = replace(kept, payload=kept.payload.unpacked())
-        for key in self._shards.advanced(fragment, version, group):
+        for key in self.shards.advanced(fragment, version, group):
             self._reductions.pop(key, None)
         self._look_again()
 
     def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:
         """A reduction came from its reducer: keep it for others that may ask."""
-        if self._shards.learned(key):
+        if self.shards.learned(key):
             self._reductions[key] = reduction
         self._look_again()
 
-    @property
-    def view(self) -> View:
-        """The swarm as this peer decides by it."""
-        return self._shards.view
-
-    def most_norm(self, key: ShardKey, contributors: Group) -> float:
-        """The largest norm that a mean of the shard can have, as far as this peer can tell."""
-        plan, shards = self._context.plan, self._shards
-        most = shards.most_norm(key.fragment, key.round, contributors)
-        if plan.keeps_reduction_residual:  # of the mean before: what its encoding has left out
-            most += shards.most_norm(key.fragment, key.round - 1, contributors)
-        if plan.mean_over == "senders":
-            most *= math.sqrt(len(contributors))
-        return NORM_SLACK * most
-
-    def awaited(self, key: ShardKey) -> tuple[str, ...]:
-        """The peers that have not contributed yet to an open shard."""
-        return tuple(sorted(self._shards.awaited(key)))
-
     def pass_over(self, key: ShardKey, peer: str) -> None:
         """The peer has not reduced the shard in time, or has answered with nothing of use."""
-        self._shards.pass_over(key, peer)
+        self.shards.pass_over(key, peer)
         self._late.add((key.fragment, peer, True))
         self._look_again()
-
-    def grace_s(self, fragment: int) -> float:
-        """How long a shard waits for late peers."""
-        return self._shards.grace_s(fragment)
 
     def take_late(self, fragment: int) -> list[str]:
         """The peers that shards were closed without since this was asked last, after a wait, and
@@ -174,9 +179,12 @@ class Reducer:
 
     # ----------------------------------------------------------------------------- one contribution
 
-    async def contribute(self, header: ContributionHeader, payload: wire.Payload) -> Answer:
-        """This peer's own contribution to a shard that it reduces itself."""
-        offer = _Offer(header, self._context.clock(), own=payload)
+    async def contribute(
+        self, header: pb.ContributionHeader, norm: float, payload: wire.Payload
+    ) -> Answer:
+        """This peer's own contribution to a shard that it reduces itself. Args: norm: which the
+        header rounds."""
+        offer = _Offer(header, self._context.clock(), norm, payload)
         try:
             self._begin(offer)
             return await offer.answer
@@ -197,9 +205,9 @@ class Reducer:
                 raise wire.WireError("a contribution must begin with its header")
         except wire.WireError as error:
             self._context.refused(error, "", 0)
-            await stream.send(wire.refusal_to_message(_kind(error), str(error)))
+            await _send_refusal(stream, _kind(error), str(error))
             return
-        offer = _Offer(wire.contribution_from_message(up.header), self._context.clock())
+        offer = _Offer(up.header, self._context.clock(), up.header.norm)
         try:
             self._begin(offer)
             await offer.decided
@@ -242,23 +250,22 @@ class Reducer:
     ) -> Refusal | None:
         """Takes frames until all are here. An honest contributor gives its round up before it lets
         this peer wait for longer than a round. Raises WireError."""
-        context, header = self._context, offer.header
-        came_from = f"{header.key} from {header.sender}"
-        patience_s = context.round_s(header.key.fragment)
+        context = self._context
+        patience_s = context.round_s(offer.header.fragment)
         with context.arrivals.payload() as arrival:
             if context.clock() - offer.came_s < _AT_ONCE_S:
-                arrival.begins(header.sender)  # else a part of it may have lain here
+                arrival.begins(offer.header.sender)  # else a part of it may have lain here
             while not incoming.complete:
                 try:
                     async with asyncio.timeout(patience_s):
                         raw = await stream.receive()
                 except TimeoutError:
-                    raise wire.Again(f"{came_from}: no frame in {patience_s:.0f} s") from None
+                    raise wire.Again(f"{offer}: no frame in {patience_s:.0f} s") from None
                 if raw is None:
-                    return Refusal("again", f"{came_from} broke off", faulty=True)
+                    return Refusal("again", f"{offer} broke off", faulty=True)
                 frame = wire.parse(pb.ExchangeUp, raw).frame
                 if not offer.is_current:
-                    return _taken_over(header)
+                    return _taken_over(offer)
                 size, stands_for = incoming.add(frame)
                 context.counts.contributions_received.add(size, stands_for, context.codec)
                 arrival.came(size)
@@ -267,8 +274,8 @@ class Reducer:
     async def _verify(self, offer: _Offer, contribution: PeerContribution) -> Answer | None:
         """Sees to it that what has come can be averaged. Raises WireError."""
         context, header, incoming = self._context, offer.header, contribution.incoming
-        key, codec = header.key, context.codec
-        group = self._shards.group(key)
+        key, codec = offer.key, context.codec
+        group = self.shards.group(key)
         shards = context.shards(key.fragment, group) if group is not None else ()
         if key.shard >= len(shards):  # the group has changed meanwhile, and with it the cut
             return self._moved(offer)
@@ -287,22 +294,24 @@ class Reducer:
         if context.plan.compares_norms and norm > NORM_SLACK * header.norm:
             raise wire.WireError(f"values of norm {norm:.3g}, announced were {header.norm:.3g}")
         if not offer.is_current:
-            return _taken_over(header)
+            return _taken_over(offer)
         contribution.whole = True
-        if offer.shard is not None and self._shards.get(key) is offer.shard:
+        if offer.shard is not None and self.shards.get(key) is offer.shard:
             offer.shard.contributed(header.sender)
         answer = self._closed_or_moved(offer)
         self._close_due()
         return answer
 
-    async def _refuse(self, header: ContributionHeader, refused: Refusal, stream: Stream) -> None:
+    async def _refuse(
+        self, header: pb.ContributionHeader, refused: Refusal, stream: Stream
+    ) -> None:
         kind, reason = refused.kind, refused.reason
         if refused.faulty:
             error = wire.Again(reason) if kind == "again" else wire.WireError(reason)
-            self._context.refused(error, header.sender, header.key.round)
+            self._context.refused(error, header.sender, header.round)
         elif kind != "run":
             self._context.counts.refuse(kind)
-        await stream.send(wire.refusal_to_message(kind, reason))
+        await _send_refusal(stream, kind, reason)
 
     async def _give(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
         context = self._context
@@ -323,7 +332,7 @@ class Reducer:
             reason = f"fragment {header.fragment} of {context.fragments}"
             self._answer(offer, Refusal("invalid", reason, faulty=True))
         else:
-            self._shards.begins(header.key, header.sender)
+            self.shards.begins(offer.key, header.sender)
             offer.held_until = offer.came_s + context.round_s(header.fragment)
             self._decide(offer)
         self._close_due()
@@ -345,22 +354,21 @@ class Reducer:
 
     def _decide(self, offer: _Offer) -> None:
         """Holds, takes or ends a stream that has not been accepted."""
-        header = offer.header
-        mine = self._shards.group(header.key)
-        agreed = mine is not None and self._context.group_hash(mine) == header.group
-        decision = self._decision(header, mine if agreed else None)
+        mine = self.shards.group(offer.key)
+        agreed = mine is not None and self._context.group_hash(mine) == offer.header.group
+        decision = self._decision(offer.key, mine if agreed else None)
         answer = self._accept(offer, decision) if isinstance(decision, tuple) else decision
         if answer is not None:
             self._answer(offer, answer)
 
-    def _decision(self, header: ContributionHeader, group: Group | None) -> Answer | Group | None:
+    def _decision(self, key: ShardKey, group: Group | None) -> Answer | Group | None:
         """The group to take the contribution with, what to answer, or None to hold.
 
         Args:
-            header: what somebody wants to contribute.
+            key: what somebody wants to contribute to.
             group: the sender's if it is ours too, else None.
         """
-        key, shards = header.key, self._shards
+        shards = self.shards
         if key in shards.closed and group is not None:
             return self._reductions[key]
         version = shards.version(key.fragment)
@@ -389,21 +397,21 @@ class Reducer:
         Other values than before come from a peer that gave the round up and tries it again later:
         the newer ones count.
         """
-        header, own = offer.header, offer.own
+        header, key, own = offer.header, offer.key, offer.own
         try:
-            if own is None and (early := self._misfit(header, group)):
+            if own is None and (early := self._misfit(offer, group)):
                 return Refusal("again", early, faulty=True)
             weight = self._context.weight(header.weight)
-            if not 0 <= header.norm < math.inf:
-                raise ValueError(f"{header.key} from {header.sender}: a norm of {header.norm}")
+            if not 0 <= offer.norm < math.inf:
+                raise ValueError(f"{offer}: a norm of {offer.norm}")
             if len(header.root) != (wire.HASH_BYTES if self._context.plan.checks_means else 0):
-                raise ValueError(f"{header.key} from {header.sender}: no root of its values")
+                raise ValueError(f"{offer}: no root of its values")
         except ValueError as error:
             return Refusal("invalid", str(error), faulty=True)
-        if not self._shards.admits(header.sender, group):
+        if not self.shards.admits(header.sender, group):
             return None
-        self._shards.announced(header.key, header.sender, header.norm)
-        entry = offer.shard = self._shards.open(header.key)
+        self.shards.announced(key, header.sender, offer.norm)
+        entry = offer.shard = self.shards.open(key)
         earlier = entry.contributions.get(header.sender)
         if own is not None:
             earlier = None
@@ -416,7 +424,7 @@ class Reducer:
             held = wire.Incoming.held(own.raw, own.hash) if own is not None else None
             incoming = held or wire.Incoming(header.total_bytes, header.hash)
             earlier = PeerContribution(
-                incoming, weight, header.norm, header.root, whole=own is not None
+                incoming, weight, offer.norm, header.root, whole=own is not None
             )
             entry.contributions[header.sender] = earlier
         offer.contribution = earlier
@@ -427,31 +435,31 @@ class Reducer:
         offer.release()
         return None
 
-    def _misfit(self, header: ContributionHeader, group: Group) -> str:
+    def _misfit(self, offer: _Offer, group: Group) -> str:
         """Why the header comes too early, if it does. Raises ValueError: it never fits."""
-        key, codec = header.key, self._context.codec
+        header, key, codec = offer.header, offer.key, self._context.codec
         shard = self._context.shards(key.fragment, group)[key.shard]
         elements = shard.stop - shard.start
         announced = (header.codec, header.elements, header.total_bytes)
         if announced != (codec.wire_id, elements, shard.contribution_bytes):
             raise ValueError(
-                f"{key} from {header.sender}: {header.elements} values in {header.total_bytes} "
+                f"{offer}: {header.elements} values in {header.total_bytes} "
                 f"bytes of codec {header.codec}; expected {elements} in {shard.contribution_bytes} "
                 f"bytes of {codec.name}"
             )
-        known = self._shards.view.live(header.sender)  # gossip may not have told of it yet
+        known = self.shards.view.live(header.sender)  # gossip may not have told of it yet
         return "" if known else f"{key}: {header.sender} is not a member"
 
     def _closed_or_moved(self, offer: _Offer) -> Answer | None:
         """What a contributor whose bytes are all here is told, if the time has come."""
-        key = offer.header.key
-        if key in self._shards.closed:
+        key = offer.key
+        if key in self.shards.closed:
             return self._reductions[key]
-        return None if self._shards.get(key) is offer.shard else self._moved(offer)
+        return None if self.shards.get(key) is offer.shard else self._moved(offer)
 
     def _moved(self, offer: _Offer) -> Answer:
         """What it has contributed counts for nothing here."""
-        decision = self._decision(offer.header, self._shards.group(offer.header.key))
+        decision = self._decision(offer.key, self.shards.group(offer.key))
         if isinstance(decision, Redirect | Refusal | wire.Reduction):
             return decision
         return Refusal("again", "the shard has moved to another reducer")
@@ -459,7 +467,7 @@ class Reducer:
     # ------------------------------------------------------------------------------------ the mean
 
     def _close_due(self) -> None:
-        for due in self._shards.close(self._context.clock()):
+        for due in self.shards.close(self._context.clock()):
             self._tasks.spawn(self._compute(due))
 
     async def _compute(self, due: DueMean) -> None:
@@ -473,9 +481,9 @@ class Reducer:
             reduction, left_out = await reduce(context, due, before)
         except Exception as failure:  # the shard must not stay closed to peers that try again
             context.log(new_event("warning", text=f"{key} was not reduced: {failure}"))
-            self._shards.computed(key, due.attempt, failed=True)
+            self.shards.computed(key, due.attempt, failed=True)
         else:
-            if self._shards.computed(key, due.attempt):
+            if self.shards.computed(key, due.attempt):
                 self._reductions[key] = reduction
                 if left_out is not None:
                     self._residuals.keep(key, shard.start, shard.stop, before, left_out)
@@ -497,10 +505,14 @@ class Reducer:
                 context.contribute_alike(peers)
 
 
-def _taken_over(header: ContributionHeader) -> Refusal:
-    reason = f"{header.key} from {header.sender}: a later stream took over"
-    return Refusal("again", reason, faulty=True)
+def _taken_over(offer: _Offer) -> Refusal:
+    return Refusal("again", f"{offer}: a later stream took over", faulty=True)
 
 
-def _kind(error: wire.WireError) -> RefusalKind:
+async def _send_refusal(stream: Stream, kind: str, reason: str) -> None:
+    down = pb.ExchangeDown(refusal=wire.refusal(kind, reason))
+    await stream.send(down.SerializeToString())
+
+
+def _kind(error: wire.WireError) -> str:
     return "again" if isinstance(error, wire.Again) else "invalid"

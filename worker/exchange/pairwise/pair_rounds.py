@@ -20,7 +20,6 @@ from murmuration.algorithms.reducers import Pair
 from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.allreduce.dialogue import RefusalKind
 from murmuration.worker.exchange.pairwise.partner import PartnerStream
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
 from murmuration.worker.exchange.pairwise.round import (
@@ -301,7 +300,7 @@ class Pairs:
         elif key in self._over or header.round < self._versions.get(header.fragment, 0):
             self._turn_away(caller, "pruned", f"round {header.round} is over here")
 
-    def _turn_away(self, caller: PartnerStream, kind: RefusalKind, reason: str) -> None:
+    def _turn_away(self, caller: PartnerStream, kind: str, reason: str) -> None:
         self.context.counts.refuse("declined")
         caller.refuse(kind, reason)
         caller.end()

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.allreduce.dialogue import RefusalKind
 from murmuration.worker.exchange.pairwise.round import (
     ANCHOR,
     CONTRIBUTION,
@@ -113,7 +112,7 @@ class PartnerStream:
         if self._all_said:
             self._finished.set()
 
-    def refuse(self, kind: RefusalKind, reason: str) -> None:
+    def refuse(self, kind: str, reason: str) -> None:
         """Says this instead of what has not been said."""
         if not self._last_said:
             self._refusal, self._last_said = wire.refusal(kind, reason), True
@@ -264,7 +263,7 @@ class PartnerStream:
         else:
             raise wire.WireError(f"{round_} from {peer}: an unexpected message")
 
-    def _refused(self, round_: PairRound, kind: RefusalKind, reason: str) -> None:
+    def _refused(self, round_: PairRound, kind: str, reason: str) -> None:
         if kind == "again":
             self.drop()
             self._lose(round_, reason)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from murmuration.algorithms.fragments import TensorSpec, partition
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.config import Config, RunConfig
-from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes

@@ -14,14 +14,9 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.checks import Checks
 from murmuration.worker.exchange.allreduce.closing import ReducedShards
 from murmuration.worker.exchange.allreduce.contributor import Contributor
-from murmuration.worker.exchange.allreduce.dialogue import (
-    ContributionHeader,
-    Group,
-    ReductionHeader,
-)
 from murmuration.worker.exchange.allreduce.reducer import Answer
 from murmuration.worker.exchange.round_context import Context
-from murmuration.worker.exchange.view import ShardKey, View
+from murmuration.worker.exchange.view import Group, ShardKey, View
 from murmuration.worker.simulation.clock import Clock
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
@@ -61,8 +56,8 @@ class Try(FakeStream):
         self.peer, self._settle = peer, settle
 
     @property
-    def header(self) -> ContributionHeader:
-        return wire.contribution_from_message(pb.ExchangeUp.FromString(self.sent[0]).header)
+    def header(self) -> pb.ContributionHeader:
+        return pb.ExchangeUp.FromString(self.sent[0]).header
 
     @property
     def key(self) -> tuple[int, str, bool]:
@@ -83,7 +78,7 @@ class Try(FakeStream):
         self._settle()
 
     def refuses(self, kind: Any, reason: str = "no room") -> None:
-        self.gives(wire.refusal_to_message(kind, reason))
+        self.gives(pb.ExchangeDown(refusal=wire.refusal(kind, reason)).SerializeToString())
         self._settle()
 
     def begins(self, contributors: str = "abc", last: str = "c", **changes: Any) -> None:
@@ -96,7 +91,7 @@ class Try(FakeStream):
             "hash": wire.hash64(MEAN),
             "last": last,
         }
-        self.gives(wire.reduction_to_message(ReductionHeader(**(plain | changes))))
+        self.gives(wire.reduction_to_message(wire.ReductionHeader(**(plain | changes))))
         self._settle()
 
     def brings(self, start: int = 0, stop: int = SIZE) -> None:
@@ -112,14 +107,16 @@ class OwnReducer:
     """The peer's own; `gives` answers the contribution that waits there."""
 
     def __init__(self, context: Context) -> None:
-        self.quarantine, self.view = context.quarantine, View()
+        self.quarantine, self.view, self.shards = context.quarantine, View(), self
         self.checks = Checks(context, ReducedShards(context), {})
         self.most = math.inf  # the norm that a mean can have
         self.learnt: list[ShardKey] = []
         self.passed_over: list[tuple[int, str]] = []
         self.tries: list[asyncio.Future[Answer]] = []
 
-    async def contribute(self, header: ContributionHeader, payload: wire.Payload) -> Answer:
+    async def contribute(
+        self, header: pb.ContributionHeader, norm: float, payload: wire.Payload
+    ) -> Answer:
         self.tries.append(asyncio.get_running_loop().create_future())
         return await self.tries[-1]
 
@@ -186,7 +183,7 @@ class Contributing(Bench):
         self.settle()
 
     def reduced_here(self) -> None:
-        header = ReductionHeader(GROUP, (), 2, SIZE, wire.hash64(MEAN), "c")
+        header = wire.ReductionHeader(GROUP, (), 2, SIZE, wire.hash64(MEAN), "c")
         payload = wire.Payload(MEAN, header.hash)
         self.own.tries[-1].set_result(wire.Reduction(header, payload))
         self.settle()
@@ -214,7 +211,8 @@ class Contributing(Bench):
 def test_the_header_says_what_comes(clock: Clock) -> None:
     made = Contributing(clock)
     found = made.tries[0].header
-    assert (found.run, found.key, found.sender, found.weight) == (7, ShardKey(2, 7, 1), "a", 5)
+    assert (found.run, found.sender, found.weight) == (7, "a", 5)
+    assert (found.fragment, found.round, found.shard) == (2, 7, 1)
     assert (found.elements, found.total_bytes, found.codec) == (ELEMENTS, BYTES, 1)
     assert found.group == wire.group_hash(GROUP)
     assert found.norm == pytest.approx((3 * ELEMENTS) ** 0.5)

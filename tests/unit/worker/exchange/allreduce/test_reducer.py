@@ -10,13 +10,8 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import Patience
-from murmuration.worker.exchange.allreduce.dialogue import (
-    ContributionHeader,
-    Group,
-    ReductionHeader,
-)
 from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.view import ShardKey, View
+from murmuration.worker.exchange.view import Group, ShardKey, View
 from murmuration.worker.simulation.clock import Clock
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import (
@@ -36,7 +31,7 @@ OTHER_GROUP = ("a", "b", "c", "d", "e")
 KEY = ShardKey(0, 0, 0)
 GRACE_S = CONFIG.grace_s + TRANSFER_S
 LEARNED = wire.Reduction(
-    ReductionHeader(("a", "d"), GROUP, 1, BYTES // 2, 9, "d"),
+    wire.ReductionHeader(("a", "d"), GROUP, 1, BYTES // 2, 9, "d"),
     wire.Payload(memoryview(bytes(BYTES // 2)), 9),
 )
 
@@ -50,10 +45,10 @@ def clock() -> Iterator[Clock]:
 class Contribution(FakeStream):
     """One peer's stream to the reducer."""
 
-    def __init__(self, bench: "Reducing", header: ContributionHeader, raw: memoryview) -> None:
+    def __init__(self, bench: "Reducing", header: pb.ContributionHeader, raw: memoryview) -> None:
         super().__init__()
         self._bench, self._raw, self._sent = bench, raw, 0
-        self.gives(wire.contribution_to_message(header))
+        self.gives(pb.ExchangeUp(header=header).SerializeToString())
         self.task = asyncio.ensure_future(self._served(bench.reducer))
         bench.settle()
 
@@ -149,7 +144,7 @@ class Reducing(Bench):
 
     def header(
         self, peer: str, key: ShardKey, group: Group, raw: memoryview, **changes: Any
-    ) -> ContributionHeader:
+    ) -> pb.ContributionHeader:
         codecs = self.context.codec, self.context.reduction_codec
         leaves = wire.Leaves.of(10, codecs)
         plain: dict[str, Any] = {
@@ -165,8 +160,9 @@ class Reducing(Bench):
             "total_bytes": BYTES,
             "hash": wire.hash64(raw),
             "norm": 1000.0,
+            "weight": 1,
         }
-        return ContributionHeader(**(plain | changes))
+        return pb.ContributionHeader(**(plain | changes))
 
     def contribute(self, peers: str, group: Group = GROUP) -> list[Contribution]:
         """Whole contributions."""
@@ -181,7 +177,7 @@ class Reducing(Bench):
 
     @property
     def awaited(self) -> str:
-        return "".join(self.reducer.awaited(KEY))
+        return "".join(sorted(self.reducer.shards.awaited(KEY)))
 
 
 def told(streams: list[Contribution]) -> set[str]:

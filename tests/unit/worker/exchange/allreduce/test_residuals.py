@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from murmuration.worker.exchange.allreduce.residuals import Residuals
+from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.exchange.view import ShardKey
 
 
