@@ -11,9 +11,9 @@ from tests.unit.worker.membership.simulation import Simulation
 CONFIG = MembershipConfig()
 
 
-@pytest.mark.parametrize("peers", [2, 3, 4, 7, 10])
+@pytest.mark.parametrize("peers", [2, 4, 10])
 def test_a_crash_is_noticed_by_all_in_the_documented_time(peers: int) -> None:
-    for seed in range(6):
+    for seed in range(3):
         swarm = Simulation(peers, seed)
         swarm.run(3 + seed * 0.17)
         swarm.crash("w0")
@@ -24,7 +24,7 @@ def test_a_crash_is_noticed_by_all_in_the_documented_time(peers: int) -> None:
 
 
 def test_half_of_a_swarm_crashing_at_once_is_noticed() -> None:
-    for seed in range(5):
+    for seed in range(2):
         swarm = Simulation(8, seed, loss=0.01)
         swarm.run(3)
         for name in ("w0", "w1", "w2", "w3"):
@@ -36,7 +36,7 @@ def test_half_of_a_swarm_crashing_at_once_is_noticed() -> None:
 
 @pytest.mark.parametrize("peers", [2, 3, 5])
 def test_no_live_peer_dies_of_one_percent_loss(peers: int) -> None:
-    for seed in range(40):
+    for seed in range(12):
         swarm = Simulation(peers, seed, loss=0.01)
         swarm.run(15)
         assert swarm.deaths() == [], f"seed {seed}"
@@ -57,14 +57,14 @@ def keep_busy(swarm: Simulation, until: float, free_s: tuple[float, float]) -> N
 @pytest.mark.parametrize("free_s", [(1.0, 5.0), (0.3, 1.5)], ids=["now and then", "mostly"])
 def test_a_busy_trainer_is_not_a_dead_one(peers: int, free_s: tuple[float, float]) -> None:
     """All of them are busy, and 1 % of the messages are lost."""
-    for seed in range(16):
+    for seed in range(6):
         swarm = Simulation(peers, seed, loss=0.01)
         keep_busy(swarm, until=30.0, free_s=free_s)
         assert swarm.deaths() == [], f"seed {seed}"
 
 
 def test_all_may_be_busy_at_once() -> None:
-    for seed in range(20):
+    for seed in range(8):
         swarm = Simulation(5, seed)
         for _ in range(6):
             swarm.run(1.5)
@@ -75,7 +75,7 @@ def test_all_may_be_busy_at_once() -> None:
 
 
 def test_a_frozen_peer_dies_wakes_up_and_lives_again() -> None:
-    for seed in range(10):
+    for seed in range(4):
         swarm = Simulation(4, seed, loss=0.01)
         swarm.run(3)
         swarm.pause("w0", 60.0)
@@ -87,8 +87,8 @@ def test_a_frozen_peer_dies_wakes_up_and_lives_again() -> None:
 
 
 def test_who_leaves_has_left_and_did_not_die() -> None:
-    for peers in range(2, 7):
-        for seed in range(5):
+    for peers in (2, 3, 6):
+        for seed in range(3):
             swarm = Simulation(peers, seed)
             swarm.run(2 + 0.1 * seed)
             swarm.leave("w0")
@@ -100,7 +100,7 @@ def test_who_leaves_has_left_and_did_not_die() -> None:
 @pytest.mark.parametrize("down_s", [0.5, 3.0, 20.0])
 def test_a_crashed_peer_comes_back_as_a_new_life(down_s: float) -> None:
     """Before anybody noticed, while it is suspected, and after its death."""
-    for seed in range(10):
+    for seed in range(4):
         swarm = Simulation(4, seed)
         swarm.run(3)
         swarm.crash("w2")
