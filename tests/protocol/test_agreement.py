@@ -167,7 +167,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 # ---------------------------------------------------------------------------------------- traffic
 
 
-@pytest.mark.parametrize("peers", [2, 3, 4, 5])
+@pytest.mark.parametrize("peers", [2, 5])
 @pytest.mark.parametrize(
     ("codec", "bytes_per_value"), [("fp32", 4), ("bf16", 2)], ids=["fp32", "bf16"]
 )

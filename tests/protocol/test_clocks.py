@@ -24,9 +24,7 @@ class WallClock:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-@pytest.mark.parametrize(
-    "jumps_s", [(HOUR_S, 0), (-HOUR_S, 0), (HOUR_S, -HOUR_S), (-25 * HOUR_S, 0), (0, -25 * HOUR_S)]
-)
+@pytest.mark.parametrize("jumps_s", [(HOUR_S, -HOUR_S), (-25 * HOUR_S, 0), (0, -25 * HOUR_S)])
 def test_a_jump_of_the_wall_clock_has_no_effect(
     jumps_s: tuple[int, int], encrypted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

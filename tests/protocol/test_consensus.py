@@ -81,7 +81,7 @@ def last_of(peer: Peer) -> object:
 
 
 @PLANS
-@pytest.mark.parametrize("peers", [2, 3, 5])
+@pytest.mark.parametrize("peers", [2, 5])
 def test_all_end_with_the_mean_of_all_anchors(plan: Plan, peers: int) -> None:
     async def scenario() -> None:
         async with Swarm(steady(plan)) as swarm:
@@ -107,7 +107,7 @@ def test_all_end_with_the_mean_of_all_anchors(plan: Plan, peers: int) -> None:
 
 
 @PLANS
-@pytest.mark.parametrize("at_s", [2.2, 12.4, 14.3])
+@pytest.mark.parametrize("at_s", [2.2, 14.3])
 def test_a_late_joiner_is_in_the_mean(plan: Plan, at_s: float) -> None:
     async def scenario() -> None:
         async with Swarm(steady(plan)) as swarm:
@@ -141,7 +141,7 @@ def test_joiners_agree_when_all_who_began_the_run_are_gone(plan: Plan) -> None:
 
 
 @PLANS
-@pytest.mark.parametrize("after_s", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("after_s", [0.0, 5.0])
 def test_who_joins_at_the_very_end_takes_the_mean(plan: Plan, after_s: float) -> None:
     async def scenario() -> None:
         async with Swarm(steady(plan)) as swarm:
@@ -161,7 +161,7 @@ def test_who_joins_at_the_very_end_takes_the_mean(plan: Plan, after_s: float) ->
 
 
 @PLANS
-@pytest.mark.parametrize("before_s", [6.0, 1.0, 0.05])
+@pytest.mark.parametrize("before_s", [6.0, 0.05])
 def test_who_is_killed_before_the_end_is_not_in_the_mean(plan: Plan, before_s: float) -> None:
     async def scenario() -> None:
         async with Swarm(steady(plan)) as swarm:
@@ -178,7 +178,7 @@ def test_who_is_killed_before_the_end_is_not_in_the_mean(plan: Plan, before_s: f
 
 @PLANS
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
-@pytest.mark.parametrize("nth", [1, 2, 4])
+@pytest.mark.parametrize("nth", [1, 4])
 def test_a_fault_amid_the_pass_holds_the_others_up_for_a_moment(
     plan: Plan, nth: int, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +205,7 @@ def test_a_fault_amid_the_pass_holds_the_others_up_for_a_moment(
 
 
 @PLANS
-@pytest.mark.parametrize(("at_s", "frozen_s"), [(13.0, 4.0), (9.0, 15.0), (13.0, 40.0)])
+@pytest.mark.parametrize(("at_s", "frozen_s"), [(9.0, 15.0), (13.0, 40.0)])
 def test_who_was_frozen_takes_what_the_others_have_agreed_on(
     plan: Plan, at_s: float, frozen_s: float
 ) -> None:

@@ -14,7 +14,7 @@ NAMES = "abcd"
 MEMBERSHIP = MembershipConfig()
 
 
-@pytest.mark.parametrize("peers", [2, 3, 4, 5])
+@pytest.mark.parametrize("peers", [2, 5])
 @pytest.mark.parametrize("round_", [0, 2])
 def test_a_peer_killed_amid_its_exchange(peers: int, round_: int) -> None:
     names = "abcde"[:peers]
