@@ -35,7 +35,7 @@ from murmuration.worker.membership import MembershipConfig
 from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.tasks import SharesSamples, Task, TaskError, load_task
 from murmuration.worker.tracking import TRACKERS
-from murmuration.worker.training.config import KSEED, CheckpointConfig, InnerConfig
+from murmuration.worker.training.optimizers import KSEED, InnerConfig
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -114,6 +114,23 @@ class TaskConfig:
     data: str = "drawn"
     init: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Args:
+    every_s: seconds between two checkpoints; more where they would take 3 % of the time.
+    keep: how many stay (at least 2).
+    """
+
+    every_s: float = 30.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every_s <= 0:
+            raise ValueError(f"every_s is {self.every_s}; it must be above 0")
+        if self.keep < 2:
+            raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama import Llama
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.tasks.task import Batch
-from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 from tests.support.workers import running_swarm, settings_of
 

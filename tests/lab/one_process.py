@@ -17,11 +17,11 @@ from murmuration.algorithms.plan import Plan
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Cursor, Task, load_task
-from murmuration.worker.training.config import KSEED
 from murmuration.worker.training.evaluation import validate
 from murmuration.worker.training.export import load_initial
 from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.training.model import schema_of, trained_parameters
+from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.replica import InnerReplica
 
 

@@ -27,8 +27,8 @@ from murmuration.worker.pipeline.replica import StageJobs
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.inbox import JobKind
+from murmuration.worker.training.optimizers import InnerConfig
 from tests.protocol.swarm import Held, Peer, Swarm
 from tests.protocol.timed_stage import TimedStage
 from tests.protocol.train_side import TrainSide

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from murmuration.worker.tasks import Cursor, Task
-from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 
 

@@ -240,7 +240,7 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
     coefficients that travels.
     """
     from murmuration.algorithms.workload import Workload
-    from murmuration.worker.training.config import KSEED
+    from murmuration.worker.training.optimizers import KSEED
 
     if given.params is None or given.layers is None:
         from murmuration.worker.cli.plan_model import run_workload

@@ -27,7 +27,7 @@ from murmuration.worker.library.site import is_site
 from murmuration.worker.manifest import Manifest, join_config
 from murmuration.worker.newcomer import FirstAnswer, Newcomer, check_version
 from murmuration.worker.tasks import OWN_LOOP
-from murmuration.worker.training.config import KSEED
+from murmuration.worker.training.optimizers import KSEED
 
 P = ParamSpec("P")
 

@@ -25,11 +25,11 @@ from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.replica import StageJobs, StageReplica
 from murmuration.worker.tasks import Cursor, Staged, StageModule, Task
 from murmuration.worker.training import checkpoint
-from murmuration.worker.training.config import KSEED
 from murmuration.worker.training.export import model_of
 from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.training.kseed import SeedReplica
 from murmuration.worker.training.model import schema_of
+from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.transport import TransportError
 from murmuration.worker.wire import WireError

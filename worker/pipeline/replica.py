@@ -21,7 +21,6 @@ from murmuration.algorithms.skippipe.gradients import StageGradients
 from murmuration.worker import wire
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.tasks import Batch, Cursor, StageModule, Task, next_batch
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.inbox import (
     IterationOver,
     IterationStarted,
@@ -30,6 +29,7 @@ from murmuration.worker.training.inbox import (
     StageJob,
     StageJobDone,
 )
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.outer import OuterLoop
 from murmuration.worker.training.replica import InnerReplica
 

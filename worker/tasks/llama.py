@@ -132,12 +132,8 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = _Decoder(config)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        )
+        self.model = _Decoder(config, range(config.num_hidden_layers), outer=True)
+        self.lm_head = _head_of(config)
 
     def forward(self, tokens_BT: torch.Tensor, cache: KeyValueCache | None = None) -> torch.Tensor:
         """Return the logits of the token that follows each token.
@@ -150,41 +146,58 @@ class Llama(nn.Module):
         Returns:
             logits_BTV, fp32.
         """
-        hidden_BTD = self.model(tokens_BT, cache)
-        head_VD = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(hidden_BTD, head_VD)
+        return self.model.logits(self.model(self.model.embedded(tokens_BT), cache), self.lm_head)
 
 
 class _Decoder(nn.Module):
-    """Everything but the head."""
+    """Everything but the head, as far as a stage holds it.
+
+    Args:
+        layers: numbers of the layers that are held, in order.
+        outer: whether the embedding and the final norm are.
+    """
 
     cos_TE: torch.Tensor
     sin_TE: torch.Tensor
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, layers: range, *, outer: bool) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            _DecoderLayer(config, index) for index in range(config.num_hidden_layers)
-        )
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if outer else None
+        self.layers = nn.ModuleDict({str(index): _DecoderLayer(config, index) for index in layers})
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if outer else None
         cos_TE, sin_TE = _rotary_table(config)
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
 
-    def forward(self, tokens_BT: torch.Tensor, cache: KeyValueCache | None) -> torch.Tensor:
+    def embedded(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        assert self.embed_tokens is not None, "only stage 0 embeds"
+        hidden_BTD: torch.Tensor = self.embed_tokens(tokens_BT.to(self.embed_tokens.weight.device))
+        return hidden_BTD
+
+    def forward(self, hidden_BTD: torch.Tensor, cache: KeyValueCache | None) -> torch.Tensor:
         start = 0 if cache is None else cache.length
-        end = start + tokens_BT.shape[1]
+        end = start + hidden_BTD.shape[1]
         assert end <= self.cos_TE.shape[0], "more tokens than the context holds"
         assert start == 0 or end == start + 1, "a cache that holds tokens takes one at a time"
         rotary = self.cos_TE[start:end], self.sin_TE[start:end]
-        hidden_BTD: torch.Tensor = self.embed_tokens(tokens_BT)
-        for layer in self.layers:
+        for layer in self.layers.values():
             hidden_BTD = layer(hidden_BTD, rotary, cache)
         if cache is not None:
             cache.length = end
-        normed_BTD: torch.Tensor = self.norm(hidden_BTD)
-        return normed_BTD
+        return hidden_BTD
+
+    def logits(self, hidden_BTD: torch.Tensor, head: nn.Linear | None) -> torch.Tensor:
+        """By the final norm, and the head or, without one, the embedding."""
+        assert self.norm is not None, "only stage 0 has the head"
+        assert self.embed_tokens is not None
+        head_VD = self.embed_tokens.weight if head is None else head.weight
+        return F.linear(self.norm(hidden_BTD), head_VD)
+
+
+def _head_of(config: LlamaConfig) -> nn.Linear | None:
+    if config.tie_word_embeddings:
+        return None
+    return nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class _DecoderLayer(nn.Module):
@@ -274,52 +287,21 @@ class LlamaStage(StageModule):
 
     def __init__(self, config: LlamaConfig, layers: range, *, outer: bool) -> None:
         super().__init__()
-        self.model = _HeldLayers(config, layers, outer=outer)
-        self.lm_head = (
-            nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-            if outer and not config.tie_word_embeddings
-            else None
-        )
+        self.model = _Decoder(config, layers, outer=outer)
+        self.lm_head = _head_of(config) if outer else None
 
     def embed(self, batch: Batch) -> torch.Tensor:
         """Return the embedded bytes: (B, T, D)."""
-        assert self.model.embed_tokens is not None, "only stage 0 embeds"
-        tokens_BT: torch.Tensor = batch.inputs
-        hidden_BTD: torch.Tensor = self.model.embed_tokens(
-            tokens_BT.to(self.model.embed_tokens.weight.device)
-        )
-        return hidden_BTD
+        return self.model.embedded(batch.inputs)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the hidden states after this stage's layers: (B, T, D), as `hidden`."""
-        T = hidden.shape[1]
-        rotary = self.model.cos_TE[:T], self.model.sin_TE[:T]
-        for layer in self.model.layers.values():
-            hidden = layer(hidden, rotary, None)
-        return hidden
+        found: torch.Tensor = self.model(hidden, None)
+        return found
 
     def loss(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the mean cross-entropy of the batch in nats per byte: scalar, fp32."""
-        assert self.model.embed_tokens is not None, "only stage 0 has the head"
-        assert self.model.norm is not None
-        head_VD = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return next_token_loss(F.linear(self.model.norm(hidden), head_VD), batch.targets)
-
-
-class _HeldLayers(nn.Module):
-    """What the whole model calls `model`, as far as the stage holds it."""
-
-    cos_TE: torch.Tensor
-    sin_TE: torch.Tensor
-
-    def __init__(self, config: LlamaConfig, layers: range, *, outer: bool) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if outer else None
-        self.layers = nn.ModuleDict({str(index): _DecoderLayer(config, index) for index in layers})
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if outer else None
-        cos_TE, sin_TE = _rotary_table(config)
-        self.register_buffer("cos_TE", cos_TE, persistent=False)
-        self.register_buffer("sin_TE", sin_TE, persistent=False)
+        return next_token_loss(self.model.logits(hidden, self.lm_head), batch.targets)
 
 
 def _rotary_table(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:

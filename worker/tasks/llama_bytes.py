@@ -157,7 +157,7 @@ class LlamaBytes:
 
     def layer_sizes(self) -> list[int]:
         """Return the parameters of each decoder layer, in order."""
-        return [_size(layer) for layer in empty_llama(self.config).model.layers]
+        return [_size(layer) for layer in empty_llama(self.config).model.layers.values()]
 
     def outer_size(self) -> int:
         """Return the parameters of the embedding, the final norm and the head."""

@@ -23,7 +23,6 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import ExportsToHuggingFace, Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import Checkpoint, config_of
-from murmuration.worker.training.config import KSEED
 from murmuration.worker.training.kseed import give_seed_space, take_seed_space
 from murmuration.worker.training.model import (
     bare_name,
@@ -31,6 +30,7 @@ from murmuration.worker.training.model import (
     running_statistics,
     trained_parameters,
 )
+from murmuration.worker.training.optimizers import KSEED
 
 MODEL = "model.safetensors"
 

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor, nn
 
 from murmuration.worker.tasks import Batch, Cursor, Task, TaskError, next_batch
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.device import moved
 from murmuration.worker.training.model import trained_parameters
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 
 _NAME = "seed_space_of_"

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from murmuration.worker.tasks import Cursor, SchedulesItself, Task, next_batch
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.device import device_of, moved
 from murmuration.worker.training.fragment import Accessor
 from murmuration.worker.training.inbox import IterationOver, StageJob
 from murmuration.worker.training.model import running_statistics, trained_parameters
-from murmuration.worker.training.optimizers import inner_optimizers, moments_are_finite
+from murmuration.worker.training.optimizers import InnerConfig, inner_optimizers, moments_are_finite
 
 _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from murmuration.protos.events import new_event
 from murmuration.protos.figures import duration
+from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.training import checkpoint
-from murmuration.worker.training.config import CheckpointConfig
 
 Snapshot = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors, plain values
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from murmuration.algorithms.fragments import TensorSpec, partition
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.tasks import Cursor, load_task
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.evaluation import validate
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.wire import tensor_hash
 from tests.lab.peers.network import LOOPBACK, interface_of, traffic_of

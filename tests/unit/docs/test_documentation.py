@@ -25,8 +25,8 @@ from murmuration.worker.relay.choice import ChoiceConfig
 from murmuration.worker.relay.service import SILENT_S, RelayLimits
 from murmuration.worker.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Cursor, load_task
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.evaluation import validate
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 from tests.support import programs_table
 

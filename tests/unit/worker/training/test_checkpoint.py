@@ -13,13 +13,12 @@ import pytest
 import torch
 import xxhash
 
-from murmuration.worker.config import load_config
+from murmuration.worker.config import CheckpointConfig, load_config
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import TaskError
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import load, prune, save
-from murmuration.worker.training.config import CheckpointConfig
 from tests.support.full_disk import no_file_above
 
 TENSORS = "tensors.safetensors"

@@ -10,7 +10,6 @@ from torch import nn
 from murmuration.worker.config import load_config
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.tasks import Batch, Cursor, TaskError
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.kseed import (
     SeedReplica,
     SeedSpace,
@@ -20,6 +19,7 @@ from murmuration.worker.training.kseed import (
     take_seed_space,
 )
 from murmuration.worker.training.model import schema_of, trained_parameters
+from murmuration.worker.training.optimizers import InnerConfig
 
 
 class Line:

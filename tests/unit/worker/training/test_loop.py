@@ -12,10 +12,10 @@ from murmuration.algorithms.fragments import partition
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Batch, Cursor
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.inbox import Mailbox, Started, Stop, TrainingEvent
 from murmuration.worker.training.loop import Trainer
 from murmuration.worker.training.model import schema_of
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica, RunIsOver
 from tests.support.statistics_task import Normalised
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from murmuration.worker.tasks import Cursor, TaskError
-from murmuration.worker.training.config import InnerConfig
-from murmuration.worker.training.optimizers import Muon, orthogonal
+from murmuration.worker.training.optimizers import InnerConfig, Muon, orthogonal
 from murmuration.worker.training.replica import InnerReplica
 from tests.unit.worker.training.test_replica import Line, trained
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from murmuration.worker.tasks import Batch, Cursor
-from murmuration.worker.training.config import InnerConfig
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica, Pace
 
 

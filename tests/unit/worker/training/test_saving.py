@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.training import checkpoint, saving
 from murmuration.worker.training.checkpoint import write_tensors
-from murmuration.worker.training.config import CheckpointConfig
 from murmuration.worker.training.saving import SHARE, Saver, Spacing
 
 

@@ -16,10 +16,10 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training import checkpoint
-from murmuration.worker.training.config import InnerConfig
 from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.training.loop import Trainer
 from murmuration.worker.training.model import schema_of
+from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.outer_state import plain_state, restore_trainer, snapshot
 from murmuration.worker.training.replica import InnerReplica
 from tests.support.statistics_task import Normalised
