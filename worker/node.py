@@ -589,11 +589,6 @@ class Node:
         return self.gossip.replicas
 
     @property
-    def contributors(self) -> frozenset[str]:
-        """The peers that have contributed to rounds of this peer."""
-        return self.held.contributors
-
-    @property
     def partners(self) -> Container[str]:
         """In pairs: of the rounds that this peer has come to."""
         return self._pairs.partners if self._pairs is not None else ()

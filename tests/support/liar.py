@@ -136,7 +136,7 @@ def ends_and_names(node: Node, other: str) -> None:
 
     publish = node._publish
     node._publish = lambda p: publish(replace(p, phase=Phase.DONE))  # type: ignore[method-assign]
-    node.gossip._membership._reach = Names(1.0)
+    node.gossip.rules._reach = Names(1.0)
 
 
 # ------------------------------------------------------------------------------------ its time

@@ -16,7 +16,6 @@ from murmuration.worker.transport.interface import (
     Caller,
     Handler,
     Refused,
-    Security,
     Stream,
     Traffic,
     TransportError,
@@ -171,7 +170,7 @@ class MemoryTransport:
         self.open_to = {address for address in self.open_to if address in needed}
         return self.open_to
 
-    def renew(self, security: Security) -> None:
+    def renew(self, security: object) -> None:
         """Nothing is encrypted in memory."""
 
     async def close(self) -> None:

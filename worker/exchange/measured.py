@@ -32,12 +32,15 @@ class Arrivals:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self._from: dict[str, _FromPeer] = {}
 
     def payload(self) -> "Arrival":
         """One that is to come; use it as a context manager, so that it ends."""
         return Arrival(self)
+
+    def of(self, peer: str) -> _FromPeer:
+        return self._from.setdefault(peer, _FromPeer())
 
     def taken(self) -> dict[str, tuple[int, float]]:
         """(bytes, seconds) by sender, since this was last asked; of what has come only."""
@@ -51,49 +54,35 @@ class Arrivals:
             each.payload_bytes, each.seconds = 0, 0.0
         return found
 
-    def begun(self, peer: str) -> None:
-        """A payload was announced: its sender gives it now."""
-        each = self._from.setdefault(peer, _FromPeer())
-        if not each.under_way:
-            each.at_s = self._clock()
-        each.under_way += 1
 
-    def came(self, peer: str, payload_bytes: int) -> None:
-        """A frame of one that has begun."""
-        if (each := self._from.get(peer)) is not None:
-            now = self._clock()
+class Arrival:
+    """One payload on its way; nothing of it counts before its sender gives it. io thread only."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._from: _FromPeer | None = None
+
+    def begins(self, peer: str) -> None:
+        """Its sender gives it from now on."""
+        if self._from is None:
+            each = self._from = self._arrivals.of(peer)
+            if not each.under_way:
+                each.at_s = self._arrivals.clock()
+            each.under_way += 1
+
+    def came(self, payload_bytes: int) -> None:
+        """A frame is here."""
+        if (each := self._from) is not None:
+            now = self._arrivals.clock()
             each.payload_bytes += payload_bytes
             each.seconds += now - each.at_s
             each.at_s = now
 
-    def ended(self, peer: str) -> None:
-        """One that had begun is here, or is given up."""
-        if (each := self._from.get(peer)) is not None:
-            each.under_way -= 1
-
-
-class Arrival:
-    """One payload on its way. io thread only."""
-
-    def __init__(self, arrivals: Arrivals) -> None:
-        self._arrivals, self._peer = arrivals, ""
-
-    def begins(self, peer: str) -> None:
-        """Its sender gives it from now on."""
-        if not self._peer:
-            self._peer = peer
-            self._arrivals.begun(peer)
-
-    def came(self, payload_bytes: int) -> None:
-        """A frame is here; it counts once the payload has begun."""
-        if self._peer:
-            self._arrivals.came(self._peer, payload_bytes)
-
     def ends(self) -> None:
         """All of it is here, or nothing more comes."""
-        if self._peer:
-            self._arrivals.ended(self._peer)
-            self._peer = ""
+        if self._from is not None:
+            self._from.under_way -= 1
+            self._from = None
 
     def __enter__(self) -> "Arrival":
         return self

@@ -148,8 +148,6 @@ class Identity:
         """The authority's fingerprint, in short: to tell runs apart."""
         return fingerprint(_certificate(self.authority).public_key())[:16]
 
-    # What a transport asks, as `murmuration.worker.transport.Security` has it.
-
     def server_name(self, peer: str | None) -> str:
         """The name that a server's certificate must have: that of a peer, or any of the run."""
         return _MEMBER if peer is None else _host_of(peer)

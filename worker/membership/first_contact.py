@@ -72,44 +72,43 @@ class FirstContact:
 
     async def serve(self, request: bytes, caller: Caller) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
-        join = wire.parse(pb.JoinRequest, request)
+        reply = await self._reply(wire.parse(pb.JoinRequest, request), caller_host(caller.address))
+        if reply.refusal:
+            reply.manifest = self._packed
+        return reply.SerializeToString()
+
+    async def _reply(self, join: pb.JoinRequest, seen_from: str) -> pb.JoinReply:
         if not join.manifest:
-            return pb.JoinReply(
-                manifest=self._packed,
-                seen_from=caller_host(caller.address),
-                time_ms=time.time_ns() // 1_000_000,
-            ).SerializeToString()
+            now_ms = time.time_ns() // 1_000_000
+            return pb.JoinReply(manifest=self._packed, seen_from=seen_from, time_ms=now_ms)
         same = join.manifest == self._packed  # as it is most of the time
         if not same and (theirs := Manifest.unpack(join.manifest)).run != self.gossip.run:
             difference = first_difference(theirs.agreed, self._manifest.agreed)
-            refusal = f"the manifests differ in {difference}"
-            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
+            return pb.JoinReply(refusal=f"the manifests differ in {difference}")
         member, refusal = self._newcomer(join)
         if member is None:
-            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        elsewhere = member.address != self.gossip.me.address
-        if not join.dial_only and member.peer == self.gossip.me.peer and elsewhere:
-            refusal = f"its own name is {member.peer!r} too; choose another with --name"
-            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        if (unfit := undialable(member.address, self.gossip.me.address)) is not None:
-            return pb.JoinReply(refusal=unfit, manifest=self._packed).SerializeToString()
-        if not join.dial_only and (address := await self._name_taken_at(member)) is not None:
-            refusal = f"{member.peer!r} lives at {address}; choose another name with --name"
-            return pb.JoinReply(refusal=refusal, manifest=self._packed).SerializeToString()
-        if not join.dial_only and (later := self._later_process(member)) is not None:
-            return pb.JoinReply(members=[later]).SerializeToString()
+            return pb.JoinReply(refusal=refusal)
+        joins, me = not join.dial_only, self.gossip.me
+        if joins and member.peer == me.peer and member.address != me.address:
+            own = f"its own name is {member.peer!r} too; choose another with --name"
+            return pb.JoinReply(refusal=own)
+        if (unfit := undialable(member.address, me.address)) is not None:
+            return pb.JoinReply(refusal=unfit)
+        if joins and (address := await self._name_taken_at(member)) is not None:
+            taken = f"{member.peer!r} lives at {address}; choose another name with --name"
+            return pb.JoinReply(refusal=taken)
+        if joins and (later := self._later_process(member)) is not None:
+            return pb.JoinReply(members=[later])
         unreached = await self._dial_back(member, alone=join.dial_only)
         if unreached is not None:
-            seen_from = caller_host(caller.address)
             seen = f" (calls come from {seen_from})" if seen_from else ""
             refusal = f"{unreached} at {member.address}, which it advertises{seen}"
-            reply = pb.JoinReply(refusal=refusal, undialled=True, manifest=self._packed)
-            return reply.SerializeToString()
+            return pb.JoinReply(refusal=refusal, undialled=True)
         if join.dial_only:
-            return pb.JoinReply().SerializeToString()
+            return pb.JoinReply()
         self.gossip.hear((member,))
         known, certificates = self.gossip.introductions()
-        return pb.JoinReply(members=known, certificates=certificates).SerializeToString()
+        return pb.JoinReply(members=known, certificates=certificates)
 
     def _newcomer(self, join: pb.JoinRequest) -> tuple[Member | None, str]:
         """The one that asks, or is to be dialled; or why it is none. Raises WireError."""
@@ -140,7 +139,7 @@ class FirstContact:
         moved = known.epoch == member.epoch and split_relayed(member.address) is not None
         if moved:  # this process, which has another relay now
             return None
-        timeout_s = self.gossip.probe_timeout_s
+        timeout_s = self.gossip.rules.config.probe_timeout_s
         sender = await self.gossip.exchange(known.peer, known.address, timeout_s)
         return known.address if sender == member.peer else None
 

@@ -47,7 +47,7 @@ class GossipService:
     """One peer's membership, live. io thread only.
 
     Args:
-        membership: its rules.
+        rules: what it knows of the swarm, and what follows from it.
         run: its number; another's gossip is not heard.
         limits: of what is believed of a member.
         node: that it runs in.
@@ -56,14 +56,14 @@ class GossipService:
 
     def __init__(
         self,
-        membership: Membership,
+        rules: Membership,
         run: int,
         limits: MemberLimits,
         node: "Node",
         words: "SignedWords | None" = None,
         revoked: "Expulsions | None" = None,
     ) -> None:
-        self._membership, self._node, self._words = membership, node, words
+        self.rules, self._node, self._words = rules, node, words
         self.limits = limits
         self.warnings = Warnings(node.log)
         self._probing_for = 0
@@ -71,7 +71,7 @@ class GossipService:
         self._revoked = revoked
         self._revoked_at: dict[str, int] = {}  # by peer, the hash of what it knows of
         self._lacked: dict[str, Sequence[str]] = {}  # by peer, whose certificates it asks for
-        self._news = Dissemination(membership.me.peer, membership.config.full_s)
+        self._news = Dissemination(rules.me.peer, rules.config.full_s)
         self.run = run
         self._transport, self._clock = node.transport, node.clock
         self._logged: dict[str, str] = {}
@@ -79,11 +79,11 @@ class GossipService:
 
     @property
     def me(self) -> Member:
-        return self._membership.me
+        return self.rules.me
 
     @property
     def members(self) -> tuple[Member, ...]:
-        return self._membership.members
+        return self.rules.members
 
     @property
     def others(self) -> list[Member]:
@@ -99,22 +99,13 @@ class GossipService:
         """This peer and its replicas: whom its rounds are made with."""
         stage = self.me.stage
         members = {member.peer: member for member in self.members if member.stage == stage}
-        return View(
-            members, self._membership.unmet, self.limits.steps, contributors=self._node.contributors
-        )
+        contributors = self._node.held.contributors
+        return View(members, self.rules.unmet, self.limits.steps, contributors=contributors)
 
     @property
     def swarm(self) -> View:
         """Everyone, whatever they serve."""
         return View({member.peer: member for member in self.members})
-
-    @property
-    def probe_timeout_s(self) -> float:
-        return self._membership.config.probe_timeout_s
-
-    def one_message_of_members(self) -> Sequence[Member]:
-        """As many as go into one message, others each time."""
-        return self._news.part(self.members)
 
     def introduction(self) -> tuple[pb.Member, list[bytes]]:
         """This peer as it travels, and its certificate; for somebody that does not know it yet."""
@@ -123,17 +114,13 @@ class GossipService:
 
     def introductions(self) -> tuple[list[pb.Member], list[bytes]]:
         """As many members as go into one message, and certificates of some."""
-        members = self.one_message_of_members()
+        members = self._news.part(self.members)  # others each time
         names = [member.peer for member in members]
         certificates = [] if self._words is None else self._words.certificates(names)
         return [self.to_message(member) for member in members], certificates
 
-    def accusers(self, peer: str) -> dict[str, int]:
-        """Who says that a peer has ended that this one reaches, and how often."""
-        return self._membership.accusers(peer)
-
     def address_of(self, peer: str) -> str | None:
-        return self._membership.address(peer)
+        return self.rules.address(peer)
 
     def _at(self, address: str) -> str | None:
         """Whom this peer knows at an address."""
@@ -147,7 +134,7 @@ class GossipService:
 
     def suspect(self, peer: str) -> None:
         """A stream to the peer broke: it is probed now."""
-        self._do(self._membership.suspect(peer))
+        self._do(self.rules.suspect(peer))
 
     def round_ended(self, fragment: int, late: Sequence[str], silent: Iterable[str]) -> None:
         """A round of this peer is over.
@@ -157,7 +144,7 @@ class GossipService:
             silent: peers for whose answer the round was given up.
         """
         before = self.me.idle
-        self._do(self._membership.round_ended(fragment, late, self._clock()))
+        self._do(self.rules.round_ended(fragment, late, self._clock()))
         for peer in set(silent).difference(self.me.unreachable):  # else it is the link's fault
             self.leave_out(peer)
         for peer in sorted({*self.me.idle} - {*before}):
@@ -166,7 +153,7 @@ class GossipService:
 
     def leave_out(self, peer: str) -> None:
         """Where most peers say so no round waits for this one for a while."""
-        self._do(self._membership.waited_in_vain(peer, self._clock()))
+        self._do(self.rules.waited_in_vain(peer, self._clock()))
 
     def connect(self, peers: Iterable[str]) -> None:
         """Begins to open the data connections to these peers, without waiting."""
@@ -177,20 +164,20 @@ class GossipService:
 
     def tick(self) -> None:
         """Time passes."""
-        self._do(self._membership.tick(self._clock()))
+        self._do(self.rules.tick(self._clock()))
 
     def update(self, **changes: Any) -> None:
         """This peer's own state has changed: fields of `Member`."""
-        self._carry_out(self._membership.update(**changes))
+        self._carry_out(self.rules.update(**changes))
         self._node.on_view(self.view)
 
     def expel(self, peer: str) -> None:
         """The run's authority has taken a peer's certificate back."""
-        self._do(self._membership.expel(peer))
+        self._do(self.rules.expel(peer))
 
     def hear(self, members: Iterable[Member], sender: str | None = None) -> None:
         """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
-        self._carry_out(self._membership.hear(members, sender, self._clock()))
+        self._carry_out(self.rules.hear(members, sender, self._clock()))
         self._meet()
         self._node.on_view(self.view)
 
@@ -213,7 +200,7 @@ class GossipService:
     def _meet(self) -> None:
         """Probes those that have only just begun: no round is laid out over them before they have
         answered."""
-        unmet = self._membership.unmet
+        unmet = self.rules.unmet
         new = sorted(unmet - self._met_soon)[:_MOST_MET]
         self._met_soon = (self._met_soon & unmet).union(new)
         for peer in new:
@@ -241,7 +228,7 @@ class GossipService:
         if self._probing_for >= _MOST_PROBES:
             raise wire.WireError(f"{self._probing_for} probes are under way; ask another peer")
         in_range = 0 < asked.timeout_s <= _MAX_PROBE_S
-        timeout_s = asked.timeout_s if in_range else self.probe_timeout_s
+        timeout_s = asked.timeout_s if in_range else self.rules.config.probe_timeout_s
         self._probing_for += 1
         try:
             sender = await self.exchange(asked.peer, address, timeout_s)
@@ -253,7 +240,7 @@ class GossipService:
 
     async def leave(self) -> None:
         """Tells every live peer; waits a moment at most, for gossip will do the rest."""
-        self._do(self._membership.leave())
+        self._do(self.rules.leave())
         targets = [member for member in self.others if member.live]
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
@@ -264,7 +251,7 @@ class GossipService:
     async def _probe(self, probe: Probe) -> None:
         sender = await self.exchange(probe.peer, probe.address, probe.timeout_s)
         answered = sender == probe.peer
-        self._do(self._membership.probed(probe.peer, self._clock(), answered=answered))
+        self._do(self.rules.probed(probe.peer, self._clock(), answered=answered))
 
     async def _ask_probe(self, probe: IndirectProbe) -> None:
         request = pb.ProbeRequest(
@@ -280,7 +267,7 @@ class GossipService:
                 self._at(probe.via),
             )
             alive = wire.parse(pb.ProbeReply, raw).alive
-        self._do(self._membership.probed_for(probe.peer, self._clock(), alive=alive))
+        self._do(self.rules.probed_for(probe.peer, self._clock(), alive=alive))
 
     async def answers(self, peer: str, address: str, timeout_s: float) -> bool:
         """Whether the peer of this run answers there. Nothing is told or learned of members."""
@@ -325,7 +312,7 @@ class GossipService:
 
     def _accusing(self, peer: str, message: GossipMessage) -> GossipMessage:
         """With what others say of the receiver's end, for it to refute."""
-        word = self._membership.said_against(peer)
+        word = self.rules.said_against(peer)
         return message if word is None else replace(message, members=(*message.members, word))
 
     def _message(

@@ -281,7 +281,7 @@ def _accusations(gossip: GossipService) -> dict[str, int]:
         f"{accuser} of {member.peer}": count
         for member in gossip.others
         if member.live
-        for accuser, count in gossip.accusers(member.peer).items()
+        for accuser, count in gossip.rules.accusers(member.peer).items()
     }
 
 

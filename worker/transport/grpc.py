@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 from grpc import aio
@@ -37,13 +37,15 @@ from murmuration.worker.transport.interface import (
     RELAY_METHODS,
     AddressInUse,
     Handler,
-    Security,
     Stream,
     Traffic,
     Unreachable,
     Untrusted,
 )
 from murmuration.worker.transport.served import COMMON_OPTIONS, PACKAGE, Router, server_options
+
+if TYPE_CHECKING:
+    from murmuration.worker.identity import Identity
 
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
@@ -107,7 +109,7 @@ class GrpcTransport:
     """
 
     def __init__(
-        self, listen_address: str, proxy: str | None = None, security: Security | None = None
+        self, listen_address: str, proxy: str | None = None, security: "Identity | None" = None
     ) -> None:
         self._listen_address, self._security = listen_address, security
         self._shown: ServerCertificate | None = None
@@ -195,7 +197,7 @@ class GrpcTransport:
                 self._end(line)
         return {line.address for line in self._connections}
 
-    def renew(self, security: Security) -> None:
+    def renew(self, security: "Identity") -> None:
         self._security = security
         if self._shown is not None:
             self._shown.renew(security)

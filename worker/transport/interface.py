@@ -10,12 +10,15 @@ Errors:
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.errors import MurmurError
+
+if TYPE_CHECKING:
+    from murmuration.worker.identity import Identity
 
 CONTROL_METHODS = (
     "Control/Enrol",
@@ -84,27 +87,6 @@ class AddressInUse(TransportError):
     """Another process listens there, or the address is not this machine's."""
 
     exit_code = ExitCode.ADDRESS_IN_USE
-
-
-class Security(Protocol):
-    """A key and certificate that this process shows to others, and believes others by (PEM)."""
-
-    @property
-    def key(self) -> bytes: ...
-
-    @property
-    def certificate(self) -> bytes: ...
-
-    @property
-    def authority(self) -> bytes: ...
-
-    def server_name(self, peer: str | None) -> str:
-        """The name in the certificate of a server that is this peer; None: any of the run."""
-        ...
-
-    def certified(self, names: Sequence[str]) -> tuple[str, str]:
-        """(role, name) that the alternative names of a caller's certificate stand for."""
-        ...
 
 
 class Caller(NamedTuple):
@@ -206,7 +188,7 @@ class Transport(Protocol):
         Returns the addresses that connections are left to."""
         ...
 
-    def renew(self, security: Security) -> None:
+    def renew(self, security: "Identity") -> None:
         """New connections are made with this key and certificate; those that there are stay."""
         ...
 

@@ -7,6 +7,7 @@ which is fixed here. With BDP probing it grows with what a peer sends: 40 unread
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc import aio
@@ -23,11 +24,13 @@ from murmuration.worker.transport.interface import (
     Handler,
     Places,
     Refused,
-    Security,
     Stream,
     Traffic,
     Unreachable,
 )
+
+if TYPE_CHECKING:
+    from murmuration.worker.identity import Identity
 
 PACKAGE = "/murmuration.v1."
 COMMON_OPTIONS: list[tuple[str, int]] = [
@@ -64,7 +67,7 @@ _Context = aio.ServicerContext[bytes, bytes]
 class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
     """Leads each known method to the handler, as bytes."""
 
-    def __init__(self, handler: Handler, traffic: Traffic, security: Security | None) -> None:
+    def __init__(self, handler: Handler, traffic: Traffic, security: "Identity | None") -> None:
         self._handler, self._traffic, self._security = handler, traffic, security
         self._calls = Places("calls", _CALLS_SHARE, _CALLS_EACH, lambda: MOST_CALLS)
         # Of tokens and of those that were expelled too, so that these take no place of a member.

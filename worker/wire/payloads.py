@@ -6,18 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import zstandard
+from google.protobuf.message import Message
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.wire.tensors import Again, hash64
 
-Kind = (
-    type[pb.ExchangeUp]
-    | type[pb.ExchangeDown]
-    | type[pb.PairMessage]
-    | type[pb.FetchReply]
-    | type[pb.StageCallUp]
-    | type[pb.StageCallDown]
-)
+Kind = type[Message]  # one that has a field `frame`
 
 MAX_FRAME_BYTES = 1024 * 1024
 MAX_WINDOW_BYTES = 8 * 1024 * 1024  # of any zstd that is read
