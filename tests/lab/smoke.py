@@ -49,7 +49,7 @@ ARGUMENTS = {
     "skippipe-deadlock": "--schedules 50",
     "skippipe-omission": "--steps 4 --only full",
     "skippipe-routes": "--only speed",
-    "stability": "--picture {out}/stability.png",
+    "stability": "",
     "stage-kills": "--stages 2 --every 4",
     "stage-losses": "--steps 20 --inner-steps 10 --preset diloco",
     "stage-memory": "--stages 2 --steps 2",

@@ -1,6 +1,6 @@
 """The stability checks of pairs beside a Monte-Carlo of 64 replicas.
 
-    python -m tests.lab stability [--picture docs/evidence/stability.png]
+    python -m tests.lab stability
 
 64 replicas with random anchors take the outer update in groups by `murmuration.algorithms.pairing`.
 NoLoCo's, on a grid of (a, c), goes without pseudo-gradients: what is measured is by how much the
@@ -11,16 +11,13 @@ share of the way there that local steps go; and by how much their variance does 
 Outside a band of 0.05 about a spectral radius of 1, check and measurement must agree on every
 point; otherwise the exit code is 1. Within it they may not: the check is for infinitely many
 replicas, 64 are a little more stable, and one course of events grows more slowly than the mean over
-all. The picture has both, the exact limit, and the bounds that the paper prints.
+all.
 """
 
 import argparse
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,16 +25,11 @@ from torch import Tensor
 
 from murmuration.algorithms.noloco import (
     SharedMomentum,
-    largest_stable_c,
-    largest_stable_step,
     mean_spectral_radius,
     modified_momentum,
     spectral_radius,
 )
 from murmuration.algorithms.pairing import groups, membership_epoch
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BAND = 0.05
 REPLICAS = 64
@@ -78,14 +70,12 @@ class Point:
 
 
 def main() -> int:
-    """Prints the share of points that agree, draws them; 1 if any differs outside the band."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--picture", type=Path, default=Path("docs/evidence/stability.png"))
-    args = parser.parse_args()
+    """Prints the share of points that agree; 1 if any differs outside the band."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     wrong = 0
-    points = {size: grid(size) for size in SIZES}
-    for size, tried in points.items():
+    for size in SIZES:
+        tried = grid(size)
         unsafe = sum(
             low < p.value < high and p.measured >= 1
             for p in tried
@@ -93,15 +83,13 @@ def main() -> int:
         )
         wrong += told(f"groups of {size}", "c", tried)
         print(f"  the paper's bounds admit {unsafe} that diverge")
-    shared = shared_grid()
-    wrong += told("shared momentum", "drive", shared)
+    wrong += told("shared momentum", "drive", shared_grid())
     members = [members_of_groups(2, round_) for round_ in range(SETTLING + MEASURED)]
     flat = shared_growth(0.3, 0.0, members, mean=False)
     print(
         f"  on flat ground their variance grows by {flat:.3f} a round (a = 0.3), exactly "
         f"{shared_spectral_radius(0.3):.3f}"
     )
-    draw(args.picture, points, shared)
     return 1 if wrong else 0
 
 
@@ -214,60 +202,6 @@ def shared_spectral_radius(a: float, size: int = 2, drive: float = 0.0) -> float
     Ref: docs/adr/0013.
     """
     return mean_spectral_radius(a, drive) / size
-
-
-def draw(path: Path, points: dict[int, list[Point]], shared: list[Point]) -> None:
-    """A panel for each group size, and one for pairs that share their momentum."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 5), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(points) + 1, squeeze=False)[0]
-    for axes, (size, tried) in zip(panels, points.items(), strict=False):
-        draw_points(axes, tried)
-        draw_bounds(axes, size)
-    draw_points(panels[-1], shared)
-    draw_shared(panels[-1])
-    panels[0].set_ylabel("c, pull to the group's mean anchor")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
-    )
-    figure.savefig(path)
-
-
-def draw_points(axes: "Axes", tried: list[Point]) -> None:
-    """What was measured."""
-    for label, colour, marker, diverged in (
-        (f"{REPLICAS} replicas come together", "#15466b", "o", False),
-        ("drift apart, or away", "#c8553d", "x", True),
-    ):
-        chosen = [(p.a, p.value) for p in tried if (p.measured >= 1) == diverged]
-        axes.scatter(*zip(*chosen, strict=True), s=14, c=colour, marker=marker, label=label)
-    axes.set(xlabel="a, outer momentum", xlim=(-0.03, 1.0))
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def draw_bounds(axes: "Axes", size: int) -> None:
-    """The limit of c, and the paper's bounds."""
-    a = np.linspace(0, 0.999, 400)
-    limit = [largest_stable_c(x, size) for x in a]
-    axes.plot(a, limit, color="black", linewidth=2, label="exact limit, refused above")
-    low, high = zip(*(paper_bounds(x, size) for x in a), strict=True)
-    axes.fill_between(a, low, high, color="#e0b040", alpha=0.25, label="between the paper's bounds")
-    axes.plot([0.5], [0.7], "*", color="#2e8b57", markersize=13, label="usual values")
-    axes.set_ylim(0, 3)
-    axes.set_title(f"the paper's update, groups of {size}", loc="left", fontsize=11)
-
-
-def draw_shared(axes: "Axes") -> None:
-    """The limit of b."""
-    a = np.linspace(0, 0.999, 400)
-    axes.plot(a, [largest_stable_step(x) for x in a], color="black", linewidth=2)
-    axes.plot([0.3], [1.5], "*", color="#2e8b57", markersize=13)
-    axes.set(ylim=(0, 4.6), ylabel="b, times the share of the way that local steps go")
-    axes.set_title("shared momentum", loc="left", fontsize=11)
 
 
 if __name__ == "__main__":

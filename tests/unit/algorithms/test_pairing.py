@@ -20,11 +20,6 @@ def letters(count: int) -> list[str]:
     return [f"peer-{index:02d}" for index in range(count)]
 
 
-def out_of(round_: int, peers: list[str], size: int, run: int = 7) -> set[str]:
-    inside = groups(run, 0, round_, membership_epoch(peers), peers, size)
-    return set(peers).difference(*inside)
-
-
 @given(U64, st.integers(0, 100), ROUNDS, U64, SWARMS, SIZES)
 def test_each_peer_is_in_one_group_or_in_none(
     run: int, fragment: int, round_: int, epoch: int, peers: list[str], size: int
@@ -99,29 +94,6 @@ def test_every_two_peers_meet_about_equally_often(peers: int) -> None:
     expected = rounds * (peers // 2) / len(list(combinations(swarm, 2)))
     assert set(met) == set(combinations(swarm, 2))
     assert all(0.8 * expected < times < 1.2 * expected for times in met.values())
-
-
-@pytest.mark.parametrize("size", [3, 4])
-def test_every_two_peers_meet_in_larger_groups_too(size: int) -> None:
-    swarm, rounds = letters(10), 600
-    met = Counter(
-        pair
-        for round_ in range(rounds)
-        for group in groups(7, 0, round_, membership_epoch(swarm), swarm, size)
-        for pair in combinations(group, 2)
-    )
-    assert set(met) == set(combinations(swarm, 2))
-    # Where several sit out together, those are also in together more often.
-    assert max(met.values()) < 2 * min(met.values())
-
-
-def test_the_groups_change_with_every_argument() -> None:
-    swarm = letters(12)
-    here = groups(1, 2, 3, 4, swarm)
-    assert here != groups(9, 2, 3, 4, swarm)
-    assert here != groups(1, 9, 3, 4, swarm)
-    assert here != groups(1, 2, 9, 4, swarm)
-    assert here != groups(1, 2, 3, 9, swarm)
 
 
 def test_fewer_peers_than_a_group_make_one_and_one_peer_makes_none() -> None:

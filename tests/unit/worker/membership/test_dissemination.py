@@ -120,15 +120,6 @@ def test_steps_of_others_are_not_relayed_and_ones_own_take_no_card() -> None:
     assert c.known["b"].step == 1
 
 
-def test_a_relayed_card_holds_the_newest_step() -> None:
-    a, b, c = acquainted("a", "b", "c")
-    b.train()
-    exchange(b, a)
-    a.change("b", health=Health.SUSPECT)
-    exchange(a, c)
-    assert (c.known["b"].health, c.known["b"].step) == (Health.SUSPECT, 1)
-
-
 def test_progress_never_overtakes_the_card_that_it_belongs_to() -> None:
     """Two requests at once: the second arrives first, and must not make the first look old."""
     a, b = acquainted("a", "b")
@@ -177,15 +168,6 @@ def test_a_lost_answer_is_repeated_when_the_other_side_speaks_first() -> None:
     assert answer.acknowledged == 0, "it has not"
     assert told(exchange(b, a)[0]) == ["b"]
     assert a.known["b"].digests == NEW
-
-
-def test_an_answer_under_way_is_not_repeated() -> None:
-    a, b = acquainted("a", "b")
-    b.train(NEW)
-    answer = b.reply(a, a.ask(b))
-    assert told(b.ask(a)) == []
-    a.hear(b, answer)
-    assert [told(said) for said in exchange(b, a)] == [[], []]
 
 
 @pytest.mark.parametrize("first", ["the restarted", "the other"])
