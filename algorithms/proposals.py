@@ -24,11 +24,12 @@ from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.utilization import (
     PlanPrediction,
+    Workload,
     most_utilization,
     needed_mbps,
     predict,
+    rounds_of,
 )
-from murmuration.algorithms.workload import Workload, rounds_of
 
 MAX_INNER_STEPS = 500
 _PERIODS = (

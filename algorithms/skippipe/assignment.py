@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from murmuration.algorithms.skippipe.draws import Draws
 from murmuration.algorithms.skippipe.pipeline import Costs, Floats, Links, Pipeline
-from murmuration.algorithms.skippipe.route import Rules
+from murmuration.algorithms.skippipe.route import Draws, Rules
 from murmuration.algorithms.skippipe.routing import origins_in_turns, predict
 
 Groups = tuple[tuple[int, ...], ...]

@@ -19,9 +19,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heapreplace
 
-from murmuration.algorithms.skippipe.draws import Draws, even_stage_sets, peer_limits, stage_quota
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.route import Route, Rules
+from murmuration.algorithms.skippipe.route import (
+    Draws,
+    Route,
+    Rules,
+    even_stage_sets,
+    peer_limits,
+    stage_quota,
+)
 from murmuration.algorithms.skippipe.search import EFFORT_S, Found, search_routes
 from murmuration.algorithms.skippipe.simulator import Timeline, simulate
 

@@ -35,10 +35,9 @@ from murmuration.algorithms.skippipe.pipeline import (
     Links,
     Pipeline,
 )
-from murmuration.algorithms.skippipe.planner import Planner
 from murmuration.algorithms.skippipe.route import Rules
 from murmuration.algorithms.skippipe.routing import full, random
-from murmuration.algorithms.skippipe.search import search_routes
+from murmuration.algorithms.skippipe.search import Planner, search_routes
 from murmuration.algorithms.skippipe.simulator import simulate
 
 MEMORY = 3

@@ -42,7 +42,6 @@ ARGUMENTS = {
     "overlap": "--runs 1 --steps 40 --only even --preset streaming",
     "pair-schedules": "--schedules 5",
     "parity": "--steps 40",
-    "plan-table": "",
     "same-bits": "",
     "samples": "--seeds 1",
     "schedule": "--picture {out}/schedule.png",

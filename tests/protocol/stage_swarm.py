@@ -25,6 +25,7 @@ from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.pipeline.replica import StageJobs
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
+from murmuration.worker.simulation.loop import VirtualLoop
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training.inbox import JobKind
@@ -32,7 +33,6 @@ from murmuration.worker.training.optimizers import InnerConfig
 from tests.protocol.swarm import Held, Peer, Swarm
 from tests.protocol.timed_stage import TimedStage
 from tests.protocol.train_side import TrainSide
-from tests.protocol.virtual_time import VirtualLoop
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
 ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32

@@ -19,6 +19,7 @@ from murmuration.worker.catchup.choices import all_agree
 from murmuration.worker.component import Environment, NodeConfig
 from murmuration.worker.identity import Authority, Identity, Role
 from murmuration.worker.node import Node
+from murmuration.worker.simulation.loop import Stalled, VirtualLoop, context_of
 from murmuration.worker.status import LagMonitor
 from murmuration.worker.training.inbox import Stop
 from murmuration.worker.training.loop import Trainer
@@ -27,7 +28,6 @@ from murmuration.worker.wire import tensor_hash
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
-from tests.protocol.virtual_time import Stalled, VirtualLoop, in_peer
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.memory_transport import MemoryNetwork
 
@@ -177,7 +177,7 @@ class Swarm:
             before: an earlier life of the peer, from whose states it goes on.
         """
         problem, address = problem or self.problem, address or name
-        context = in_peer(address)
+        context = context_of(address)
         transport = TappedTransport(self.network, address, context, lambda: self.tap, self._lag_s)
         if self._authority is not None:
             transport.caller = Caller(address, Role.PEER, name)

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from murmuration.worker.leases.ledger import LeaseMessage
+from murmuration.worker.simulation.loop import VirtualLoop
 from murmuration.worker.training.inbox import Mailbox, Stop, ToIO, ToTrain
-from tests.protocol.virtual_time import VirtualLoop
 
 
 class Unwind(BaseException):

@@ -20,7 +20,10 @@ from murmuration.algorithms.robust import NORM_LIMIT, aggregate, norm, norm_fact
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import RoundConfig, ShardKey
-from murmuration.worker.simulation.faults import (
+from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.means import MeanPeer
+from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.scenario import (
     Crash,
     Cut,
     Delay,
@@ -28,12 +31,9 @@ from murmuration.worker.simulation.faults import (
     FaultPlan,
     Freeze,
     Partition,
+    Scenario,
     random_faults,
 )
-from murmuration.worker.simulation.loop import running
-from murmuration.worker.simulation.means import MeanPeer
-from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.scenario import Scenario
 from murmuration.worker.simulation.swarm import Group, SimulatedSwarm
 from murmuration.worker.simulation.task import VALUES, Quadratic
 from murmuration.worker.training.inbox import RoundDone, RoundFailed
@@ -330,17 +330,18 @@ def play(
         merge=merge,
         seed=seed,
     )
-    swarm, account, record = SimulatedSwarm(scenario, faults, CONFIG), Account(), Record()
+    shuffle = Random(f"ready {seed}") if shuffled else None
+    swarm = SimulatedSwarm(scenario, faults, CONFIG, shuffle)
+    account, record = Account(), Record()
     task = Quadratic(peers, seed)
     all_: list[WatchedMeanPeer] = []
     all_ += (WatchedMeanPeer(swarm, number, task, account, all_) for number in range(peers))
     swarm.endpoints = all_
     for peer in all_:
         peer.watch(record)
-    shuffle = Random(f"ready {seed}") if shuffled else None
     with (
         patch("murmuration.worker.wire.payloads.MAX_FRAME_BYTES", FRAME_BYTES),
-        running(swarm.clock, swarm.act, shuffle) as loop,
+        running(swarm.clock) as loop,
     ):
         for peer in all_:
             peer.start()

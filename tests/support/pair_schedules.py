@@ -12,7 +12,11 @@ from murmuration.algorithms.link import Link
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.pairwise.round import CONTRIBUTION, PARTS, OwnPart, PairRound
 from murmuration.worker.exchange.view import RoundConfig
-from murmuration.worker.simulation.faults import (
+from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.pairs import PairPeer
+from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.scenario import (
     BreakStreams,
     BrittleStreams,
     Crash,
@@ -24,13 +28,9 @@ from murmuration.worker.simulation.faults import (
     Freeze,
     Late,
     Partition,
+    Scenario,
     random_faults,
 )
-from murmuration.worker.simulation.loop import running
-from murmuration.worker.simulation.network import SimulatedStream
-from murmuration.worker.simulation.pairs import PairPeer
-from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.scenario import Scenario
 from murmuration.worker.simulation.swarm import SimulatedSwarm
 from murmuration.worker.simulation.task import Quadratic
 from murmuration.worker.training.inbox import RoundDone, RoundFailed
@@ -138,8 +138,8 @@ class PairWorld:
         shuffled: bool = False,
     ) -> None:
         self.faults = faults
-        self._shuffle = Random(f"ready {scenario.seed}") if shuffled else None
-        self.swarm = SimulatedSwarm(scenario, faults, CONFIG)
+        shuffle = Random(f"ready {scenario.seed}") if shuffled else None
+        self.swarm = SimulatedSwarm(scenario, faults, CONFIG, shuffle)
         self.task, self.account = Quadratic(scenario.peers, scenario.seed), Account()
         self.breaks: list[tuple[frozenset[str], float]] = []
         self.problems: list[str] = []
@@ -149,7 +149,7 @@ class PairWorld:
         self.swarm.endpoints = self.peers
 
     def play(self) -> "PairWorld":
-        with running(self.swarm.clock, self.swarm.act, self._shuffle) as loop:
+        with running(self.swarm.clock) as loop:
             for peer in self.peers:
                 peer.start()
             self.swarm.clock.run(lambda: self.account.unfinished == 0, 2000.0)

@@ -16,7 +16,7 @@ from murmuration.worker.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from murmuration.algorithms.link import Link
     from murmuration.algorithms.plan import Plan
-    from murmuration.algorithms.workload import Workload
+    from murmuration.algorithms.utilization import Workload
     from murmuration.worker.cli.plan_report import LinkAnswer
     from murmuration.worker.config import Config
 
@@ -239,7 +239,7 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
     From --params and --layers, or else the run's own task. With `kseed` it is the vector of
     coefficients that travels.
     """
-    from murmuration.algorithms.workload import Workload
+    from murmuration.algorithms.utilization import Workload
     from murmuration.worker.training.optimizers import KSEED
 
     if given.params is None or given.layers is None:

@@ -13,7 +13,7 @@ import torch
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.skippipe.pipeline import Floats, stage_layers
-from murmuration.algorithms.workload import Workload, workload_of
+from murmuration.algorithms.utilization import Workload, workload_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.pipeline.config import StagesConfig, cut_of
 from murmuration.worker.pipeline.part import Part, cut_of_run, part_of

@@ -9,8 +9,7 @@ import click
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.proposals import MAX_INNER_STEPS, Proposal, Proposals
-from murmuration.algorithms.utilization import PlanPrediction
-from murmuration.algorithms.workload import Workload
+from murmuration.algorithms.utilization import PlanPrediction, Workload
 from murmuration.protos.figures import count, optional, percent, rate, ratio, seconds, size
 from murmuration.worker.views.summary import text_table
 

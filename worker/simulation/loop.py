@@ -1,45 +1,64 @@
-"""An asyncio loop on the virtual clock, on which the live coroutines of all peers run.
+"""An asyncio loop whose clock jumps to what comes next, on which the live code of all peers runs.
 
-What is ready runs at once, and then the clock goes on. Every callback belongs to the peer in whose
-context it was asked for: that of a dead peer never runs, that of a frozen one when it wakes.
+Nothing sleeps in real time. What is ready runs at once, and then the clock goes on to the next act
+or timer; of those at one time the first that was asked for comes first. Every callback belongs to
+the peer in whose context it was asked for: that of a dead peer never runs, that of a frozen one
+when it thaws, as after SIGSTOP.
 """
 
 import asyncio
 import contextvars
+import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import Any
 
-from murmuration.worker.simulation.clock import Act, Clock
+Act = Callable[[], None]
 
-_PEER: contextvars.ContextVar[int | None] = contextvars.ContextVar("peer", default=None)
+_PEER: contextvars.ContextVar[Hashable | None] = contextvars.ContextVar("peer", default=None)
 
 
-class SimulatedLoop(asyncio.BaseEventLoop):
-    """Runs while the clock does; closing it ends all tasks.
+class Stalled(AssertionError):
+    """Nothing is left to happen."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Starts at 0 s. `problems` are the exceptions that nobody handled.
 
     Args:
-        clock: virtual time.
-        act: does something at a peer, if and when it lives.
         shuffle: draws which of the ready callbacks is next; without it, the one that has waited
             longest.
     """
 
-    def __init__(
-        self, clock: Clock, act: Callable[[int, Act], None], shuffle: Random | None = None
-    ) -> None:
+    _stopping: bool  # of asyncio's
+
+    def __init__(self, shuffle: Random | None = None) -> None:
         super().__init__()
-        self._clock, self._act, self._shuffle = clock, act, shuffle
-        self._due: deque[tuple[int | None, asyncio.Handle]] = deque()
-        self.problems: list[str] = []
+        self.now, self.events, self.problems = 0.0, 0, list[str]()
+        self._shuffle = shuffle
+        self._heap: list[tuple[float, int, Act]] = []
+        self._asked = 0
+        self._due: deque[tuple[Hashable | None, asyncio.Handle]] = deque()
+        self._dead, self._parked = set[Hashable](), dict[Hashable, list[Act]]()
         self.set_exception_handler(self._note_problem)
-        clock.settle = self._settle
+
+    def __del__(self) -> None:
+        """A loop that was never closed holds nothing of the machine's."""
 
     def time(self) -> float:
-        return self._clock.now
+        return self.now
+
+    def after(self, delay_s: float, act: Act) -> None:
+        """Does `act` this many seconds from now."""
+        self.at(self.now + delay_s, act)
+
+    def at(self, time_s: float, act: Act) -> None:
+        """Does `act` at that time, which is not past."""
+        self._asked += 1
+        heapq.heappush(self._heap, (time_s, self._asked, act))
 
     def call_soon(  # type: ignore[override]  # typeshed's is generic in the arguments
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
@@ -56,9 +75,64 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        entry = (_peer_of(context), handle)
-        self._clock.at(max(when, self.time()), lambda: self._due.append(entry))
+        self.at(max(when, self.now), partial(self._due.append, (_peer_of(context), handle)))
         return handle
+
+    # ------------------------------------------------------------------------------------- peers
+
+    def act(self, peer: Hashable, act: Act) -> None:
+        """Does something at a peer: not if it is dead, and not before it thaws."""
+        if peer in self._parked:
+            self._parked[peer].append(act)
+        elif peer not in self._dead:
+            act()
+
+    def freeze(self, peer: Hashable) -> None:
+        """From now on nothing of the peer runs."""
+        self._parked.setdefault(peer, [])
+
+    def thaw(self, peer: Hashable) -> None:
+        """What has become due meanwhile comes next, in order."""
+        for act in self._parked.pop(peer, ()):
+            self.at(self.now, partial(self.act, peer, act))
+
+    def thaw_all(self) -> None:
+        for peer in list(self._parked):
+            self.thaw(peer)
+
+    def kill(self, peer: Hashable) -> None:
+        """Nothing of the peer runs any more."""
+        self._dead.add(peer)
+        self._parked.pop(peer, None)
+
+    # ----------------------------------------------------------------------------------- running
+
+    def settle(self) -> None:
+        """Runs what is ready, and what that makes ready."""
+        due, shuffle = self._due, self._shuffle
+        while due and not self._stopping:
+            if shuffle is not None:
+                due.rotate(-shuffle.randrange(len(due)))
+            peer, handle = due.popleft()
+            if peer is None:
+                _run(handle)
+            else:
+                self.act(peer, partial(_run, handle))
+
+    def run(self, until: Callable[[], bool], limit_s: float) -> None:
+        """Goes on until that holds, nothing is left to do, or the time is over."""
+        self.settle()
+        while self._heap and self._heap[0][0] <= limit_s and not until():
+            self._next()
+            self.settle()
+
+    def _run_once(self) -> None:
+        """As the loops of asyncio have it, for `run_forever`."""
+        if not self._due and not self._stopping:
+            if not self._heap:
+                raise Stalled(f"nothing is left to happen at {self.now:.3f} s")
+            self._next()
+        self.settle()
 
     def close(self) -> None:
         """Ends all tasks, of whatever peer."""
@@ -68,27 +142,18 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             _run(self._due.popleft()[1])
         super().close()
 
-    def _settle(self) -> None:
-        due, shuffle = self._due, self._shuffle
-        while due:
-            if shuffle is not None:
-                due.rotate(-shuffle.randrange(len(due)))
-            peer, handle = due.popleft()
-            if peer is None:
-                _run(handle)
-            else:
-                self._act(peer, partial(_run, handle))
+    def _next(self) -> None:
+        self.now, _, act = heapq.heappop(self._heap)
+        self.events += 1
+        act()
 
     def _note_problem(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.problems.append(f"{context['message']}: {context.get('exception')!r}")
 
 
 @contextmanager
-def running(
-    clock: Clock, act: Callable[[int, Act], None], shuffle: Random | None = None
-) -> Iterator[SimulatedLoop]:
-    """A loop that whatever the clock does runs on; its arguments are those of `SimulatedLoop`."""
-    loop = SimulatedLoop(clock, act, shuffle)
+def running(loop: VirtualLoop) -> Iterator[VirtualLoop]:
+    """Whatever the loop does runs on it, without a task around all; at the end it is closed."""
     asyncio._set_running_loop(loop)
     try:
         yield loop
@@ -97,14 +162,14 @@ def running(
         asyncio._set_running_loop(None)
 
 
-def context_of(peer: int) -> contextvars.Context:
+def context_of(peer: Hashable) -> contextvars.Context:
     """A context whose callbacks belong to the peer."""
     context = contextvars.copy_context()
     context.run(_PEER.set, peer)
     return context
 
 
-def _peer_of(context: contextvars.Context | None) -> int | None:
+def _peer_of(context: contextvars.Context | None) -> Hashable | None:
     return _PEER.get() if context is None else context.get(_PEER)
 
 

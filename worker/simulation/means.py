@@ -1,32 +1,70 @@
-"""A simulated peer whose rounds are leaderless means: what it applies, and when it takes over
-another's state."""
+"""A simulated peer's rounds of the leaderless mean: the live code, and the train side around it.
+
+Each peer has a `Contributor` and a `Reducer`. A contribution holds the task's 8 values once for
+each shard, so that all of them are in every shard; only on the links do they count as many bytes as
+the scenario's parameters.
+"""
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.diloco import pseudo_gradient
 from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from murmuration.algorithms.fragments import Ranges
 from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.reducers import reducer_orders
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.catchup.choices import choose_repair
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.allreduce.reducer import Reducer
+from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.exchange.view import ShardRange
 from murmuration.worker.membership import Digest, Phase
-from murmuration.worker.simulation.allreduce import MeanRounds
-from murmuration.worker.simulation.clock import Act
+from murmuration.worker.simulation.loop import Act
 from murmuration.worker.simulation.network import SimulatedStream
-from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.swarm import Group, SimulatedSwarm
+from murmuration.worker.simulation.peer import Account, Peer
+from murmuration.worker.simulation.streams import Sizes, frame_sizes
+from murmuration.worker.simulation.swarm import RUN, Group, SimulatedSwarm
 from murmuration.worker.simulation.task import VALUES, Quadratic
-from murmuration.worker.training.inbox import RoundDone, RoundFailed
+from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.transport import Stream
+
+_TICK_S = 0.05  # as the live node's
+_SHARD_BYTES = 4 * VALUES
+
+
+class SimulatedContext(Context):
+    """Of a swarm with one fragment, in which every shard holds all values of the task."""
+
+    def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
+        return _ranges(len(group))
+
+    def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        # One shard a peer: more of them keep a link busy, which shared links are anyway.
+        return _orders(fragment, tuple(group))
+
+
+@lru_cache(maxsize=4096)
+def _orders(fragment: int, group: Group) -> tuple[tuple[str, ...], ...]:
+    return reducer_orders(RUN, fragment, group)
+
+
+@lru_cache(maxsize=256)
+def _ranges(peers: int) -> tuple[ShardRange, ...]:
+    size = _SHARD_BYTES
+    return tuple(ShardRange(k * VALUES, (k + 1) * VALUES, size, size) for k in range(peers))
+
 
 _REPAIR_S = 1.0  # between two tries to find somebody to take the state from
 
 
-class MeanPeer(MeanRounds):
+class MeanPeer(Peer):
     """Args: peers: all of the swarm, by number."""
 
     _peers: "Sequence[MeanPeer]"
@@ -40,6 +78,19 @@ class MeanPeer(MeanRounds):
         peers: "Sequence[MeanPeer]",
     ) -> None:
         super().__init__(swarm, number, task, account, peers)
+        self.codec = codec_by_name(swarm.scenario.codec)
+        self._payload_bytes = self.codec.encoded_bytes(swarm.scenario.params)
+        elements = self._payload_bytes // 4  # of fp32: as the modelled bytes ask for
+        self.context = SimulatedContext(
+            elements=[elements],
+            plan=PRESETS["diloco"],
+            config=swarm.config,
+            **self.surroundings(),
+        )
+        self.reducer = Reducer(self.context)
+        self.contributor = Contributor(self.context, self.reducer, self, self)
+        self._group = swarm.names
+        self._in_round = self._ticking = False
         self.version = 0
         plan = replace(PRESETS["diloco"], merge=swarm.scenario.merge)
         state = FragmentState(0, 0, self._group, self.anchor, self.momentum, 0)
@@ -83,7 +134,7 @@ class MeanPeer(MeanRounds):
         if isinstance(result, RoundFailed):
             self.account.failed(result.reason)
             here = {start // VALUES for start, _ in result.counted}
-            counted = _ranges(shard in here for shard in shards)
+            counted = _where(shard in here for shard in shards)
             self.optimizer.abandon(counted, self._error, self.local)
             self.later(_REPAIR_S, self._after_failure)
             return
@@ -94,7 +145,7 @@ class MeanPeer(MeanRounds):
             mean=torch.stack([result.mean[s * VALUES + k] for k, s in enumerate(shards)]),
             contributors=result.contributors,
             next_group=result.next_group,
-            missed=_ranges(self.me not in peers for peers in contributors),
+            missed=_where(self.me not in peers for peers in contributors),
             error=self._error,
             parts=tuple((k, k + 1, peers) for k, peers in enumerate(contributors)),
             sent=self._sent_values,
@@ -159,11 +210,68 @@ class MeanPeer(MeanRounds):
         else:
             then()
 
+    # ---------------------------------------------------------------------------------- the rounds
+
+    def on_stream(self, stream: Stream) -> Coroutine[None, None, None]:
+        return self.reducer.serve(stream)
+
+    def begin_round(self, round_: int, group: Group, values: Tensor) -> None:
+        """Contributes these values."""
+        self._group, self._in_round = group, True
+        self.spawn(self.contributor.begin(Begin(0, round_, group, values.repeat(len(group)))))
+
+    def finished(self, result: RoundDone | RoundFailed) -> None:
+        self._in_round = False
+        super().finished(result)
+
+    def advanced(self, version: int, group: Group) -> None:
+        """This peer's own state is at that version. The others know at once."""
+        self.as_own(lambda: self.reducer.advanced(0, version, group))
+        for other in self._peers:
+            if other is not self:
+                self.swarm.clock.act(other.number, other.tick)
+
+    def viewed(self, changed: frozenset[str]) -> None:
+        view = self.swarm.view(self.number)
+
+        def tell() -> None:
+            self.reducer.on_view(view)
+            self.contributor.on_view(view)
+
+        self.as_own(tell)
+
+    def sizes(self) -> tuple[Sizes, Sizes]:
+        scale = self._payload_bytes / len(self._group) / _SHARD_BYTES
+        return frame_sizes(pb.ExchangeUp, scale), frame_sizes(pb.ExchangeDown, scale)
+
+    # --------------------------------------------------------------------------------------- time
+
+    def tick(self) -> None:
+        """Time passes, for as long as a round is under way here."""
+
+        def pass_on() -> None:
+            self.reducer.tick()
+            self.contributor.tick()
+
+        self.as_own(pass_on)
+
+    def as_own(self, act: Act) -> None:
+        """Sees to it as well that time passes here while it has to."""
+        super().as_own(act)
+        if not self._ticking:
+            self._ticking = True
+            self.later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        if self._in_round or self._serving:
+            self.tick()
+
 
 def _state_hash(anchor: Tensor, momentum: Tensor, group: Group) -> int:
     return zlib.crc32(repr((group, anchor.tolist(), momentum.tolist())).encode())
 
 
-def _ranges(of_value: Iterable[bool]) -> Ranges:
+def _where(of_value: Iterable[bool]) -> Ranges:
     """Where it holds."""
     return tuple((k, k + 1) for k, holds in enumerate(of_value) if holds)

@@ -18,8 +18,7 @@ from murmuration.algorithms.link import MessageTime
 from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.round_context import Tasks
 from murmuration.worker.exchange.view import ExchangeConfig
-from murmuration.worker.simulation.clock import Act
-from murmuration.worker.simulation.loop import context_of
+from murmuration.worker.simulation.loop import Act, context_of
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.streams import Sizes, StreamEnd, open_stream
 from murmuration.worker.simulation.swarm import RUN, SimulatedSwarm
@@ -139,7 +138,7 @@ class Peer(ABC):
         self.at(self.now + delay_s, act)
 
     def at(self, time_s: float, act: Act) -> None:
-        self.swarm.clock.at(time_s, lambda: self.swarm.act(self.number, act))
+        self.swarm.clock.at(time_s, lambda: self.swarm.clock.act(self.number, act))
 
     def compute(self) -> None:
         """The inner steps up to the next round."""

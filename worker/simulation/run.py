@@ -8,12 +8,11 @@ import numpy as np
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.link import MessageTime, pair_s, tree_s
-from murmuration.worker.simulation.faults import FaultPlan, last_s
 from murmuration.worker.simulation.loop import running
 from murmuration.worker.simulation.means import MeanPeer
 from murmuration.worker.simulation.pairs import PairPeer
 from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.scenario import FaultPlan, Scenario, last_s
 from murmuration.worker.simulation.swarm import SimulatedSwarm
 from murmuration.worker.simulation.task import (
     Figures,
@@ -32,7 +31,7 @@ def simulate(scenario: Scenario, faults: FaultPlan | None = None) -> Figures:
     swarm, account = SimulatedSwarm(scenario, faults), Account()
     peers = _peers(swarm, account)
     swarm.endpoints = peers
-    with _uncollected(), running(swarm.clock, swarm.act):
+    with _uncollected(), running(swarm.clock):
         for peer in peers:
             peer.start()
         swarm.clock.run(lambda: account.unfinished == 0, _limit_s(swarm))

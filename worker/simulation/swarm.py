@@ -1,21 +1,23 @@
 """Who is in the simulated swarm, what each believes of the others, and what goes wrong.
 
-The swarm carries a plan of faults out. A fault that a failure detector would notice changes the
-views of the others as late as that would; each peer hears of a change up to a second later.
+Membership's own rules do not run here. Which version a peer has come to, everybody knows at once;
+who is suspect, dead or out of reach, each peer knows as its latest view says. The swarm carries a
+plan of faults out. A fault that a failure detector would notice changes the views of the others as
+late as that would; each peer hears of a change up to a second later.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from random import Random
 from typing import Protocol
 
 from murmuration.worker.exchange.view import RoundConfig, View
 from murmuration.worker.membership import Digest, Health, Member, MembershipConfig, Phase
-from murmuration.worker.simulation.beliefs import Beliefs
-from murmuration.worker.simulation.clock import Act, Clock
-from murmuration.worker.simulation.faults import (
+from murmuration.worker.simulation.loop import VirtualLoop
+from murmuration.worker.simulation.network import Network, SimulatedStream
+from murmuration.worker.simulation.scenario import (
     BreakStreams,
     BrittleStreams,
     Crash,
@@ -27,10 +29,108 @@ from murmuration.worker.simulation.faults import (
     Freeze,
     Late,
     Partition,
+    Scenario,
     scenario_faults,
 )
-from murmuration.worker.simulation.network import Network, SimulatedStream
-from murmuration.worker.simulation.scenario import Scenario
+
+_Belief = tuple[Health, tuple[str, ...]]  # of a peer; the peers that it does not reach
+
+
+class _Members(Mapping[str, Member]):
+    """The members as all know them, but for what is believed of a few."""
+
+    def __init__(self, known: Mapping[str, Member], believed: Mapping[str, _Belief]) -> None:
+        self._known, self._believed = known, believed
+
+    def __getitem__(self, name: str) -> Member:
+        member, believed = self._known[name], self._believed.get(name)
+        if believed is None:
+            return member
+        return replace(member, health=believed[0], unreachable=believed[1])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class SimulatedView(View):
+    """A view whose draw is asked for by thousands of peers: a peer that trains here stays in it."""
+
+    @cached_property
+    def _drawn(self) -> frozenset[str]:
+        return super().in_draw(0)
+
+    def in_draw(self, fragment: int) -> frozenset[str]:
+        return self._drawn
+
+
+class Beliefs:
+    """Args: members: the peers as everybody knows them, by name; their versions change."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members, self._names = members, tuple(members)
+        self._health: dict[int, Health] = {}
+        self._cut: set[tuple[int, int]] = set()
+        self._doubts: dict[int, dict[int, Health]] = {}
+        self._half, self._across = frozenset[int](), Health.ALIVE
+        self._calm = SimulatedView(_Members(members, {}))
+        self._views: dict[tuple[bool, int | None], SimulatedView] = {}
+
+    def see(self, peer: int, health: Health) -> bool:
+        """All come to believe this of a peer; returns whether that is news."""
+        changed = self._health.get(peer, Health.ALIVE) is not health
+        self._health[peer] = health
+        self._views.clear()
+        return changed
+
+    def split(self, half: frozenset[int], across: Health) -> None:
+        """The two halves come to believe this of each other."""
+        self._half, self._across = half, across
+        self._views.clear()
+
+    def cut(self, one: int, other: int, *, known: bool) -> None:
+        """All come to know that two peers do not reach each other, or that they do again."""
+        link = (min(one, other), max(one, other))
+        self._cut = self._cut | {link} if known else self._cut - {link}
+        self._views.clear()
+
+    def doubt(self, observer: int, peer: int, health: Health) -> None:
+        """One peer comes to believe this of another."""
+        self._doubts.setdefault(observer, {})[peer] = health
+        self._views.clear()
+
+    def view(self, observer: int) -> View:
+        """What this peer would believe now if all news had reached it."""
+        key = (observer in self._half, observer if observer in self._doubts else None)
+        if key not in self._views:
+            believed = self._believed(key[0], self._doubts.get(observer, {}))
+            self._views[key] = (
+                SimulatedView(_Members(self._members, believed)) if believed else self._calm
+            )
+        return self._views[key]
+
+    def _believed(self, in_half: bool, doubts: Mapping[int, Health]) -> dict[str, _Belief]:
+        """By name, the peers of which something else than that all is well is believed."""
+        health = dict(self._health)
+        for peer in range(len(self._names)) if self._across is not Health.ALIVE else ():
+            if (peer in self._half) != in_half:
+                health[peer] = max(health.get(peer, Health.ALIVE), self._across)
+        for peer, each in doubts.items():
+            health[peer] = max(health.get(peer, Health.ALIVE), each)
+        unreachable: dict[int, list[str]] = {}
+        for one, other in sorted(self._cut):
+            unreachable.setdefault(one, []).append(self._names[other])
+            unreachable.setdefault(other, []).append(self._names[one])
+        return {
+            self._names[peer]: (
+                health.get(peer, Health.ALIVE),
+                tuple(unreachable.get(peer, ())),
+            )
+            for peer in health.keys() | unreachable.keys()
+        }
+
 
 RUN = 1
 _NEWS_S = 1.0  # the longest that news of a change takes to a peer
@@ -58,6 +158,7 @@ class SimulatedSwarm:
         scenario: what to simulate.
         faults: what goes wrong; without it what the scenario asks for, at random times.
         config: of the rounds; the defaults without it.
+        shuffle: as of `VirtualLoop`.
     """
 
     def __init__(
@@ -65,9 +166,10 @@ class SimulatedSwarm:
         scenario: Scenario,
         faults: FaultPlan | None = None,
         config: RoundConfig | None = None,
+        shuffle: Random | None = None,
     ) -> None:
         self.scenario, self.config = scenario, config or RoundConfig()
-        self.clock = Clock()
+        self.clock = VirtualLoop(shuffle)
         count, seed = scenario.peers, scenario.seed
         self.names = tuple(f"p{number:05}" for number in range(count))
         self.endpoints: Sequence[Endpoint] = ()
@@ -90,22 +192,11 @@ class SimulatedSwarm:
             scenario.link,
             scenario.latency_spread,
             Random(f"network {seed}"),
-            self.act,
             lambda end, stream: self.endpoints[end].broken(stream),
         )
         self.faults = scenario_faults(scenario, half, chance) if faults is None else faults
         for fault in self.faults:
             self._plan(fault)
-
-    def act(self, peer: int, act: Act) -> None:
-        """Does something at a peer: not if it is dead, and not before it wakes."""
-        if peer in self.dead:
-            return
-        wakes_at = self._wakes_at[peer]
-        if self.clock.now < wakes_at:
-            self.clock.at(wakes_at, lambda: self.act(peer, act))
-        else:
-            act()
 
     def late_s(self, peer: int, begin_s: float, end_s: float) -> float:
         """By how much longer the inner steps take that a peer takes from then to then."""
@@ -213,11 +304,18 @@ class SimulatedSwarm:
 
     def _crash(self, peer: int) -> None:
         self.dead.add(peer)
+        self.clock.kill(peer)
         self.network.die(peer)
         self.endpoints[peer].died()
 
     def _freeze(self, peer: int, wakes_at: float) -> None:
         self._wakes_at[peer] = max(self._wakes_at[peer], wakes_at)
+        self.clock.freeze(peer)
+        self.clock.at(wakes_at, partial(self._wake, peer))
+
+    def _wake(self, peer: int) -> None:
+        if self.clock.now >= self._wakes_at[peer]:
+            self.clock.thaw(peer)
 
     def _see(self, peer: int, health: Health) -> None:
         if health is Health.ALIVE and peer in self.dead:
@@ -246,7 +344,7 @@ class SimulatedSwarm:
         names = frozenset(self.names[peer] for peer in changed)
         for peer in range(self.scenario.peers) if to is None else to:
             hear = partial(self._hear, peer, self._beliefs.view(peer), names)
-            self.clock.after(self._news_s[peer], partial(self.act, peer, hear))
+            self.clock.after(self._news_s[peer], partial(self.clock.act, peer, hear))
 
     def _hear(self, peer: int, view: View, changed: frozenset[str]) -> None:
         self._views[peer] = view

@@ -9,8 +9,7 @@ from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.algorithms.proposals import propose
-from murmuration.algorithms.utilization import predict
-from murmuration.algorithms.workload import Workload
+from murmuration.algorithms.utilization import Workload, predict
 
 DILOCO = PRESETS["diloco"]
 SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)

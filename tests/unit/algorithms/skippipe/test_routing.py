@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmuration.algorithms.skippipe import routing as routings
-from murmuration.algorithms.skippipe.draws import Draws
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
+from murmuration.algorithms.skippipe.route import Draws, Route, Rules, stage_refusals
 from murmuration.algorithms.skippipe.routing import (
     NEVER_SKIP,
     ROUTINGS,

@@ -9,13 +9,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from murmuration.algorithms.skippipe.draws import peer_limits, stage_quota
+from murmuration.algorithms.skippipe.local_search import Budget, Scores, random_step, slots_of
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.planner import Planner
-from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
+from murmuration.algorithms.skippipe.route import (
+    Draws,
+    Route,
+    Rules,
+    move_visit,
+    peer_limits,
+    stage_quota,
+    stage_refusals,
+)
 from murmuration.algorithms.skippipe.routing import random
-from murmuration.algorithms.skippipe.scores import Budget, slots_of
-from murmuration.algorithms.skippipe.search import Draft, Found, Limit, keep_limits, search_routes
+from murmuration.algorithms.skippipe.search import (
+    Draft,
+    Found,
+    Limit,
+    Planner,
+    keep_limits,
+    search_routes,
+)
 from murmuration.algorithms.skippipe.simulator import finish_times, simulate
 from tests.lab.skippipe_routes import placed, scattered_links
 from tests.unit.algorithms.skippipe.pipelines import (
@@ -24,6 +37,111 @@ from tests.unit.algorithms.skippipe.pipelines import (
     even_pipeline,
     uneven_pipeline,
 )
+
+Case = tuple[Pipeline, Rules, list[int], int]
+
+
+def all_routes(pipeline: Pipeline, rules: Rules, origin: int) -> list[Route]:
+    choices = [(None, *replicas) for replicas in pipeline.stages[1:]]
+    routes = [
+        Route((origin, *(peer for peer in chosen if peer is not None)))
+        for chosen in product(*choices)
+    ]
+    return [route for route in routes if stage_refusals(route.stages(pipeline), rules) == ()]
+
+
+@given(cases())
+def test_no_route_is_faster(case: Case) -> None:
+    pipeline, rules, origins, _ = case
+    planner = Planner(pipeline, rules)
+    routes = all_routes(pipeline, rules, origins[0])
+    for visited in range(rules.shortest, rules.longest + 1):
+        best = planner.best(origins[0], visited=visited)
+        assert best is not None
+        loops_s = [planner.loop_s(route) for route in routes if len(route.peers) == visited]
+        assert planner.loop_s(best) == pytest.approx(min(loops_s))
+
+
+@given(cases())
+def test_a_loop_takes_what_the_simulator_says(case: Case) -> None:
+    pipeline, rules, origins, _ = case
+    planner = Planner(pipeline, rules)
+    for route in all_routes(pipeline, rules, origins[0])[:5]:
+        simulated_s = simulate(pipeline, [route]).iteration_s
+        assert planner.loop_s(route) == pytest.approx(simulated_s)
+
+
+def test_banned_peers_are_avoided() -> None:
+    pipeline = even_pipeline((1, 2, 1))
+    planner = Planner(pipeline, Rules(stages=3, visited=3))
+    assert planner.best(0) == Route((0, 1, 3))
+    assert planner.best(0, banned=[1]) == Route((0, 2, 3))
+    assert planner.best(0, banned=[1, 2]) is None
+
+
+def test_an_origin_takes_as_many_slots_in_turns_as_it_has_memory() -> None:
+    pipeline = even_pipeline((2, 2), memory=2)
+    slots, origins = slots_of([0, 1, 0, 1, 0, 1, 0], pipeline)
+    assert slots == (0, 1, 2, 3, 0, 1, 2)
+    assert origins == (0, 1, 0, 1)
+
+
+def test_waves_repeat_the_slots_and_known_routes_cost_nothing() -> None:
+    pipeline, budget = even_pipeline((1, 2)), Budget(1.0)
+    scores = Scores(pipeline, (0, 1, 0, 1), budget)
+    routes = (Route((0, 1)), Route((0, 2)))
+    score = scores.score(routes)
+    assert score[0] == simulate(pipeline, [*routes, *routes]).iteration_s
+    spent_s = budget.spent_s
+    assert spent_s > 0
+    assert scores.score(routes) == score
+    assert budget.spent_s == spent_s
+
+
+PIPELINE = even_pipeline((2, 2, 2, 2))
+RULES = Rules(stages=4, visited=3)
+ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
+
+
+def test_a_route_has_no_stage_to_trade_for_one_of_fewer_stages_that_it_visits_too() -> None:
+    routes, rules = [Route((0, 2, 4, 6)), Route((0, 2))], Rules(stages=4, visited=3, spread=1)
+    full = (0,) * PIPELINE.peers
+    drawn = [random_step(routes, 0, PIPELINE, rules, full, Draws(seed)) for seed in range(40)]
+    steps = [step for step in drawn if step]
+    assert steps
+    assert all(step == {0: routes[1], 1: routes[0]} for step in steps)
+
+
+def test_a_visit_moves_to_a_replica_with_room() -> None:
+    assert move_visit(ONE, 3, PIPELINE) == Route((0, 3, 4))
+    routes, rules = [ONE], Rules(stages=4, visited=3)
+    room = (1, 1, 1, 1, 1, 0, 1, 1)
+    drawn = [random_step(routes, 0, PIPELINE, rules, room, Draws(seed)) for seed in range(40)]
+    steps = [step for step in drawn if step]
+    assert steps
+    assert all(step == {0: Route((0, 3, 4))} for step in steps)
+
+
+@given(cases())
+def test_drawn_steps_keep_rules_and_limits(
+    case: tuple[Pipeline, Rules, list[int], int],
+) -> None:
+    pipeline, rules, origins, seed = case
+    draws, routes = Draws(seed), random(pipeline, rules, origins, seed)
+    limits = peer_limits(pipeline, stage_quota(len(routes), rules, seed))
+    visits = [Counter(stage for route in routes for stage in route.stages(pipeline))]
+    for index in range(len(routes)):
+        before = Counter(peer for route in routes for peer in route.peers)
+        changes = random_step(routes, index, pipeline, rules, limits, draws)
+        for slot, route in changes.items():
+            routes[slot] = route
+        if len(changes) == 2:
+            assert Counter(peer for route in routes for peer in route.peers) == before
+        visits.append(Counter(stage for route in routes for stage in route.stages(pipeline)))
+    assert_fit_together(routes, pipeline, rules, limits)
+    assert all(each == visits[0] for each in visits)
+    assert [route.origin for route in routes] == origins
+
 
 Case = tuple[Pipeline, Rules, list[int], int]
 EFFORT_S = 0.02

@@ -8,7 +8,8 @@ import pytest
 from murmuration.worker.exchange.pairwise.pair_rounds import draw_group
 from murmuration.worker.membership import Health
 from murmuration.worker.simulation import Scenario
-from murmuration.worker.simulation.faults import (
+from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.scenario import (
     BreakStreams,
     BrittleStreams,
     Crash,
@@ -22,7 +23,6 @@ from murmuration.worker.simulation.faults import (
     last_s,
     random_faults,
 )
-from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.swarm import RUN, SimulatedSwarm
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.link import Link
-from murmuration.worker.simulation.clock import Act, Clock
+from murmuration.worker.simulation.loop import Act, VirtualLoop
 from murmuration.worker.simulation.network import Network, Pipe, SimulatedStream
 
 MBIT = 125_000  # bytes per second
@@ -17,7 +17,7 @@ class World:
     """Four peers; `broken` collects who found out about a broken stream, and when."""
 
     def __init__(self, *, spread: float = 0.0, **link: float) -> None:
-        self.clock = Clock()
+        self.clock = VirtualLoop()
         self.broken: list[tuple[float, int]] = []
         self.seen: list[tuple[float, str]] = []
         self.network = Network(
@@ -26,7 +26,6 @@ class World:
             Link(**{"rate_mbps": 8.0, "delay_s": 0.25} | link),
             spread,
             Random(1),
-            lambda _, act: act(),
             lambda end, _: self.broken.append((self.clock.now, end)),
         )
 
@@ -42,7 +41,7 @@ class World:
 
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=12))
 def test_loads_that_begin_together_end_as_equal_shares_say(sizes: list[float]) -> None:
-    clock, rate = Clock(), 1000.0
+    clock, rate = VirtualLoop(), 1000.0
     pipe, ends = Pipe(clock, rate), dict[int, float]()
     for number, size in enumerate(sizes):
         pipe.add(size, lambda n=number: ends.setdefault(n, clock.now))
@@ -53,7 +52,7 @@ def test_loads_that_begin_together_end_as_equal_shares_say(sizes: list[float]) -
 
 
 def test_a_load_taken_off_leaves_its_share_to_the_others() -> None:
-    clock, ends = Clock(), list[float]()
+    clock, ends = VirtualLoop(), list[float]()
     pipe = Pipe(clock, 1000.0)
     gone = pipe.add(1000, lambda: ends.append(-1))
     pipe.add(1000, lambda: ends.append(clock.now))

@@ -13,8 +13,7 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.exchange.pairwise.partner import PartnerStream
 from murmuration.worker.exchange.pairwise.round import PairRound
-from murmuration.worker.simulation.faults import BreakStreams, Cut, FaultPlan, Late
-from murmuration.worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.scenario import BreakStreams, Cut, FaultPlan, Late, Scenario
 from tests.support.pair_schedules import (
     EXCUSES,
     PairWorld,

@@ -1,12 +1,101 @@
-"""Whole runs: the same seed gives the same figures, and what is refused."""
+"""Simulated runs: the task, leaderless means, and what comes out."""
 
 import dataclasses
 
+import numpy as np
 import pytest
+import torch
 
 from murmuration.algorithms.link import Link, MessageTime, pair_s
 from murmuration.worker.simulation import Scenario, simulate
-from murmuration.worker.simulation.task import percentile
+from murmuration.worker.simulation.task import (
+    VALUES,
+    Quadratic,
+    distance_to_optimum,
+    percentile,
+    spread,
+)
+
+
+def test_steps_at_once_have_the_moments_of_steps_one_by_one() -> None:
+    peers, steps = 2000, 12
+    at_once, one_by_one = Quadratic(peers, 1), Quadratic(peers, 2)
+    for peer in range(peers):
+        at_once.descend(peer, steps)
+        for _ in range(steps):
+            one_by_one.descend(peer, 1)
+    left, right = (torch.stack(each.local).double().numpy() for each in (at_once, one_by_one))
+    error = np.sqrt(left.var(0) / peers)
+    assert np.all(np.abs(left.mean(0) - right.mean(0)) < 6 * error)
+    assert left.std(0) == pytest.approx(right.std(0), rel=0.1)
+
+
+def test_replicas_come_near_the_optimum_and_each_has_noise_of_its_own() -> None:
+    task = Quadratic(50, 3)
+    assert distance_to_optimum(task.local) == 1
+    for peer in range(50):
+        task.descend(peer, 2000)
+    assert distance_to_optimum(task.local) < 0.05
+    assert spread(task.local) > 0.02
+
+
+def test_spread_is_relative_and_root_mean_square() -> None:
+    def filled(value: float) -> torch.Tensor:
+        return torch.full((VALUES,), value)
+
+    assert spread([filled(2.0)] * 3) == 0
+    assert spread([filled(1.0), filled(3.0)]) == pytest.approx(0.5)
+    assert spread([filled(1.0), filled(1.0), filled(4.0)]) == pytest.approx(2**0.5 / 2)
+
+
+def mean(**changes: object) -> Scenario:
+    return Scenario(**{"preset": "diloco", "rounds": 5} | changes)
+
+
+@pytest.mark.parametrize("peers", [2, 5, 16])
+def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers: int) -> None:
+    found = simulate(mean(peers=peers))
+    payload_s = 2 * (peers - 1) / peers * 1.6
+    assert found.sync_median_s == pytest.approx(payload_s + 0.1, rel=1e-3)
+    assert found.bytes_per_round == pytest.approx(2 * (peers - 1) / peers * 4e6, rel=1e-3)
+    assert found.spread == 0
+    assert (found.rounds, found.rounds_failed) == (5 * peers, 0)
+
+
+def test_all_wait_for_a_straggler_until_the_grace_is_over() -> None:
+    found = simulate(mean(peers=4, slow_factor=5.0, slow_share=0.25))
+    assert found.sync_median_s is not None
+    assert found.sync_median_s > 20
+    assert found.idle_share > 0.5
+
+
+def test_crashes_freezes_and_broken_streams_leave_one_anchor() -> None:
+    link = Link(rate_mbps=20.0, delay_s=0.05, loss=1.0)
+    found = simulate(
+        mean(peers=12, link=link, crash_share=0.1, freeze_share=0.1, freeze_s=30.0, seed=3)
+    )
+    assert found.spread == 0
+    assert found.unfinished == 0
+
+
+def test_after_a_partition_all_have_one_anchor_again() -> None:
+    found = simulate(mean(peers=8, rounds=10, partition=(10.0, 50.0)))
+    assert found.spread == 0
+    assert found.unfinished == 0
+
+
+def test_what_replicas_keep_brings_them_as_far_as_exact_rounds() -> None:
+    exact = simulate(mean(peers=8, rounds=40))
+    for codec in ("sign", "ternary"):
+        kept = simulate(mean(peers=8, rounds=40, codec=codec, merge="keep"))
+        assert kept.spread == 0
+        assert kept.distance < 2 * exact.distance < 0.2
+
+
+def test_keeping_is_for_means_over_all() -> None:
+    with pytest.raises(ValueError, match=r"merge = \"keep\" is for means over all"):
+        Scenario(merge="keep")
+
 
 TROUBLED = Scenario(
     peers=14,

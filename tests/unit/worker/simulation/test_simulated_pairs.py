@@ -108,7 +108,7 @@ def test_who_has_succeeded_calls_until_its_partner_knows(lasts_s: float) -> None
             broken.append(stream.number)
             swarm.network.break_off(stream)
 
-    with running(swarm.clock, swarm.act) as loop:
+    with running(swarm.clock) as loop:
         for peer in peers:
             peer.start()
         swarm.clock.run(lambda: peers[0].done, 60.0)

@@ -18,8 +18,7 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, ShardRange
-from murmuration.worker.simulation.clock import Clock
-from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.loop import VirtualLoop, running
 from murmuration.worker.transport import Unreachable
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ class Bench:
 
     passes_s = 0.0
 
-    def __init__(self, me: str, clock: Clock, order: Sequence[str] = ()) -> None:
+    def __init__(self, me: str, clock: VirtualLoop, order: Sequence[str] = ()) -> None:
         self.now, self._clock = 0.0, clock
         self.context = ByName(
             me=me,
@@ -98,10 +97,9 @@ class Bench:
 
 
 @contextmanager
-def on_a_loop() -> Iterator[Clock]:
-    clock = Clock()
-    with running(clock, lambda peer, act: act()) as loop:
-        yield clock
+def on_a_loop() -> Iterator[VirtualLoop]:
+    with running(VirtualLoop()) as loop:
+        yield loop
     assert not loop.problems, loop.problems
 
 
