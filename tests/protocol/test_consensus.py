@@ -339,8 +339,8 @@ def test_a_slow_peer_is_waited_for_as_long_as_the_grace_lasts() -> None:
 def test_who_comes_after_the_grace_takes_the_mean_of_the_others() -> None:
     async def scenario() -> None:
         problem = steady(
-            replace(NOLOCO, inner_steps=15), seed=3, d=0.9
-        )  # a's last partner is not d
+            replace(NOLOCO, inner_steps=15), seed=2, d=0.9
+        )  # d meets another in each round, and a not last
         async with Swarm(replace(problem, rounds=RoundConfig(grace_s=5.0))) as swarm:
             await swarm.start(*"abcd")
             await swarm.finished()
