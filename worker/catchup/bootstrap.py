@@ -251,7 +251,7 @@ class Bootstrap:
             await self._splits.look(voters)
             ended = {published.phase, *(member.phase for member in voters)} == {Phase.DONE}
             back = choose_return(mine, voters, node.held.hash_of, ended=ended)
-        repair = back or choose_repair(mine, others, published.failed)
+        repair = back or choose_repair(self._gossip.me.peer, mine, others, published.failed)
         if repair is not None and await self._donors.fetch(
             repair.donor, repair.fragments, repair.reason, goes_back=back is not None
         ):

@@ -1,10 +1,11 @@
 """When a run starts and has ended, and whose state to fetch: before the start, and ever after.
 
 All decide alike from what gossip tells: the digests of the others, and their phases. States are
-ordered by (version, peers that hold it, contributors of the latest round, hash), so everyone agrees
-which of two to ask for. What most peers share wins over that order, and a minority goes back to it
-(`votes`, docs/adr/0035). With pairs states differ by design; there a peer that has fallen behind
-only moves on to where the others are in the schedule.
+ordered by (version, peers that hold it, contributors of the latest round, first of these peers by
+name), so everyone agrees which of two to ask for, and still does after the next round. What most
+peers share wins over that order, and a minority goes back to it (`votes`, docs/adr/0035). With
+pairs states differ by design; there a peer that has fallen behind only moves on to where the others
+are in the schedule.
 """
 
 import math
@@ -188,11 +189,12 @@ class JumpLimit:
 
 
 def choose_repair(
-    mine: Sequence[Digest], members: Iterable[Member], failed: frozenset[int]
+    me: str, mine: Sequence[Digest], members: Iterable[Member], failed: frozenset[int]
 ) -> Repair | None:
     """Decides whether to fetch state, and from whom.
 
     Args:
+        me: this peer's name.
         mine: this peer's digests, by fragment.
         members: the other peers.
         failed: fragments whose current round this peer has given up, and which it therefore cannot
@@ -209,15 +211,16 @@ def choose_repair(
         for member in members
         if member.health is Health.ALIVE and member.phase not in (Phase.STARTING, Phase.READY)
     ]
-    held = Counter(
-        (index, digest.version, digest.hash)
-        for digests in (mine, *(member.digests for member in begun))
-        for index, digest in enumerate(digests)
-    )
+    everybody = [(me, mine), *((member.peer, member.digests) for member in begun)]
+    by_name = sorted(everybody, key=lambda each: each[0])
+    holders: dict[tuple[int, int, int], list[int]] = {}  # by their place among the names
+    for place, (_, digests) in enumerate(by_name):
+        for index, digest in enumerate(digests):
+            holders.setdefault((index, digest.version, digest.hash), []).append(place)
 
     def rank(index: int, digest: Digest) -> tuple[int, ...]:
-        holders = held[index, digest.version, digest.hash]
-        return (digest.version, holders, digest.contributors, digest.hash)
+        held = holders[index, digest.version, digest.hash]
+        return (digest.version, len(held), digest.contributors, -held[0])
 
     for member in begun:
         reasons: dict[int, str] = {}

@@ -75,8 +75,8 @@ class Donors:
         sizes = sizes_of(published.states)
         expected = {index: sizes[index] for index in fragments}
         announced: dict[int, FragmentState | Digest] = {i: donor.digests[i] for i in expected}
-        same = all(published.states[i].version == donor.digests[i].version for i in expected)
-        same = same and published.phase is Phase.TRAINING
+        parted = {i for i in expected if published.states[i].version == donor.digests[i].version}
+        same = parted == {*expected} and published.phase is Phase.TRAINING
         if same and self._rests(published):
             return False
         votes = await self._votes(donor, announced)
@@ -105,12 +105,13 @@ class Donors:
         self._unconfirmed.pop(donor.peer, None)
         self._split = {i: (s.version, s.hash) for i, s in states.items()} if same else {}
         lost = await self._given_up(donor, published, states)
+        replaced = frozenset(states if goes_back else parted)
         for index, state in states.items():
-            if goes_back or state.version > published.states[index].version:
+            if index in replaced or state.version > published.states[index].version:
                 node.give_up(index, f"over for the others: {reason}")
         confirmed = () if votes is None else tuple(p for p in votes.holders if p != donor.peer)
         me = self._gossip.me.peer
-        node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, goes_back))
+        node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, replaced))
         return True
 
     def _rests(self, published: Published) -> bool:

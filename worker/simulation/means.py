@@ -183,7 +183,8 @@ class MeanPeer(Peer):
     def _repair(self, then: Act) -> bool:
         """Fetches another's state if that is due; does `then` when it is here."""
         failed = frozenset({0} if self._failed else ())
-        due = choose_repair((self._digest,), self.swarm.members(self.number), failed)
+        me, mine = self.swarm.names[self.number], (self._digest,)
+        due = choose_repair(me, mine, self.swarm.members(self.number), failed)
         if due is None:
             return False
         donor = self._peers[int(due.donor.peer[1:])]

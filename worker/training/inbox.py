@@ -129,8 +129,8 @@ class Adopt:
     """Another peer's committed states, by fragment, and its position in the schedule.
 
     `me` is this peer, as contributors are listed. `confirmed_by` are others that hold them too.
-    `given_up` has, by fragment, the rounds of this peer's that are in none of them. `goes_back`:
-    the states are those of most peers, and of earlier versions than this peer's.
+    `given_up` has, by fragment, the rounds of this peer's that are in none of them. In the fragments
+    `replaced` they win over this peer's, be it a round further by now.
     """
 
     donor: str
@@ -140,7 +140,7 @@ class Adopt:
     me: str = ""
     confirmed_by: tuple[str, ...] = ()
     given_up: Mapping[int, int] = field(default_factory=dict)
-    goes_back: bool = False
+    replaced: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

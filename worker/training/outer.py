@@ -494,16 +494,10 @@ class OuterLoop:
         lost, apart = 0, 0.0
         for index, theirs in sorted(adopt.states.items()):
             each = self.fragments[index]
-            ranks = [(s.version, s.contributors, s.hash) for s in (each.state, theirs)]
             # Before the start the others' group wins: theirs is the run under way.
             joining = phase is Phase.READY and theirs.version >= each.state.version
-            # One that two others hold wins over one that only this peer holds.
-            outnumbered = (
-                bool(adopt.confirmed_by)
-                and (adopt.goes_back or theirs.version == each.state.version)
-                and theirs.hash != each.state.hash
-            )
-            if ranks[1] > ranks[0] or joining or outnumbered:
+            replaced = index in adopt.replaced and theirs.hash != each.state.hash
+            if theirs.version > each.state.version or joining or replaced:
                 if index in adopt.given_up:
                     lost = max(lost, adopt.given_up[index])
                     values = slice(each.fragment.elements - each.fragment.exact)
