@@ -34,7 +34,6 @@ _MOST_UNANSWERED = 5  # checks in a row
 _ENOUGH = 3  # others that a peer disagrees with
 _LASTING = 3  # checks, or rounds
 _LATELY = 8  # rounds
-_ABSURD = 4.0  # times what is possible, by what was announced
 
 
 def norm(values: Tensor) -> float:
@@ -142,7 +141,7 @@ class Doubts:
     hide. Where a contributor shows other values than its reducer says it has, three checks in a
     row, one of the two lies: it is the one that disagrees with three others, or in a small group
     with all others but one. Once may be a round that it has contributed to again meanwhile. So may
-    a mean that is somewhat too large for what was announced, but not in three rounds of eight.
+    a mean that is too large for what was announced, but not in three rounds of eight.
     """
 
     def __init__(self) -> None:
@@ -167,12 +166,12 @@ class Doubts:
         lasting = Counter(one for (one, _), times in self._apart.items() if times >= _LASTING)
         return [one for one in (peer, reducer) if lasting[one] >= enough]
 
-    def too_large(self, reducer: str, fragment: int, round_: int, times: float) -> bool:
-        """Whether a reducer has beyond doubt given too large a mean, of `times` the possible."""
+    def too_large(self, reducer: str, fragment: int, round_: int) -> bool:
+        """Whether a reducer has given too large a mean in too many rounds by now."""
         earlier = self._too_large.get((reducer, fragment), set())
         rounds = {each for each in earlier if each > round_ - _LATELY} | {round_}
         self._too_large[reducer, fragment] = rounds
-        return times > _ABSURD or len(rounds) >= _LASTING
+        return len(rounds) >= _LASTING
 
 
 def aggregate(

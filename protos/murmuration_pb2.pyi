@@ -1405,17 +1405,21 @@ class CheckRequest(_message.Message):
 
         SHARD_FIELD_NUMBER: _builtins.int
         LEAF_FIELD_NUMBER: _builtins.int
+        ROOT_FIELD_NUMBER: _builtins.int
         shard: _builtins.int
         leaf: _builtins.int
+        root: _builtins.bytes
+        """of the contribution that is meant, as the reduction has it"""
         def __init__(
             self,
             *,
             shard: _builtins.int = ...,
             leaf: _builtins.int = ...,
+            root: _builtins.bytes = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["leaf", b"leaf", "shard", b"shard"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["leaf", b"leaf", "root", b"root", "shard", b"shard"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

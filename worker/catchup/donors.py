@@ -111,6 +111,7 @@ class Donors:
                 node.give_up(index, f"over for the others: {reason}")
         confirmed = () if votes is None else tuple(p for p in votes.holders if p != donor.peer)
         me = self._gossip.me.peer
+        node.held.shares((donor.peer, *confirmed), states)
         node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, replaced))
         return True
 

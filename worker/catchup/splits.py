@@ -1,8 +1,9 @@
 """Reducers that give other bytes to each peer: noticed where states part, named, and passed over.
 
-Peers whose states differ at one version compare the reductions that led there. Where one reducer
-has given them different reductions of a shard, it is named, once. One such peer may lie about what
-it was given. Where two or more, and most, each have another one, it is the reducer that lies.
+Peers whose states were equal and differ one version later compare the reductions that led there.
+Where one reducer has given them different reductions of a shard, it is named, once. One such peer
+may lie about what it was given. Where two or more, and most, each have another one, it is the
+reducer that lies.
 """
 
 import asyncio
@@ -56,11 +57,16 @@ class Splits:
             for at in range(version, max(0, version - _BACK), -1)
             if (mine := node.held.received(index, at))
         ]
-        asked = [(index, at) for at, _ in wanted]
+        asked = [(index, each) for at, _ in wanted for each in (at, at - 1)]
         peers = [member.peer for member in voters[:_ASKED]]
         answers = await asyncio.gather(*(self._headers(m, asked) for m in voters[:_ASKED]))
         for place, (at, mine) in enumerate(wanted):
-            theirs = {p: each[place] for p, each in zip(peers, answers, strict=True) if each}
+            before = node.held.hash_of(index, at - 1)
+            theirs = {
+                peer: told[2 * place]
+                for peer, told in zip(peers, answers, strict=True)
+                if told and before and told[2 * place + 1].hash == before
+            }
             self._compare(mine, theirs, f"of version {at} of fragment {index}")
 
     async def _headers(

@@ -82,6 +82,10 @@ class HeldStates:
             del self._contributed[oldest]
         self.contributors = frozenset(self._contributed)
 
+    def shares(self, peers: Iterable[str], states: Mapping[int, FragmentState]) -> None:
+        """This peer takes over states that these hold."""
+        self._agreed |= {(peer, i): state.version for peer in peers for i, state in states.items()}
+
     def heard(self, member: Member) -> None:
         """What a contributor is at."""
         for index, digest in enumerate(member.digests):

@@ -129,8 +129,8 @@ class Adopt:
     """Another peer's committed states, by fragment, and its position in the schedule.
 
     `me` is this peer, as contributors are listed. `confirmed_by` are others that hold them too.
-    `given_up` has, by fragment, the rounds of this peer's that are in none of them. In the fragments
-    `replaced` they win over this peer's, be it a round further by now.
+    `given_up` has, by fragment, the rounds of this peer's that are in none of them. In the
+    fragments `replaced` they win over this peer's, be it a round further by now.
     """
 
     donor: str

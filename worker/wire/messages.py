@@ -54,6 +54,10 @@ class ReductionHeader:
     roots: tuple[bytes, ...] = ()
     weights: tuple[int, ...] = ()
 
+    def root(self, peer: str) -> bytes:
+        """What a peer has announced; nothing where it is none of the contributors."""
+        return dict(zip(self.contributors, self.roots, strict=True)).get(peer, b"")
+
     def factor(self, peer: str) -> float:
         """How far the peer's contribution counts; 0 where it does not."""
         factors = self.factors or (1.0,) * len(self.contributors)

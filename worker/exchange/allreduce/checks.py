@@ -81,7 +81,8 @@ class Checks:
     ) -> None:
         self._context, self._shards, self._reductions = context, shards, reductions
         self.doubts, self._tasks = Doubts(), Tasks()
-        self._own: dict[int, dict[ShardKey, wire.Commitment]] = {}  # of each fragment's last round
+        # Of each fragment's last round; of one that is tried again, what came before too.
+        self._own: dict[int, list[dict[ShardKey, wire.Commitment]]] = {}
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
         self._before: dict[int, dict[ShardKey, wire.Reduction]] = {}  # the means before those
         self._announced: dict[ShardKey, set[bytes]] = {}
@@ -97,7 +98,9 @@ class Checks:
 
     def contributes(self, fragment: int, own: Mapping[ShardKey, wire.Commitment]) -> None:
         """This peer begins a round with these contributions, which it can show until its next."""
-        self._own[fragment] = dict(own)
+        before = self._own.get(fragment, [])[-1:]
+        again = before if before and before[0].keys() & own.keys() else []
+        self._own[fragment] = [*again, dict(own)]
         oldest = next(iter(own)).round - KEPT_ROUNDS if own else 0
         for key in [k for k in self._announced if k.fragment == fragment and k.round < oldest]:
             del self._announced[key]
@@ -111,8 +114,7 @@ class Checks:
         self._completed[fragment] += 1
         for each in given if self._completed[fragment] > _SETTLED else ():
             header, me, said = each.header, self._context.me, self._announced.get(each.key)
-            named = dict(zip(header.contributors, header.roots, strict=True))
-            if said and me in named and named[me] not in said:
+            if said and me in header.contributors and header.root(me) not in said:
                 why = f"{each.key} says that {me} contributed what it did not"
                 self._context.caught(header.reducer, why)
         if drawn := self._draw(fragment, given):
@@ -123,16 +125,23 @@ class Checks:
     async def serve(self, request: pb.CheckRequest, stream: Stream) -> None:
         """Answers another peer's check, with nothing for what is not here any more; or looks where
         that peer has seen a false mean."""
-        own = self._own.get(request.fragment, {})
-        for asked in request.leaves[: len(own)]:
+        most = max(map(len, self._own.get(request.fragment, [])), default=0)
+        for asked in request.leaves[:most]:
             key = ShardKey(request.fragment, request.round, asked.shard)
             if request.hint:
                 self._look_at(key, asked.leaf)
                 return
-            payload, path = own[key].shown(asked.leaf) if key in own else (b"", [])
+            payload, path = self._shown(key, asked.root, asked.leaf) or (b"", [])
             answer = pb.ExchangeDown(leaf=pb.CheckedLeaf(payload=payload, path=path))
             self._context.counts.checked_bytes += answer.ByteSize()
             await stream.send(answer.SerializeToString())
+
+    def _shown(self, key: ShardKey, root: bytes, leaf: int) -> Shown | None:
+        """A leaf of this peer's own contribution that has this root."""
+        for own in self._own.get(key.fragment, ()):
+            if (commitment := own.get(key)) and commitment.root == root:
+                return commitment.shown(leaf)
+        return None
 
     def _look_at(self, key: ShardKey, leaf: int) -> None:
         """At most once for each shard, now or when this peer's round is over."""
@@ -147,7 +156,7 @@ class Checks:
 
     async def _tell_of(self, drawn: _Drawn) -> None:
         """Tells the others where to look."""
-        request = self._request(drawn.given.key, [drawn])
+        request = self._request("", drawn.given.key, [drawn])
         request.hint = True
 
         async def tell(peer: str) -> None:
@@ -195,7 +204,6 @@ class Checks:
         if before is None and self._context.plan.keeps_reduction_residual:
             return None
         at, end = map(self._context.reduction_codec.encoded_bytes, (start, stop))
-        own = self._own.get(given.key.fragment, {}).get(given.key)
         return _Drawn(
             given,
             leaf,
@@ -203,7 +211,7 @@ class Checks:
             stop - start,
             memoryview(bytearray(reduction.payload.raw[at:end])),
             memoryview(bytearray(before.payload.raw[at:end])) if before else None,
-            own.shown(leaf) if own else None,
+            self._shown(given.key, given.header.root(self._context.me), leaf),
         )
 
     def _means_before(self, given: Iterable[Given]) -> Iterator[tuple[ShardKey, wire.Reduction]]:
@@ -228,13 +236,18 @@ class Checks:
                 if self._context.caught(liar, why) and liar == each.given.header.reducer:
                     await self._tell_of(each)
 
-    def _request(self, key: ShardKey, drawn: Iterable[_Drawn]) -> pb.CheckRequest:
+    def _request(self, of: str, key: ShardKey, drawn: Iterable[_Drawn]) -> pb.CheckRequest:
+        """Args: of: the contributor that is asked to show these leaves."""
+        leaf = pb.CheckRequest.Leaf
         return pb.CheckRequest(
             run=self._context.run,
             sender=self._context.me,
             fragment=key.fragment,
             round=key.round,
-            leaves=[pb.CheckRequest.Leaf(shard=d.given.key.shard, leaf=d.leaf) for d in drawn],
+            leaves=[
+                leaf(shard=d.given.key.shard, leaf=d.leaf, root=d.given.header.root(of))
+                for d in drawn
+            ],
         )
 
     async def _ask(self, peer: str, drawn: Sequence[_Drawn]) -> dict[ShardKey, Shown] | None:
@@ -243,14 +256,15 @@ class Checks:
         wanted = [each for each in drawn if peer in each.given.header.contributors]
         shown: dict[ShardKey, Shown] = {}
         with suppress(TransportError, TimeoutError, wire.WireError):
-            answers = await self._answers(peer, self._request(key, wanted), len(wanted))
+            answers = await self._answers(peer, self._request(peer, key, wanted), len(wanted))
             shown = {
                 each.given.key: (answer.payload, answer.path)
                 for each, answer in zip(wanted, answers, strict=False)
                 if answer.payload
             }
-        view = shards.view
-        excused = not (view.usable(peer) and view.reach(self._context.me, peer))
+        view, me = shards.view, self._context.me
+        excused = not (view.usable(peer) and view.reach(me, peer))
+        excused |= all(me not in each.given.header.contributors for each in wanted)  # it came late
         return None if not shown and (excused or shards.is_past(peer, key)) else shown
 
     async def _answers(

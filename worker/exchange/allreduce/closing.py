@@ -142,6 +142,7 @@ class ReducedShards:
         self._me, self._layout, self._config = context.me, context, context.config
         self.view = View()
         self.closed: set[ShardKey] = set()
+        self.given: set[ShardKey] = set()  # of these, to others
         self._versions: dict[int, int] = {}
         self._groups: dict[tuple[int, int], Group] = {}
         self._open: dict[ShardKey, OpenShard] = {}
@@ -261,8 +262,8 @@ class ReducedShards:
 
     def advanced(self, fragment: int, version: int, group: Group) -> list[ShardKey]:
         """This peer's state is at `version`, and `group` lays out that round. Where it was further,
-        it has gone back to the state of the others, and those rounds are to come. Returns the
-        shards to forget."""
+        it has gone back to the state of the others, and those rounds are to come; what it has
+        given of them to others stays as it is. Returns the shards to forget."""
         afresh = self._groups.get((fragment, version), group) != group
         back = version < self._versions.get(fragment, version)
         oldest = version - KEPT_ROUNDS
@@ -273,12 +274,13 @@ class ReducedShards:
             and (
                 key.round < oldest
                 or (afresh and key.round == version)
-                or (back and key.round >= version)
+                or (back and key.round >= version and key not in self.given)
             )
         ]
         for key in forgotten:
             self._open.pop(key, None)
             self.closed.discard(key)
+            self.given.discard(key)
         for key in [k for k in self._passed_over if k.fragment == fragment and k.round < version]:
             del self._passed_over[key]
         self._versions[fragment] = version

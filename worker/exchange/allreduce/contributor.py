@@ -123,14 +123,7 @@ class _Round:
 
 
 class FalseMean(wire.WireError):
-    """No mean of the contributions that it names is so large; its reducer has sent it itself.
-
-    Args: times: as large as possible.
-    """
-
-    def __init__(self, reason: str, times: float) -> None:
-        super().__init__(reason)
-        self.times = times
+    """No mean of the contributions that it names is so large; its reducer has sent it itself."""
 
 
 class Contributor:
@@ -299,9 +292,7 @@ class Contributor:
             answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
             part.spoilt += 1
             doubts, begin = self._reducer.checks.doubts, round_.begin
-            if isinstance(error, FalseMean) and doubts.too_large(
-                peer, begin.fragment, begin.round, error.times
-            ):
+            if isinstance(error, FalseMean) and doubts.too_large(peer, begin.fragment, begin.round):
                 self._context.caught(peer, str(error))
         match answer:
             case wire.Reduction(header=header):
@@ -459,7 +450,7 @@ class Contributor:
                 why = f"{part.key} has norm {found:.3g}, and its contributions at most {most:.3g}"
                 if header.reducer != part.target:
                     raise wire.WireError(why)
-                raise FalseMean(why, found / most if most else math.inf)
+                raise FalseMean(why)
             if round_.error is None or share == 1:
                 return mean, None
             here = slice(*shard.bounds)

@@ -224,6 +224,7 @@ class Reducer:
             case Refusal():
                 await self._refuse(offer.header, answer, stream)
             case wire.Reduction():
+                self.shards.given.add(offer.key)
                 await self._give(answer, offer.header.reduction_offset, stream)
 
     async def _take(self, offer: _Offer, stream: Stream) -> Answer | None:
