@@ -1,11 +1,13 @@
 """One reducer of four or eight lies about its means: when it is named, and what it costs.
 
-    python -m tests.lab false-means [--peers 4 8] [--rounds 400] [--seeds 20] [--values 20000]
+    python -m tests.lab false-means [--peers 4 8] [--rounds 400] [--seeds 20] [--preset onebit]
+    python -m tests.lab false-means --rounds 0   # what checks cost alone
 
 Live nodes on the virtual clock, each pulled towards a point near a common one. For each kind of lie
 it prints a Markdown row: after how many rounds all honest peers have named the liar, over the
 seeds; and the loss of one long run, at the honest peers' own points, beside a run without the liar.
-A last table has what checks add to an honest run: bytes, and time of a core.
+A last table has what checks add to an honest run of presets on the task of `murmur swarm`: bytes,
+time of a core for each round, and its share of the time that the inner steps take on one thread.
 """
 
 import argparse
@@ -19,6 +21,9 @@ import numpy as np
 import torch
 
 from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
+from murmuration.worker.cli.plan_model import run_workload
+from murmuration.worker.config import load_config
 from murmuration.worker.exchange.allreduce.checks import Checks
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Held, Peer, Swarm
@@ -29,6 +34,8 @@ from tests.support.false_means import LIES, reducing_falsely
 LIAR = "d"
 APART = 0.3  # of each peer's point from the common one, in units of that one's distance
 MOST_ROUNDS = 200
+LAYERS = 4
+COSTS = ("diloco", "streaming")
 INNER_STEPS = 3
 
 
@@ -50,15 +57,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--values", type=int, default=20_000)
+    parser.add_argument("--preset", default="diloco", help="in short rounds of one fragment")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    problem = Problem(layers=(options.values,), steps=INNER_STEPS * options.rounds)
+    plan = replace(PRESETS[options.preset], inner_steps=INNER_STEPS, fragments=1, overlap_steps=0)
+    problem = Problem(layers=(options.values,), steps=INNER_STEPS * options.rounds, plan=plan)
     print(
         "| peers | the liar answers | named after rounds, p50 | p99 | loss beside one without it |"
     )
     print("| ---: | --- | ---: | ---: | ---: |")
     wrong = False
-    for peers in options.peers:
+    for peers in options.peers if options.rounds else ():
         names = "".join(names_of(peers).split(LIAR))
         without = loss_after(problem, names, nullcontext())
         change = 100 * (loss_after(problem, names_of(peers), nullcontext()) / without - 1)
@@ -71,10 +80,11 @@ def main() -> int:
             change = 100 * (loss / without - 1)
             print(f"| {peers} | {name} | {p50:.0f} | {p99:.0f} | {change:+.1f} % |", flush=True)
             wrong |= p99 > MOST_ROUNDS or change > 2
-    print("\n| peers | bytes that checks add | core time of checks, ms a round |")
-    print("| ---: | ---: | ---: |")
-    for peers in options.peers:
-        print(cost(replace(problem, steps=10 * INNER_STEPS), peers), flush=True)
+    print("\n| preset | values | peers | bytes of checks | ms of a core a round | of step time |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for preset in COSTS:
+        for peers in options.peers:
+            print(cost(preset, peers), flush=True)
     return int(wrong)
 
 
@@ -124,8 +134,11 @@ def loss_after(problem: Problem, names: str, attack: AbstractContextManager[None
     return run(scenario())
 
 
-def cost(problem: Problem, peers: int) -> str:
-    """A row: what checks take of an honest run."""
+def cost(preset: str, peers: int) -> str:
+    """A row: what checks take of an honest run at the preset's defaults."""
+    workload = run_workload(load_config(None, [f"diloco.preset={preset}"]), None, threads=1)
+    plan, values = PRESETS[preset], sum(workload.layers) + workload.outside
+    problem = Problem(layers=(values // LAYERS,) * LAYERS, plan=plan, steps=5 * plan.inner_steps)
     spent = 0.0
     timed = {name: getattr(Checks, name) for name in ("commitment", "_is_false", "_draw")}
 
@@ -152,9 +165,9 @@ def cost(problem: Problem, peers: int) -> str:
     for name in timed:
         timing(name)
     try:
-        more = run(sent_bytes()) / before - 1
-        rounds = peers * problem.steps // INNER_STEPS
-        return f"| {peers} | {100 * more:.2f} % | {1000 * spent / rounds:.2f} |"
+        more, each_s = run(sent_bytes()) / before - 1, spent / peers
+        ms, share = 1000 * each_s / 5, each_s / (problem.steps * workload.step_s)
+        return f"| {preset} | {values:,} | {peers} | {more:.2%} | {ms:.1f} | {share:.2%} |"
     finally:
         for name, original in timed.items():
             setattr(Checks, name, original)

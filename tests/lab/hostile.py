@@ -11,18 +11,21 @@ how busy the machine is. Rows are marked where there were fewer than 90 % of the
 after.
 
 Then workers of an encrypted run turn on three others that are honest, each kind in a swarm of its
-own (tests/support/liar.py). A Markdown row has the rounds per 10 s, after how many rounds and
-seconds all honest workers have named the liar, the honest workers' held-out loss beside that of an
-honest run at the same step, the norm of their anchor beside that run's, and what they said first.
+own (tests/support/liar.py). A Markdown row has the rounds per 10 s before, during and after, how
+many rounds took more than three times as long as is usual, after how many rounds and seconds most
+honest workers have named the liar, the honest workers' held-out loss beside that of a run whose
+fourth worker leaves, at the same step, the norm of their anchor beside that run's, and what they
+said first.
 
 The last line of each table is the verdict. The exit code is 1 if a process ended, if something of
 the attacker's was taken, if a stranger was answered, or if a row is marked. A row of the last table
-is marked where rounds do not come back, or were fewer than 90 % for longer than three rounds
-before the liar was named; where a state was taken; where the loss is more than 2 % higher; or where
-the anchor is half as large again, or as small.
+is marked where more than three rounds were slow, or rounds do not come back, within one more or
+less; where a state was taken; where the loss is more than 2 % higher; or where the anchor is half
+as large again, or as small.
 """
 
 import argparse
+import itertools
 import signal
 import statistics
 import tempfile
@@ -41,9 +44,9 @@ from tests.support.members import certified_swarm, coordinated_swarm, resident_m
 from tests.support.workers import QUICK, SMALL, Event, Swarm, WorkerProcess, settings_of
 
 ENOUGH = 0.9
-MOST_ROUNDS = 3  # until a liar is named
+MOST_SLOW = 3  # rounds until a liar is left out
 MOST_LOSS, MOST_NORM = 0.02, 1.5  # beside an honest run
-PHASE_S, LEAST_S, MOST_S = 5.0, 12.0, 40.0  # before and after insiders turn; while they do
+PHASE_S, LEAST_S, MOST_S = 8.0, 12.0, 40.0  # before and after insiders turn; while they do
 PAUSE_S, STEPS = 0.1, 4
 PACED = settings_of(
     task__name="tests.support.slow_task:SlowBytes",
@@ -172,43 +175,50 @@ class Turned:
 
     Args:
         pace: rounds per 10 s before, during and after.
-        named: how many rounds and seconds later the last honest worker named one; None: not all.
+        slow: rounds afterwards that took more than three times as long as is usual.
+        named: how many rounds and seconds later most honest workers had named one; None: never.
         said: how the first of them did.
         losses: held-out, of the honest workers' anchor, by step; norm: of that anchor at the end.
         harm: what must not be.
     """
 
     pace: tuple[float, float, float]
+    slow: int
     named: tuple[int, float] | None
     said: str
     losses: dict[int, float]
     norm: float
     harm: str
 
-    def row(self, name: str, honest: "Turned") -> tuple[str, bool]:
+    def row(self, name: str, left: "Turned") -> tuple[str, bool]:
         """A line of the table, and whether it is marked."""
         before, during, after = self.pace
-        step = max(self.losses.keys() & honest.losses.keys())
-        loss, norm = self.losses[step] / honest.losses[step] - 1, self.norm / honest.norm
-        soon = during >= ENOUGH * before or (self.named and self.named[0] <= MOST_ROUNDS)
+        step = max(self.losses.keys() & left.losses.keys())
+        loss, norm = self.losses[step] / left.losses[step] - 1, self.norm / left.norm
         held = loss <= MOST_LOSS and 1 / MOST_NORM < norm < MOST_NORM
-        marked = bool(self.harm) or not (soon and held and after >= ENOUGH * before)
+        goes_on = self.slow <= MOST_SLOW and after + 10 / PHASE_S >= ENOUGH * before
+        marked = bool(self.harm) or not (held and goes_on)
         named = "-" if self.named is None else f"{self.named[0]}, {self.named[1]:.0f} s"
         pace, said = f"{before:.0f}, {during:.0f}, {after:.0f}", self.harm or self.said
-        mark = " (marked)" if marked else ""
-        return f"| {name} | {pace} | {named} | {loss:+.1%} | {norm:.2f} | {said}{mark} |", marked
+        said += " (marked)" if marked else ""
+        return (
+            f"| {name} | {pace} | {self.slow} | {named} | {loss:+.1%} | {norm:.2f} | {said} |",
+            marked,
+        )
 
 
 def attack_inside(only: str) -> int:
     """Prints the table of insiders, and the verdict. Returns the exit code."""
-    first, *kinds = INSIDERS
+    control, *kinds = INSIDERS
     if not (kinds := [kind for kind in kinds if only in kind]):
         return 0
-    print("\n| the fourth worker | rounds per 10 s | named after | loss | anchor | first word |")
-    print("| --- | ---: | ---: | ---: | ---: | --- |")
-    honest, marked = turned(first), list[str]()
-    for name in (first, *kinds):
-        row, wrong = (honest if name == first else turned(name)).row(name, honest)
+    print(
+        "\n| the fourth worker | rounds per 10 s | slow | named after | loss | anchor | they say |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    left, marked = turned(control), list[str]()
+    for name in (control, *kinds):
+        row, wrong = (left if name == control else turned(name)).row(name, left)
         marked += [name] * wrong
         print(row, flush=True)
     print(f"marked: {', '.join(marked) or 'no row'}")
@@ -233,9 +243,14 @@ def turned(kind: str) -> Turned:
         def found() -> list[list[Event]]:
             return [list(named_in(worker, liars, times[1])) for worker in honest]
 
+        def most_have_named() -> bool:
+            return 2 * sum(map(bool, found())) > len(honest)
+
         def pace(start_s: float, end_s: float) -> float:
-            counted = sum(start_s <= at_s(each) < end_s for each in honest[0].of("round"))
-            return 10 * counted / (end_s - start_s)
+            return 10 * sum(start_s <= each < end_s for each in rounds_s()) / (end_s - start_s)
+
+        def rounds_s() -> list[float]:
+            return [*map(at_s, honest[0].of("round"))]
 
         def passes(seconds: float) -> float:
             time.sleep(seconds)
@@ -247,7 +262,7 @@ def turned(kind: str) -> Turned:
         for name in liars:
             swarm.workers[name].send(signal.SIGUSR1)
         time.sleep(LEAST_S)
-        while not all(found()) and (now := time.time()) < times[1] + MOST_S:
+        while not most_have_named() and (now := time.time()) < times[1] + MOST_S:
             if pace(now - PHASE_S, now) >= ENOUGH * paces[0]:
                 break  # nothing comes of it
             time.sleep(0.1)
@@ -258,14 +273,17 @@ def turned(kind: str) -> Turned:
         donors = {event["donor"] for worker in honest for event in worker.of("adopted")}
         harm = f"HARM: adopted of {donors}" if donors & {*liars} else ""
         harm = f"HARM: exit codes {codes} {honest[0].errors[-500:]}" if any(codes) else harm
-        first = [events[0] for events in found() if events]
-        last_s = max(map(at_s, first), default=0.0)
-        between = sum(times[1] <= at_s(each) < last_s for each in honest[0].of("round"))
+        lasted_s = [(b, b - a) for a, b in itertools.pairwise([*rounds_s(), times[-1]])]
+        usual_s = statistics.median(each for end, each in lasted_s if end < times[1])
+        words = sorted((events[0] for events in found() if events), key=at_s)
+        named_s = at_s(words[len(honest) // 2]) if most_have_named() else 0.0
+        between = sum(times[1] <= each < named_s for each in rounds_s())
         anchor = load(Path(folder) / "w0" / "checkpoints")[0].named("anchor").values()
         return Turned(
             (paces[0], paces[1], paces[2]),
-            (between, last_s - times[1]) if len(first) == len(honest) else None,
-            first[0]["text"] if first else "",
+            sum(end >= times[1] and each > 3 * usual_s for end, each in lasted_s),
+            (between, named_s - times[1]) if named_s else None,
+            words[0]["text"].split(";")[0] if words else "",
             {event["step"]: event["val_loss"] for event in honest[0].of("validation")},
             sum(float(each.double().square().sum()) for each in anchor) ** 0.5,
             harm,

@@ -280,7 +280,8 @@ LATE: dict[str, Change] = {
     "does nothing": does_nothing,
 }
 INSIDERS: dict[str, Change] = {
-    "nothing: all are honest": lambda node: None,
+    "leaves": lambda node: signal.raise_signal(signal.SIGTERM),
+    "goes on: all are honest": lambda node: None,
     "hangs a shard, then a state of 3.0": hangs_then_lies,
     "two with one state of 3.0, done": partial(lie, ahead=12),
     "means of 1e4": partial(reduces_falsely, kind="1e4"),
