@@ -14,6 +14,7 @@ import torch
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.checks import LEFT_BEFORE, LEFT_OUT, Checks
@@ -73,6 +74,21 @@ def test_four_bits_hide_no_lie_of_that_size(lie: str) -> None:
     async def scenario() -> None:
         async with Swarm(replace(LONG, layers=(4000,), plan=plan)) as swarm:
             await named_by_all(swarm, reducing_falsely("d", LIES[lie]), 6)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("preset", ["onebit", "sparse", "streaming"])
+def test_a_first_mean_of_few_bits_has_a_limit_too(preset: str) -> None:
+    """Nobody knows the norms of a round before it, of which something may be left."""
+    plan = replace(PRESETS[preset], inner_steps=3, fragments=1, overlap_steps=0)
+
+    async def scenario() -> None:
+        async with Swarm(replace(LONG, layers=(4000,), plan=plan)) as swarm:
+            with reducing_falsely("d", LIES["1e4"]):
+                await swarm.start(*"abcd")
+                await swarm.until(lambda: swarm["a"].versions >= (4,), 60)
+            assert float(swarm["a"].trainer.states[0].anchor.abs().max()) < 100
 
     run(scenario())
 

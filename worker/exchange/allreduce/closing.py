@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from murmuration.worker.wire import Incoming
 
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
+_UNHEARD = 2  # times this round's limit, for that of the round before, if this peer was not in it
 _USUAL_ROUNDS = 3  # that late peers are waited for
 _LEAST_GRACE_S = 5.0
 _REMEMBERED = 8  # rounds
@@ -179,7 +180,8 @@ class ReducedShards:
         plan = self._layout.plan
         most = self._most_norm(key.fragment, key.round, contributors)
         if plan.keeps_reduction_residual:  # of the mean before: what its encoding has left out
-            most += self._most_norm(key.fragment, key.round - 1, contributors)
+            before = self._most_norm(key.fragment, key.round - 1, contributors)
+            most += before if before < math.inf else _UNHEARD * most
         if plan.mean_over == "senders":
             most *= math.sqrt(len(contributors))
         return NORM_SLACK * most
