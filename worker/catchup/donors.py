@@ -269,7 +269,8 @@ class Donors:
         """Whether the states can follow from this peer's own, where the votes alone do not do."""
         if votes is None or (votes.majority and (votes.among.known or not votes.among.counts_me)):
             return True
-        if not any(published.states[index].version for index in states):
+        alone = self._plan.exchange == "pairs" and not self._node.held.contributors
+        if alone or not any(published.states[index].version for index in states):
             return True  # it has no rounds to lose
         held = self._node.held
         return not await self._node.offload(
