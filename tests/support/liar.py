@@ -226,7 +226,7 @@ def reduces_falsely(node: Node, kind: str) -> None:
 def closes(node: Node, change: Callable[[DueMean, str], DueMean]) -> None:
     """The peer closes its shards as `change` says, which is told its name."""
     for reducer in node._reducers:
-        shards = reducer._shards
+        shards = reducer.shards
         honest = shards._compute
         shards._compute = lambda *args, honest=honest: change(honest(*args), node.context.me)  # type: ignore[method-assign]
 
