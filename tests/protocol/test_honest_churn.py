@@ -15,8 +15,7 @@ from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 
 FIRST, STOP = map(int, os.environ.get("CHURN_SEEDS", "0-8").split("-"))
-# Two that swapped states; one that was late for all; one that contributed to a round again; a
-# reducer that had gone back, and gave a mean that it had given again.
+# Swapped states; a peer late for all; contributed again; a reducer that had gone back.
 FOUND = (28, 153, 346, 477)
 BLAMES = ("gave", "fetching from")
 WORDS = ("false",)
@@ -52,8 +51,7 @@ async def churn(swarm: Swarm, rng: random.Random) -> None:
                     name, [swarm[o].address for o in others], None, address=address, before=before
                 )
                 # One that is cut off before it has the run's state ends, as it should.
-                started = partial(joiner.of_kind, "started")
-                await swarm.until(lambda it=started: bool(it()), 120)
+                await swarm.until(partial(joiner.of_kind, "started"), 120)
         await swarm.sleep(rng.uniform(0, 8))
 
 

@@ -12,10 +12,6 @@ def warned(peer: Peer, text: str) -> bool:
     return any(text in str(event["text"]) for event in peer.of_kind("warning"))
 
 
-def one_state(swarm: Swarm, names: str) -> bool:
-    return len({(swarm[name].versions, swarm[name].outer_hash) for name in names}) == 1
-
-
 @pytest.mark.parametrize("honest", ["abc", "abcde"])
 def test_a_reducer_that_parts_all_is_passed_over(honest: str) -> None:
     async def scenario() -> None:
@@ -31,7 +27,8 @@ def test_a_reducer_that_parts_all_is_passed_over(honest: str) -> None:
             assert all(text.startswith("x gave ") for texts in told for text in texts), told
             assert all(warned(swarm[name], "x gave a false mean: ") for name in honest), told
             # It may just have been let in again, have parted them, and been caught.
-            await swarm.until(lambda: one_state(swarm, honest), 15)
+            peers = [swarm[name] for name in honest]
+            await swarm.until(lambda: len({(p.versions, p.outer_hash) for p in peers}) == 1, 15)
             assert all(swarm[name].versions >= (18,) for name in honest)
             assert all(len(swarm[name].of_kind("adopted")) <= 5 for name in honest)
 
