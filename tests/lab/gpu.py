@@ -668,7 +668,7 @@ def supervise(names: Sequence[str], options: argparse.Namespace, results: Result
         child = subprocess.Popen([*own, *left], start_new_session=True, cwd=_ROOT)
         patience = time.monotonic() + _PATIENCE_S
         while left and child.poll() is None and time.monotonic() < min(ends, patience):
-            time.sleep(0.1)
+            time.sleep(0.1)  # between two looks at its results
             if left[0] in (done := results.found):
                 left = [name for name in left if name not in done]
                 patience = time.monotonic() + _PATIENCE_S

@@ -253,7 +253,7 @@ def turned(kind: str) -> Turned:
             return [*map(at_s, honest[0].of("round"))]
 
         def passes(seconds: float) -> float:
-            time.sleep(seconds)
+            time.sleep(seconds)  # the rounds of this time are counted
             times.append(time.time())
             return pace(*times[-2:])
 
@@ -261,11 +261,11 @@ def turned(kind: str) -> Turned:
         paces = [passes(PHASE_S)]
         for name in liars:
             swarm.workers[name].send(signal.SIGUSR1)
-        time.sleep(LEAST_S)
+        time.sleep(LEAST_S)  # a round or two with the liars
         while not most_have_named() and (now := time.time()) < times[1] + MOST_S:
             if pace(now - PHASE_S, now) >= ENOUGH * paces[0]:
                 break  # nothing comes of it
-            time.sleep(0.1)
+            time.sleep(0.1)  # between two looks at the logs
         paces += [passes(0), passes(PHASE_S)]
         for worker in honest:
             worker.send(signal.SIGTERM)
