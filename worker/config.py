@@ -32,10 +32,10 @@ from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
 from murmuration.worker.membership import MembershipConfig
-from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.tasks import SharesSamples, Task, TaskError, load_task
-from murmuration.worker.tracking import TRACKERS
 from murmuration.worker.training.optimizers import KSEED, InnerConfig
+from murmuration.worker.views.tracking import TRACKERS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

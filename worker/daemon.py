@@ -17,26 +17,26 @@ from torch import Tensor
 from murmuration.protos.events import new_event
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import RESULTS
-from murmuration.worker.component import NodeConfig
 from murmuration.worker.config import Config, task_of
 from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
 from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.folder import Announce, EventLog, alone_in, leave_json
 from murmuration.worker.identity import Identity
-from murmuration.worker.iothread import IOThread
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.pipeline.lifecycle import StageLifecycle
-from murmuration.worker.pipeline.part import part_of
-from murmuration.worker.session import AWAIT_OTHERS_S, Session
-from murmuration.worker.supervision import (
+from murmuration.worker.node.component import NodeConfig
+from murmuration.worker.node.iothread import IOThread
+from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
+from murmuration.worker.node.supervision import (
     Systemd,
     allow_open_files,
     few_open_files,
     leaving_on,
     return_large_blocks,
 )
+from murmuration.worker.pipeline.lifecycle import StageLifecycle
+from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, warnings_of
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import any_in
@@ -63,7 +63,7 @@ class WorkerOptions:
     listen: `host:port` to serve.
     device: where the model is trained, as `--device` names it.
     leave_on: a file or a URL that tells when this machine will go away, as
-        `murmuration.worker.supervision.is_noticed` takes it.
+        `murmuration.worker.node.supervision.is_noticed` takes it.
     rebuilds: whether the stage is made from its neighbours, since no peer that served it is left.
     identity: what the peer proves itself by; None: nothing is encrypted.
     proxy: `host:port` of an HTTP CONNECT proxy to reach others through.

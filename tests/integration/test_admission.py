@@ -23,7 +23,7 @@ from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.cli.ping import ping
 from murmuration.worker.config import Config
 from murmuration.worker.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
-from murmuration.worker.newcomer import Newcomer
+from murmuration.worker.node.newcomer import Newcomer
 from tests.support.fork_server import run as fork
 from tests.support.stranger import Stranger, serving
 from tests.support.workers import MURMUR, QUICK, SMALL, WorkerProcess, free_addresses, settings_of

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from murmuration.protos.addresses import is_loopback, split_address
-from murmuration.worker import newcomer
-from murmuration.worker.addresses import find_host
 from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.cli.ping import ping
 from murmuration.worker.errors import ConfigError, PeersUnreachable, UsageError
 from murmuration.worker.manifest import PROTOCOL
+from murmuration.worker.node import newcomer
+from murmuration.worker.node.own_address import find_host
 from tests.support.gate import gate
 from tests.support.workers import (
     QUICK,

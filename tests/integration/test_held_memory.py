@@ -7,7 +7,7 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.identity import Identity
-from murmuration.worker.node_server import STREAMS_EACH, most_streams
+from murmuration.worker.node.answers import STREAMS_EACH, most_streams
 from murmuration.worker.transport.served import MOST_CALLS, WINDOW_BYTES
 from tests.support.held_streams import Held, hold_streams
 from tests.support.members import certified_swarm, resident_mib

@@ -27,13 +27,13 @@ import torch
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.presets import PRESETS
-from murmuration.worker.component import Environment, NodeConfig
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.identity import Authority, Identity, Role
-from murmuration.worker.iothread import IOThread
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Phase
-from murmuration.worker.node import Node
+from murmuration.worker.node.component import Environment, NodeConfig
+from murmuration.worker.node.iothread import IOThread
+from murmuration.worker.node.node import Node
 from murmuration.worker.training.inbox import (
     Begin,
     Mailbox,

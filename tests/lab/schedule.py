@@ -17,7 +17,7 @@ from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.algorithms.skippipe.routing import RoutingPrediction
 from murmuration.algorithms.skippipe.simulator import Kind
 from murmuration.protos.figures import percent
-from murmuration.worker.cli.plan import PlanOptions, StageOptions
+from murmuration.worker.cli.plan_command import PlanOptions, StageOptions
 from murmuration.worker.cli.plan_stages import StagesAnswer, case_of
 from murmuration.worker.config import load_config
 

@@ -30,8 +30,8 @@ from statistics import fmean
 import torch
 
 from murmuration.algorithms.skippipe.route import Rules, even_stage_sets
-from murmuration.worker.pipeline.config import StagesConfig
-from murmuration.worker.pipeline.replica import StageGradients
+from murmuration.worker.pipeline.stage_replica import StageGradients
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule, load_task
 from murmuration.worker.training.evaluation import build_stages, route_loss
 

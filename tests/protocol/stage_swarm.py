@@ -21,11 +21,11 @@ from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import MembershipConfig
-from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.pipeline.part import Part, part_of
-from murmuration.worker.pipeline.replica import StageJobs
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
-from murmuration.worker.simulation.loop import VirtualLoop
+from murmuration.worker.pipeline.stage_replica import StageJobs
+from murmuration.worker.pipeline.stages_config import StagesConfig
+from murmuration.worker.simulation.virtual_loop import VirtualLoop
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training.inbox import JobKind

@@ -1,6 +1,6 @@
 """A swarm of real nodes and real trainers in one process, on the virtual clock.
 
-Each peer is a `murmuration.worker.node.Node` on a `MemoryTransport`, with its `Trainer` on a
+Each peer is a `murmuration.worker.node.node.Node` on a `MemoryTransport`, with its `Trainer` on a
 thread that runs only while the loop waits for it, so that every run of a test is the same.
 """
 
@@ -16,10 +16,10 @@ import torch
 from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.catchup.choices import all_agree
-from murmuration.worker.component import Environment, NodeConfig
 from murmuration.worker.identity import Authority, Identity, Role
-from murmuration.worker.node import Node
-from murmuration.worker.simulation.loop import Stalled, VirtualLoop, context_of
+from murmuration.worker.node.component import Environment, NodeConfig
+from murmuration.worker.node.node import Node
+from murmuration.worker.simulation.virtual_loop import Stalled, VirtualLoop, context_of
 from murmuration.worker.status import LagMonitor
 from murmuration.worker.training.inbox import Stop
 from murmuration.worker.training.loop import Trainer

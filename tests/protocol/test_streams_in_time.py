@@ -8,7 +8,7 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.node_server import STREAMS_EACH, most_streams
+from murmuration.worker.node.answers import STREAMS_EACH, most_streams
 from murmuration.worker.transport import Busy, Caller, Refused
 from tests.protocol.problem import steady
 from tests.protocol.stage_swarm import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from murmuration.worker.pipeline.replica import StageJobs, StageReplica
+from murmuration.worker.pipeline.stage_replica import StageJobs, StageReplica
 from murmuration.worker.training.inbox import JobKind, StageJob
 
 _FORWARDS = {

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from murmuration.worker.leases.ledger import LeaseMessage
-from murmuration.worker.simulation.loop import VirtualLoop
+from murmuration.worker.simulation.virtual_loop import VirtualLoop
 from murmuration.worker.training.inbox import Mailbox, Stop, ToIO, ToTrain
 
 

@@ -1,11 +1,11 @@
-"""A test on the virtual clock (`murmuration.worker.simulation.loop`)."""
+"""A test on the virtual clock (`murmuration.worker.simulation.virtual_loop`)."""
 
 import asyncio
 import gc
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from murmuration.worker.simulation.loop import VirtualLoop
+from murmuration.worker.simulation.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
 

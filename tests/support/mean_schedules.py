@@ -20,7 +20,7 @@ from murmuration.algorithms.robust import NORM_LIMIT, aggregate, norm, norm_fact
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import RoundConfig, ShardKey
-from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.means import MeanPeer
 from murmuration.worker.simulation.peer import Account
 from murmuration.worker.simulation.scenario import (
@@ -34,8 +34,8 @@ from murmuration.worker.simulation.scenario import (
     Scenario,
     random_faults,
 )
-from murmuration.worker.simulation.swarm import Group, SimulatedSwarm
-from murmuration.worker.simulation.task import VALUES, Quadratic
+from murmuration.worker.simulation.simulated_swarm import Group, SimulatedSwarm
+from murmuration.worker.simulation.virtual_loop import running
 from murmuration.worker.training.inbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 

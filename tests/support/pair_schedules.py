@@ -12,7 +12,7 @@ from murmuration.algorithms.link import Link
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.pairwise.round import CONTRIBUTION, PARTS, OwnPart, PairRound
 from murmuration.worker.exchange.view import RoundConfig
-from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.bowl import Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.pairs import PairPeer
 from murmuration.worker.simulation.peer import Account
@@ -31,8 +31,8 @@ from murmuration.worker.simulation.scenario import (
     Scenario,
     random_faults,
 )
-from murmuration.worker.simulation.swarm import SimulatedSwarm
-from murmuration.worker.simulation.task import Quadratic
+from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
+from murmuration.worker.simulation.virtual_loop import running
 from murmuration.worker.training.inbox import RoundDone, RoundFailed
 
 CONFIG = RoundConfig(floor_mbps=20.0, slack_s=4.0)

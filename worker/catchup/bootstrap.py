@@ -29,7 +29,7 @@ from murmuration.worker.membership.first_contact import FirstContact
 from murmuration.worker.training.inbox import AllStarted, Published, SkipAhead, Started
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 _HINT_S = 0.5
 _TELL_S = 2.0  # then it is said for whom the start waits

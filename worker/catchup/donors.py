@@ -31,7 +31,7 @@ from murmuration.worker.training.inbox import Adopt, Published
 from murmuration.worker.transport import TransportError
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 _ASK_AGAIN_S = 0.25
 _ANY_GROUP = 256  # peers; a larger one takes a second to lay out

@@ -20,7 +20,7 @@ from murmuration.worker.transport import TransportError
 from murmuration.worker.wire import WireError
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 _LOOK_S = 1.0
 _ASKED = 16

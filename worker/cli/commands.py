@@ -25,18 +25,18 @@ from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import listed, measured, perplexity
 from murmuration.worker.cli.options import RunFlags, option, options, track_option, web_option
 from murmuration.worker.errors import UsageError
-from murmuration.worker.supervision import check_memory, end_on_sigterm
+from murmuration.worker.node.supervision import check_memory, end_on_sigterm
 from murmuration.worker.views.lines import PlainLines, announce_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from murmuration.worker.addresses import Addresses, FoundHost
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import Config
     from murmuration.worker.daemon import WorkerOptions
     from murmuration.worker.identity import Identity
-    from murmuration.worker.newcomer import Newcomer
+    from murmuration.worker.node.newcomer import Newcomer
+    from murmuration.worker.node.own_address import Addresses, FoundHost
     from murmuration.worker.training.export import Layout
     from murmuration.worker.views import PagePlace
 
@@ -126,7 +126,7 @@ class WorkerFlags:
     @property
     def addresses(self) -> "Addresses":
         """Where this peer serves, and is dialled."""
-        from murmuration.worker.addresses import Addresses
+        from murmuration.worker.node.own_address import Addresses
 
         return Addresses(self.listen, self.advertise)
 
@@ -148,7 +148,7 @@ class WorkerFlags:
     ) -> "Newcomer":
         """Asks those at these addresses, and members of the run that OUT remembers."""
         from murmuration.worker.folder import NOTHING, remembered
-        from murmuration.worker.newcomer import Newcomer
+        from murmuration.worker.node.newcomer import Newcomer
 
         return Newcomer(
             contacts,
@@ -178,14 +178,14 @@ class WorkerFlags:
     @property
     def metrics_address(self) -> str | None:
         """HOST:PORT to serve Prometheus at. Raises UsageError."""
-        from murmuration.worker.addresses import served_at
+        from murmuration.worker.node.own_address import served_at
 
         return served_at(f"--metrics {self.metrics}", self.metrics)
 
     @property
     def page_place(self) -> "PagePlace | None":
         """Where to serve the page. Raises UsageError."""
-        from murmuration.worker.addresses import served_at
+        from murmuration.worker.node.own_address import served_at
         from murmuration.worker.views import PagePlace
 
         address = served_at(f"--web {self.web}", self.web)
@@ -208,7 +208,7 @@ class WorkerFlags:
         if not names:
             yield worker
             return
-        from murmuration.worker.tracking import Trackers
+        from murmuration.worker.views.tracking import Trackers
 
         trackers = Trackers(names, self.out, worker.node.peer, worker.announce)
         try:
@@ -303,7 +303,7 @@ def join(
     flags.share_cores()
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.manifest import join_config
-    from murmuration.worker.newcomer import check_version, clock_warning
+    from murmuration.worker.node.newcomer import check_version, clock_warning
 
     with flags.newcomer(addresses, wait_s) as newcomer:
         identity = flags.identity(newcomer)
@@ -493,8 +493,8 @@ def _run(
     """Args: waits: whom to join and wait for; found: the host to advertise, if none was given."""
     import torch
 
-    from murmuration.worker.component import NodeConfig
     from murmuration.worker.daemon import WorkerOptions, run_worker
+    from murmuration.worker.node.component import NodeConfig
 
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)

@@ -18,11 +18,11 @@ from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
 from murmuration.worker.cli.options import RunFlags, options
 from murmuration.worker.errors import MurmurError, UsageError
 from murmuration.worker.identity import Identity
-from murmuration.worker.supervision import check_memory
+from murmuration.worker.node.supervision import check_memory
 
 if TYPE_CHECKING:
     from murmuration.worker.manifest import Manifest
-    from murmuration.worker.newcomer import FirstAnswer, Newcomer
+    from murmuration.worker.node.newcomer import FirstAnswer, Newcomer
     from murmuration.worker.transport import Caller, Stream, Transport
     from murmuration.worker.transport.grpc import GrpcTransport
 
@@ -86,7 +86,7 @@ def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: W
 
 def _machine(flags: WorkerFlags) -> Iterator[Finding]:
     from murmuration.worker.folder import is_taken
-    from murmuration.worker.supervision import memory_bytes
+    from murmuration.worker.node.supervision import memory_bytes
 
     yield _files()
     out = flags.out
@@ -121,7 +121,7 @@ def _machine(flags: WorkerFlags) -> Iterator[Finding]:
 
 
 def _files() -> Finding:
-    from murmuration.worker.supervision import allow_open_files
+    from murmuration.worker.node.supervision import allow_open_files
 
     allowed = allow_open_files()
     return Finding(
@@ -200,7 +200,7 @@ def _run(
 ) -> Iterator[Finding]:
     from murmuration.worker.cli import exit_code_of
     from murmuration.worker.manifest import PROTOCOL, join_config
-    from murmuration.worker.newcomer import check_version, clock_warning
+    from murmuration.worker.node.newcomer import check_version, clock_warning
 
     try:
         check_version(first)
@@ -227,7 +227,7 @@ def _own_address(
     address: str | None, flags: WorkerFlags, first: "FirstAnswer | None"
 ) -> tuple[str | None, Finding]:
     """At which address others are to dial this machine; None where there is none."""
-    from murmuration.worker.addresses import source_host
+    from murmuration.worker.node.own_address import source_host
 
     seen_from = first.seen_from if first else ""
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from murmuration.worker.errors import UsageError
-from murmuration.worker.tracking import TRACKERS
+from murmuration.worker.views.tracking import TRACKERS
 
 if TYPE_CHECKING:
     from murmuration.algorithms.link import Link

@@ -15,8 +15,8 @@ from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.skippipe.pipeline import Floats, stage_layers
 from murmuration.algorithms.utilization import Workload, workload_of
 from murmuration.worker.errors import UsageError
-from murmuration.worker.pipeline.config import StagesConfig, cut_of
 from murmuration.worker.pipeline.part import Part, cut_of_run, part_of
+from murmuration.worker.pipeline.stages_config import StagesConfig, cut_of
 from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule
 from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.training.kseed import seed_space_of

@@ -38,11 +38,11 @@ from murmuration.protos.figures import count, percent, seconds, size
 from murmuration.worker.cli.options import check_finite, link_of
 from murmuration.worker.cli.plan_model import StageCuts, StagedModel, staged_model
 from murmuration.worker.errors import UsageError
-from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.views.summary import text_table
 
 if TYPE_CHECKING:
-    from murmuration.worker.cli.plan import PlanOptions, StageOptions
+    from murmuration.worker.cli.plan_command import PlanOptions, StageOptions
     from murmuration.worker.config import Config
 
 T = TypeVar("T")

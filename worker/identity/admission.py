@@ -15,7 +15,7 @@ from murmuration.worker.errors import ConfigError, UsageError
 from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
 from murmuration.worker.identity.authority import TRIAL
 from murmuration.worker.identity.certificates import FOLDER, check_name, write_secret
-from murmuration.worker.newcomer import Newcomer
+from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.transport import AddressInUse
 
 _REVOKED = "revoked.json"  # that the authority has taken back, beside the identity

@@ -23,7 +23,7 @@ from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.transport import TransportError
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 _CALL_S = 3.0
 _POLL_S = 0.02

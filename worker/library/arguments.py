@@ -18,14 +18,14 @@ from murmuration.protos.addresses import split_address
 from murmuration.protos.documents import first_difference
 from murmuration.protos.events import NO_END
 from murmuration.protos.figures import is_utf8
-from murmuration.worker.addresses import Addresses, FoundHost
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
 from murmuration.worker.identity import Identity
-from murmuration.worker.library.lines import errors_in_arguments
+from murmuration.worker.library.loop_lines import errors_in_arguments
 from murmuration.worker.library.site import is_site
 from murmuration.worker.manifest import Manifest, join_config
-from murmuration.worker.newcomer import FirstAnswer, Newcomer, check_version
+from murmuration.worker.node.newcomer import FirstAnswer, Newcomer, check_version
+from murmuration.worker.node.own_address import Addresses, FoundHost
 from murmuration.worker.tasks import OWN_LOOP
 from murmuration.worker.training.optimizers import KSEED
 

@@ -33,8 +33,6 @@ from torch.optim import Optimizer
 
 from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.events import new_event
-from murmuration.worker.addresses import Addresses, served_at
-from murmuration.worker.component import NodeConfig
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import EventLog, remembered
@@ -49,7 +47,7 @@ from murmuration.worker.library.arguments import (
     steps_of,
 )
 from murmuration.worker.library.hooks import UserReplica
-from murmuration.worker.library.lines import LoopLines, errors_in_arguments
+from murmuration.worker.library.loop_lines import LoopLines, errors_in_arguments
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import (
     Site,
@@ -60,8 +58,10 @@ from murmuration.worker.library.site import (
 )
 from murmuration.worker.library.steps import catch_up
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.newcomer import Newcomer
-from murmuration.worker.session import AWAIT_OTHERS_S, Session
+from murmuration.worker.node.component import NodeConfig
+from murmuration.worker.node.newcomer import Newcomer
+from murmuration.worker.node.own_address import Addresses, served_at
+from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.training.inbox import Mailbox, Stop
 from murmuration.worker.training.loop import TrainingLoop
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_state

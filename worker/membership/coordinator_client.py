@@ -15,7 +15,7 @@ from murmuration.worker.membership.first_contact import FirstContact
 from murmuration.worker.transport import TransportError
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 _PERIOD_S = 1.0
 _EAGER_S = 0.25

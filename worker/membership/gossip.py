@@ -30,7 +30,7 @@ from murmuration.worker.transport import Stream, TransportError
 if TYPE_CHECKING:
     from murmuration.worker.identity.gate import Expulsions
     from murmuration.worker.identity.words import SignedWords
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 _LEAVE_S = 1.0
 _MAX_PROBE_S = 10.0

@@ -12,9 +12,9 @@ from murmuration.algorithms.codecs import Codec
 from murmuration.protos.events import EventKind, new_event
 from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.membership import Member
-from murmuration.worker.pipeline.config import JobFailed, MicrobatchDropped, StagesConfig
 from murmuration.worker.pipeline.profile import StageMeasurements
 from murmuration.worker.pipeline.stage_call import Incarnation, serves
+from murmuration.worker.pipeline.stages_config import JobFailed, MicrobatchDropped, StagesConfig
 from murmuration.worker.training.inbox import (
     JobKind,
     StageJob,

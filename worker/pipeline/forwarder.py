@@ -12,7 +12,6 @@ from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.round_context import Tasks
 from murmuration.worker.membership import Member
-from murmuration.worker.pipeline.config import MicrobatchDropped, TryElsewhere
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_call import (
     Hop,
@@ -22,6 +21,7 @@ from murmuration.worker.pipeline.stage_call import (
     StageReply,
     call_header,
 )
+from murmuration.worker.pipeline.stages_config import MicrobatchDropped, TryElsewhere
 from murmuration.worker.transport import Stream, TransportError, Unreachable
 
 _MAX_REASON = 200  # characters

@@ -13,9 +13,9 @@ from torch import Tensor
 from murmuration.protos.events import new_event
 from murmuration.worker.config import Config
 from murmuration.worker.folder import leave_json
-from murmuration.worker.iothread import IOThread
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.part import (
     fetch_stages,
@@ -26,7 +26,7 @@ from murmuration.worker.pipeline.part import (
     weights_of,
     whole_model,
 )
-from murmuration.worker.pipeline.replica import StageReplica
+from murmuration.worker.pipeline.stage_replica import StageReplica
 from murmuration.worker.tasks import Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.loop import Trainer

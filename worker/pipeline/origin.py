@@ -6,7 +6,6 @@ from collections import defaultdict
 from murmuration.worker.exchange.round_context import Tasks
 from murmuration.worker.membership import Phase
 from murmuration.worker.pipeline.barrier import IterationTracker, report_iteration
-from murmuration.worker.pipeline.config import MicrobatchDropped
 from murmuration.worker.pipeline.context import StageContext, values_of
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
@@ -17,6 +16,7 @@ from murmuration.worker.pipeline.stage_call import (
     StageCallKey,
     call_bytes,
 )
+from murmuration.worker.pipeline.stages_config import MicrobatchDropped
 from murmuration.worker.training.inbox import JobKind
 
 _AGAIN_S = 0.25

@@ -19,10 +19,10 @@ from murmuration.worker.config import Config, fragments_of
 from murmuration.worker.errors import CheckpointError, ConfigError
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.pipeline.config import cut_of
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.profile import Profile
-from murmuration.worker.pipeline.replica import StageJobs, StageReplica
+from murmuration.worker.pipeline.stage_replica import StageJobs, StageReplica
+from murmuration.worker.pipeline.stages_config import cut_of
 from murmuration.worker.tasks import Cursor, Staged, StageModule, Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.export import model_of

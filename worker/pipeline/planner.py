@@ -32,10 +32,10 @@ from murmuration.algorithms.skippipe.route import MAX_JUMP, Route, Rules
 from murmuration.algorithms.skippipe.routing import ROUTINGS, origins_in_turns, random
 from murmuration.algorithms.skippipe.search import search_routes
 from murmuration.worker.membership import Member
-from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stage_call import Hop, serves
+from murmuration.worker.pipeline.stages_config import StagesConfig
 
 _RECOMPUTED = 1.0 + BACKWARD_RATIO  # a backward does its forward again
 _USUAL_FORWARD_S = 0.01

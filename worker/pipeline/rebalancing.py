@@ -16,8 +16,8 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import STATUS_BYTES
 from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.inbox import StageMove
 from murmuration.worker.transport import Transport, TransportError
 

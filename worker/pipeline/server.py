@@ -14,7 +14,6 @@ from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.pipeline.barrier import IterationTracker
-from murmuration.worker.pipeline.config import JobFailed, MicrobatchDropped, TryElsewhere
 from murmuration.worker.pipeline.context import StageContext, values_of
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
@@ -28,6 +27,7 @@ from murmuration.worker.pipeline.stage_call import (
     call_of,
     gradient_header,
 )
+from murmuration.worker.pipeline.stages_config import JobFailed, MicrobatchDropped, TryElsewhere
 from murmuration.worker.training.inbox import JobKind
 from murmuration.worker.transport import Stream
 

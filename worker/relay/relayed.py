@@ -28,7 +28,7 @@ from murmuration.worker.relay.tunnels import first_of, message, own_port, pump, 
 from murmuration.worker.transport import Stream, TransportError
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 _RESERVE_S, _TRY_S = 3.0, 5.0
 _MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 4, 60_000, 5.0

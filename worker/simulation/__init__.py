@@ -5,8 +5,8 @@ which the live coroutines run), `network`, `task`, `swarm` (membership, and faul
 `peer` (inner steps and the account of time), `means`, `pairs`, `run` (what comes out).
 """
 
+from murmuration.worker.simulation.bowl import Figures
 from murmuration.worker.simulation.run import simulate
 from murmuration.worker.simulation.scenario import Scenario
-from murmuration.worker.simulation.task import Figures
 
 __all__ = ["Figures", "Scenario", "simulate"]

@@ -26,12 +26,12 @@ from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ShardRange
 from murmuration.worker.membership import Digest, Phase
-from murmuration.worker.simulation.loop import Act
+from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.peer import Account, Peer
+from murmuration.worker.simulation.simulated_swarm import RUN, Group, SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes, frame_sizes
-from murmuration.worker.simulation.swarm import RUN, Group, SimulatedSwarm
-from murmuration.worker.simulation.task import VALUES, Quadratic
+from murmuration.worker.simulation.virtual_loop import Act
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 

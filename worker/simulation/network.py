@@ -16,8 +16,8 @@ from functools import partial
 from random import Random
 
 from murmuration.algorithms.link import Link, MessageTime
-from murmuration.worker.simulation.loop import Act, VirtualLoop
 from murmuration.worker.simulation.scenario import STALL_S
+from murmuration.worker.simulation.virtual_loop import Act, VirtualLoop
 
 _CLOSE_BYTES = 1e-6  # what is as good as through
 

@@ -21,11 +21,11 @@ from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import RoundConfig
 from murmuration.worker.membership import Digest, Phase
+from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.peer import Account, Peer
 from murmuration.worker.simulation.scenario import Scenario
+from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes
-from murmuration.worker.simulation.swarm import SimulatedSwarm
-from murmuration.worker.simulation.task import VALUES, Quadratic
 from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 

@@ -8,19 +8,19 @@ import numpy as np
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.link import MessageTime, pair_s, tree_s
-from murmuration.worker.simulation.loop import running
-from murmuration.worker.simulation.means import MeanPeer
-from murmuration.worker.simulation.pairs import PairPeer
-from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.scenario import FaultPlan, Scenario, last_s
-from murmuration.worker.simulation.swarm import SimulatedSwarm
-from murmuration.worker.simulation.task import (
+from murmuration.worker.simulation.bowl import (
     Figures,
     Quadratic,
     distance_to_optimum,
     percentile,
     spread,
 )
+from murmuration.worker.simulation.means import MeanPeer
+from murmuration.worker.simulation.pairs import PairPeer
+from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.scenario import FaultPlan, Scenario, last_s
+from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
+from murmuration.worker.simulation.virtual_loop import running
 
 _TREES = 200
 

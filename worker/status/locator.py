@@ -22,7 +22,7 @@ from murmuration.worker.status.document import ask_peers
 from murmuration.worker.transport import Transport
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 LOOK_S = 5.0
 _AT_ONCE = 16  # peers that one look asks

@@ -17,7 +17,7 @@ from murmuration.worker.membership import Member, Phase
 from murmuration.worker.transport import Transport, TransportError
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 METHOD = "Control/Result"
 _RESULT_BYTES = 60 * 1024  # of one, packed: a control call takes not much more

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from murmuration.worker.config import task_of
 from murmuration.worker.errors import UsageError
-from murmuration.worker.pipeline.config import StagesConfig, cut_of
+from murmuration.worker.pipeline.stages_config import StagesConfig, cut_of
 from murmuration.worker.tasks import (
     Batch,
     Cursor,

@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 from murmuration.worker.config import Config
-from murmuration.worker.iothread import IOThread
-from murmuration.worker.pipeline.node import StageNode
+from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.pipeline.part import Part
+from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.tasks import Task
 from murmuration.worker.training.evaluation import Evaluation, generate_sample, validate
 from murmuration.worker.training.kseed import seed_space_of

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import murmuration
-from murmuration.worker import session
+from murmuration.worker.node import session
 from murmuration.worker.tasks import Batch, Cursor
 from tests.support.peers import Peer, peers, row, run
 from tests.support.workers import running_swarm, settings_of

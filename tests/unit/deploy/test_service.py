@@ -9,7 +9,7 @@ import pytest
 
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.commands import join, up
-from murmuration.worker.supervision import Systemd
+from murmuration.worker.node.supervision import Systemd
 
 UNIT = Path(__file__).parents[3] / "deploy" / "murmuration.service"
 

@@ -20,10 +20,10 @@ from murmuration.worker.identity import TOKEN_USES, TOKEN_VALID_S
 from murmuration.worker.identity.authority import MOST
 from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
-from murmuration.worker.node_server import MOST_TUNNELS, TUNNELS_EACH
+from murmuration.worker.node.answers import MOST_TUNNELS, TUNNELS_EACH
+from murmuration.worker.node.session import AWAIT_OTHERS_S
 from murmuration.worker.relay.choice import ChoiceConfig
 from murmuration.worker.relay.service import SILENT_S, RelayLimits
-from murmuration.worker.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.training.evaluation import validate
 from murmuration.worker.training.optimizers import InnerConfig

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from murmuration.worker.component import NodeConfig
 from murmuration.worker.config import load_config
 from murmuration.worker.daemon import WorkerOptions, run_worker
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.manifest import Manifest
+from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import load_task
 from murmuration.worker.training import checkpoint

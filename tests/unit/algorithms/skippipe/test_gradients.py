@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmuration.worker.pipeline.replica import StageGradients
+from murmuration.worker.pipeline.stage_replica import StageGradients
 
 SHAPES = {"weight": torch.Size([2, 3]), "bias": torch.Size([3])}
 

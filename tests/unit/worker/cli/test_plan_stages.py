@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from murmuration.algorithms.skippipe.assignment import Groups
 from murmuration.algorithms.skippipe.pipeline import Floats
-from murmuration.worker.cli.plan import plan
+from murmuration.worker.cli.plan_command import plan
 from murmuration.worker.cli.plan_model import StageCuts, compared_cuts
 from murmuration.worker.cli.plan_stages import cut_remark
 from tests.support import commands

@@ -14,7 +14,7 @@ from murmuration.worker.cli.token import token
 from murmuration.worker.errors import ConfigError, UsageError
 from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
 from murmuration.worker.identity.admission import Admission
-from murmuration.worker.newcomer import Newcomer
+from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.transport import AddressInUse
 from murmuration.worker.views.lines import describe
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import murmuration
 from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
-from murmuration.worker import newcomer
-from murmuration.worker.library import arguments, lines, swarm
+from murmuration.worker.library import arguments, loop_lines, swarm
+from murmuration.worker.node import newcomer
 from murmuration.worker.training import optimizers
 from tests.support.workers import free_addresses
 
@@ -292,7 +292,7 @@ def test_everything_public_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("module", "examples"),
-    [(murmuration, 5), (swarm, 4), (arguments, 5), (lines, 1), (optimizers, 5)],
+    [(murmuration, 5), (swarm, 4), (arguments, 5), (loop_lines, 1), (optimizers, 5)],
     ids=["murmuration", "Swarm.anchor", "arguments", "lines", "Muon"],
 )
 def test_the_examples_in_docstrings_are_right(module: ModuleType, examples: int) -> None:

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 
 T = TypeVar("T")

@@ -15,7 +15,6 @@ from murmuration.algorithms.skippipe.search import search_routes
 from murmuration.worker.cli.plan_stages import read_links
 from murmuration.worker.errors import UsageError
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.pipeline.planner import (
     RoutePlanner,
     links_document,
@@ -25,6 +24,7 @@ from murmuration.worker.pipeline.planner import (
     snapshot_of,
 )
 from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
 LINKS_CONFIG = StagesConfig(count=2, skip=0.0, microbatches=3)

@@ -9,7 +9,6 @@ import pytest
 
 from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.pipeline.config import StagesConfig
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.rebalancing import (
     Rebalancer,
@@ -17,6 +16,7 @@ from murmuration.worker.pipeline.rebalancing import (
     members_at,
     slowest_stage,
 )
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.inbox import StageMove
 from murmuration.worker.transport import Caller, Stream
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport

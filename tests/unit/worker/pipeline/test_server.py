@@ -11,7 +11,6 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member
 from murmuration.worker.pipeline.barrier import IterationTracker
-from murmuration.worker.pipeline.config import StagesConfig, TryElsewhere
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner, snapshot_name
@@ -24,6 +23,7 @@ from murmuration.worker.pipeline.stage_call import (
     StageReply,
     call_header,
 )
+from murmuration.worker.pipeline.stages_config import StagesConfig, TryElsewhere
 from murmuration.worker.training.inbox import (
     IterationOver,
     JobKind,

@@ -14,7 +14,7 @@ from murmuration.protos.events import Warnings
 from murmuration.worker.identity import Authority, Role
 from murmuration.worker.identity.gate import Gate
 from murmuration.worker.membership import Member
-from murmuration.worker.node_server import NodeServer
+from murmuration.worker.node.answers import NodeServer
 from murmuration.worker.relay.service import RelayLimits, RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels, message, own_port, pump, received
 from murmuration.worker.transport import Stream, Unreachable, Untrusted

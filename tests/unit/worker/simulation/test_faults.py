@@ -23,7 +23,7 @@ from murmuration.worker.simulation.scenario import (
     last_s,
     random_faults,
 )
-from murmuration.worker.simulation.swarm import RUN, SimulatedSwarm
+from murmuration.worker.simulation.simulated_swarm import RUN, SimulatedSwarm
 
 
 class Watcher:

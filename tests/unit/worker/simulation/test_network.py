@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.link import Link
-from murmuration.worker.simulation.loop import Act, VirtualLoop
 from murmuration.worker.simulation.network import Network, Pipe, SimulatedStream
+from murmuration.worker.simulation.virtual_loop import Act, VirtualLoop
 
 MBIT = 125_000  # bytes per second
 

@@ -8,7 +8,7 @@ import torch
 
 from murmuration.algorithms.link import Link, MessageTime, pair_s
 from murmuration.worker.simulation import Scenario, simulate
-from murmuration.worker.simulation.task import (
+from murmuration.worker.simulation.bowl import (
     VALUES,
     Quadratic,
     distance_to_optimum,

@@ -5,10 +5,10 @@ import pytest
 import murmuration.worker.simulation.pairs as pairs
 from murmuration.algorithms.link import Link
 from murmuration.worker.simulation import Figures, Scenario, simulate
-from murmuration.worker.simulation.loop import running
+from murmuration.worker.simulation.bowl import Quadratic
 from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.swarm import SimulatedSwarm
-from murmuration.worker.simulation.task import Quadratic
+from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
+from murmuration.worker.simulation.virtual_loop import running
 
 
 def calm(**changes: object) -> Scenario:

@@ -10,7 +10,7 @@ import torch
 
 from murmuration.algorithms.fragments import partition
 from murmuration.algorithms.presets import PRESETS
-from murmuration.worker.session import AWAIT_OTHERS_S
+from murmuration.worker.node.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Batch, Cursor
 from murmuration.worker.training.inbox import Mailbox, Started, Stop, TrainingEvent
 from murmuration.worker.training.loop import Trainer

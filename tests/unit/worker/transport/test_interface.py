@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from murmuration.worker.node_server import STREAMS_EACH, most_streams
+from murmuration.worker.node.answers import STREAMS_EACH, most_streams
 from murmuration.worker.transport import Busy, Caller
 from murmuration.worker.transport.interface import Places
 

@@ -18,7 +18,7 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, ShardRange
-from murmuration.worker.simulation.loop import VirtualLoop, running
+from murmuration.worker.simulation.virtual_loop import VirtualLoop, running
 from murmuration.worker.transport import Unreachable
 
 T = TypeVar("T")

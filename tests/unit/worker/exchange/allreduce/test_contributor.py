@@ -17,7 +17,7 @@ from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Answer
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import Group, ShardKey, View
-from murmuration.worker.simulation.loop import VirtualLoop as Clock
+from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
 from tests.protocol.views import view

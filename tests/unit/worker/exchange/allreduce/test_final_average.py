@@ -12,7 +12,7 @@ from murmuration.worker.exchange.allreduce.final_average import FinalAverage
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.simulation.loop import VirtualLoop as Clock
+from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
 from tests.protocol.views import member
 from tests.unit.worker.exchange.allreduce.layouts import CONFIG, ROUND_S, Bench, on_a_loop

@@ -12,7 +12,7 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import Patience
 from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.view import Group, ShardKey, View
-from murmuration.worker.simulation.loop import VirtualLoop as Clock
+from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import (
     BYTES,

@@ -19,7 +19,7 @@ from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, View
-from murmuration.worker.simulation.loop import VirtualLoop as Clock
+from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
 from tests.protocol.views import view

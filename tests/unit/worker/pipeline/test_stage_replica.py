@@ -9,7 +9,7 @@ from torch import Tensor
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire
 from murmuration.worker.pipeline.part import part_of
-from murmuration.worker.pipeline.replica import Iterations, StageJobs, StageReplica
+from murmuration.worker.pipeline.stage_replica import Iterations, StageJobs, StageReplica
 from murmuration.worker.tasks import StageModule
 from murmuration.worker.training.inbox import (
     IterationOver,

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from murmuration.worker import addresses
-from murmuration.worker.addresses import FoundHost, find_host, source_host
 from murmuration.worker.errors import ConfigError
+from murmuration.worker.node import own_address
+from murmuration.worker.node.own_address import FoundHost, find_host, source_host
 
-ELSEWHERE, ELSEWHERE_V6 = addresses._ELSEWHERE
+ELSEWHERE, ELSEWHERE_V6 = own_address._ELSEWHERE
 PUBLIC_V4, PUBLIC_V6, OWN_V6 = "8.8.4.4", "2600::5", "fd00::5"
 
 
@@ -17,8 +17,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Which address of a machine leads to HOST:PORT; it has two, and `ELSEWHERE` is the default
     route's."""
     routes: dict[str, str] = {"127.0.0.1:7700": "127.0.0.1"}
-    monkeypatch.setattr(addresses, "source_host", routes.get)
-    monkeypatch.setattr(addresses, "_interface_hosts", lambda: iter(["10.0.0.5", "192.0.2.5"]))
+    monkeypatch.setattr(own_address, "source_host", routes.get)
+    monkeypatch.setattr(own_address, "_interface_hosts", lambda: iter(["10.0.0.5", "192.0.2.5"]))
     return routes
 
 
@@ -95,8 +95,8 @@ def test_all_addresses_of_a_machine_are_those_of_ipv6_too(
     seen_from: str,
     host: str,
 ) -> None:
-    monkeypatch.setattr(addresses, "source_host", routes.get)
-    monkeypatch.setattr(addresses, "_interface_hosts", lambda: iter(interfaces))
+    monkeypatch.setattr(own_address, "source_host", routes.get)
+    monkeypatch.setattr(own_address, "_interface_hosts", lambda: iter(interfaces))
     found = find_host(listen, ["a:1"], seen_from)
     assert found is not None
     assert found.host == host
@@ -105,8 +105,8 @@ def test_all_addresses_of_a_machine_are_those_of_ipv6_too(
 def test_a_machine_that_only_ipv6_reaches_cannot_listen_on_0_0_0_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(addresses, "source_host", {ELSEWHERE_V6: PUBLIC_V6}.get)
-    monkeypatch.setattr(addresses, "_interface_hosts", lambda: iter([PUBLIC_V6]))
+    monkeypatch.setattr(own_address, "source_host", {ELSEWHERE_V6: PUBLIC_V6}.get)
+    monkeypatch.setattr(own_address, "_interface_hosts", lambda: iter([PUBLIC_V6]))
     with pytest.raises(ConfigError, match=r"no address that others could dial; say with "):
         find_host("0.0.0.0:7700", ())
 
@@ -120,7 +120,7 @@ def test_loopback_is_not_advertised_to_another_machine(machine: dict[str, str]) 
 def test_a_machine_without_an_address_is_one_line(
     machine: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "_interface_hosts", lambda: iter(()))
+    monkeypatch.setattr(own_address, "_interface_hosts", lambda: iter(()))
     with pytest.raises(ConfigError, match="no address that others could dial"):
         find_host("0.0.0.0:7700", ())
 

@@ -23,7 +23,6 @@ from murmuration.worker import wire
 from murmuration.worker.catchup.bootstrap import Bootstrap
 from murmuration.worker.catchup.state_transfer import serve_states
 from murmuration.worker.catchup.votes import HeldStates
-from murmuration.worker.component import Component, Environment, NodeConfig, Rounds
 from murmuration.worker.config import Config
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
@@ -57,9 +56,10 @@ from murmuration.worker.membership.coordinator_client import CoordinatorClient
 from murmuration.worker.membership.first_contact import FirstContact
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.membership.swim import MAX_MEMBERS
-from murmuration.worker.node_server import NodeServer
+from murmuration.worker.node.answers import NodeServer
+from murmuration.worker.node.component import Component, Environment, NodeConfig, Rounds
 from murmuration.worker.pipeline.context import StageContext
-from murmuration.worker.pipeline.node import StageNode
+from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.relay.relayed import RelayedPeer
 from murmuration.worker.relay.service import RelayLimits, RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels

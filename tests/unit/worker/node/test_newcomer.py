@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker import folder, newcomer
+from murmuration.worker import folder
 from murmuration.worker.config import Config
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity import Authority, Role
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.newcomer import Newcomer
+from murmuration.worker.node import newcomer
+from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import handing_out, serving
 from tests.support.workers import free_addresses

@@ -15,7 +15,7 @@ from murmuration.protos.events import new_event
 from murmuration.worker.training.inbox import Mailbox, Stop, ToIO
 
 if TYPE_CHECKING:
-    from murmuration.worker.node import Node
+    from murmuration.worker.node.node import Node
 
 T = TypeVar("T")
 

@@ -23,13 +23,13 @@ from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity import Identity, IdentityError, Role, Token, is_encrypted_run
 from murmuration.worker.identity.authority import TRIAL
 from murmuration.worker.identity.certificates import key_to_pem, new_key, request_for
-from murmuration.worker.iothread import LoopThread
 from murmuration.worker.manifest import PROTOCOL, Manifest
+from murmuration.worker.node.iothread import LoopThread
 from murmuration.worker.transport import TransportError, Untrusted
 from murmuration.worker.transport.grpc import GrpcTransport
 
 if TYPE_CHECKING:
-    from murmuration.worker.pipeline.config import StagesConfig
+    from murmuration.worker.pipeline.stages_config import StagesConfig
 
 T = TypeVar("T")
 

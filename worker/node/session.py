@@ -16,15 +16,15 @@ from murmuration.protos import FORKS_CRASH
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import new_event
 from murmuration.worker.catchup.choices import all_agree, all_leave
-from murmuration.worker.component import Environment, NodeConfig
 from murmuration.worker.config import Config
 from murmuration.worker.folder import Remembered
 from murmuration.worker.identity import Identity
 from murmuration.worker.identity.admission import Credentials
-from murmuration.worker.iothread import IOThread
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member
-from murmuration.worker.node import Node
+from murmuration.worker.node.component import Environment, NodeConfig
+from murmuration.worker.node.iothread import IOThread
+from murmuration.worker.node.node import Node
 from murmuration.worker.status import MetricsServer
 from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.transport import AddressInUse

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from murmuration.worker.exchange.view import RoundConfig, View
 from murmuration.worker.membership import Digest, Health, Member, MembershipConfig, Phase
-from murmuration.worker.simulation.loop import VirtualLoop
 from murmuration.worker.simulation.network import Network, SimulatedStream
 from murmuration.worker.simulation.scenario import (
     BreakStreams,
@@ -32,6 +31,7 @@ from murmuration.worker.simulation.scenario import (
     Scenario,
     scenario_faults,
 )
+from murmuration.worker.simulation.virtual_loop import VirtualLoop
 
 _Belief = tuple[Health, tuple[str, ...]]  # of a peer; the peers that it does not reach
 

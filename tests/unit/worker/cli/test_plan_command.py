@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from murmuration.worker.cli.plan import plan
+from murmuration.worker.cli.plan_command import plan
 from murmuration.worker.config import load_config
 from tests.support import commands
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from murmuration.worker import daemon, supervision
-from murmuration.worker.supervision import (
+from murmuration.worker import daemon
+from murmuration.worker.node import supervision
+from murmuration.worker.node.supervision import (
     Systemd,
     end_on_sigterm,
     few_open_files,
@@ -180,7 +181,7 @@ def test_memory_is_what_the_tightest_limit_leaves() -> None:
     limit = 1 << 30
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"
-        "from murmuration.worker.supervision import memory_bytes; print(memory_bytes())"
+        "from murmuration.worker.node.supervision import memory_bytes; print(memory_bytes())"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(told.stdout) < limit

@@ -6,7 +6,7 @@ import pytest
 
 from murmuration.worker.config import load_config, parse_config, to_document
 from murmuration.worker.errors import ConfigError
-from murmuration.worker.pipeline.config import StagesConfig
+from murmuration.worker.pipeline.stages_config import StagesConfig
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from murmuration.worker import iothread
-from murmuration.worker.iothread import IOThread
+from murmuration.worker.node import iothread
+from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.training.inbox import Mailbox, Stop
 
 

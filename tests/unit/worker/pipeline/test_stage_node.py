@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import replace
 
 from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.worker.component import Environment, NodeConfig
-from murmuration.worker.node import Node
-from murmuration.worker.pipeline.node import StageNode
+from murmuration.worker.node.component import Environment, NodeConfig
+from murmuration.worker.node.node import Node
+from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.training.inbox import Mailbox
 from tests.protocol.stage_swarm import StagedProblem
 from tests.protocol.swarm import inline

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from murmuration.worker.errors import ConfigError
-from murmuration.worker.tracking import Trackers, figures_of
+from murmuration.worker.views.tracking import Trackers, figures_of
 
 PROGRESS = {
     "event": "progress",
