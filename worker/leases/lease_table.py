@@ -193,11 +193,11 @@ class LeaseTable:
 
     def _heard_from_loop(self, message: ShareMessage) -> None:
         match message:
-            case StreamOpened(stream, opening, ahead, again):
+            case StreamOpened(stream, opening, ahead, again, first):
                 self._close(stream.id)
                 past = self._past.get(stream.id, 0)
                 self._opened[stream.id] = _Opened(
-                    stream, opening, ahead, max(0, past - again), again
+                    stream, opening, ahead, max(0, past - again), again, first
                 )
                 self._news_to_tell = True
                 named = crc32(stream.name.encode())
@@ -429,7 +429,8 @@ class LeaseTable:
         if not opened.again and next(left, None) is None:
             epoch, start, stop = epoch + 1, stop, stop + EPOCH_BLOCKS
         opened.epoch, opened.stop = epoch, stop
-        opened.first = start if stream.in_order else 0
+        if stream.in_order:
+            opened.first = max(start, opened.first) if opened.first < stop else start
         if stream.blocks is not None:
             self.ledger.finish(stream.id, start + stream.blocks, stop)
 

@@ -47,6 +47,7 @@ class LeasedBlocks:
         receive: the next message of the stream, for which it waits; None when the run ends.
         opening: a number of its own for each time that the stream is opened here.
         again: whether this is another pass over the epoch that was exhausted.
+        first: of a stream that is read from the front: the number of the block to begin with.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class LeasedBlocks:
         receive: Callable[[], LeaseMessage | None],
         opening: int,
         again: bool = False,
+        first: int = 0,
     ) -> None:
         self.stream, self._opening = stream, opening
         self.passed_over = False  # whether another pass over the stream would find something
@@ -70,7 +72,7 @@ class LeasedBlocks:
         self._total = self._posted = self._known = 0
         self._lengths: dict[int, int] = {}  # of epochs whose end was found
         self._ended = self.run_is_over = False
-        post(StreamOpened(stream, opening, 1 + -(-at_once // stream.block), again))
+        post(StreamOpened(stream, opening, 1 + -(-at_once // stream.block), again, first))
 
     def take(self, count: int) -> list[Run]:
         """The next `count` positions; fewer when nobody has any left to give."""

@@ -102,13 +102,14 @@ class LeaseNews:
 @dataclass(frozen=True)
 class StreamOpened:
     """Blocks are wanted, `ahead` of them beyond the one that is drawn from: of the epoch that the
-    others are in; with `again` of the one that was exhausted last. `opening` tells this time from
-    those before: all answers have it."""
+    others are in, from the `first` on if it is of that one; with `again` of the one that was
+    exhausted last. `opening` tells this time from those before: all answers have it."""
 
     stream: SampleStream
     opening: int
     ahead: int
     again: bool = False
+    first: int = 0
 
 
 @dataclass(frozen=True)

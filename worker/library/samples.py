@@ -109,9 +109,9 @@ def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
             f"swarm.shard takes a DataLoader, a sequence or what gives batches, and no {kind}"
         )
     if isinstance(source, DataLoader):
-        _check_loader(source)
         if isinstance(source.dataset, IterableDataset):
             return None
+        _check_loader(source)
         found = _of_loader(source, seed)
     elif isinstance(source, Sequence | Dataset) and hasattr(source, "__len__"):
         if isinstance(source, IterableDataset):
@@ -133,7 +133,7 @@ def _check_loader(loader: DataLoader[Any]) -> None:
         for name in ("__iter__", "_get_iterator")
         if getattr(type(loader), name) is not getattr(DataLoader, name)
     ]
-    if own:
+    if own and not type(loader).__module__.startswith("torchdata."):  # its batches are torch's
         raise UsageError(
             f"swarm.shard: {type(loader).__name__} gives batches in a way of its own, which would "
             "be lost; give a plain torch.utils.data.DataLoader over the same data"

@@ -3,20 +3,23 @@ where `[task] data` is `leased`.
 
 A stream of samples is leased in blocks (`worker.leases`). There are three kinds: a `DataLoader`
 over a data set with indices, whose order may be random; any sequence; and whatever else can be
-iterated, which every peer reads from the front.
+iterated, which every peer reads from the front. Of the last a stream with `state_dict` and
+`load_state_dict`, such as those of `datasets` and `torchdata`, goes on where a checkpoint was. Any
+other is read again, and the user is told what that costs.
 """
 
+import copy
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import ref
 
 from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.leases import LeasedBlocks, SampleStream
-from murmuration.worker.leases.ledger import LeaseMessage, ShareMessage
+from murmuration.worker.leases.ledger import EPOCH_BLOCKS, LeaseMessage, ShareMessage
 from murmuration.worker.library.samples import Indexed, indexed
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, TaskError
 from murmuration.worker.training.replica import RunIsOver
@@ -26,6 +29,13 @@ T = TypeVar("T")
 
 MOST_SAMPLES, LEAST_BLOCKS = 1024, 128  # of a block, and of an epoch
 _UNKNOWN_LENGTH = 8  # batches of a block where nobody knows the length
+_UNTOLD = 128  # items: peers that start together skip the first blocks of the others
+_ADVICE = (
+    "; a stream with state_dict() and load_state_dict() goes on at its place, and with workers one "
+    "in torchdata's StatefulDataLoader"
+)
+_STATE = {"state_dict", "load_state_dict"}
+_END: Any = object()
 
 
 class Shares:
@@ -36,6 +46,7 @@ class Shares:
         rank, ranks: of a site: each rank takes as much as the others.
         post: to the I/O thread.
         receive: the next message of a stream, for which it waits; None when the run ends.
+        warn: tells the user.
     """
 
     def __init__(
@@ -45,13 +56,15 @@ class Shares:
         ranks: int,
         post: Callable[[ShareMessage], None],
         receive: Callable[[int], LeaseMessage | None],
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._seed, self._rank, self._ranks = seed, rank, ranks
-        self._post, self._receive = post, receive
+        self._post, self._receive, self._warn = post, receive, warn
         self._is_over = False
         self._openings = itertools.count()
         self._sources: dict[int, ref[Any]] = {}
         self._open: dict[int, LeasedBlocks] = {}
+        self._readers: dict[int, _ForwardReader[Any]] = {}
 
     def share(
         self, source: Iterable[T], name: str, block: int | None, over: Callable[[], bool]
@@ -108,6 +121,16 @@ class Shares:
         for blocks in self._open.values():
             blocks.tell()
 
+    def streams(self) -> list[list[Any]]:
+        """Of each stream that has one: its state, and how far it is read. For a checkpoint."""
+        saved = {stream: reader.saved() for stream, reader in self._readers.items()}
+        return [[stream, *each] for stream, each in saved.items() if each is not None]
+
+    def load_streams(self, streams: Iterable[Sequence[Any]]) -> None:
+        """Puts back what `streams` gave."""
+        for stream, *saved in streams:
+            self._readers[stream] = _ForwardReader(self._warn, _SavedStream(*saved))
+
     # --------------------------------------------------------------------------------- inside
 
     def _stream(
@@ -133,7 +156,9 @@ class Shares:
             self._sources.pop(stream.id, None)
         return stream
 
-    def _opened(self, stream: SampleStream, at_once: int, again: bool = False) -> LeasedBlocks:
+    def _opened(
+        self, stream: SampleStream, at_once: int, again: bool = False, first: int = 0
+    ) -> LeasedBlocks:
         def receive() -> LeaseMessage | None:
             message = self._receive(stream.id)
             self._is_over = message is None
@@ -141,8 +166,8 @@ class Shares:
 
         if before := self._open.get(stream.id):
             before.abandon()
-        whole = at_once * self._ranks
-        blocks = LeasedBlocks(stream, whole, self._post, receive, next(self._openings), again)
+        whole, number = at_once * self._ranks, next(self._openings)
+        blocks = LeasedBlocks(stream, whole, self._post, receive, number, again, first)
         self._open[stream.id] = blocks
         return blocks
 
@@ -182,36 +207,38 @@ class Shares:
     def _in_order(
         self, source: Iterable[T], stream: SampleStream, over: Callable[[], bool]
     ) -> Iterator[T]:
+        reader = self._readers.setdefault(stream.id, _ForwardReader(self._warn))
         again = False
         while True:
-            blocks = self._opened(stream, 1, again)
+            reader.open(source)
+            first = 0 if again else reader.first_block(stream.block)
+            blocks = self._opened(stream, 1, again, first)
             try:
-                for item in self._one_pass(iter(source), blocks):
-                    if over():
-                        return
+                for item in self._one_pass(reader, blocks, over):
                     blocks.use(self._ranks)
                     yield item
             finally:
+                if self._open.get(stream.id) is blocks:
+                    reader.close()
                 self._closed(blocks)
-            again = blocks.passed_over and self._ranks == 1 and iter(source) is not source
+            begins_again = _keeper_of(source) is not None or iter(source) is not source
+            again = blocks.passed_over and self._ranks == 1 and begins_again
             if not again:
                 return
 
-    def _one_pass(self, items: Iterator[T], blocks: LeasedBlocks) -> Iterator[T]:
+    def _one_pass(
+        self, reader: "_ForwardReader[T]", blocks: LeasedBlocks, over: Callable[[], bool]
+    ) -> Iterator[T]:
         """Each peer reads all, and leaves out what is not its own."""
-        numbered, at, size = enumerate(items, 1), 0, blocks.stream.block
-        while runs := blocks.take(self._ranks):
+        size = blocks.stream.block
+        while not over() and (runs := blocks.take(self._ranks)):
             group: list[T] = []
             for run in runs:
                 first = run.block.place * size
-                while at < first + run.end:
-                    if (found := next(numbered, None)) is None:
-                        blocks.end_epoch(run, at)
-                        break
-                    at, item = found
-                    if at > first + run.begin:
-                        group.append(item)
-            if len(group) == self._ranks:
+                group += reader.read(run.epoch, first + run.begin, first + run.end)
+                if reader.at < first + run.end:
+                    blocks.end_epoch(run, reader.at)
+            if len(group) == self._ranks and not over():
                 yield group[self._rank]
 
 
@@ -220,3 +247,99 @@ def _mark_of_passes(source: Any) -> str:
     if not isinstance(source, DataLoader):
         return ""
     return f"{source.batch_size}/{source.drop_last}/{source.num_workers}"
+
+
+class _SavedStream(NamedTuple):
+    """The state of a stream after `at` items of an epoch."""
+
+    epoch: int
+    at: int
+    state: Any
+
+
+class _ForwardReader(Generic[T]):
+    """One stream, pass after pass. train thread only.
+
+    Args:
+        warn: tells the user.
+        saved: of a checkpoint.
+
+    Attributes:
+        at: items that are read in this pass.
+    """
+
+    def __init__(self, warn: Callable[[str], None], saved: _SavedStream | None = None) -> None:
+        self.at = 0
+        self._warn, self._saved = warn, saved
+        self._front: Any = None  # the state before anything was read
+        self._keeper: Any = None
+        self._source: Any = ()
+        self._items: Iterator[T] | None = None
+        self._epoch, self._told = 0, False
+
+    def open(self, source: Iterable[T]) -> None:
+        """A pass begins."""
+        self.close()
+        self._source, self._keeper = source, _keeper_of(source)
+        if self._keeper is None:
+            self._saved = None
+        elif self._front is None:
+            self._front = copy.deepcopy(self._keeper.state_dict())
+
+    def close(self) -> None:
+        """The pass is over. What the loop may build anew for the next one is not kept."""
+        self._saved = self.saved()
+        self._source, self._keeper, self._items = (), None, None
+        self.at, self._told = 0, False
+
+    def saved(self) -> _SavedStream | None:
+        """How far the stream is read, with its state; None where it has none."""
+        if self._keeper is None or self._items is None:
+            return self._saved
+        return _SavedStream(self._epoch, self.at, copy.deepcopy(self._keeper.state_dict()))
+
+    def first_block(self, size: int) -> int:
+        """The number of the block that it goes on in. Args: size: items of a block."""
+        saved = self._saved
+        return saved.epoch * EPOCH_BLOCKS + saved.at // size if saved is not None else 0
+
+    def read(self, epoch: int, begin: int, end: int) -> list[T]:
+        """Items `begin` to `end` of an epoch, the same in each call of a pass, from where the last
+        call ended; fewer where the stream ends."""
+        items = self._begin(epoch, begin) if self._items is None else self._items
+        if begin - self.at > _UNTOLD and not self._told:
+            self._told = True
+            self._warn(
+                f"swarm.shard skips {begin - self.at:,} items of {type(self._data).__name__}, "
+                f"which are read for nothing{'' if self._keeper else _ADVICE}"
+            )
+        while self.at < begin and next(items, _END) is not _END:
+            self.at += 1
+        found = list(itertools.islice(items, end - self.at)) if self.at >= begin else []
+        self.at += len(found)
+        return found
+
+    @property
+    def _data(self) -> Any:
+        return getattr(self._source, "dataset", self._source)
+
+    def _begin(self, epoch: int, place: int) -> Iterator[T]:
+        if (set_epoch := getattr(self._data, "set_epoch", None)) is not None:
+            set_epoch(epoch)
+        saved = self._saved or _SavedStream(epoch, 0, self._front)
+        if saved.epoch != epoch or saved.at > place:
+            saved = _SavedStream(epoch, 0, self._front)
+        if self._keeper is not None:
+            self._keeper.load_state_dict(copy.deepcopy(saved.state))
+        self._epoch, self.at = epoch, saved.at
+        self._items = iter(self._source)
+        return self._items
+
+
+def _keeper_of(source: Any) -> Any:
+    """What has the state of a stream: itself, or the data of a loader without workers, which reads
+    nothing ahead; None where nothing has."""
+    found = [source]
+    if isinstance(source, DataLoader) and not source.num_workers:
+        found.append(source.dataset)
+    return next((each for each in found if {*dir(each)} >= _STATE), None)

@@ -267,7 +267,8 @@ class SiteRank:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Rank 0 loads it."""
+        """Rank 0 loads it; where streams go on, all ranks read from its state."""
+        self._shares.load_streams(state.get("streams", ()))
 
     def shard(
         self, loader: Iterable[T], *, name: str = "", block: int | None = None

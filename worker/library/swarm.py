@@ -242,7 +242,9 @@ class Swarm:
             self._site = Site(self._fragments, self._replica.parameters, self._progress)
             self._replica.accessor = self._site
         rank, ranks = (self._site.rank, self._site.size) if self._site else (0, 1)
-        self._shares = Shares(self._config.run.seed, rank, ranks, self._mailbox.post, self._lease)
+        self._shares = Shares(
+            self._config.run.seed, rank, ranks, self._mailbox.post, self._lease, self.warn
+        )
         self._leased: dict[int, deque[LeaseMessage]] = {}  # of other streams than was waited for
         with self._speaking():
             self._loop = TrainingLoop(
@@ -551,7 +553,8 @@ class Swarm:
                 indices only the share is loaded, in the order that its sampler gives when it is
                 seeded by run and epoch; batch sizes may differ. A sequence or a `Dataset` is shared
                 by its items. Anything else is read from the front by every peer, which leaves out
-                what is not its own.
+                what is not its own. One with `state_dict` and `load_state_dict` goes on from
+                `Swarm.state_dict`.
             name: tells sets of data apart, such as those of training and validation.
             block: samples that are leased together (items where `loader` is no `DataLoader`), the
                 same on every peer; None for 1/128 of an epoch and at most 1024, or 8 items where
@@ -600,8 +603,8 @@ class Swarm:
         """The outer state, rounds on their way and the samples that are used among it, to be saved
         beside the model's and the optimizer's own of the same moment.
 
-        Its values are numbers, lists and tensors. These are not copied: they are never written
-        again.
+        Its values are numbers, lists and tensors, beside the states of streams that have one.
+        Tensors are not copied: they are never written again.
 
         Raises:
             UsageError: in a block of `anchor`, where the model is not what is trained.
@@ -612,7 +615,8 @@ class Swarm:
                 "model holds others: call it, and the model's own, outside of that block"
             )
         outer = plain_state(self._loop, self._manifest, self._ask, self._node.residuals)
-        return outer | {"model": self.model_hash(), "samples": self._used_samples()}
+        used = {"samples": self._used_samples(), "streams": self._shares.streams()}
+        return outer | {"model": self.model_hash(), **used}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's
@@ -638,6 +642,7 @@ class Swarm:
         self._saved_model = state.get("model", "")
         if "samples" in state:
             self._node.ledger.load(state["samples"])
+        self._shares.load_streams(state.get("streams", ()))
 
     # ------------------------------------------------------------------------------- inside
 

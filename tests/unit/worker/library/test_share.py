@@ -1,6 +1,8 @@
 """What loops are given of samples that peers share: whatever they come from, each once."""
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from torch.utils.data import (
 )
 
 from murmuration.worker.errors import UsageError
-from murmuration.worker.leases.ledger import LeaseMessage
+from murmuration.worker.leases.ledger import LeaseMessage, ShareMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.tasks import Cursor, TaskError
 from murmuration.worker.training.replica import RunIsOver
@@ -29,6 +31,7 @@ class Peers:
     def __init__(self, *names: str, ranks: int = 1) -> None:
         self.tables = Tables(*names)
         self.names, self.over, self.ended = names, False, False
+        self.warned: list[str] = []
         self.shares = {name: self._shares(name, 0, ranks) for name in names}
 
     def _shares(self, name: str, rank: int, ranks: int) -> Shares:
@@ -43,7 +46,19 @@ class Peers:
                 tables.tick()
             raise AssertionError(f"{name} waits for ever")
 
-        return Shares(7, rank, ranks, lambda message: tables.handle(name, message), receive)
+        def post(message: ShareMessage) -> None:
+            tables.handle(name, message)
+
+        return Shares(7, rank, ranks, post, receive, self.warned.append)
+
+    def restarted(self, name: str) -> "Peers":
+        """Another process, which goes on from a checkpoint of this one: as plain values."""
+        shares, after = self.shares[name], Peers(name)
+        for each in self.shares.values():
+            each.tell()
+        after.tables.tables[name].ledger.load(self.tables.tables[name].ledger.plain())
+        after.shares[name].load_streams(json.loads(json.dumps(shares.streams())))
+        return after
 
     def draw(self, sources: dict[str, Any], **more: Any) -> dict[str, list[Any]]:
         """An epoch: the loops take turns."""
@@ -239,6 +254,105 @@ def test_a_stream_whose_length_nobody_knows_is_shared_to_its_end(block: int) -> 
         sources = {name: DataLoader(Letters(), batch_size=None) for name in "ab"}
         drawn = peers.draw(sources, block=block)
         assert sorted([*drawn["a"], *drawn["b"]]) == list("abcdefghijklmnopqrs")
+
+
+class Counting(IterableDataset[int]):
+    """Numbers. Counts those that were read in this process."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop, self.read = stop, 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.stop):
+            self.read += 1
+            yield number
+
+
+class Stateful(Counting):
+    """Goes on anywhere, and in each epoch of its own has other numbers."""
+
+    at, epoch = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.stop:
+            self.read, self.at = self.read + 1, self.at + 1
+            yield self.epoch * self.stop + self.at - 1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def _hugging_faces() -> Any:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"n": range(96)})
+    return rows.to_iterable_dataset(num_shards=4)
+
+
+@pytest.mark.parametrize("batch", [None, 2], ids=["itself", "in a loader"])
+@pytest.mark.parametrize("kind", [lambda: Stateful(96), _hugging_faces], ids=["own", "datasets"])
+def test_a_stream_with_a_state_goes_on_in_it_after_a_restart(
+    kind: Callable[[], Any], batch: int | None
+) -> None:
+    """Then in the next epoch from the front."""
+
+    def source() -> Any:
+        return kind() if batch is None else DataLoader(kind(), batch_size=batch)
+
+    peers = Peers("a")
+    drawn = [*islice(peers.shares["a"].share(source(), "", 4, lambda: False), 31)]
+    peers, after = peers.restarted("a"), source()
+    for epoch in range(2):
+        (rest,) = peers.draw({"a": after}, block=4).values()
+        items = (each["n"] if isinstance(each, dict) else each for each in drawn + rest)
+        numbers = torch.cat([torch.as_tensor(each).flatten() for each in items])
+        assert numbers.remainder(96).tolist() == [*range(96)], epoch
+        drawn = []
+
+
+def test_a_loop_that_breaks_off_goes_on_in_the_state_of_then() -> None:
+    peers, stream = Peers("a"), Stateful(40)
+    for _ in range(4):
+        assert len([*islice(peers.shares["a"].share(stream, "", 8, lambda: False), 10)]) == 10
+    assert stream.read == 40
+
+
+def test_peers_that_go_on_in_a_stream_leave_none_of_it_out() -> None:
+    """What is left behind one that goes on is read in another pass."""
+    peers = Peers("a", "b")
+    loops = {name: peers.shares[name].share(Stateful(99), "", 4, lambda: False) for name in "ab"}
+    drawn = [next(loops[name]) for _ in range(21) for name in "ba"]
+    late = peers.restarted("a")
+    (rest,) = late.draw({"a": Stateful(99)}, block=4).values()
+    assert rest[0] == drawn[-1] + 1 > min(rest)
+    assert sorted([*drawn, *rest]) == [*range(99)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "read"),
+    [(Stateful, 10_000_000, 5), (Counting, 1_000_000, 1_000_005)],
+    ids=["with a state", "without"],
+)
+def test_a_stream_that_goes_on_at_sample_ten_million(
+    kind: type[Counting], at: int, read: int
+) -> None:
+    """Without a state all before is read again, which is told."""
+    first, late = Peers("a"), Peers("a")
+    next(first.shares["a"].share(kind(at + 5), "", 8, lambda: False))
+    first.shares["a"].tell()
+    ((stream, _),) = first.tables.tables["a"].ledger.cursors
+    late.tables.tables["a"].ledger.finish(stream, 0, at // 8)
+    late.shares["a"].load_streams([[stream, 0, at, {"at": at}]])
+    source = kind(at + 5)
+    assert late.draw({"a": source}, block=8) == {"a": [*range(at, at + 5)]}
+    assert source.read == read
+    told = [f"swarm.shard skips {at:,} items of Counting" in text for text in late.warned]
+    assert told == ([True] if kind is Counting else [])
 
 
 def test_an_iterator_is_read_once() -> None:

@@ -4,9 +4,11 @@ import argparse
 import doctest
 import json
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -19,6 +21,7 @@ from murmuration.worker.library import arguments, loop_lines, swarm
 from murmuration.worker.node import newcomer
 from murmuration.worker.training import optimizers
 from tests.support.workers import free_addresses
+from tests.unit.worker.library.test_share import Stateful
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -364,10 +367,11 @@ def test_a_loop_of_ones_own_serves_the_page_and_says_whether_it_is_relayed_and_r
         assert swarm._session.io.node.relay.table._limits.rate_mbps == 5
 
 
-def test_samples_are_gone_on_with_where_the_checkpoint_was() -> None:
+@pytest.mark.parametrize("source", [lambda: range(40), lambda: Stateful(40)], ids=["list", "state"])
+def test_samples_are_gone_on_with_where_the_checkpoint_was(source: Callable[[], Any]) -> None:
     def drawn(swarm: Swarm, most: int) -> list[int]:
         found = []
-        for sample in swarm.shard(range(40), block=4):
+        for sample in swarm.shard(data, block=4):
             one_step(model, optimizer)
             found.append(sample)
             if len(found) == most:
@@ -376,17 +380,20 @@ def test_samples_are_gone_on_with_where_the_checkpoint_was() -> None:
 
     settings = {"preset": "diloco", "inner_steps": 2}
     model, optimizer = model_of()
+    data = source()
     with Swarm(model, optimizer, **settings) as first:
         before = drawn(first, 14)
         saved = first.state_dict()
         lost = drawn(first, 9)
     assert first.state_dict()["samples"] != saved["samples"]
     model, optimizer = model_of()
+    data = source()
     second = Swarm(model, optimizer, **settings)
     second.load_state_dict(saved)
     with second:
         rest = drawn(second, 40)
     assert sorted([*before, *rest]) == list(range(40))
+    assert getattr(data, "read", 26) == 26
     assert set(lost) <= set(rest)
 
 
