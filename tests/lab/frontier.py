@@ -1,129 +1,129 @@
-"""Bytes against loss: each preset at several periods, with learning rates tuned, in one process.
+"""Bytes against loss: every line tuned by itself, on several seeds, with intervals.
 
-    python -m tests.lab frontier [--steps 600] [--workers 4] [--seeds 1] [--first-seed 0]
-        [--lr 0.003 muon=0.01] [--outer-lr FACTOR ...] [--optimizer adamw muon]
-        [--curve onebit=28,70 ...]
-        [--curve 'sparse=50 diloco.codec=topk32' ...] [--set SECTION.KEY=VALUE ...]
-        [--results runs/frontier.jsonl] [--picture PNG] [--finished]
+    python -m tests.lab frontier [--steps 600] [--workers 4] [--size 0.2m] [--seeds 5]
+        [--optimizer muon] [--lr 0.004 0.008 0.016 0.032] [--outer LR,MOMENTUM ...]
+        [--set SECTION.KEY=VALUE ...]
+        [--line 'NAME: PRESET[/MEAN] SECTION.KEY=VALUE ...' ...] [--against NAME] [--minutes N]
+        [--results runs/frontier.jsonl] [--picture PNG] [--finished] [--check STEPS]
 
-Every run is `algorithms/reference.py` on the built-in task, one core each; real workers end with
-the same bits (`make parity`). Each plan gets the best of its optimizer's learning rates, by the
-loss on a text's samples of a seed of its own, which is not in the table; `--outer-lr` also tries
-the preset's times these factors. A curve may have settings of its own. Finished runs are lines of
-the results file, and are not run again: stop it and go on, or ask for more. The code is not part of
-what names a run: delete the file when numerics have changed. `--finished` tells what there is so
-far. The default takes about ten minutes of two idle cores, on a model of 174 thousand
-parameters; `--set task.architecture={}` takes the task's own.
+A line is one worker alone, DDP or a plan. Each gets its own outer step, of those given, and its own
+inner learning rate, of four or more: a best one at an edge is tried against the next. Both are
+chosen on a seed and a text that the table does not use: the sources of torch.nn, while the table is
+of Python's own. Then the line trains on each seed.
 
-Bytes are those of encoded contributions and reductions that a worker sends, before zstd, beside
-data-parallel training in bf16. Some plans end a run with one exact mean of the replicas. It is as
-much as two steps of that training, however long the run is. The table has both figures, of the
-rounds alone and with that mean; the picture has the first. R is the share of what DDP gains over
-one worker alone. Prints Markdown.
+Differences are between runs with the same seed, so with the same first parameters and samples. An
+interval is of 95 %, by Student's t over the seeds; a difference that is within it is "none". R is
+the share of what DDP gains over one worker alone. Bytes are those of encoded contributions and
+reductions that a worker sends, before zstd, beside data-parallel training in bf16; an exact mean
+that ends a run counts in a column of its own. The picture has the bytes without it.
+
+Runs are `algorithms/reference.py` with the gradients of all workers in one pass, on one core.
+`MEAN` is one of `one_process.MEANS`: what a plan takes for the mean pseudo-gradient. A finished run
+is a line of the results file and is not run again, as long as settings and code that matter are
+the same. `--minutes` begins no run after that time; the same command goes on. For more cores,
+start it with other lines and the same results file, then with all lines and `--finished`.
+`--check` compares every line with one pass for each worker, rounds included, and exits with 1
+where they differ by more than rounding. Prints Markdown.
 """
 
 import argparse
 import hashlib
-import itertools
 import json
 import logging
 import math
-import multiprocessing
 import statistics
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+import murmuration
+from murmuration.algorithms.codecs import has_few_bits
 from murmuration.algorithms.fragments import TensorSpec, partition
 from murmuration.algorithms.presets import PRESETS
-from tests.lab.one_process import Trained, Training, last_mean_bytes, sent, train
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from tests.lab.one_process import MEANS, Trained, Training, last_mean_bytes, sent, train
 
 TUNING_SEED = 100
+TUNING_TEXT = str(Path(torch.__file__).parent / "nn")
+COMPILED_STEPS = 200  # from which on it pays, and a C++ compiler is needed
 VALIDATION_BATCHES = 256  # sixteen times a worker's: plans differ by hundredths
-LINES = ("local", "ddp")
-CURVES = ("diloco=20,100", "streaming=50,100", "onebit=28,70", "sparse=10,25")
-COLOURS = {
-    "diloco": "#0072B2", "streaming": "#009E73", "onebit": "#D55E00", "sparse": "#CC79A7",
-}  # fmt: skip
-SMALL = (
-    "task.architecture={hidden_size=64,intermediate_size=160,num_hidden_layers=3,"
-    "num_attention_heads=2,num_key_value_heads=2}",
-    "task.context_bytes=64",
+OUTER_STEPS = ((0.9, 0.6), (0.5, 0.6), (1.2, 0.3))  # learning rates and momenta
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # by degrees of freedom
+SIZES = {
+    "0.2m": (64, 160, 3, 2),
+    "1m": (128, 352, 5, 4),
+    "5m": (256, 704, 6, 8),
+}  # width, width of the SwiGLU layer, layers, heads
+LINES = (
+    "alone: local",
+    "DDP: ddp",
+    "fp32, H 28: diloco diloco.inner_steps=28",
+    "onebit: onebit",
+    "fp32, H 28, half Iso-C: diloco/half-iso diloco.inner_steps=28",
+    "four bits, kept, H 100, tau 0: onebit diloco.inner_steps=100 diloco.overlap_steps=0 "
+    'diloco.codec="e3m0" diloco.reduction_codec="e3m0"',
+    "onebit, tau 0: onebit diloco.overlap_steps=0",
+    "streaming, H 100, tau 0: streaming diloco.inner_steps=100 diloco.overlap_steps=0 "
+    "diloco.merge_alpha=0.0",
+    "streaming, H 100: streaming diloco.inner_steps=100",
+    "fp32, H 28, radial: diloco/radial diloco.inner_steps=28",
+    'onebit, ternary back, H 36: onebit diloco.inner_steps=36 diloco.reduction_codec="ternary"',
+)
+_PACKAGE = Path(murmuration.algorithms.__path__[0])
+_CODE = (
+    *(_PACKAGE / f"{name}.py" for name in ("reference", "diloco", "schedule", "fragments")),
+    *sorted((_PACKAGE / "codecs").glob("*.py")),
+    *(Path(__file__).with_name(name) for name in ("one_process.py",)),
 )
 
 
+class NotYet(Exception):
+    """A run that is needed is not finished, and is not to be begun."""
+
+
 @dataclass(frozen=True)
-class Point:
-    """A plan of the picture: a preset with this period; None is the preset's own.
+class Line:
+    """A line of the table. Args: mean: one of `MEANS`; settings: as `--set` takes them."""
 
-    Args:
-        settings: what else differs from the preset, as `--set` takes it.
-    """
-
+    name: str
     preset: str
-    inner_steps: int | None
-    settings: tuple[str, ...] = ()
+    mean: str
+    settings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> "Line":
+        """As `--line` takes it. Raises ValueError."""
+        name, separator, plan = text.partition(":")
+        plan, *settings = plan.split() or [""]
+        preset, _, mean = plan.partition("/")
+        if not separator or preset not in PRESETS or (mean and mean not in MEANS):
+            raise ValueError(f"{text!r} is no NAME: PRESET[/MEAN] SETTING ...")
+        return cls(name, preset, mean or "plain", tuple(settings))
 
     @property
-    def curve(self) -> str:
-        """What it has in common with the points of its curve."""
-        return ", ".join((self.preset, *self.settings))
-
-    def __str__(self) -> str:
-        period = (f"H {self.inner_steps}",) if self.inner_steps else ()
-        return ", ".join((f"`{self.preset}`", *period, *self.settings))
+    def has_outer_step(self) -> bool:
+        plan = PRESETS[self.preset]
+        return plan.exchange == "mean" and plan.payload == "pseudo_gradient"
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What is tuned. Args: outer: a factor on the preset's outer learning rate."""
+    """What is tuned. Args: outer: learning rate and momentum; None where there is none."""
 
     lr: float
-    outer: float = 1.0
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of the grid."""
-
-    point: Point
-    optimizer: str
-    rates: Rates
-    seed: int
-    steps: int
-    workers: int
-    settings: tuple[str, ...]
+    outer: tuple[float, float] | None
 
     @property
-    def training(self) -> Training:
-        given = [f'inner.optimizer="{self.optimizer}"', f"inner.lr={self.rates.lr}"]
-        if self.point.inner_steps is not None:
-            given.append(f"diloco.inner_steps={self.point.inner_steps}")
-        training = Training(
-            preset=self.point.preset,
-            settings=(*given, *self.settings, *self.point.settings),
-            steps=self.steps,
-            workers=self.workers,
-            seed=self.seed,
-        )
-        if self.rates.outer == 1:
-            return training
-        outer_lr = training.config.plan.outer_lr * self.rates.outer
-        return replace(training, settings=(*training.settings, f"diloco.outer_lr={outer_lr}"))
-
-    @property
-    def key(self) -> str:
-        """Of everything but the code that decides how it ends, the preset's values included."""
-        config = self.training.config
-        told = {**asdict(self), "plan": asdict(config.plan), "inner": asdict(config.inner)}
-        told["validation_batches"] = VALIDATION_BATCHES
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    def settings(self) -> tuple[str, ...]:
+        inner = (f"inner.lr={self.lr}",)
+        if self.outer is None:
+            return inner
+        lr, momentum = self.outer
+        return (*inner, f"diloco.outer_lr={lr}", f"diloco.outer_momentum={momentum}")
 
 
 @dataclass(frozen=True)
@@ -138,152 +138,108 @@ class Result:
     cpu_s: float
 
 
-def main() -> None:
-    """Trains what is not in the results yet; prints the table and draws the picture."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument(
-        "--lr",
-        type=rate,
-        nargs="+",
-        default=[(None, 0.003), (None, 0.01)],
-        metavar="[OPTIMIZER=]LR",
-        help="to choose from, for all optimizers or for one",
-    )
-    parser.add_argument("--outer-lr", type=float, nargs="+", default=[1.0], metavar="FACTOR")
-    parser.add_argument("--optimizer", nargs="+", default=["adamw", "muon"])
-    parser.add_argument("--curve", action="append", type=curve, metavar="PRESET=H,H [SETTING ...]")
-    parser.add_argument("--set", dest="settings", action="append", default=[])
-    parser.add_argument("--results", type=Path, default=Path("runs/frontier.jsonl"))
-    parser.add_argument("--picture", type=Path, default=Path("runs/frontier.png"))
-    parser.add_argument("--processes", type=int, help="by default as many as there are cores")
-    parser.add_argument("--finished", action="store_true", help="tell the results, train nothing")
-    options = parser.parse_args()
-    for optimizer in options.optimizer:
-        if not any(of in (None, optimizer) for of, _ in options.lr):
-            parser.error(f"--lr has no learning rate for {optimizer}: add {optimizer}=...")
-    points = [Point(name, None) for name in LINES]
-    points += itertools.chain(*(options.curve or map(curve, CURVES)))
-    grid = Grid(
-        options.steps, options.workers, (*SMALL, *options.settings), Results(options.results)
-    )
-    pairs = list(itertools.product(points, options.optimizer))
-    factors = tuple(options.outer_lr)
-    with ExitStack() as stack:
-        if not options.finished:
-            context = multiprocessing.get_context("spawn")
-            grid.pool = stack.enter_context(context.Pool(options.processes))
-        best = grid.tune(pairs, options.lr, factors)
-        found = grid.measure(best, range(options.first_seed, options.first_seed + options.seeds))
-    print(table(found, best, grid, options.seeds))
-    draw(options.picture, found)
-
-
-def curve(text: str) -> list[Point]:
-    """`PRESET=H,H`, with settings after blanks, as typed."""
-    first, *settings = text.split()
-    name, _, periods = first.partition("=")
-    return [Point(name, int(period), tuple(settings)) for period in periods.split(",")]
-
-
-def rate(text: str) -> tuple[str | None, float]:
-    """`OPTIMIZER=LR` or `LR`, as typed."""
-    optimizer, _, lr = text.rpartition("=")
-    return optimizer or None, float(lr)
-
-
 class Results:
     """A file of JSON lines, one for each run that is over."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._of: dict[str, Result] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                told = json.loads(line)
-                self._of[told["key"]] = Result(**told["result"])
+        for line in path.read_text().splitlines() if path.exists() else ():
+            told = json.loads(line)
+            self._of[told["key"]] = Result(**told["result"])
 
-    def get(self, run: Run) -> Result | None:
-        return self._of.get(run.key)
+    def get(self, training: Training) -> Result | None:
+        return self._of.get(key_of(training))
 
-    def add(self, run: Run, result: Result) -> None:
+    def add(self, training: Training, result: Result) -> None:
         """Keeps it, for the next time too."""
-        self._of[run.key] = result
+        self._of[key_of(training)] = result
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = {"key": run.key, "run": asdict(run), "result": asdict(result)}
+        line = {"key": key_of(training), "run": asdict(training), "result": asdict(result)}
         with self._path.open("a") as lines:
             lines.write(json.dumps(line) + "\n")
 
 
-Found = dict[tuple[Point, str], list[Result]]
+def key_of(training: Training) -> str:
+    """Of the settings, the preset's values included, and the code that decides how a run ends."""
+    config = training.config
+    told = {**asdict(training), "plan": asdict(config.plan), "inner": asdict(config.inner)}
+    told |= {"validation_batches": VALIDATION_BATCHES, "code": code_hash()}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def code_hash() -> str:
+    """Of the sources that decide how a run ends, and the versions of Python and torch."""
+    tasks = Path(murmuration.worker.tasks.__path__[0])
+    optimizers = Path(murmuration.worker.training.optimizers.__file__)
+    sources = (*_CODE, tasks / "llama.py", tasks / "text.py", optimizers)
+    versions = f"{sys.version} {torch.__version__}".encode()
+    return hashlib.sha256(b"\0".join((versions, *(s.read_bytes() for s in sources)))).hexdigest()
 
 
 @dataclass
-class Grid:
-    """The runs. Args: settings: of all of them; pool: to train in, None to train nothing."""
+class Campaign:
+    """The runs. Args: settings: of all of them; until: time at which none is begun any more."""
 
     steps: int
     workers: int
     settings: tuple[str, ...]
     results: Results
-    pool: "multiprocessing.pool.Pool | None" = None
+    lrs: tuple[float, ...]
+    outer_steps: tuple[tuple[float, float], ...] = OUTER_STEPS
+    until: float = math.inf
 
-    def run(self, pair: tuple[Point, str], rates: Rates, seed: int) -> Run:
-        return Run(*pair, rates, seed, self.steps, self.workers, self.settings)
+    def training(self, line: Line, rates: Rates, seed: int, *tuning: str) -> Training:
+        return Training(
+            preset=line.preset,
+            settings=(*self.settings, *tuning, *line.settings, *rates.settings),
+            steps=self.steps,
+            workers=self.workers,
+            seed=seed,
+            mean=line.mean,
+            batched="yes",
+        )
 
-    def tune(
-        self,
-        pairs: Sequence[tuple[Point, str]],
-        lrs: Sequence[tuple[str | None, float]],
-        factors: Sequence[float],
-    ) -> dict[tuple[Point, str], Rates]:
-        """The rates with the least loss, by plan and optimizer; nothing is trained for those that
-        have no choice."""
-        grid = {
-            pair: [
-                self.run(pair, Rates(lr, factor), TUNING_SEED)
-                for optimizer, lr in lrs
-                if optimizer in (None, pair[1])
-                for factor in (factors if pair[0].inner_steps is not None else (1.0,))
-            ]
-            for pair in pairs
-        }
-        given = {pair: runs[0].rates for pair, runs in grid.items() if len(runs) == 1}
-        done = self._all([run for pair, runs in grid.items() if pair not in given for run in runs])
-        finished = {pair: [run for run in runs if run in done] for pair, runs in grid.items()}
-        return {
-            pair: given.get(pair) or min(runs, key=lambda run: done[run].loss).rates
-            for pair, runs in finished.items()
-            if pair in given or runs
-        }
+    def run(self, training: Training) -> Result:
+        """Trains it, unless it is finished. Raises NotYet: it is not, and time is up."""
+        result = self.results.get(training)
+        if result is None:
+            if time.monotonic() > self.until:
+                raise NotYet
+            began = time.process_time()
+            compiled = self.steps >= COMPILED_STEPS
+            trained = train(replace(training, batched="compiled" if compiled else "yes"))
+            result = result_of(trained, began)
+            self.results.add(training, result)
+        return result
 
-    def measure(self, best: dict[tuple[Point, str], Rates], seeds: Sequence[int]) -> Found:
-        """The results of every seed, by plan and optimizer."""
-        runs = {p: [self.run(p, rates, seed) for seed in seeds] for p, rates in best.items()}
-        done = self._all([run for each in runs.values() for run in each])
-        found = {p: [done[run] for run in each if run in done] for p, each in runs.items()}
-        return {pair: results for pair, results in found.items() if results}
+    def tune(self, line: Line) -> Rates:
+        """The outer step with the least loss at the second inner rate, then the inner rate. Raises
+        NotYet."""
 
-    def _all(self, runs: Sequence[Run]) -> dict[Run, Result]:
-        done = {run: result for run in runs if (result := self.results.get(run)) is not None}
-        if self.pool is None:
-            return done
-        for run, result in self.pool.imap_unordered(finish, [r for r in runs if r not in done]):
-            self.results.add(run, result)
-            done[run] = result
-        return done
+        def loss(rates: Rates) -> float:
+            text = f"task.text={json.dumps(TUNING_TEXT)}"
+            found = self.run(self.training(line, rates, TUNING_SEED, text)).loss
+            return found if math.isfinite(found) else math.inf
+
+        outer_steps = self.outer_steps if line.has_outer_step else (None,)
+        outer = min((Rates(self.lrs[1], each) for each in outer_steps), key=loss).outer
+        tried = [Rates(lr, outer) for lr in sorted(self.lrs)]
+        while True:
+            best = min(tried, key=loss)
+            if best is tried[0]:
+                tried.insert(0, Rates(best.lr / 2, outer))
+            elif best is tried[-1]:
+                tried.append(Rates(best.lr * 2, outer))
+            else:
+                return best
 
 
-def finish(run: Run) -> tuple[Run, Result]:
-    """Trains one run."""
-    began = time.process_time()
-    trained = train(run.training)
-    per_step = trained.sent.bytes / run.steps
-    ddp_step = ddp_bytes(trained) / run.steps
-    return run, Result(
+def result_of(trained: Trained, began: float) -> Result:
+    per_step = trained.sent.bytes / trained.training.steps
+    ddp_step = ddp_bytes(trained) / trained.training.steps
+    return Result(
         loss=trained.loss_of(trained.anchors(), VALIDATION_BATCHES),
         sent_bytes=per_step,
         fewer=ddp_step / per_step if per_step else 0.0,
@@ -300,112 +256,235 @@ def ddp_bytes(trained: Trained) -> float:
     return sent(plan, whole, trained.training.steps, trained.training.workers).bytes
 
 
-def fewer_with_last_mean(run: Run, result: Result) -> float:
+def main() -> int:
+    """Trains what is not in the results yet; prints the table and draws the picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--size", choices=SIZES, default="0.2m")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--optimizer", default="muon")
+    parser.add_argument("--lr", type=float, nargs="+", default=[0.004, 0.008, 0.016, 0.032])
+    parser.add_argument("--outer", type=pair, nargs="+", default=OUTER_STEPS, metavar="LR,MOMENTUM")
+    parser.add_argument("--line", dest="lines", type=Line.of, action="append")
+    parser.add_argument("--against", default="onebit", metavar="NAME", help="of a line")
+    parser.add_argument("--set", dest="settings", action="append", default=[])
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--results", type=Path, default=Path("runs/frontier.jsonl"))
+    parser.add_argument("--picture", type=Path, default=Path("runs/frontier.png"))
+    parser.add_argument("--finished", action="store_true", help="print results, train nothing")
+    parser.add_argument("--check", type=int, metavar="STEPS", help="train nothing else")
+    options = parser.parse_args()
+    campaign = Campaign(
+        steps=options.check or options.steps,
+        workers=options.workers,
+        settings=(*size_settings(options.size, options.optimizer), *options.settings),
+        results=Results(options.results),
+        lrs=tuple(options.lr),
+        outer_steps=tuple(options.outer),
+        until=-math.inf if options.finished else time.monotonic() + 60 * options.minutes,
+    )
+    lines = options.lines or [Line.of(text) for text in LINES]
+    if options.check:
+        return check(lines, campaign)
+    best, losses = measure(lines, campaign, options.seeds)
+    print(table(best, losses, campaign, options.against))
+    draw(options.picture, best, losses)
+    return 0
+
+
+def pair(text: str) -> tuple[float, float]:
+    """`LR,MOMENTUM`, as typed."""
+    lr, momentum = map(float, text.split(","))
+    return lr, momentum
+
+
+def size_settings(size: str, optimizer: str) -> tuple[str, ...]:
+    """Of a model of a size that reads 64 bytes of context, and of its inner optimizer."""
+    width, inner, layers, heads = SIZES[size]
+    return (
+        f"task.architecture={{hidden_size={width},intermediate_size={inner},"
+        f"num_hidden_layers={layers},num_attention_heads={heads},num_key_value_heads={heads}}}",
+        "task.context_bytes=64",
+        f'inner.optimizer="{optimizer}"',
+    )
+
+
+Losses = dict[Line, list[Result]]
+
+
+def measure(
+    lines: Sequence[Line], campaign: Campaign, seeds: int
+) -> tuple[dict[Line, Rates], Losses]:
+    """The rates and the results of seeds 0, 1, ... of each line, as far as they are known."""
+    best: dict[Line, Rates] = {}
+    found: Losses = {}
+    for line in lines:
+        try:
+            best[line] = campaign.tune(line)
+            for seed in range(seeds):
+                training = campaign.training(line, best[line], seed)
+                found.setdefault(line, []).append(campaign.run(training))
+        except NotYet:
+            continue
+    return best, found
+
+
+def check(lines: Iterable[Line], campaign: Campaign) -> int:
+    """Compares one pass for all workers with one for each.
+
+    A sign that is nearly 0 may come out the other way, which the steps that follow enlarge: there
+    the anchors are further apart."""
+    failed = 0
+    for line in lines:
+        outer = campaign.outer_steps[0] if line.has_outer_step else None
+        training = campaign.training(line, Rates(campaign.lrs[1], outer), 0)
+        if line.has_outer_step:  # three rounds, whatever its period is
+            period = f"diloco.inner_steps={campaign.steps // 3}"
+            training = replace(training, settings=(*training.settings, period))
+        batched, single = train(training), train(replace(training, batched="no"))
+        losses = [each.loss_of(each.anchors()) for each in (batched, single)]
+        one, other = (torch.cat(each.anchors()) for each in (batched, single))
+        first = [f.flatten(named(single)) for f in single.fragments]
+        apart = float((one - other).norm() / (other - torch.cat(first)).norm())
+        few = has_few_bits(single.plan.codec) or single.plan.codec == "e3m0"
+        limit, most = (0.1, 0.02) if few else (1e-3, 1e-4)
+        ok = apart < limit and abs(losses[0] - losses[1]) < most
+        failed += not ok
+        print(
+            f"{line.name}: {apart:.1e} of the way apart, losses {losses[0]:.5f} and "
+            f"{losses[1]:.5f}: {'as it should be' if ok else 'NOT THE SAME'}",
+            flush=True,
+        )
+    return int(failed > 0)
+
+
+def named(trained: Trained) -> dict[str, torch.Tensor]:
+    """The first parameters of a run."""
+    return {name: each.detach() for name, each in trained.task.model().named_parameters()}
+
+
+# ---------------------------------------------------------------------------------- what it says
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its interval of 95 %, infinite of one value."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Interval":
+        """Of up to ten values."""
+        if len(values) < 2:
+            return cls(statistics.fmean(values), math.inf)
+        error = statistics.stdev(values) / math.sqrt(len(values))
+        return cls(statistics.fmean(values), T_95[len(values) - 2] * error)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.half:.3f}"
+
+    @property
+    def difference(self) -> str:
+        """As a difference: none unless the interval leaves 0 out."""
+        if abs(self.mean) <= self.half:
+            return f"none (± {self.half:.3f})"
+        return f"{self.mean:+.3f} ± {self.half:.3f}"
+
+
+def of_name(losses: Losses, name: str) -> list[float]:
+    """By seed; empty where there is no such line."""
+    return [r.loss for line, results in losses.items() if line.name == name for r in results]
+
+
+def paired(losses: Losses, line: Line, name: str) -> Interval | None:
+    """What the line loses more than another, seed by seed."""
+    pairs = zip((r.loss for r in losses[line]), of_name(losses, name), strict=False)
+    apart = [one - other for one, other in pairs]
+    return Interval.of(apart) if apart else None
+
+
+def share(losses: Losses, line: Line) -> Interval | None:
+    """R, seed by seed; None while DDP or one worker alone is not known."""
+    alone, ddp = of_name(losses, "alone"), of_name(losses, "DDP")
+    own = [result.loss for result in losses[line]]
+    found = [(a - loss) / (a - d) for a, d, loss in zip(alone, ddp, own, strict=False)]
+    return Interval.of(found) if found else None
+
+
+def table(best: dict[Line, Rates], losses: Losses, campaign: Campaign, against: str) -> str:
+    """Markdown."""
+    if not losses:
+        return "no line is tuned and trained yet"
+    cpu_s = sum(result.cpu_s for results in losses.values() for result in results)
+    params = next(iter(losses.values()))[0].params
+    rows = [
+        f"{campaign.workers} workers, {campaign.steps} steps, {params:,} parameters; "
+        f"{cpu_s:.0f} s of one core without the tuning\n",
+        f"| line | inner lr | outer lr, momentum | of bf16 DDP | with the last mean | loss | "
+        f"least, greatest | seeds | beside `{against}` | R |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for line, results in losses.items():
+        rates, values, first = best[line], [result.loss for result in results], results[0]
+        outer = "{:g}, {:g}".format(*rates.outer) if rates.outer else "-"
+        bytes_ = "- | -"
+        if line.has_outer_step:
+            bytes_ = f"1/{first.fewer:.0f} | 1/{fewer_with_last_mean(line, first, campaign):.0f}"
+        apart = None if line.name == against else paired(losses, line, against)
+        rows.append(
+            f"| {line.name} | {rates.lr:g} | {outer} | {bytes_} | {statistics.fmean(values):.3f} | "
+            f"{min(values):.3f}, {max(values):.3f} | {len(values)} | "
+            f"{apart.difference if apart else '-'} | {share(losses, line) or '-'} |"
+        )
+    return "\n".join(rows)
+
+
+def fewer_with_last_mean(line: Line, result: Result, campaign: Campaign) -> float:
     """How many times fewer bytes than bf16 DDP, an exact mean at the end counted too."""
-    rounds = result.sent_bytes * run.steps
-    last = last_mean_bytes(run.training.config.plan, result.params, run.workers)
+    rounds = result.sent_bytes * campaign.steps
+    plan = campaign.training(line, Rates(campaign.lrs[0], None), 0).config.plan
+    last = last_mean_bytes(plan, result.params, campaign.workers)
     return result.fewer * rounds / (rounds + last)
 
 
-def share(loss: float, optimizer: str, found: Found) -> float:
-    """R: of what DDP gains over one worker alone; NaN while these are not known."""
-    lines = [found.get((Point(name, None), optimizer)) for name in LINES]
-    if not all(lines):
-        return math.nan
-    alone, ddp = (mean_loss(results or ()) for results in lines)
-    return (alone - loss) / (alone - ddp)
-
-
-def mean_loss(results: Sequence[Result]) -> float:
-    return statistics.fmean(result.loss for result in results)
-
-
-def table(found: Found, best: dict[tuple[Point, str], Rates], grid: Grid, seeds: int) -> str:
-    """Markdown."""
-    params = next(iter(found.values()))[0].params
-    cpu_s = sum(result.cpu_s for results in found.values() for result in results)
-    lines = [
-        f"{grid.workers} workers, {grid.steps} steps, {seeds} seeds at most, {params:,} "
-        "parameters; "
-        f"{cpu_s:.0f} s of one core without the tuning\n",
-        "| plan | optimizer | inner lr | sent per worker and step | than bf16 DDP | "
-        "with the last mean | loss | least | greatest | seeds | R |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for (point, optimizer), results in found.items():
-        losses = [result.loss for result in results]
-        rates, loss, first = best[point, optimizer], statistics.fmean(losses), results[0]
-        tuned = f"{rates.lr:g}" + (f", outer x {rates.outer:g}" if rates.outer != 1 else "")
-        if not first.sent_bytes:
-            bytes_ = "- | - | -"
-        elif point.preset == "ddp":
-            bytes_ = f"{first.sent_bytes / 1e3:.0f} kB in fp32 | - | -"
-        else:
-            run = grid.run((point, optimizer), rates, TUNING_SEED)
-            whole = fewer_with_last_mean(run, first)
-            bytes_ = f"{first.sent_bytes / 1e3:.2f} kB | 1/{first.fewer:.0f} | 1/{whole:.0f}"
-        lines.append(
-            f"| {point} | {optimizer} | {tuned} | {bytes_} | {loss:.3f} | {min(losses):.3f} | "
-            f"{max(losses):.3f} | {len(losses)} | {share(loss, optimizer, found):.2f} |"
-        )
-    return "\n".join(lines)
-
-
-def draw(path: Path, found: Found) -> None:
-    """A panel for each optimizer: bytes against loss, a curve for each preset."""
+def draw(path: Path, best: dict[Line, Rates], losses: Losses) -> None:
+    """R of each plan over its bytes, with intervals."""
+    shares = {
+        line: each for line in losses if line.has_outer_step and (each := share(losses, line))
+    }
+    if not shares:
+        return
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    optimizers = list(dict.fromkeys(optimizer for _, optimizer in found))
-    figure = Figure(figsize=(6 * len(optimizers), 4.5), dpi=130, layout="constrained")
+    figure = Figure(figsize=(8, 4.5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(optimizers), squeeze=False)[0]
-    for axes, optimizer in zip(panels, optimizers, strict=True):
-        draw_panel(
-            axes, {p: results for (p, inside), results in found.items() if inside == optimizer}
+    axes = figure.subplots()
+    for place, (line, each) in enumerate(shares.items()):
+        half = each.half if math.isfinite(each.half) else 0.0
+        axes.errorbar(
+            losses[line][0].fewer * 1.03 ** (place % 5 - 2),  # side by side where bytes are equal
+            each.mean,
+            yerr=half,
+            fmt="os^Dv<>ph*X"[place % 11],
+            capsize=3,
+            label=line.name,
         )
-        axes.set_title(optimizer, loc="left", fontsize=11)
-    panels[0].set_ylabel("validation loss, nats per byte")
-    shown = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
-    lines = {label: line for panel in shown for line, label in panel}
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=6, frameon=False)
+    axes.axhline(1, color="#555555", linewidth=1.2, label="DDP")
+    axes.axhline(0, color="#555555", linewidth=1.2, linestyle=(0, (4, 3)), label="alone")
+    axes.set_xscale("log")
+    axes.set_xlabel("times fewer bytes than bf16 DDP, in rounds (without the last mean)")
+    axes.set_ylabel("R: share of DDP's gain, with its interval of 95 %")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e5e5", linewidth=0.6)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
-def draw_panel(axes: "Axes", found: dict[Point, list[Result]]) -> None:
-    """One optimizer's."""
-    for name, style, words in (
-        ("local", (0, (4, 3)), "one worker alone"),
-        ("ddp", "solid", "DDP"),
-    ):
-        if not (results := found.get(Point(name, None))):
-            continue
-        loss = mean_loss(results)
-        axes.axhline(loss, color="#555555", linewidth=1.2, linestyle=style, label=words)
-    for name in dict.fromkeys(point.curve for point in found if point.preset not in LINES):
-        of_curve = [results for point, results in found.items() if point.curve == name]
-        of_curve.sort(key=lambda results: results[0].fewer)
-        fewer = [results[0].fewer for results in of_curve]
-        means = [mean_loss(results) for results in of_curve]
-        colour = COLOURS.get(name)
-        axes.plot(fewer, means, "o-", color=colour, markersize=5, linewidth=1.8, label=name)
-        for times, results in zip(fewer, of_curve, strict=True):
-            ends = [result.loss for result in results]
-            axes.plot([times] * 2, [min(ends), max(ends)], color=colour, linewidth=1.0)
-    axes.set_xscale("log")
-    times = [results[0].fewer for point, results in found.items() if point.preset not in LINES]
-    if times:
-        ticks = [10**n * first for n in range(5) for first in (1, 3)]
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-        axes.minorticks_off()
-        axes.set_xlim(min(times) / 2, max(times) * 2)
-    axes.set_xlabel("times fewer bytes than bf16 DDP, in rounds (without the last mean)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e5e5e5", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,22 +1,26 @@
 """A whole run in one process, as `murmuration.algorithms.reference` has it, and what the run sends.
 
 Real workers end with the same bits (`make parity`), so what else the machine does changes no loss.
+A batched run computes the gradients of all workers in one pass, and differs by rounding alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from murmuration.algorithms import reference
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment, partition
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.config import Config, load_config
-from murmuration.worker.pipeline.part import part_of
-from murmuration.worker.tasks import Cursor, Task, load_task
+from murmuration.worker.pipeline.part import Part, part_of
+from murmuration.worker.tasks import Batch, Cursor, Task, load_task, next_batch
 from murmuration.worker.training.evaluation import validate
 from murmuration.worker.training.export import load_initial
 from murmuration.worker.training.inbox import Mailbox
@@ -33,6 +37,9 @@ class Training:
         preset: of the plan; settings: as `--set` takes them.
         steps: inner steps of each worker.
         device: where all of them train.
+        mean: what is taken for the mean pseudo-gradient, one of `MEANS`.
+        batched: one pass has the gradients of all workers. `compiled` is faster after half a
+            minute, and needs a C++ compiler.
     """
 
     preset: str
@@ -41,6 +48,8 @@ class Training:
     workers: int
     seed: int
     device: str = "cpu"
+    mean: str = "plain"
+    batched: Literal["no", "yes", "compiled"] = "no"
 
     @property
     def config(self) -> Config:
@@ -103,30 +112,170 @@ def train(training: Training, prefetch: reference.AnchorPrefetch = reference.at_
     if alone:  # the mean of one worker's gradients is its gradient
         plan = replace(plan, exchange="mean", payload="gradient", inner_steps=1)
     task = load_task(config.task.name, seed=training.seed, options=config.task.options)
-    replicas = {
-        peer: _replica(task, config, Cursor(seed=training.seed, stream=peer), training.device)
-        for peer in (f"w{number}" for number in range(1 if alone else training.workers))
-    }
-    schema = schema_of(replicas["w0"].model)
-    fragments = partition(schema, plan.fragments, plan.pattern)
-    outer = reference.train(plan, fragments, replicas, training.steps, head_starts=prefetch)
+    peers = [f"w{number}" for number in range(1 if alone else training.workers)]
+    parts = [_part(task, config, training.device) for _ in peers]
+    batch = None
+    if training.batched != "no":
+        modules = [part.module for part in parts]
+        batch = GradientBatch(task, modules, compiled=training.batched == "compiled")
+    inner = [
+        part.replica(task, config, Cursor(seed=training.seed, stream=peer), Mailbox())
+        for peer, part in zip(peers, parts, strict=True)
+    ]
+    replicas = inner if batch is None else batch.replicas(inner)
+    fragments = partition(schema_of(inner[0].model), plan.fragments, plan.pattern)
+    named = dict(zip(peers, replicas, strict=True))
+    run = _Run(plan, fragments, named, training.steps, run=0, head_starts=prefetch)
+    run.mean = MEANS[training.mean]
     return Trained(
         training=training,
         plan=config.plan,
         task=task,
-        replica=replicas["w0"],
+        replica=inner[0],
         fragments=tuple(fragments),
-        outer=outer,
+        outer=run.train(),
     )
 
 
-def _replica(task: Task, config: Config, cursor: Cursor, device: str) -> InnerReplica:
+def _part(task: Task, config: Config, device: str) -> Part:
     part = part_of(task, config)
     part.module.to(device)
     if config.task.init and config.inner.optimizer != KSEED:  # that has them already
         trained = {n: p.detach() for n, p in trained_parameters(part.module).items()}
         load_initial(part.module, Path(config.task.init), trained, task)
-    return part.replica(task, config, cursor, Mailbox())
+    return part
+
+
+class GradientBatch:
+    """One pass for the gradients of several models that are alike; each has its own optimizer.
+
+    Args:
+        modules: on one device, without running statistics. Their parameters become parts of
+            stacked ones.
+    """
+
+    def __init__(self, task: Task, modules: Sequence[nn.Module], *, compiled: bool) -> None:
+        named = [trained_parameters(module) for module in modules]
+        self._stacked = {
+            name: torch.stack([each[name].detach() for each in named]).requires_grad_()
+            for name in named[0]
+        }
+        for place, parameters in enumerate(named):
+            for name, parameter in parameters.items():
+                parameter.data = self._stacked[name].detach()[place]
+        model = _Loss(task, modules[0])
+
+        def loss(parameters: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+            own = {f"model.{name}": each for name, each in parameters.items()}
+            return functional_call(model, own, (inputs, targets))
+
+        torch.compiler.reset()  # it keeps but a few models
+        self._losses: Callable[..., Tensor] = torch.compile(vmap(loss)) if compiled else vmap(loss)
+        self._inner: Sequence[InnerReplica] = ()
+        self._step = 0
+        self._gradients: Sequence[Tensor] = ()
+
+    def replicas(self, inner: Sequence[InnerReplica]) -> list["_BatchedReplica"]:
+        """Of the modules, in their order."""
+        self._inner = inner
+        return [_BatchedReplica(self, place, each) for place, each in enumerate(inner)]
+
+    def gradients(self, step: int, place: int) -> dict[str, Tensor]:
+        """At the step's batch, of one of the models."""
+        if step != self._step:
+            batches = [next_batch(each.batches, "train") for each in self._inner]
+            inputs, targets = (
+                torch.stack([getattr(batch, field) for batch in batches])
+                for field in ("inputs", "targets")
+            )
+            with sdpa_kernel(SDPBackend.MATH):  # others have no rule for vmap
+                losses = self._losses(self._stacked, inputs, targets)
+            found = torch.autograd.grad(losses.sum(), list(self._stacked.values()))
+            # AdamW's fused kernel takes a gradient to be laid out as its parameter is.
+            self._step, self._gradients = step, [each.contiguous() for each in found]
+        return {n: each[place] for n, each in zip(self._stacked, self._gradients, strict=True)}
+
+
+class _Loss(nn.Module):
+    """A task's loss as a module's output."""
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.task.loss(self.model, Batch(inputs, targets, Cursor(seed=0, stream="")))
+
+
+@dataclass(frozen=True)
+class _BatchedReplica:
+    """One of a batch; implements `reference.TrainedReplica`."""
+
+    batch: GradientBatch
+    place: int
+    inner: InnerReplica
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        return self.inner.parameters
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        return self.batch.gradients(step, self.place)
+
+    def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        self.inner.inner_step(step, gradients)
+
+
+Mean = Callable[[Fragment, Tensor, Sequence[Tensor]], Tensor]
+"""Of (fragment, mean of the contributions as all decode it, contributions before encoding)."""
+
+
+class _Run(reference.Run):
+    """A run that may take something else for the mean pseudo-gradient; on each peer the same."""
+
+    mean: Mean
+
+    def exchange(self, index: int, own: Mapping[str, Tensor]) -> Tensor:
+        mean = super().exchange(index, own)
+        return self.mean(self.fragments[index], mean, list(own.values()))
+
+
+def plain(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
+    """The mean itself."""
+    return mean
+
+
+def half_iso(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
+    """Of each matrix U S V', half of it and half of mean(S) U V'. Ref: arXiv:2607.03011 (Iso-C)."""
+    return mean.lerp(iso(fragment, mean, own), 0.5)
+
+
+def iso(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
+    """Of each matrix U S V' mean(S) U V'; vectors as they are. Ref: arXiv:2607.03011 (Iso-C)."""
+    found = mean.clone()
+    for values in fragment.views(found).values():
+        if values.dim() == 2:
+            u, s, v = torch.linalg.svd(values, full_matrices=False)
+            values.copy_(s.mean() * (u @ v))
+    return found
+
+
+def radial(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
+    """Of each tensor the mean norm, in the direction of the mean direction.
+
+    Ref: arXiv:2604.21428 (Decoupled DiLoCo)."""
+    found = torch.empty_like(mean)
+    parts = [fragment.views(each) for each in own]
+    for name, values in fragment.views(found).items():
+        norms = [torch.linalg.vector_norm(part[name]) for part in parts]
+        pairs = zip(parts, norms, strict=True)
+        direction = torch.stack([part[name] / n.clamp(min=1e-30) for part, n in pairs]).sum(0)
+        far = torch.linalg.vector_norm(direction).clamp(min=1e-30)
+        values.copy_(direction * (torch.stack(norms).mean() / far))
+    return found
+
+
+MEANS: dict[str, Mean] = {"plain": plain, "half-iso": half_iso, "iso": iso, "radial": radial}
 
 
 def sent(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) -> Sent:

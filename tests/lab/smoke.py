@@ -26,7 +26,8 @@ ARGUMENTS = {
     "bench-peers": "torch-ddp --workers 2 --steps 8",
     "detection": "--seeds 1 --false-seeds 1",
     "exchange": "--mbytes 1 --rounds 2",
-    "frontier": "--steps 8 --workers 2 --curve diloco=4 --optimizer adamw --lr 0.003 "
+    "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
+    "--line 'alone: local' --line 'DDP: ddp' --line 'onebit: onebit diloco.inner_steps=6' "
     "--results {out}/results.jsonl --picture {out}/frontier.png",
     "goodput": "--rates 100 --rounds 2 --seconds 1",
     "gpu": "--device cpu --results {out}/gpu.json",
@@ -38,7 +39,6 @@ ARGUMENTS = {
     "mean-schedules": "--schedules 5",
     "memory": "--sizes 2 3 --preset diloco",
     "one-hostile": "--steps 40",
-    "optimizers": "--steps 4 --workers 2 --seeds 1 --lr 0.003",
     "overlap": "--runs 1 --steps 40 --only even --preset streaming",
     "pair-schedules": "--schedules 5",
     "parity": "--steps 40",
