@@ -59,7 +59,7 @@ ARGUMENTS = {
     "time-to-loss": "--link 100mbit --system local --steps 40 --most-steps 60 --pace-steps 20 "
     "--results {out}/results.jsonl --picture {out}/picture.png",
     "traffic": "--preset onebit --steps 40",
-    "unequal": "--steps 40 --only local",
+    "unequal": "--steps 20 --peers 3 --preset diloco --case half",
     "weight": "--peers 3 --limit 3 --rounds 1",
 }
 _NEEDS = {

@@ -124,6 +124,8 @@ class Swarm:
         self.epochs_by_clock = False
         self.tap: Tap | None = None
         self.lags_s: dict[frozenset[str], float] = {}  # of each message of a stream, by its ends
+        self.links_mbps: dict[str, float] = {}  # of peers whose streams share a slow link
+        self._free_at: dict[tuple[str, bool], float] = {}  # a slow link, up or down, in s
         self._closing: asyncio.Task[None] | None = None
 
     def __getitem__(self, name: str) -> Peer:
@@ -295,8 +297,14 @@ class Swarm:
         for a, b in _pairs(some, others):
             self.network.cut(a, b)
 
-    def _lag_s(self, a: str, b: str) -> float:
-        return self.lags_s.get(frozenset((a, b)), 0.0)
+    def _lag_s(self, source: str, target: str, size_bytes: int) -> float:
+        """Until a message is through, and those that came to a slow link before it."""
+        now = free_at = self.loop.time()
+        for link in ((source, True), (target, False)):
+            if rate_mbps := self.links_mbps.get(link[0]):
+                free_at = max(free_at, self._free_at.get(link, 0.0)) + size_bytes * 8e-6 / rate_mbps
+                self._free_at[link] = free_at
+        return self.lags_s.get(frozenset((source, target)), 0.0) + free_at - now
 
     def heal(self, some: Iterable[str], others: Iterable[str]) -> None:
         for a, b in _pairs(some, others):

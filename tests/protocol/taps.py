@@ -55,8 +55,9 @@ class TappedTransport(MemoryTransport):
         address: str,
         context: contextvars.Context,
         tap: Callable[[], Tap | None],
-        lag_s: Callable[[str, str], float],
+        lag_s: Callable[[str, str, int], float],
     ) -> None:
+        """Args: lag_s: of a message of so many bytes from one address to another."""
         super().__init__(network, address)
         self._own, self._tap, self._lag_s = context, tap, lag_s
 
@@ -64,9 +65,9 @@ class TappedTransport(MemoryTransport):
         return await super().listen(_Serving(handler, self._own))
 
     def open(self, address: str, method: str, peer: str | None = None) -> Stream:
-        lag_s = self._lag_s(self._address, address)
+        way = self._address, address
         return _TappedStream(
-            super().open(address, method, peer), self._passes(address, method), lag_s
+            super().open(address, method, peer), self._passes(address, method), way, self._lag_s
         )
 
     def _passes(self, address: str, method: str) -> Callable[[bool, bytes], bytes]:
@@ -103,13 +104,18 @@ class _Serving:
 
 class _TappedStream:
     def __init__(
-        self, stream: Stream, passes: Callable[[bool, bytes], bytes], lag_s: float
+        self,
+        stream: Stream,
+        passes: Callable[[bool, bytes], bytes],
+        way: tuple[str, str],
+        lag_s: Callable[[str, str, int], float],
     ) -> None:
         self._stream, self._passes, self._lag_s = stream, passes, lag_s
+        self._source, self._target = way
 
     async def send(self, message: bytes) -> None:
-        if self._lag_s:
-            await asyncio.sleep(self._lag_s)
+        if lag_s := self._lag_s(self._source, self._target, len(message)):
+            await asyncio.sleep(lag_s)
         await self._stream.send(self._passes(True, message))
 
     async def done(self) -> None:
@@ -117,8 +123,8 @@ class _TappedStream:
 
     async def receive(self) -> bytes | None:
         message = await self._stream.receive()
-        if self._lag_s:
-            await asyncio.sleep(self._lag_s)
+        if lag_s := self._lag_s(self._target, self._source, len(message or b"")):
+            await asyncio.sleep(lag_s)
         return None if message is None else self._passes(False, message)
 
     def cancel(self) -> None:
