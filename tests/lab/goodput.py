@@ -1,164 +1,467 @@
-"""How much of a slow link the exchange uses, beside what iperf3 gets out of the same link.
+"""How much of the work of eight real workers ends in the model, through a plan of faults.
 
-    python -m tests.lab goodput [--rates 20 100] [--rounds 6] [--seconds 6]
+    python -m tests.lab goodput [--minutes 30] [--per-minute 2] [--seed 0] [--preset diloco]
+        [--system murmuration|torchft] [--out FOLDER]
 
-Two network namespaces (root), each behind a link of that rate both ways. iperf3 sends one way,
-then both ways at once. Then two peers with the real node, transport and rounds exchange fp32 with
-nothing to compute, each round once both ways over the link: payload over the time from handing
-values over to having the mean, the median of the rounds after the first.
+Each worker is a process in a network namespace of its own (root), behind a link of 100 Mbit/s. Its
+steps sleep half a second, as a stand-in for a card. After some quiet minutes faults come by a
+plan of the seed: `kill` is SIGKILL, then the same command again; `stop` is SIGSTOP, then SIGCONT;
+`cut` takes the link down; `slow` makes it 5 Mbit/s both ways; `replace` is SIGTERM, then a newcomer
+with another name. Each takes 10 to 30 s. A process that ends unasked is started again at once.
+
+An inner step is useful once it was in a contribution to a round that most of the workers were in,
+and which did not miss it. So the event `round` of its worker says, in the process that took the
+step. Steps that a kill has lost, steps of rounds of a minority, repeated steps and waiting are not
+useful. What a peer contributes again, after rounds of a minority, is. Work that a process restores from its checkpoint does not count either. Of several fragments
+each counts alike.
+
+Goodput is the useful steps, from the first fault to the end of the plan, over those that the
+workers could have taken at the rate of the quiet minutes: of all workers at all times, and of the
+workers that live by the plan. By the plan a worker lives but for a `kill` or `replace` until the
+next process is started, and for a `stop`.
 """
 
 import argparse
 import json
 import os
-import statistics
+import random
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.link import Link
+from murmuration.algorithms.presets import PRESETS
 from murmuration.coordinator.namespaces import NamespaceHost, Namespaces, NoNamespaces
-from murmuration.worker.identity import Authority, Identity, Role
 
-_PORT = 7700
-_ROUND_S = 3.0  # about, each
-TARGET = 0.9
+WORKERS, MAJORITY = 8, 5
+MBPS, SLOW_MBPS = 100, 5
+STEP_S, LEAST_S, MOST_S = 0.5, 10.0, 30.0  # of a step; of a fault
+TARGET = 0.98
+PORT = 7700
+PEERS = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin"
+TASK = "tests.support.slow_task:SlowBytes"
+KINDS = ("kill", "stop", "cut", "slow", "replace")
+AWAY = ("kill", "stop", "replace")  # a worker does not live meanwhile
+Event = dict[str, Any]
 
 
-class _Print:
-    """Stands in for the queue that `exchange.peer` reports to."""
+@dataclass(frozen=True)
+class Fault:
+    """Args:
+    at_s, for_s: since the end of the quiet minutes.
+    place: of the worker, 0 to 7. A newcomer takes the place of the one that has left.
+    """
 
-    @staticmethod
-    def put(report: str) -> None:
-        print(report, flush=True)
+    at_s: float
+    kind: str
+    place: int
+    for_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.at_s + self.for_s
+
+
+def plan(seed: int, minutes: float, per_minute: float) -> list[Fault]:
+    """One fault in each period, at a random moment. Each kind comes as often, and no worker has two
+    at once. All end before the plan does."""
+    rng, faults = random.Random(seed), list[Fault]()
+    count = max(1, round(minutes * per_minute))
+    period_s = (60 * minutes - MOST_S) / count
+    kinds: list[str] = []
+    for index in range(count):
+        kinds = kinds or rng.sample(KINDS, len(KINDS))
+        at_s = (index + rng.random()) * period_s
+        busy = {each.place for each in faults if each.end_s > at_s}
+        place = rng.choice([each for each in range(WORKERS) if each not in busy])
+        faults.append(Fault(at_s, kinds.pop(), place, rng.uniform(LEAST_S, MOST_S)))
+    return faults
+
+
+def lived_s(faults: Iterable[Fault], until_s: float) -> float:
+    """Seconds that the workers live by the plan, of all together."""
+    away = (min(each.end_s, until_s) - each.at_s for each in faults if each.kind in AWAY)
+    return WORKERS * until_s - sum(away)
+
+
+# ------------------------------------------------------------------------------- what was useful
+
+
+@dataclass
+class Life:
+    """The events of one process."""
+
+    events: list[Event]
+
+    def useful(self, overlap_steps: int) -> Iterator[tuple[float, float]]:
+        """(time, steps): steps that have ended in the model."""
+        taken, seen = 0, defaultdict[int, int](int)
+        fragments = {each["fragment"] for each in self.events if each["event"] == "round"}
+        for event in self.events:
+            if event["event"] == "adopted":
+                for fragment in event["fragments"]:
+                    seen[fragment] -= event["kept_steps"]
+            if event["event"] != "round":
+                continue
+            taken += event["steps"]
+            if event["missed"]:
+                continue  # its steps are in the next contribution
+            fragment, upto = event["fragment"], max(0, taken - overlap_steps)
+            if event["contributors"] >= MAJORITY:
+                yield at(event), (upto - seen[fragment]) / len(fragments)
+            seen[fragment] = upto
+
+
+def at(event: Event) -> float:
+    return datetime.fromisoformat(event["at"]).timestamp()
+
+
+def lives(folder: Path) -> list[Life]:
+    """Of a worker. A kill may have cut the last line of each."""
+    found: list[Life] = []
+    for text in (folder / "out").read_text().splitlines():
+        with suppress(ValueError):
+            event = json.loads(text)
+            if event["event"] == "listening":
+                found.append(Life([]))
+            if found:
+                found[-1].events.append(event)
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has come to.
+
+    Args:
+        quiet_rate: useful steps a second of one worker, in the quiet minutes.
+        seconds: from the first fault on; rounds: in these.
+        useful: steps in these; possible: at the quiet rate; living: by the workers that live.
+        stalled_s: that the workers' loops have waited for rounds, of all together.
+        unasked: processes that have ended by themselves.
+    """
+
+    quiet_rate: float
+    seconds: float
+    rounds: int
+    useful: float
+    possible: float
+    living: float
+    stalled_s: float
+    unasked: int
+
+    def row(self, name: str, faults: int) -> str:
+        """A line of the table."""
+        cells = [
+            name,
+            str(faults),
+            f"{self.seconds / 60:.1f}",
+            str(self.rounds),
+            f"{self.quiet_rate:.3f}",
+            f"{self.useful:.0f}",
+            f"{self.useful / self.possible:.1%}",
+            f"{self.useful / self.living:.1%}",
+            f"{self.stalled_s / self.seconds / WORKERS:.1%}",
+            str(self.unasked),
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| system | faults | minutes | rounds | steps/s of a worker, quiet | useful steps "
+    "| of 8 workers always there | of the workers that live by the plan | waited for rounds "
+    "| ended unasked |\n| --- |" + 9 * " ---: |"
+)
+
+
+def outcome(
+    workers: Mapping[str, Sequence[Life]],
+    faults: Sequence[Fault],
+    begins: float,
+    ends: float,
+    overlap_steps: int,
+    unasked: int,
+) -> Outcome:
+    """Counts between ends of rounds: the first of all, the last before the faults, the first after
+    the plan. Args: begins, ends: of the plan, in seconds since the epoch."""
+    events = [each for found in workers.values() for life in found for each in life.events]
+    ended = defaultdict[int, list[float]](list)
+    for each in events:
+        if each["event"] != "round" or each["fragment"] or each["missed"]:
+            continue
+        if each["contributors"] >= MAJORITY:
+            ended[each["round"]].append(at(each))
+    marks = sorted(
+        sorted(times)[MAJORITY - 1] for times in ended.values() if len(times) >= MAJORITY
+    )
+    first, start = marks[0], max(mark for mark in marks if mark <= begins)
+    stop = min((mark for mark in marks if mark >= ends), default=marks[-1])
+    useful = [
+        each for found in workers.values() for life in found for each in life.useful(overlap_steps)
+    ]
+    slack = STEP_S  # the others learn of the same end a little later
+    quiet = sum(steps for when, steps in useful if first + slack < when <= start + slack)
+    rate = quiet / WORKERS / (start - first)
+    seconds = stop - start
+    return Outcome(
+        quiet_rate=rate,
+        seconds=seconds,
+        rounds=sum(start < mark <= stop for mark in marks),
+        useful=sum(steps for when, steps in useful if start + slack < when <= stop + slack),
+        possible=rate * WORKERS * seconds,
+        living=rate * (lived_s(faults, stop - begins) + WORKERS * (begins - start)),
+        stalled_s=sum(
+            each["stall_s"]
+            for each in events
+            if each["event"] == "round" and start + slack < at(each) <= stop + slack
+        ),
+        unasked=unasked,
+    )
+
+
+# --------------------------------------------------------------------------------- what is done
+
+
+@dataclass
+class Swarm:
+    """The processes, each at its place.
+
+    Args:
+        folder: each worker has one of its own there, with its events in the file `out`.
+        lighthouse: torchft's; no fault concerns it.
+    """
+
+    members: Sequence[NamespaceHost]
+    folder: Path
+    options: argparse.Namespace
+    lighthouse: str
+    names: list[str] = field(default_factory=lambda: [f"w{n}" for n in range(WORKERS)])
+    processes: "dict[int, subprocess.Popen[bytes]]" = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)  # places whose process is to be gone
+    unasked: int = 0
+    everybody: list[str] = field(default_factory=list)
+
+    def start(self, place: int) -> None:
+        name = self.names[place]
+        if name not in self.everybody:
+            self.everybody.append(name)
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        with (folder / "out").open("a") as out, (folder / "log").open("a") as log:
+            self.processes[place] = subprocess.Popen(
+                [*self.members[place].prefix, *SYSTEMS[self.options.system](self, place, name)],
+                stdout=out,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
+            )
+        self.away.discard(place)
+
+    def begin(self, fault: Fault) -> None:
+        process = self.processes[fault.place]
+        match fault.kind:
+            case "kill":
+                self.away.add(fault.place)
+                process.kill()
+            case "stop":
+                process.send_signal(signal.SIGSTOP)
+            case "cut":
+                self._link(fault.place, "down")
+            case "slow":
+                self._shape(fault.place, SLOW_MBPS)
+            case "replace":
+                self.away.add(fault.place)
+                process.terminate()
+
+    def end(self, fault: Fault) -> None:
+        process = self.processes[fault.place]
+        match fault.kind:
+            case "kill":
+                self.start(fault.place)
+            case "stop":
+                process.send_signal(signal.SIGCONT)
+            case "cut":
+                self._link(fault.place, "up")
+            case "slow":
+                self._shape(fault.place, MBPS)
+            case "replace":
+                process.kill()  # it has long left
+                self.names[fault.place] = f"w{len(self.everybody)}"
+                self.start(fault.place)
+
+    def watch(self) -> None:
+        """Starts again what has ended unasked."""
+        for place, process in self.processes.items():
+            if place not in self.away and process.poll() is not None:
+                self.unasked += 1
+                print(f"{self.names[place]} has ended: {process.returncode}", flush=True)
+                self.start(place)
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    def lives(self) -> dict[str, list[Life]]:
+        return {name: lives(self.folder / name) for name in self.everybody}
+
+    def _link(self, place: int, state: str) -> None:
+        port = self._hub_port(place)
+        subprocess.run(["ip", "-n", port[0], "link", "set", port[1], state], check=True)
+
+    def _shape(self, place: int, mbps: float) -> None:
+        for name, interface in (self._hub_port(place), (self.members[place].name, "eth0")):
+            shape = ["root", "tbf", "rate", f"{mbps}mbit", "burst", "64kb", "limit", "256kb"]
+            command = ["tc", "-n", name, "qdisc", "replace", "dev", interface, *shape]
+            subprocess.run(command, check=True)
+
+    def _hub_port(self, place: int) -> tuple[str, str]:
+        """(namespace, interface) of the other end of a member's link."""
+        stem, _, port = self.members[place].name.rpartition("-")
+        return f"{stem}-hub", port
+
+
+def murmuration(swarm: Swarm, place: int, name: str) -> list[str]:
+    """The command of a worker."""
+    addresses = [f"{member.address}:{PORT}" for member in swarm.members]
+    own = addresses.pop(place)
+    if name == f"w{place}":
+        words = ["up", "--min-peers", str(WORKERS), "--preset", swarm.options.preset]
+        words += [word for each in addresses for word in ("--join", each)]
+        words += ["--steps", "10000000", "--inner-steps", str(swarm.options.inner_steps)]
+    else:
+        words = ["join", *addresses]
+    words += ["--set", f"task.name={TASK}", "--set", f"task.pause_s={STEP_S}", "--insecure"]
+    words += [
+        "--name",
+        name,
+        "--listen",
+        own,
+        "--out",
+        str(swarm.folder / name),
+        "--json",
+        "--threads",
+        "1",
+    ]
+    return [sys.executable, "-m", "murmuration.worker.cli", *words]
+
+
+def torchft(swarm: Swarm, place: int, name: str) -> list[str]:
+    """The command of a worker."""
+    address, steps = swarm.members[place].address, str(swarm.options.inner_steps)
+    words = [name, address, str(place), str(STEP_S), steps, swarm.lighthouse]
+    return [str(PEERS / "python"), "-m", "tests.lab.peers.torchft_churn", *words]
+
+
+SYSTEMS = {"murmuration": murmuration, "torchft": torchft}
+
+
+@contextmanager
+def lighthouse(network: Namespaces, options: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """torchft's, beside the workers' network; its URL. Empty for another system."""
+    if options.system != "torchft":
+        yield ""
+        return
+    where = f"{network.host_address}:{PORT}"
+    command = [str(PEERS / "torchft_lighthouse"), "--bind", where]
+    command += ["--min_replicas", str(MAJORITY), "--join_timeout_ms", str(options.join_timeout_ms)]
+    with (folder / "lighthouse.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield f"http://{where}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def through(swarm: Swarm, faults: Sequence[Fault], minutes: float) -> None:
+    """Does what the plan says, from now on, and returns at its end."""
+    began = time.monotonic()
+    turns = [(each.at_s, swarm.begin, each) for each in faults]
+    turns += [(each.end_s, swarm.end, each) for each in faults]
+    for when_s, act, fault in sorted(turns, key=lambda turn: turn[0]):
+        attend(swarm, began + when_s)
+        act(fault)
+    attend(swarm, began + 60 * minutes)
+
+
+def attend(swarm: Swarm, until: float) -> None:
+    """Watches over the processes until that monotonic time."""
+    while (left_s := until - time.monotonic()) > 0:
+        time.sleep(min(0.5, left_s))  # between two looks at the processes
+        swarm.watch()
+
+
+def await_rounds(swarm: Swarm, patience_s: float = 180.0) -> None:
+    """Until all workers have completed a round."""
+    until = time.monotonic() + patience_s
+    while True:
+        latest = [found[-1] if found else Life([]) for found in swarm.lives().values()]
+        if all(list(life.useful(0)) for life in latest):
+            return
+        if time.monotonic() > until:
+            raise SystemExit(f"goodput: no round of all workers in {patience_s:g} s")
+        attend(swarm, time.monotonic() + 1)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rates", type=float, nargs="+", default=[20.0, 100.0], help="Mbit/s")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=int, default=6, help="of each iperf3 run")
-    parser.add_argument("--peer", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--minutes", type=float, default=30.0, help="of the plan of faults")
+    parser.add_argument("--quiet-minutes", type=float, default=2.0, help="before it")
+    parser.add_argument("--per-minute", type=float, default=2.0, help="faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--system", choices=SYSTEMS, default="murmuration")
+    parser.add_argument(
+        "--join-timeout-ms", type=int, default=60_000, help="of torchft's lighthouse"
+    )
+    parser.add_argument("--preset", choices=("diloco", "streaming"), default="diloco")
+    parser.add_argument("--inner-steps", type=int, default=50)
+    parser.add_argument("--out", type=Path, help="keep what the workers write here")
     options = parser.parse_args()
-    if options.peer is not None:
-        return _peer(**options.peer)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    faults = plan(options.seed, options.minutes, options.per_minute)
+    for each in faults:
+        print(f"{each.at_s:7.1f} s  w{each.place}  {each.kind:8} for {each.for_s:.1f} s")
     try:
-        shares = [measure(rate, options.rounds, options.seconds) for rate in options.rates]
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(options, faults, options.out or Path(folder))
     except NoNamespaces as reason:
         raise SystemExit(f"goodput: {reason}") from reason
-    print(f"least: {min(shares):.3f} of iperf3; wanted: {TARGET}")
-    return 0 if min(shares) >= TARGET else 1
+    name = f"ours, {options.preset}" if options.system == "murmuration" else "torchft 0.2.0, DiLoCo"
+    print(f"\n{HEAD}\n{found.row(name, len(faults))}")
+    return 0 if found.useful / found.living >= TARGET else 1
 
 
-def measure(rate_mbps: float, rounds: int, seconds: int) -> float:
-    """The exchange's goodput as a part of iperf3's with both directions busy."""
-    with Namespaces(2, Link(rate_mbps=rate_mbps)) as network:
-        one, other = network.members
-        ahead = iperf3(one, other, seconds)["sum_received"]
-        both = iperf3(one, other, seconds, "--bidir")
-        ways = [
-            both[key]["bits_per_second"] / 1e6
-            for key in ("sum_received", "sum_received_bidir_reverse")
-        ]
-        before = network.counters()[0].sent_bytes
-        rates, payload = exchange(network.members, rate_mbps, rounds)
-        frames = network.counters()[0].sent_bytes - before
-    one_way = ahead["bits_per_second"] / 1e6
-    ours, theirs = statistics.median(rates), statistics.mean(ways)
-    print(
-        f"{rate_mbps:g} Mbit/s: iperf3 {one_way:.2f} one way, {ways[0]:.2f} and {ways[1]:.2f} both "
-        f"ways at once; exchange {ours:.2f} each way at once (rounds {min(rates):.2f} to "
-        f"{max(rates):.2f}), {ours / theirs:.3f} of iperf3 both ways, {ours / one_way:.3f} of one "
-        f"way; on the wire {frames / payload:.3f} bytes per byte of payload",
-        flush=True,
-    )
-    return ours / theirs
-
-
-def iperf3(one: NamespaceHost, other: NamespaceHost, seconds: int, *words: str) -> dict[str, Any]:
-    """The summary of a run from one member to another."""
-    command = ["iperf3", "--server", "--one-off", "--forceflush"]
-    with subprocess.Popen([*other.prefix, *command], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        while "listening" not in server.stdout.readline():
-            if server.poll() is not None:
-                raise SystemExit("goodput: iperf3 does not start; is it installed?")
-        call = ["iperf3", "--json", "--time", str(seconds), "--client", other.address, *words]
-        done = subprocess.run([*one.prefix, *call], check=True, stdout=subprocess.PIPE, text=True)
-    summary: dict[str, Any] = json.loads(done.stdout)["end"]
-    return summary
-
-
-def exchange(
-    members: Sequence[NamespaceHost], rate_mbps: float, rounds: int
-) -> tuple[list[float], int]:
-    """(Mbit/s of payload that a peer sent in each round but the first, bytes of all rounds)."""
-    mbytes = max(1, round(rate_mbps / 8 * _ROUND_S))
-    reports = in_rounds(members, rounds, mbytes=mbytes, preset="diloco", pause_s=0.0)
-    timed = [each for report in reports for each in report[1:]]
-    payload = sum(sent for sent, _, _ in reports[0])
-    return [sent * 8 / took_s / 1e6 for sent, took_s, _ in timed], payload
-
-
-def in_rounds(
-    members: Sequence[NamespaceHost],
-    rounds: int,
-    *,
-    mbytes: float,
-    preset: str,
-    pause_s: float,
-    certificates: Path | None = None,
-) -> list[list[tuple[int, float, float]]]:
-    """Of each peer, a process behind each member's link: (payload bytes sent, seconds, seconds
-    before it until anchors were there) of one round to open the connections, and of so many more.
-    With a folder for their certificates they use mutual TLS.
-    """
-    if certificates is not None:
-        authority = Authority.make(certificates)
-        for i in range(len(members)):
-            authority.new_identity(Role.PEER, f"p{i}").save(certificates / f"p{i}")
-    asked = {
-        "addresses": [f"{member.address}:{_PORT}" for member in members],
-        "mbytes": mbytes,
-        "rounds": rounds + 1,
-        "preset": preset,
-        "pause_s": pause_s,
-        "certificates": None if certificates is None else str(certificates),
-    }
-    peers = [
-        subprocess.Popen(
-            [*member.prefix, sys.executable, __file__, "--peer", json.dumps({**asked, "index": i})],
-            env={**os.environ, "PYTHONPATH": "."},
-            stdin=subprocess.PIPE,  # held open: a peer stays until it is told to go
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for i, member in enumerate(members)
-    ]
-    try:
-        reports = []
-        for peer in peers:
-            assert peer.stdout is not None
-            reports.append(json.loads(peer.stdout.readline() or '{"rounds": []}'))
-    finally:
-        for peer in peers:
-            peer.kill()
-            peer.communicate()
-    if any(len(report["rounds"]) != rounds + 1 for report in reports):
-        raise SystemExit("a peer has ended early")
-    return [report["rounds"] for report in reports]
-
-
-def _peer(
-    *, index: int, addresses: list[str], certificates: str | None = None, **options: Any
-) -> int:
-    from tests.lab.exchange import peer
-
-    identity = None if certificates is None else Identity.load(Path(certificates) / f"p{index}")
-    peer(index, addresses, argparse.Namespace(codec="fp32", **options), _Print(), identity)
-    return 0
+def measure(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> Outcome:
+    """One run, from start to end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    usual = PRESETS[options.preset]
+    overlap_steps = usual.overlap_steps * options.inner_steps // usual.inner_steps
+    with (
+        Namespaces(WORKERS, Link(rate_mbps=MBPS)) as network,
+        lighthouse(network, options, folder) as url,
+    ):
+        swarm = Swarm(network.members, folder, options, url)
+        try:
+            for place in range(WORKERS):
+                swarm.start(place)
+            await_rounds(swarm)
+            attend(swarm, time.monotonic() + 60 * options.quiet_minutes)
+            begins = time.time()
+            through(swarm, faults, options.minutes)
+            ends = time.time()
+            attend(swarm, time.monotonic() + 2 * options.inner_steps * STEP_S + 5)
+        finally:
+            swarm.kill()
+        return outcome(swarm.lives(), faults, begins, ends, overlap_steps, swarm.unasked)
 
 
 if __name__ == "__main__":

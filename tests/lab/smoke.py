@@ -29,12 +29,13 @@ ARGUMENTS = {
     "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
     "--line 'alone: local' --line 'DDP: ddp' --line 'onebit: onebit diloco.inner_steps=6' "
     "--results {out}/results.jsonl --picture {out}/frontier.png",
-    "goodput": "--rates 100 --rounds 2 --seconds 1",
+    "goodput": "--minutes 1 --quiet-minutes 0.5 --inner-steps 10",
     "gpu": "--device cpu --results {out}/gpu.json",
     "hostile": "--seconds 1 --only flood",
     "kill-loop": "--minutes 0.5 --every 15",
     "kseed": "--steps 4 --pretrain 4 --workers 2 --lr 1e-3 --kseed-lr 1e-3 "
     "--results {out}/results.jsonl",
+    "link-use": "--rates 100 --rounds 2 --seconds 1",
     "losses": "--steps 8 --workers 2 --only diloco",
     "mean-schedules": "--schedules 5",
     "memory": "--sizes 2 3 --preset diloco",
@@ -64,7 +65,8 @@ ARGUMENTS = {
 }
 _NEEDS = {
     **dict.fromkeys(("stage-times", "sync-time", "time-to-loss", "bench"), ("root", "ip")),
-    "goodput": ("root", "ip", "iperf3"),
+    "goodput": ("root", "ip", "tc"),
+    "link-use": ("root", "ip", "iperf3"),
 }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.namespaces import Namespaces, NoNamespaces
-from tests.lab.goodput import in_rounds
+from tests.lab.link_use import in_rounds
 
 TARGET = 1.15
 
