@@ -11,9 +11,9 @@ with another name. Each takes 10 to 30 s. A process that ends unasked is started
 
 An inner step is useful once it was in a contribution to a round that most of the workers were in,
 and which did not miss it. So the event `round` of its worker says, in the process that took the
-step. Steps that a kill has lost, steps of rounds of a minority, repeated steps and waiting are not
-useful. What a peer contributes again, after rounds of a minority, is. Work that a process restores from its checkpoint does not count either. Of several fragments
-each counts alike.
+step. What a peer contributes again after rounds of a minority is useful too. Steps that a kill has
+lost, other steps of rounds of a minority, repeated steps and waiting are not. Nor is work that a
+process restores from its checkpoint. Of several fragments each counts alike.
 
 Goodput is the useful steps, from the first fault to the end of the plan, over those that the
 workers could have taken at the rate of the quiet minutes: of all workers at all times, and of the
