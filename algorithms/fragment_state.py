@@ -2,7 +2,8 @@
 
     contribute ──► in flight ──► apply      a round that closed
                              ├─► abandon    one that came to nothing
-                             └─► release    one that another peer's state may hold: then adopt
+                             └─► release    one that another peer's state may hold: then
+                                            take_back, adopt
 
 Decides what becomes of the local parameters when a round ends, whichever way it does. Computes
 fresh tensors, and writes none that are known outside.
@@ -38,6 +39,8 @@ from murmuration.algorithms.diloco import (
 from murmuration.algorithms.fragments import Ranges, complement, union
 from murmuration.algorithms.noloco import relative_distance
 from murmuration.algorithms.plan import Plan
+
+_MOST_APART = 4  # rounds of a minority whose contributions are remembered
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,18 @@ class _FailedTry:
         return g if self.error is None else g - self.error
 
 
+@dataclass(frozen=True)
+class _Apart:
+    """What this peer has given to rounds without most of the `peers` that were there before. Others
+    may have gone on too, and their state has none of it. Args: first: of `rounds` in a row."""
+
+    first: int
+    peers: int
+    rounds: int = 0
+    work_steps: int = 0
+    g: Tensor | float = 0.0
+
+
 class FragmentOptimizer:
     """The outer optimizer of one fragment on one peer.
 
@@ -198,6 +213,7 @@ class FragmentOptimizer:
         self._update = plan.group_update() if plan.exchange == "pairs" else None
         self._start: Tensor | None = None  # that local parameters went on from, not the anchor
         self._failed_try: _FailedTry | None = None
+        self._apart: _Apart | None = None
         self._sent: deque[SentRound] = deque(
             maxlen=REMEMBERED_ROUNDS
         )  # where replicas keep the rest
@@ -270,7 +286,7 @@ class FragmentOptimizer:
 
     def start_from_anchor(self) -> None:
         """The local parameters are others: they are taken to have gone on from the anchor."""
-        self.in_flight = self._start = self._failed_try = None
+        self.in_flight = self._start = self._failed_try = self._apart = None
 
     def renumber(self, version: int) -> None:
         """The run goes on after its last step, whose rounds were not the schedule's own."""
@@ -343,7 +359,7 @@ class FragmentOptimizer:
 
     def advance(self, result: RoundResult) -> None:
         """Commits a round that closed and `only_merges`. The memory of its mean is used again."""
-        self._closed()
+        self._note_apart(self._closed(), result)
         self._commit_round(result, *self._outer_step(result, reuse=not self._averaged))
 
     def apply(self, result: RoundResult, local: Tensor) -> Tensor:
@@ -365,11 +381,21 @@ class FragmentOptimizer:
             merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
         if result.missed:
             self.work_steps += contribution.work_steps
+        self._note_apart(contribution, result)
         if self._plan.keeps and result.sent is not None:
             taken = complement(result.missed, len(merged))
             self._sent.append(SentRound(result.round, result.sent, taken))
         self._commit_round(result, anchor, momentum)
         return go_on_with_integers(merged, local, old.anchor, contribution.g, anchor, self._exact)
+
+    def _note_apart(self, sent: Contribution, result: RoundResult) -> None:
+        """Before a round that closed is committed; where replicas keep the rest, `_sent` has it."""
+        apart = self._apart or _Apart(result.round, len(self.state.group))
+        if self._plan.exchange == "pairs" or 2 * result.contributors > apart.peers:
+            self._apart = None
+        elif not (result.missed or self._plan.keeps or apart.rounds == _MOST_APART):
+            rounds, work_steps = apart.rounds + 1, apart.work_steps + sent.work_steps
+            self._apart = replace(apart, rounds=rounds, work_steps=work_steps, g=apart.g + sent.g)
 
     def _commit_round(self, result: RoundResult, anchor: Tensor, momentum: Tensor) -> None:
         state = self.state
@@ -450,6 +476,15 @@ class FragmentOptimizer:
                 error = contribution.values - self._encoded(contribution.values)()
             self._count(contribution, counted, error)
         return local
+
+    def take_back(self, given_up: int, local: Tensor) -> Tensor:
+        """The local parameters with what was given to rounds of a minority, where so many of the
+        last rounds are in no state that comes. Before `adopt`."""
+        apart, self._apart = self._apart, None
+        if apart is None or apart.first < self.state.version - given_up:
+            return local
+        self.work_steps += apart.work_steps
+        return local - apart.g
 
     def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool, me: str = "") -> Tensor:
         """Takes over another peer's state.

@@ -51,7 +51,9 @@ EventKind = Literal[
     # step, others: that go on; unsent_steps: that are in no round; apart: its model is its own
     "left",
     "preempted",  # source: of the notice that this machine will go away
-    "adopted",  # donor, step, reason: another peer's state was taken over
+    # donor, step, reason, confirmed_by: another peer's state was taken over; rounds_given_up: of
+    # this peer's; kept_steps: inner steps of these that it contributes again; apart
+    "adopted",
     "skipped",  # step, reason
     "resumed",  # path, step: goes on from a checkpoint of this peer's own
     "checkpoint",  # path, step, seconds

@@ -17,14 +17,7 @@ from tests.support.fork_server import MURMUR, run
 from tests.support.gate import gate
 from tests.support.namespaces import why_not
 from tests.support.shaped import relayed_swarm
-from tests.support.workers import (
-    PATIENCE_S,
-    QUICK,
-    SMALL,
-    Hashes,
-    free_addresses,
-    settings_of,
-)
+from tests.support.workers import PATIENCE_S, QUICK, SMALL, Hashes, free_addresses, settings_of
 
 RATE_BYTES_S = 20e6 / 8
 

@@ -10,13 +10,7 @@ from murmuration.worker.config import load_config
 from tests.support.gate import gate
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
-from tests.support.workers import (
-    QUICK,
-    SMALL,
-    Hashes,
-    running_swarm,
-    settings_of,
-)
+from tests.support.workers import QUICK, SMALL, Hashes, running_swarm, settings_of
 
 # A partner that a busy machine holds up is waited for, whoever is in doubt of it.
 PATIENT = settings_of(

@@ -9,14 +9,7 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.round_context import Context
-from tests.protocol.one_reducer import (
-    bench,
-    contribution,
-    encoded,
-    header,
-    received,
-    up,
-)
+from tests.protocol.one_reducer import bench, contribution, encoded, header, received, up
 from tests.protocol.views import view
 from tests.protocol.virtual_time import run
 

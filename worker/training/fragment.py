@@ -272,12 +272,15 @@ class FragmentReplica(FragmentOptimizer):
             self.write(moved)
         return moved is not None
 
-    def take_over(self, theirs: FragmentState, *, keep: bool, me: str = "") -> None:
+    def take_over(
+        self, theirs: FragmentState, *, keep: bool, me: str = "", given_up: int = 0
+    ) -> None:
         """Adopts another peer's committed state, and goes on from it.
 
         Args:
             keep: whether progress against the own anchor, if there is any, is kept.
             me: this peer, as contributors are listed.
+            given_up: how many of its last rounds that state has not got.
         """
         counted: Ranges = ()
         error = None
@@ -291,6 +294,7 @@ class FragmentReplica(FragmentOptimizer):
         own = self.release(theirs.version, self.local, counted, error)
         if self.in_flight is None:
             self.arrived = None
+        own = self.take_back(given_up, own) if keep else own
         keep = keep and not torch.equal(own, self.state.anchor)
         self.write(self.adopt(theirs, own, keep=keep, me=me))
 

@@ -491,7 +491,7 @@ class OuterLoop:
         """Takes over another peer's committed states; own progress against the anchor is kept."""
         self._put_back()
         taken, phase = [], self.reporter.phase
-        lost, apart = 0, 0.0
+        lost, kept, apart = 0, 0, 0.0
         for index, theirs in sorted(adopt.states.items()):
             each = self.fragments[index]
             # Before the start the others' group wins: theirs is the run under way.
@@ -503,7 +503,10 @@ class OuterLoop:
                     values = slice(each.fragment.elements - each.fragment.exact)
                     distance = relative_distance(each.state.anchor[values], theirs.anchor[values])
                     apart = max(apart, distance)
-                each.take_over(theirs, keep=not self._gradients, me=adopt.me)
+                before = each.work_steps
+                given_up = adopt.given_up.get(index, 0)
+                each.take_over(theirs, keep=not self._gradients, me=adopt.me, given_up=given_up)
+                kept = max(kept, each.work_steps - before)
                 taken.append(index)
         if not taken:
             return
@@ -524,6 +527,7 @@ class OuterLoop:
             reason=adopt.reason,
             confirmed_by=list(adopt.confirmed_by),
             rounds_given_up=lost,
+            kept_steps=kept,
             apart=apart,
         )
         self.publish()

@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.compare.tables import (
-    Conditions,
-    cells,
-    row_of,
-)
+from tests.lab.compare.tables import Conditions, cells, row_of
 
 CONDITIONS = Conditions(workers=4, steps=400, seed=0, cores=2, params=381_600)
 
