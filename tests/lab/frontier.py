@@ -1,10 +1,10 @@
 """Bytes against loss: every line tuned by itself, on several seeds, with intervals.
 
-    python -m tests.lab frontier [--steps 600] [--workers 4] [--size 0.2m] [--seeds 5]
+    python -m tests.lab frontier [--steps 600 ...] [--workers 4] [--size 0.2m ...] [--seeds 5]
         [--optimizer muon] [--lr 0.004 0.008 0.016 0.032] [--outer LR,MOMENTUM ...]
         [--set SECTION.KEY=VALUE ...]
-        [--line 'NAME: PRESET[/MEAN] SECTION.KEY=VALUE ...' ...] [--against NAME] [--minutes N]
-        [--results runs/frontier.jsonl] [--picture PNG] [--finished] [--check STEPS]
+        [--line 'NAME: PRESET[/MEAN] SECTION.KEY=VALUE ...' ...] [--against NAME ...] [--minutes N]
+        [--part K/N] [--results runs/frontier.jsonl] [--picture PNG] [--finished] [--check STEPS]
 
 A line is one worker alone, DDP or a plan. Each gets its own outer step, of those given, and its own
 inner learning rate, of four or more: a best one at an edge is tried against the next. Both are
@@ -12,29 +12,32 @@ chosen on a seed and a text that the table does not use: the sources of torch.nn
 of Python's own. Then the line trains on each seed.
 
 Differences are between runs with the same seed, so with the same first parameters and samples. An
-interval is of 95 %, by Student's t over the seeds; a difference that is within it is "none". R is
-the share of what DDP gains over one worker alone. Bytes are those of encoded contributions and
+interval is of 95 %, by Student's t over the seeds, each by itself: of twenty one is wrong by
+chance. A difference that its interval does not carry is "none", with half the interval. R is the
+share of what DDP gains over one worker alone. Bytes are those of encoded contributions and
 reductions that a worker sends, before zstd, beside data-parallel training in bf16; an exact mean
-that ends a run counts in a column of its own. The picture has the bytes without it.
+that ends a run counts in a column of its own. The picture has the bytes without it, of the first
+length and size; and R over lengths and over sizes, where there are several.
 
 Runs are `algorithms/reference.py` with the gradients of all workers in one pass, on one core.
 `MEAN` is one of `one_process.MEANS`: what a plan takes for the mean pseudo-gradient. A finished run
 is a line of the results file and is not run again, as long as settings and code that matter are
 the same. `--minutes` begins no run after that time; the same command goes on. For more cores,
-start it with other lines and the same results file, then with all lines and `--finished`.
+start parts 1/2 and 2/2 of the lines with one results file, then all lines with `--finished`.
 `--check` compares every line with one pass for each worker, rounds included, and exits with 1
 where they differ by more than rounding. Prints Markdown.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import logging
 import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -60,19 +63,20 @@ SIZES = {
 }  # width, width of the SwiGLU layer, layers, heads
 LINES = (
     "alone: local",
-    "DDP: ddp",
-    "fp32, H 28: diloco diloco.inner_steps=28",
-    "onebit: onebit",
-    "fp32, H 28, half Iso-C: diloco/half-iso diloco.inner_steps=28",
     "four bits, kept, H 100, tau 0: onebit diloco.inner_steps=100 diloco.overlap_steps=0 "
     'diloco.codec="e3m0" diloco.reduction_codec="e3m0"',
     "onebit, tau 0: onebit diloco.overlap_steps=0",
+    "DDP: ddp",
+    "fp32, H 28: diloco diloco.inner_steps=28",
+    "fp32, H 28, half Iso-C: diloco/half-iso diloco.inner_steps=28",
+    "onebit: onebit",
     "streaming, H 100, tau 0: streaming diloco.inner_steps=100 diloco.overlap_steps=0 "
     "diloco.merge_alpha=0.0",
     "streaming, H 100: streaming diloco.inner_steps=100",
     "fp32, H 28, radial: diloco/radial diloco.inner_steps=28",
     'onebit, ternary back, H 36: onebit diloco.inner_steps=36 diloco.reduction_codec="ternary"',
 )
+AGAINST = ("fp32, H 28", "onebit")
 _PACKAGE = Path(murmuration.algorithms.__path__[0])
 _CODE = (
     *(_PACKAGE / f"{name}.py" for name in ("reference", "diloco", "schedule", "fragments")),
@@ -259,15 +263,16 @@ def ddp_bytes(trained: Trained) -> float:
 def main() -> int:
     """Trains what is not in the results yet; prints the table and draws the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, nargs="+", default=[600])
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--size", choices=SIZES, default="0.2m")
+    parser.add_argument("--size", choices=SIZES, nargs="+", default=["0.2m"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--optimizer", default="muon")
     parser.add_argument("--lr", type=float, nargs="+", default=[0.004, 0.008, 0.016, 0.032])
     parser.add_argument("--outer", type=pair, nargs="+", default=OUTER_STEPS, metavar="LR,MOMENTUM")
     parser.add_argument("--line", dest="lines", type=Line.of, action="append")
-    parser.add_argument("--against", default="onebit", metavar="NAME", help="of a line")
+    parser.add_argument("--against", nargs="+", default=AGAINST, metavar="NAME", help="of a line")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth line, from the Kth")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--results", type=Path, default=Path("runs/frontier.jsonl"))
@@ -275,21 +280,28 @@ def main() -> int:
     parser.add_argument("--finished", action="store_true", help="print results, train nothing")
     parser.add_argument("--check", type=int, metavar="STEPS", help="train nothing else")
     options = parser.parse_args()
-    campaign = Campaign(
-        steps=options.check or options.steps,
+    part, parts = map(int, options.part.split("/"))
+    lines = (options.lines or [Line.of(text) for text in LINES])[part - 1 :: parts]
+    first = Campaign(
+        steps=options.check or options.steps[0],
         workers=options.workers,
-        settings=(*size_settings(options.size, options.optimizer), *options.settings),
+        settings=(*size_settings(options.size[0], options.optimizer), *options.settings),
         results=Results(options.results),
         lrs=tuple(options.lr),
         outer_steps=tuple(options.outer),
         until=-math.inf if options.finished else time.monotonic() + 60 * options.minutes,
     )
-    lines = options.lines or [Line.of(text) for text in LINES]
     if options.check:
-        return check(lines, campaign)
-    best, losses = measure(lines, campaign, options.seeds)
-    print(table(best, losses, campaign, options.against))
-    draw(options.picture, best, losses)
+        return check(lines, first)
+    cells: dict[tuple[int, str], Losses] = {}
+    for steps, size in itertools.product(options.steps, options.size):
+        settings = (*size_settings(size, options.optimizer), *options.settings)
+        campaign = replace(first, steps=steps, settings=settings)
+        best, losses = measure(lines, campaign, options.seeds)
+        print(table(best, losses, campaign, options.against), flush=True)
+        if losses:
+            cells[steps, size] = losses
+    draw(options.picture, cells)
     return 0
 
 
@@ -398,11 +410,11 @@ def of_name(losses: Losses, name: str) -> list[float]:
     return [r.loss for line, results in losses.items() if line.name == name for r in results]
 
 
-def paired(losses: Losses, line: Line, name: str) -> Interval | None:
+def paired(losses: Losses, line: Line, name: str) -> str:
     """What the line loses more than another, seed by seed."""
     pairs = zip((r.loss for r in losses[line]), of_name(losses, name), strict=False)
     apart = [one - other for one, other in pairs]
-    return Interval.of(apart) if apart else None
+    return "-" if line.name == name or not apart else Interval.of(apart).difference
 
 
 def share(losses: Losses, line: Line) -> Interval | None:
@@ -413,18 +425,19 @@ def share(losses: Losses, line: Line) -> Interval | None:
     return Interval.of(found) if found else None
 
 
-def table(best: dict[Line, Rates], losses: Losses, campaign: Campaign, against: str) -> str:
+def table(
+    best: dict[Line, Rates], losses: Losses, campaign: Campaign, against: Sequence[str]
+) -> str:
     """Markdown."""
     if not losses:
         return "no line is tuned and trained yet"
     cpu_s = sum(result.cpu_s for results in losses.values() for result in results)
-    params = next(iter(losses.values()))[0].params
     rows = [
-        f"{campaign.workers} workers, {campaign.steps} steps, {params:,} parameters; "
+        f"{campaign.workers} workers, {campaign.steps} steps, {params_of(losses):,} parameters; "
         f"{cpu_s:.0f} s of one core without the tuning\n",
         f"| line | inner lr | outer lr, momentum | of bf16 DDP | with the last mean | loss | "
-        f"least, greatest | seeds | beside `{against}` | R |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"least, greatest | seeds | {' | '.join(f'beside {name}' for name in against)} | R |",
+        "| --- " + "| ---: " * (8 + len(against)) + "|",
     ]
     for line, results in losses.items():
         rates, values, first = best[line], [result.loss for result in results], results[0]
@@ -432,11 +445,11 @@ def table(best: dict[Line, Rates], losses: Losses, campaign: Campaign, against: 
         bytes_ = "- | -"
         if line.has_outer_step:
             bytes_ = f"1/{first.fewer:.0f} | 1/{fewer_with_last_mean(line, first, campaign):.0f}"
-        apart = None if line.name == against else paired(losses, line, against)
+        beside = " | ".join(paired(losses, line, name) for name in against)
         rows.append(
             f"| {line.name} | {rates.lr:g} | {outer} | {bytes_} | {statistics.fmean(values):.3f} | "
             f"{min(values):.3f}, {max(values):.3f} | {len(values)} | "
-            f"{apart.difference if apart else '-'} | {share(losses, line) or '-'} |"
+            f"{beside} | {share(losses, line) or '-'} |"
         )
     return "\n".join(rows)
 
@@ -449,41 +462,68 @@ def fewer_with_last_mean(line: Line, result: Result, campaign: Campaign) -> floa
     return result.fewer * rounds / (rounds + last)
 
 
-def draw(path: Path, best: dict[Line, Rates], losses: Losses) -> None:
-    """R of each plan over its bytes, with intervals."""
-    shares = {
-        line: each for line in losses if line.has_outer_step and (each := share(losses, line))
+Points = dict[str, list[tuple[float, Interval]]]
+"""By plan, R at several places of an axis."""
+
+
+def draw(path: Path, cells: Mapping[tuple[int, str], Losses]) -> None:
+    """R with intervals over bytes, and over lengths and sizes where there are several."""
+    steps, size = next(iter(cells), (0, ""))
+    lengths = {n: losses for (n, of), losses in cells.items() if of == size}
+    sizes = {params_of(each): each for (n, _), each in cells.items() if n == steps}
+    first = {params_of(each): each for each in list(cells.values())[:1]}
+    panels = {
+        "times fewer bytes than bf16 DDP, in rounds (without the last mean)": points(first, True),
+        "inner steps": points(lengths) if len(lengths) > 1 else {},
+        "parameters": points(sizes) if len(sizes) > 1 else {},
     }
-    if not shares:
+    panels = {label: found for label, found in panels.items() if found}
+    if not panels:
         return
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), dpi=130, layout="constrained")
+    figure = Figure(figsize=(3 + 5 * len(panels), 4.5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for place, (line, each) in enumerate(shares.items()):
-        half = each.half if math.isfinite(each.half) else 0.0
-        axes.errorbar(
-            losses[line][0].fewer * 1.03 ** (place % 5 - 2),  # side by side where bytes are equal
-            each.mean,
-            yerr=half,
-            fmt="os^Dv<>ph*X"[place % 11],
-            capsize=3,
-            label=line.name,
-        )
-    axes.axhline(1, color="#555555", linewidth=1.2, label="DDP")
-    axes.axhline(0, color="#555555", linewidth=1.2, linestyle=(0, (4, 3)), label="alone")
-    axes.set_xscale("log")
-    axes.set_xlabel("times fewer bytes than bf16 DDP, in rounds (without the last mean)")
-    axes.set_ylabel("R: share of DDP's gain, with its interval of 95 %")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e5e5e5", linewidth=0.6)
-    axes.set_axisbelow(True)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+    names = dict.fromkeys(name for found in panels.values() for name in found)
+    for axes, (label, found) in zip(drawn, panels.items(), strict=True):
+        for place, name in enumerate(names):
+            at = [x * 1.03 ** (place % 5 - 2) for x, _ in found.get(name, ())]  # side by side
+            means = [each.mean for _, each in found.get(name, ())]
+            halves = [
+                each.half if math.isfinite(each.half) else 0 for _, each in found.get(name, ())
+            ]
+            marker = "os^Dv<>ph*X"[place % 11]
+            axes.errorbar(at, means, yerr=halves, marker=marker, capsize=3, label=name)
+        axes.axhline(1, color="#555555", linewidth=1.2, label="DDP")
+        axes.axhline(0, color="#555555", linewidth=1.2, linestyle=(0, (4, 3)), label="alone")
+        axes.set_xscale("log")
+        axes.set_xlabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#e5e5e5", linewidth=0.6)
+        axes.set_axisbelow(True)
+    drawn[0].set_ylabel("R: share of DDP's gain, with its interval of 95 %")
+    shown = drawn[0].get_legend_handles_labels()
+    figure.legend(*shown, loc="outside right upper", frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def points(along: Mapping[int, Losses], over_bytes: bool = False) -> Points:
+    """Of each plan whose R is known; over the keys, or over its bytes."""
+    found: Points = {}
+    for x, losses in along.items():
+        for line, results in losses.items():
+            if line.has_outer_step and (each := share(losses, line)):
+                at = results[0].fewer if over_bytes else x
+                found.setdefault(line.name, []).append((at, each))
+    return found
+
+
+def params_of(losses: Losses) -> int:
+    return next(iter(losses.values()))[0].params
 
 
 if __name__ == "__main__":

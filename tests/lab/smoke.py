@@ -36,7 +36,7 @@ ARGUMENTS = {
     "kseed": "--steps 4 --pretrain 4 --workers 2 --lr 1e-3 --kseed-lr 1e-3 "
     "--results {out}/results.jsonl",
     "link-use": "--rates 100 --rounds 2 --seconds 1",
-    "losses": "--steps 8 --workers 2 --only diloco",
+    "losses": "--steps 8 --workers 2 --only 'noloco, H 20, fp32'",
     "mean-schedules": "--schedules 5",
     "memory": "--sizes 2 3 --preset diloco",
     "one-hostile": "--steps 40",
