@@ -186,12 +186,6 @@ def load_config(
     return parse_config(*read_all(path, *_with_preset(settings, preset, flags)))
 
 
-def file_says(path: Path | None, section: str, key: str) -> object:
-    """The value in a run's TOML, unchecked; None where there is none. Raises ConfigError."""
-    part = _read(path).get(section) if path else None
-    return part.get(key) if isinstance(part, dict) else None
-
-
 def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Config:
     """From plain nested values, which came from `source`, to a Config. Raises ConfigError."""
     if isinstance(source, str):

@@ -110,25 +110,6 @@ def propose_placement(
     return best[1]
 
 
-def stage_sizes(peers: int, stage_load_s: Sequence[float]) -> tuple[int, ...]:
-    """How many replicas each stage gets: the next peer always goes to the most loaded stage.
-
-    Args:
-        peers: at least one for each stage.
-        stage_load_s: of each stage, the time of a visit times how often it is visited.
-
-    Raises:
-        ValueError: fewer peers than stages.
-    """
-    if peers < len(stage_load_s):
-        raise ValueError(f"{peers} peers cannot serve {len(stage_load_s)} stages: add peers")
-    sizes = [1] * len(stage_load_s)
-    for _ in range(peers - len(sizes)):
-        loads_s = [load_s / size for load_s, size in zip(stage_load_s, sizes, strict=True)]
-        sizes[loads_s.index(max(loads_s))] += 1
-    return tuple(sizes)
-
-
 def _cut(peers: Sequence[int], sizes: Sequence[int]) -> Groups:
     groups, begin = [], 0
     for size in sizes:

@@ -2,14 +2,13 @@
 
     python -m tests.lab schedule [--picture docs/evidence/schedule.png]
 
-Draws what `murmur plan --stages` predicts for the links of docs/evidence/skippipe.md.
+Draws what `plan-stages` predicts for the links of docs/evidence/skippipe.md.
 """
 
 import argparse
 import logging
 import statistics
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,8 @@ from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.algorithms.skippipe.routing import RoutingPrediction
 from murmuration.algorithms.skippipe.simulator import Kind
 from murmuration.protos.figures import percent
-from murmuration.worker.cli.plan_command import PlanOptions, StageOptions
-from murmuration.worker.cli.plan_stages import StagesAnswer, case_of
 from murmuration.worker.config import load_config
+from tests.lab.plan_stages import Options, StagesAnswer, case_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,13 +38,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--picture", type=Path, default=Path("docs/evidence/schedule.png"))
     options = parser.parse_args()
-    given = {each.name: None for each in fields(PlanOptions)}
-    asked = {"stages": 4, "microbatches": 6, "forward_ms": 100.0, "activation_bytes": 98304}
-    case = case_of(
-        load_config(None, ("stages.count=4",)),
-        PlanOptions(**given | {"links": LINKS}),
-        StageOptions(**{each.name: asked.get(each.name) for each in fields(StageOptions)}),
-    )
+    asked = Options(links=LINKS, stages=4, microbatches=6, forward_ms=100.0, activation_bytes=98304)
+    case = case_of(load_config(None, ("stages.count=4",)), asked)
     draw(options.picture, case.known.names, StagesAnswer.of(case, case.proposed()))
     return 0
 

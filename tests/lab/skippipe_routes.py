@@ -27,7 +27,6 @@ import numpy as np
 from murmuration.algorithms.skippipe.assignment import (
     StageCandidates,
     propose_placement,
-    stage_sizes,
 )
 from murmuration.algorithms.skippipe.pipeline import (
     BACKWARD_RATIO,
@@ -39,6 +38,7 @@ from murmuration.algorithms.skippipe.route import Rules
 from murmuration.algorithms.skippipe.routing import full, random
 from murmuration.algorithms.skippipe.search import Planner, search_routes
 from murmuration.algorithms.skippipe.simulator import simulate
+from tests.lab.plan_stages import stage_sizes
 
 MEMORY = 3
 WAVES = 2

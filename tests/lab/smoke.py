@@ -45,6 +45,7 @@ ARGUMENTS = {
     "parity": "--steps 40",
     "same-bits": "",
     "samples": "--seeds 1",
+    "plan-stages": "--stages 2 --link 20mbit --forward-ms 100 --activation-bytes 98304",
     "schedule": "--picture {out}/schedule.png",
     "skippipe-deadlock": "--schedules 50",
     "skippipe-omission": "--steps 4 --only full",

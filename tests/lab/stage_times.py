@@ -20,8 +20,8 @@ from pathlib import Path
 from murmuration.algorithms.skippipe.pipeline import Costs, Pipeline
 from murmuration.algorithms.skippipe.route import Rules, visited_stages
 from murmuration.algorithms.skippipe.routing import origins_in_turns, predict
-from murmuration.worker.cli.plan_stages import read_links
 from murmuration.worker.pipeline.planner import SEARCH_S
+from tests.lab.plan_stages import read_links
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event
 

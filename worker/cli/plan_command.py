@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from murmuration.protos.figures import count
-from murmuration.worker.cli.options import check_finite, flag_of, link_of, option, options
+from murmuration.worker.cli.options import check_finite, link_of, option, options
 from murmuration.worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 _FROM_1 = click.IntRange(1)
 _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
-# What a run's file says of its own count of stages only, unsaid.
-_NOT_OF_OTHER_COUNTS = ("stages.layers=[]", "stages.skip=0", "stages.spread=0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +34,7 @@ class PlanOptions:
         multiple=True,
         required=True,
         metavar="RATE[,delay=TIME][,jitter=TIME]",
-        help="A worker's link, such as 20mbit,delay=50ms; may be given several times. With "
-        "--stages the links of all peers, or a FILE.json of measurements.",
+        help="A worker's link, such as 20mbit,delay=50ms; may be given several times.",
     )
     peers: int = option("--peers", type=click.IntRange(2), default=4, show_default=True)
     preset: str | None = option("--preset", help="The preset, such as diloco.")
@@ -69,77 +65,24 @@ class PlanOptions:
         threads = "one thread" if self.threads == 1 else count(self.threads, "thread")
         return f"measured on this machine, {threads}"
 
-    @property
-    def measurements(self) -> Path | None:
-        """The file of measurements, if there is one. Raises UsageError: other links beside it."""
-        files = [text for text in self.links if text.endswith(".json")]
-        if files and len(self.links) > 1:
-            raise UsageError(f"--links {files[0]} has all links; leave the other --links out")
-        return Path(files[0]) if files else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageOptions:
-    """The options of `--stages`; None where the file or a default says it."""
-
-    stages: int | None = option("--stages", type=_FROM_1, help="Cut the model into stages.")
-    replicas: int | None = option("--replicas", type=_FROM_1, help="The replicas of each stage; 2.")
-    skip: float | None = option(
-        "--skip",
-        type=click.FloatRange(0, 1, max_open=True),
-        help="Leave this share of the stages out of each route; 0.25.",
-    )
-    spread: int | None = option(
-        "--spread",
-        type=click.IntRange(0),
-        help="Let half of such routes visit this many stages more, and the others fewer; 0.",
-    )
-    microbatches: int | None = option(
-        "--microbatches", type=_FROM_1, help="The microbatches of each origin; 8."
-    )
-    memory: int | None = option(
-        "--memory", type=_FROM_1, help="The microbatches that a peer may hold; 3."
-    )
-    forward_ms: float | None = option(
-        "--forward-ms", type=_ABOVE_0, help="The time of one forward; else timed here."
-    )
-    activation_bytes: int | None = option(
-        "--activation-bytes", type=_FROM_1, help="The bytes of a microbatch."
-    )
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @options("given", PlanOptions)
-@options("staged", StageOptions)
-def plan(run: Path | None, given: PlanOptions, staged: StageOptions) -> int:
+def plan(run: Path | None, given: PlanOptions) -> int:
     """Predict how much of the time workers compute on a link, and propose settings.
 
     RUN is the run's TOML file. Without one the defaults are taken. Everything is simulated: no
     worker is started and nothing is sent.
-
-    With --stages the model is cut into stages on several peers. The command then predicts the
-    iteration time of each routing, and proposes which peer serves which stage.
     """
-    from murmuration.worker.config import file_says, load_config
+    from murmuration.worker.config import load_config
 
-    said, unsaid = dict[str, str](), dict[str, str]()
-    if staged.stages is not None:
-        said[f"stages.count={staged.stages}"] = f"--stages {staged.stages}"
-        if file_says(run, "stages", "count") not in (None, staged.stages):
-            unsaid = dict.fromkeys(_NOT_OF_OTHER_COUNTS, f"--stages {staged.stages}")
-    settings = (*unsaid, *given.settings, *said)
-    config = load_config(run, settings, given.preset, unsaid | said)
-    measured = any(text.endswith(".json") for text in given.links)
-    if staged.stages is not None or measured or config.stages.count > 1:
-        _check_staged()
-        from murmuration.worker.cli.plan_stages import plan_stages
-
-        return plan_stages(config, given, staged)
-    for each in fields(StageOptions):
-        if getattr(staged, each.name) is not None:
-            flag = flag_of(StageOptions, each.name)
-            raise UsageError(f"{flag} is about stages; add --stages N")
+    config = load_config(run, given.settings, given.preset)
+    if config.stages.count > 1:
+        raise UsageError(
+            f"stages.count = {config.stages.count}: a model in stages is not predicted; leave the "
+            "stages out with --set stages.count=1 to plan its exchange alone"
+        )
     links = [link_of(text) for text in given.links]
     _check_numbers(given)
 
@@ -167,15 +110,6 @@ def plan(run: Path | None, given: PlanOptions, staged: StageOptions) -> int:
     else:
         print_report(report)
     return 0
-
-
-def _check_staged() -> None:
-    """Raises UsageError for an option that says nothing about stages."""
-    context = click.get_current_context()
-    for name in ("peers", "preset", "target", "step_s", "params", "layers"):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            flag = flag_of(PlanOptions, name)
-            raise UsageError(f"{flag} does not go with --stages; leave it out")
 
 
 def _answer(

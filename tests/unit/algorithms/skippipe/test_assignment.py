@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from murmuration.algorithms.skippipe.assignment import (
     StageCandidates,
     propose_placement,
-    stage_sizes,
     stage_to_join,
     stage_to_move_to,
 )
@@ -59,21 +58,6 @@ def test_replicas_meet_where_their_exchange_is_what_counts(exchange: float) -> N
     stages = propose_placement(candidates, (2, 2), Rules(stages=2, visited=2), 3)
     sites = [len({peer % 2 for peer in replicas}) for replicas in stages]
     assert sites == ([1, 1] if exchange else [2, 2])
-
-
-@given(st.integers(1, 12), st.lists(st.floats(0.1, 9.0), min_size=1, max_size=6))
-def test_sizes_follow_the_load(more: int, loads_s: list[float]) -> None:
-    sizes = stage_sizes(len(loads_s) + more, loads_s)
-    assert sum(sizes) == len(loads_s) + more
-    assert min(sizes) >= 1
-    busiest_s = max(load / size for load, size in zip(loads_s, sizes, strict=True))
-    for load, size in zip(loads_s, sizes, strict=True):  # nobody could give up a replica
-        assert size == 1 or load / (size - 1) >= busiest_s - 1e-9
-
-
-def test_fewer_peers_than_stages_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 peers cannot serve 3 stages"):
-        stage_sizes(2, [1.0, 1.0, 1.0])
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 100))

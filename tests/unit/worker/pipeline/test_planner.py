@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from murmuration.algorithms.skippipe.search import search_routes
-from murmuration.worker.cli.plan_stages import read_links
-from murmuration.worker.errors import UsageError
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline.planner import (
     RoutePlanner,
@@ -25,6 +23,7 @@ from murmuration.worker.pipeline.planner import (
 )
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stages_config import StagesConfig
+from tests.lab.plan_stages import read_links
 from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
 LINKS_CONFIG = StagesConfig(count=2, skip=0.0, microbatches=3)
@@ -140,7 +139,7 @@ def test_a_document_of_nothing_measured_is_refused(tmp_path: Path) -> None:
     assert document["activation_bytes"] is None
     path = tmp_path / "links.json"
     path.write_text(json.dumps(document, allow_nan=False))
-    with pytest.raises(UsageError, match="nothing is measured between any two peers"):
+    with pytest.raises(ValueError, match="nothing is measured between any two peers"):
         read_links(path)
 
 
