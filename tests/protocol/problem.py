@@ -88,7 +88,6 @@ class Synthetic:
     moments_are_finite = True
     samples = tokens_per_sample = None  # it draws none
     learning_rate = last_gradient_norm = None  # it has no optimizer
-    moments_are_finite = True
 
     def __init__(
         self, problem: Problem, peer: str, computes: Callable[[float], None] = lambda _: None

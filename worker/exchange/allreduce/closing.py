@@ -12,6 +12,7 @@ reducer which died while answering gives the answer that others may already have
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from statistics import median
@@ -219,6 +220,28 @@ class ReducedShards:
         or none of the group is left, whom others could leave the round to."""
         return peer in group or not any(self.view.live(other) for other in group)
 
+    def reducer(self, key: ShardKey, order: Sequence[str]) -> str | None:
+        """The peer to ask for a shard: the first usable of this order, but in place of this peer
+        one that another's mean has brought further."""
+        best = self.view.reducer(order)
+        return self._further(key, order) or best if best == self._me else best
+
+    def _further(self, key: ShardKey, order: Sequence[str]) -> str | None:
+        """A peer that has applied the round, where most of the others have: another has reduced the
+        shard, and nobody else would have the mean that this peer makes of it."""
+        if key in self.closed:
+            return None
+        live = [self.view.members[p] for p in order if p != self._me and self.view.live(p)]
+        over = [
+            m.peer
+            for m in live
+            if key.fragment < len(m.digests) and m.digests[key.fragment].version > key.round
+        ]
+        if 2 * len(over) <= len(live):
+            return None
+        able = [peer for peer in over if peer not in self._quarantine.liars]
+        return next((peer for peer in able if self.view.usable(peer)), next(iter(able), None))
+
     def above(self, key: ShardKey, group: Group) -> str | None:
         """The peer that is to reduce the shard in place of this one, if any.
 
@@ -229,7 +252,9 @@ class ReducedShards:
         order = self._layout.orders(key.fragment, group)[key.shard]
         order = tuple(peer for peer in order if peer not in passed_over)
         best = view.reducer(order)
-        if best is None or best == self._me:
+        if best == self._me:
+            return self._further(key, order)
+        if best is None:
             return None
         if (entry := self._open.get(key)) is not None and entry.begun:
             before = takewhile(lambda peer: peer != self._me, order)

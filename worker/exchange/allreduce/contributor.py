@@ -215,7 +215,7 @@ class Contributor:
                 self._pass_over(part, now)
             if part.task is not None and not self._lost(part.target):
                 continue
-            best = self._view.reducer(part.order)
+            best = self._reducer.shards.reducer(part.key, part.order)
             if part.task is not None and best != part.target:
                 self._context.counts.takeovers += 1
                 self._end(part)
@@ -306,7 +306,7 @@ class Contributor:
                 self._reducer.learned(part.key, answer)
             case Redirect(best):  # our own view decides; where it agrees, go there at once
                 part.last_reason = f"{peer} leaves it to {best}"
-                agreed = self._view.reducer(part.order) == best
+                agreed = self._reducer.shards.reducer(part.key, part.order) == best
                 if best in part.passed_over:  # it does not see yet what this peer sees
                     part.asked_at = self._context.clock()
                 part.retry_at = self._context.clock() + (0 if agreed else retry_s)

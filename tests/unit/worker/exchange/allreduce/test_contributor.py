@@ -126,6 +126,9 @@ class OwnReducer:
     def awaited(self, key: ShardKey) -> tuple[str, ...]:
         return ()
 
+    def reducer(self, key: ShardKey, order: Group) -> str | None:
+        return self.view.reducer(order)
+
     def on_view(self, seen: View) -> None:
         self.view = replace(seen, avoided=self.quarantine.liars)
 
