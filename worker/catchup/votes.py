@@ -110,11 +110,12 @@ class HeldStates:
 
     def usual_move(self, fragment: int, since: int) -> float | None:
         """How far a round moves the anchor (L2), as the mean since this version, and of a few
-        rounds before; None: not known."""
+        rounds before; or of all that are remembered, where that is more: a peer that trained alone
+        meanwhile may have come to rest. None: not known."""
         moves = self._moves.get(fragment, {})
         newest = max(moves, default=0)
         found = [move for at, move in moves.items() if at > min(since, newest - _MOVES)]
-        return statistics.fmean(found) if found else None
+        return max(map(statistics.fmean, (found, moves.values()))) if found else None
 
     def _measure(self, index: int, state: FragmentState) -> None:
         version, before = self._sampled.get(index, (state.version, None))
