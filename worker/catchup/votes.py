@@ -108,14 +108,15 @@ class HeldStates:
         first = min((at for index, at in self._hashes if index == fragment), default=version)
         return first if known else version
 
-    def usual_move(self, fragment: int, since: int) -> float | None:
+    def usual_move(self, fragment: int, since: int, peers: Iterable[str]) -> float | None:
         """How far a round moves the anchor (L2), as the mean since this version, and of a few
-        rounds before; or of all that are remembered, where that is more: a peer that trained alone
-        meanwhile may have come to rest. None: not known."""
+        rounds before. Where these are contributors it is that of all remembered rounds, if more:
+        a peer that trained alone meanwhile may have come to rest. None: not known."""
         moves = self._moves.get(fragment, {})
         newest = max(moves, default=0)
         found = [move for at, move in moves.items() if at > min(since, newest - _MOVES)]
-        return max(map(statistics.fmean, (found, moves.values()))) if found else None
+        longer = moves.values() if self.contributors.intersection(peers) else found
+        return max(map(statistics.fmean, (found, longer))) if found else None
 
     def _measure(self, index: int, state: FragmentState) -> None:
         version, before = self._sampled.get(index, (state.version, None))
@@ -239,7 +240,7 @@ def too_far(
         here = slice(anchor.numel() - (held.exact[index] if held.exact else 0))
         distance = float((state.anchor[here] - anchor[here]).norm())
         since = held.parted(index, holders, version)
-        move = held.usual_move(index, since)
+        move = held.usual_move(index, since, holders)
         rounds = max(1, max(version, state.version) - since)
         limit = _SIZE * float(anchor.norm()) if move is None else _FURTHER * rounds * move
         if distance > limit:

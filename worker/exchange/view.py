@@ -107,7 +107,12 @@ class View:
         leaves = member.phase is Phase.LEAVING and round_ >= self.steps
         if not leaves and member.phase not in (Phase.READY, Phase.TRAINING):
             return False
-        return fragment >= len(member.digests) or member.digests[fragment].version <= round_
+        return not self.is_past(peer, fragment, round_)
+
+    def is_past(self, peer: str, fragment: int, round_: int) -> bool:
+        """Whether the peer says that it has applied the round."""
+        digests = self.members[peer].digests
+        return fragment < len(digests) and digests[fragment].version > round_
 
     def in_draw(self, fragment: int) -> frozenset[str]:
         """The peers to draw the groups of a fragment's rounds from: those that train or are about

@@ -227,20 +227,16 @@ class ReducedShards:
         return self._further(key, order) or best if best == self._me else best
 
     def _further(self, key: ShardKey, order: Sequence[str]) -> str | None:
-        """A peer that has applied the round, where most of the others have: another has reduced the
-        shard, and nobody else would have the mean that this peer makes of it."""
+        """A peer that has applied the round, where two or more have, and most of the others:
+        another has reduced the shard, and nobody else would have this peer's mean of it."""
         if key in self.closed:
             return None
-        live = [self.view.members[p] for p in order if p != self._me and self.view.live(p)]
-        over = [
-            m.peer
-            for m in live
-            if key.fragment < len(m.digests) and m.digests[key.fragment].version > key.round
-        ]
-        if 2 * len(over) <= len(live):
+        passed_over = self._passed_over.get(key, ())
+        live = [p for p in order if p != self._me and self.view.live(p) and p not in passed_over]
+        over = [peer for peer in live if self.view.is_past(peer, key.fragment, key.round)]
+        if not len(over) > max(1, len(live) / 2):
             return None
-        able = [peer for peer in over if peer not in self._quarantine.liars]
-        return next((peer for peer in able if self.view.usable(peer)), next(iter(able), None))
+        return next((peer for peer in over if self.view.usable(peer)), None)
 
     def above(self, key: ShardKey, group: Group) -> str | None:
         """The peer that is to reduce the shard in place of this one, if any.

@@ -313,6 +313,8 @@ class Contributor:
             case Refusal("again", reason):
                 part.last_reason = part.told(me, reason)
                 part.retry_at = self._context.clock() + retry_s
+            case Refusal() if peer != me == self._view.reducer(part.order):
+                self._reducer.shards.pass_over(part.key, peer)  # it has got no mean for this peer
             case Refusal(reason=reason):
                 part.last_reason, part.refused_by = part.told(me, reason), peer
                 part.retry_at = self._context.clock() + retry_s
