@@ -18,7 +18,8 @@ process restores from its checkpoint. Of several fragments each counts alike.
 Goodput is the useful steps, from the first fault to the end of the plan, over those that the
 workers could have taken at the rate of the quiet minutes: of all workers at all times, and of the
 workers that live by the plan. By the plan a worker lives but for a `kill` or `replace` until the
-next process is started, and for a `stop`.
+next process is started, and for a `stop`. The rate is corrected for the mean time in which a step
+is computed, then and in the quiet minutes: others may use this machine too.
 """
 
 import argparse
@@ -143,14 +144,16 @@ class Outcome:
     """What a run has come to.
 
     Args:
-        quiet_rate: useful steps a second of one worker, in the quiet minutes.
+        step_s: of one step's computing, in the quiet minutes and after them.
+        rate: steps a second of one worker as in the quiet minutes, at the later time of a step.
         seconds: from the first fault on; rounds: in these.
-        useful: steps in these; possible: at the quiet rate; living: by the workers that live.
+        useful: steps in these; possible: at that rate; living: by the workers that live.
         stalled_s: that the workers' loops have waited for rounds, of all together.
         unasked: processes that have ended by themselves.
     """
 
-    quiet_rate: float
+    step_s: tuple[float, float]
+    rate: float
     seconds: float
     rounds: int
     useful: float
@@ -166,7 +169,8 @@ class Outcome:
             str(faults),
             f"{self.seconds / 60:.1f}",
             str(self.rounds),
-            f"{self.quiet_rate:.3f}",
+            "{:.3f}, {:.3f}".format(*self.step_s),
+            f"{self.rate:.3f}",
             f"{self.useful:.0f}",
             f"{self.useful / self.possible:.1%}",
             f"{self.useful / self.living:.1%}",
@@ -177,9 +181,10 @@ class Outcome:
 
 
 HEAD = (
-    "| system | faults | minutes | rounds | steps/s of a worker, quiet | useful steps "
+    "| system | faults | minutes | rounds | s of a step, quiet and then "
+    "| steps/s of a worker without faults | useful steps "
     "| of 8 workers always there | of the workers that live by the plan | waited for rounds "
-    "| ended unasked |\n| --- |" + 9 * " ---: |"
+    "| ended unasked |\n| --- |" + 10 * " ---: |"
 )
 
 
@@ -205,18 +210,31 @@ def outcome(
     )
     first, start = marks[0], max(mark for mark in marks if mark <= begins)
     stop = min((mark for mark in marks if mark >= ends), default=marks[-1])
+    slack = STEP_S  # the others learn of the same end a little later
     useful = [
         each for found in workers.values() for life in found for each in life.useful(overlap_steps)
     ]
-    slack = STEP_S  # the others learn of the same end a little later
-    quiet = sum(steps for when, steps in useful if first + slack < when <= start + slack)
-    rate = quiet / WORKERS / (start - first)
+
+    def taken(since: float, until: float) -> float:
+        return sum(steps for when, steps in useful if since + slack < when <= until + slack)
+
+    def step_s(since: float, until: float) -> float:
+        rounds = [
+            e for e in events if e["event"] == "round" and since + slack < at(e) <= until + slack
+        ]
+        steps = sum(each["steps"] for each in rounds)
+        return float(sum(each["steps"] * (each["step_s"] or 0.0) for each in rounds) / steps)
+
+    quiet_s = WORKERS * (start - first) / taken(first, start)  # of a step, waits included
+    quiet_step_s, usual_step_s = step_s(first, start), step_s(start, stop)
+    rate = 1 / (quiet_s - quiet_step_s + usual_step_s)
     seconds = stop - start
     return Outcome(
-        quiet_rate=rate,
+        step_s=(quiet_step_s, usual_step_s),
+        rate=rate,
         seconds=seconds,
         rounds=sum(start < mark <= stop for mark in marks),
-        useful=sum(steps for when, steps in useful if start + slack < when <= stop + slack),
+        useful=taken(start, stop),
         possible=rate * WORKERS * seconds,
         living=rate * (lived_s(faults, stop - begins) + WORKERS * (begins - start)),
         stalled_s=sum(

@@ -8,6 +8,7 @@ it has learned before that is lost, as is what all have before a round that is n
 """
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -51,6 +52,8 @@ def main() -> None:
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["inner"])
 
+    # It tells others to fetch its state from the host's name, which means nothing in a namespace.
+    socket.gethostname = lambda: address
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
     tell("listening", name)
@@ -73,12 +76,14 @@ def main() -> None:
         init_sync=False,
     )
     with DiLoCo(manager, [model], inner, outer, sync_every=int(inner_steps)):
+        ended = datetime.now()
         for step in count(1):
             gradients = replica.backward(step)
             healed, before, began = False, manager.current_step(), datetime.now()
             replica.inner_step(step, gradients)
             if step % int(inner_steps) == 0:
-                after = manager.current_step()
+                after, computed = manager.current_step(), (began - ended).total_seconds()
+                ended = datetime.now()
                 tell(
                     "round" if after > before else "round_failed",
                     name,
@@ -87,7 +92,8 @@ def main() -> None:
                     contributors=manager.num_participants(),
                     missed=False,
                     steps=0 if healed else int(inner_steps),
-                    stall_s=(datetime.now() - began).total_seconds(),
+                    step_s=computed / int(inner_steps),
+                    stall_s=(ended - began).total_seconds(),
                 )
 
 
