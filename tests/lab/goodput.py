@@ -1,7 +1,7 @@
 """How much of the work of eight real workers ends in the model, through a plan of faults.
 
     python -m tests.lab goodput [--minutes 30] [--per-minute 2] [--seed 0] [--preset diloco]
-        [--system murmuration|torchft] [--out FOLDER]
+        [--set SECTION.KEY=VALUE] [--system murmuration|torchft] [--out FOLDER]
 
 Each worker is a process in a network namespace of its own (root), behind a link of 100 Mbit/s. Its
 steps sleep half a second, as a stand-in for a card. After some quiet minutes faults come by a
@@ -198,12 +198,11 @@ def outcome(
 ) -> Outcome:
     """Counts between ends of rounds: the first of all, the last before the faults, the first after
     the plan. Args: begins, ends: of the plan, in seconds since the epoch."""
-    events = [each for found in workers.values() for life in found for each in life.events]
+    found = [life for each in workers.values() for life in each]
+    rounds = [each for life in found for each in life.events if each["event"] == "round"]
     ended = defaultdict[int, list[float]](list)
-    for each in events:
-        if each["event"] != "round" or each["fragment"] or each["missed"]:
-            continue
-        if each["contributors"] >= MAJORITY:
+    for each in rounds:
+        if not (each["fragment"] or each["missed"]) and each["contributors"] >= MAJORITY:
             ended[each["round"]].append(at(each))
     marks = sorted(
         sorted(times)[MAJORITY - 1] for times in ended.values() if len(times) >= MAJORITY
@@ -211,19 +210,15 @@ def outcome(
     first, start = marks[0], max(mark for mark in marks if mark <= begins)
     stop = min((mark for mark in marks if mark >= ends), default=marks[-1])
     slack = STEP_S  # the others learn of the same end a little later
-    useful = [
-        each for found in workers.values() for life in found for each in life.useful(overlap_steps)
-    ]
+    useful = [each for life in found for each in life.useful(overlap_steps)]
 
     def taken(since: float, until: float) -> float:
         return sum(steps for when, steps in useful if since + slack < when <= until + slack)
 
     def step_s(since: float, until: float) -> float:
-        rounds = [
-            e for e in events if e["event"] == "round" and since + slack < at(e) <= until + slack
-        ]
-        steps = sum(each["steps"] for each in rounds)
-        return float(sum(each["steps"] * (each["step_s"] or 0.0) for each in rounds) / steps)
+        within = [each for each in rounds if since + slack < at(each) <= until + slack]
+        computed_s = sum(each["steps"] * (each["step_s"] or 0.0) for each in within)
+        return float(computed_s / sum(each["steps"] for each in within))
 
     quiet_s = WORKERS * (start - first) / taken(first, start)  # of a step, waits included
     quiet_step_s, usual_step_s = step_s(first, start), step_s(start, stop)
@@ -238,9 +233,7 @@ def outcome(
         possible=rate * WORKERS * seconds,
         living=rate * (lived_s(faults, stop - begins) + WORKERS * (begins - start)),
         stalled_s=sum(
-            each["stall_s"]
-            for each in events
-            if each["event"] == "round" and start + slack < at(each) <= stop + slack
+            each["stall_s"] for each in rounds if start + slack < at(each) <= stop + slack
         ),
         unasked=unasked,
     )
@@ -323,17 +316,12 @@ class Swarm:
                 print(f"{self.names[place]} has ended: {process.returncode}", flush=True)
                 self.start(place)
 
-    def kill(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-
     def lives(self) -> dict[str, list[Life]]:
         return {name: lives(self.folder / name) for name in self.everybody}
 
     def _link(self, place: int, state: str) -> None:
-        port = self._hub_port(place)
-        subprocess.run(["ip", "-n", port[0], "link", "set", port[1], state], check=True)
+        hub, port = self._hub_port(place)
+        subprocess.run(["ip", "-n", hub, "link", "set", port, state], check=True)
 
     def _shape(self, place: int, mbps: float) -> None:
         for name, interface in (self._hub_port(place), (self.members[place].name, "eth0")):
@@ -357,18 +345,10 @@ def murmuration(swarm: Swarm, place: int, name: str) -> list[str]:
         words += ["--steps", "10000000", "--inner-steps", str(swarm.options.inner_steps)]
     else:
         words = ["join", *addresses]
-    words += ["--set", f"task.name={TASK}", "--set", f"task.pause_s={STEP_S}", "--insecure"]
-    words += [
-        "--name",
-        name,
-        "--listen",
-        own,
-        "--out",
-        str(swarm.folder / name),
-        "--json",
-        "--threads",
-        "1",
-    ]
+    settings = [f"task.name={TASK}", f"task.pause_s={STEP_S}", *swarm.options.set]
+    words += [word for each in settings for word in ("--set", each)]
+    words += ["--name", name, "--listen", own, "--out", str(swarm.folder / name)]
+    words += ["--insecure", "--json", "--threads", "1"]
     return [sys.executable, "-m", "murmuration.worker.cli", *words]
 
 
@@ -390,7 +370,7 @@ def lighthouse(network: Namespaces, options: argparse.Namespace, folder: Path) -
         return
     where = f"{network.host_address}:{PORT}"
     command = [str(PEERS / "torchft_lighthouse"), "--bind", where]
-    command += ["--min_replicas", str(MAJORITY), "--join_timeout_ms", str(options.join_timeout_ms)]
+    command += ["--min_replicas", str(MAJORITY)]
     with (folder / "lighthouse.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -421,10 +401,7 @@ def attend(swarm: Swarm, until: float) -> None:
 def await_rounds(swarm: Swarm, patience_s: float = 180.0) -> None:
     """Until all workers have completed a round."""
     until = time.monotonic() + patience_s
-    while True:
-        latest = [found[-1] if found else Life([]) for found in swarm.lives().values()]
-        if all(list(life.useful(0)) for life in latest):
-            return
+    while not all(found and list(found[-1].useful(0)) for found in swarm.lives().values()):
         if time.monotonic() > until:
             raise SystemExit(f"goodput: no round of all workers in {patience_s:g} s")
         attend(swarm, time.monotonic() + 1)
@@ -437,11 +414,9 @@ def main() -> int:
     parser.add_argument("--per-minute", type=float, default=2.0, help="faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--system", choices=SYSTEMS, default="murmuration")
-    parser.add_argument(
-        "--join-timeout-ms", type=int, default=60_000, help="of torchft's lighthouse"
-    )
     parser.add_argument("--preset", choices=("diloco", "streaming"), default="diloco")
     parser.add_argument("--inner-steps", type=int, default=50)
+    parser.add_argument("--set", action="append", default=[], help="a worker's, of murmuration")
     parser.add_argument("--out", type=Path, help="keep what the workers write here")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -453,7 +428,8 @@ def main() -> int:
             found = measure(options, faults, options.out or Path(folder))
     except NoNamespaces as reason:
         raise SystemExit(f"goodput: {reason}") from reason
-    name = f"ours, {options.preset}" if options.system == "murmuration" else "torchft 0.2.0, DiLoCo"
+    ours = ", ".join([f"ours, {options.preset}", *options.set])
+    name = ours if options.system == "murmuration" else "torchft 0.2.0, DiLoCo"
     print(f"\n{HEAD}\n{found.row(name, len(faults))}")
     return 0 if found.useful / found.living >= TARGET else 1
 
@@ -478,7 +454,9 @@ def measure(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) 
             ends = time.time()
             attend(swarm, time.monotonic() + 2 * options.inner_steps * STEP_S + 5)
         finally:
-            swarm.kill()
+            for process in swarm.processes.values():
+                process.kill()
+                process.wait()
         return outcome(swarm.lives(), faults, begins, ends, overlap_steps, swarm.unasked)
 
 
