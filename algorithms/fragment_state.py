@@ -393,9 +393,12 @@ class FragmentOptimizer:
         apart = self._apart or _Apart(result.round, len(self.state.group))
         if self._plan.exchange == "pairs" or 2 * result.contributors > apart.peers:
             self._apart = None
-        elif not (result.missed or self._plan.keeps or apart.rounds == _MOST_APART):
-            rounds, work_steps = apart.rounds + 1, apart.work_steps + sent.work_steps
-            self._apart = replace(apart, rounds=rounds, work_steps=work_steps, g=apart.g + sent.g)
+        elif not self._plan.keeps and apart.rounds < _MOST_APART:
+            rounds, g = apart.rounds + 1, apart.g + sent.g
+            for start, stop in result.missed:  # there the local parameters keep it
+                g[start:stop] -= sent.g[start:stop]
+            work_steps = apart.work_steps + (0 if result.missed else sent.work_steps)
+            self._apart = replace(apart, rounds=rounds, work_steps=work_steps, g=g)
 
     def _commit_round(self, result: RoundResult, anchor: Tensor, momentum: Tensor) -> None:
         state = self.state

@@ -272,15 +272,13 @@ class FragmentReplica(FragmentOptimizer):
             self.write(moved)
         return moved is not None
 
-    def take_over(
-        self, theirs: FragmentState, *, keep: bool, me: str = "", given_up: int = 0
-    ) -> None:
+    def take_over(self, theirs: FragmentState, *, keep: bool, me: str = "", lost: int = 0) -> None:
         """Adopts another peer's committed state, and goes on from it.
 
         Args:
             keep: whether progress against the own anchor, if there is any, is kept.
             me: this peer, as contributors are listed.
-            given_up: how many of its last rounds that state has not got.
+            lost: how many of its last rounds that state has not got.
         """
         counted: Ranges = ()
         error = None
@@ -294,7 +292,7 @@ class FragmentReplica(FragmentOptimizer):
         own = self.release(theirs.version, self.local, counted, error)
         if self.in_flight is None:
             self.arrived = None
-        own = self.take_back(given_up, own) if keep else own
+        own = self.take_back(lost, own) if keep else own
         keep = keep and not torch.equal(own, self.state.anchor)
         self.write(self.adopt(theirs, own, keep=keep, me=me))
 

@@ -498,14 +498,13 @@ class OuterLoop:
             joining = phase is Phase.READY and theirs.version >= each.state.version
             replaced = index in adopt.replaced and theirs.hash != each.state.hash
             if theirs.version > each.state.version or joining or replaced:
-                if index in adopt.given_up:
-                    lost = max(lost, adopt.given_up[index])
+                rounds, before = adopt.given_up.get(index, 0), each.work_steps
+                if rounds:
+                    lost = max(lost, rounds)
                     values = slice(each.fragment.elements - each.fragment.exact)
                     distance = relative_distance(each.state.anchor[values], theirs.anchor[values])
                     apart = max(apart, distance)
-                before = each.work_steps
-                given_up = adopt.given_up.get(index, 0)
-                each.take_over(theirs, keep=not self._gradients, me=adopt.me, given_up=given_up)
+                each.take_over(theirs, keep=not self._gradients, me=adopt.me, lost=rounds)
                 kept = max(kept, each.work_steps - before)
                 taken.append(index)
         if not taken:

@@ -209,8 +209,7 @@ def _adopted(event: Event) -> str:
         words += (
             "; its own last {rounds_given_up} rounds are given up, which were {far:.2g} % apart"
         )
-    if int_of(event, "kept_steps"):
-        words += "; {kept_steps} steps of these are contributed again"
+    words += "; {kept_steps} steps of these come again" if int_of(event, "kept_steps") else ""
     far = 100 * (float_of(event, "apart") or 0.0)
     return words.format_map(_Fields(event, alone=alone, far=far))
 

@@ -269,14 +269,16 @@ def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan: Plan) -
     assert lacks(outer, local) == lacked
 
 
-@pytest.mark.parametrize(("given_up", "lacked"), [(3, 5), (2, 5), (1, 1), (0, 1)])
-def test_what_a_minority_was_given_is_to_come_again(given_up: int, lacked: float) -> None:
-    """Two rounds of one of two peers, each of 2, and 1 learned since."""
+@pytest.mark.parametrize(("given_up", "back"), [(3, 2), (2, 2), (1, 0), (0, 0)])
+def test_what_a_minority_was_given_is_to_come_again(given_up: int, back: float) -> None:
+    """Two rounds of one of two peers, each of 2, and 1 learned since; of the second the right was
+    missed, where the local parameters keep it."""
     outer = optimizer(PLAIN, version=5)
     local = end(outer, done(5, contributors=1), send(outer, LOCAL))
-    local = end(outer, done(6, contributors=1), send(outer, local - 2)) - 1
-    assert lacks(outer, outer.take_back(given_up, local)) == [lacked] * 4
-    assert lacks(outer, outer.take_back(given_up, local)) == [1] * 4  # once
+    local = end(outer, done(6, missed=RIGHT, contributors=1), send(outer, local - 2)) - 1
+    came = lacks(outer, outer.take_back(given_up, local))
+    assert came == [1 + 2 * back, 1 + 2 * back, 3 + back, 3 + back]
+    assert lacks(outer, outer.take_back(given_up, local)) == [1, 1, 3, 3]  # once
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
             {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead",
              "rounds_given_up": 12, "kept_steps": 80, "apart": 0.0123},
             "took over w2's state at step 60: ahead; its own last 12 rounds are given up, "
-            "which were 1.2 % apart; 80 steps of these are contributed again",
+            "which were 1.2 % apart; 80 steps of these come again",
         ),
         (
             {"event": "put_back", "step": 9, "fragments": [0, 1], "steps": 3, "steps_lost": 8},
