@@ -223,6 +223,12 @@ class Plan:
         return self.merge == "keep"
 
     @property
+    def waits_for_nobody(self) -> bool:
+        """Whether rounds close without peers that do not keep up: what these contribute comes with
+        the next round, weighed by work or not."""
+        return self.dylu and self.exchange == "mean"
+
+    @property
     def compares_norms(self) -> bool:
         """Whether contributions come with their norms (`murmuration.algorithms.robust`)."""
         return (self.exchange, self.payload) == ("mean", "pseudo_gradient")

@@ -379,7 +379,7 @@ class Member(_message.Message):
 
     @_builtins.property
     def idle(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """peers that live, and that its rounds have waited for in vain"""
+        """peers that live, and that its rounds have waited for in vain; itself where it does not keep up"""
 
     def __init__(
         self,

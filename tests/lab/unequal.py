@@ -8,7 +8,8 @@ second, a tenth more or less. The others' speed is that of the same swarm withou
 swarm that takes as many inner steps in all. The last columns say how many steps the peer has taken,
 the share of them that is in the model when the others end, and how often a round of its closed
 without it.
-Exits with 1 where the others are below 0.99, or the loss is more than 0.5 % higher.
+Exits with 1 where the others are below 0.99 in the second half of the run, when it is known who
+is slow, or where the loss is more than 0.5 % higher.
 """
 
 import argparse
@@ -45,7 +46,15 @@ TASK = {
     "batch_size": 4,
 }
 LAYERS = (12_000,) * 6
-COLUMNS = ("speed of the others", "loss", "its steps", "in the model", "without it", "failed")
+COLUMNS = (
+    "speed of the others",
+    "second half",
+    "loss",
+    "its steps",
+    "in the model",
+    "without it",
+    "failed",
+)
 ODD = "odd"
 
 
@@ -94,9 +103,11 @@ def slowly(batches: Iterator[Batch], computes: Callable[[], None]) -> Iterator[B
 
 @dataclass(frozen=True)
 class Outcome:
-    """Args: speed: inner steps a second of each of the others; steps: of all; odd: its figures."""
+    """Args: speed: inner steps a second of each of the others; later: in the second half of the
+    run; steps: of all; odd: its figures."""
 
     speed: float
+    later: float
     loss: float
     steps: int
     failed: int
@@ -107,7 +118,7 @@ def main() -> int:
     """Prints Markdown; 1 where a row is over a limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=int, nargs="+", default=[4, 8, 32])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--loss", action="store_true", help="trains a model: ten times as long")
     suited = [name for name in PRESETS if name not in UNSUITED]
@@ -116,7 +127,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(
-        f"| preset | peers | one is | {' | '.join(COLUMNS)} |\n| --- | ---: | --- |" + 6 * " ---: |"
+        f"| preset | peers | one is | {' | '.join(COLUMNS)} |\n| --- | ---: | --- |" + 7 * " ---: |"
     )
     good = True
     for preset, peers in itertools.product(options.presets or suited, options.peers):
@@ -127,15 +138,16 @@ def main() -> int:
         without = run(outcome(problem, names))
         for case in options.cases or CASES:
             found = run(outcome(problem, [*names, ODD], case))
-            speed, worse = found.speed / without.speed, 0.0
+            speed, later = found.speed / without.speed, found.later / without.later
+            worse = 0.0
             if options.loss:
                 even = replace(problem, steps=round(found.steps / peers))
                 worse = found.loss / run(outcome(even, [*names, ODD])).loss - 1
-            good &= speed >= TARGET and worse <= MOST_LOSS
+            good &= later >= TARGET and worse <= MOST_LOSS
             loss = f"{found.loss:.4f}, {100 * worse:+.2f} %" if options.loss else "-"
-            cells = (f"{speed:.3f}", loss, *found.odd, found.failed)
+            cells = (f"{speed:.3f}", f"{later:.3f}", loss, *found.odd, found.failed)
             print(f"| `{preset}` | {peers} | {case} | {' | '.join(map(str, cells))} |", flush=True)
-    print(f"\nat least {TARGET}, at most {100 * MOST_LOSS} % worse: {'kept' if good else 'MISSED'}")
+    print(f"\nsecond half {TARGET}, loss {MOST_LOSS:+.1%}: {'kept' if good else 'MISSED'}")
     return 0 if good else 1
 
 
@@ -152,7 +164,12 @@ async def outcome(problem: Problem, names: Sequence[str], case: str = "") -> Out
         await swarm.until(lambda: all(metrics(p).inner_steps for p in peers), 300)
         flaps = asyncio.create_task(stand_still(swarm)) if case == "flapping" else None
         limit_s = 10 * problem.steps
+        half = problem.steps // 2
+        await swarm.until(lambda: all(p.trainer.step >= half for p in others), limit_s)
+        taken, half_at = sum(metrics(p).inner_steps for p in others), swarm.loop.time()
         await swarm.until(lambda: all(p.trainer.step >= problem.steps for p in others), limit_s)
+        later = sum(metrics(p).inner_steps for p in others) - taken
+        later_s = swarm.loop.time() - half_at
         odd = odd_figures(swarm[ODD]) if case else ()
         if flaps is not None:
             flaps.cancel()
@@ -160,6 +177,7 @@ async def outcome(problem: Problem, names: Sequence[str], case: str = "") -> Out
         await swarm.finished(limit_s)
         return Outcome(
             speed=sum(metrics(p).inner_steps / metrics(p).wall_s for p in others) / len(others),
+            later=later / later_s / len(others),
             loss=loss_of(problem, others[0]) if isinstance(problem, SmallModel) else math.nan,
             steps=sum(metrics(p).inner_steps for p in peers),
             failed=sum(metrics(p).rounds_failed for p in peers),

@@ -45,6 +45,32 @@ def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("plan", [PLANS["diloco"], PLANS["streaming"]], ids=["diloco", "streaming"])
+def test_a_peer_that_stands_still_holds_the_others_up_once(plan: Plan) -> None:
+    """For 5 s of each 20. What it has learned comes with a later round."""
+
+    async def scenario() -> None:
+        async with Swarm(Problem(layers=(64, 32), steps=1000, plan=plan)) as swarm:
+            await swarm.start(*"abcd")
+            first, stalls = swarm["a"].trainer.metrics, []
+            for _ in range(4):
+                await swarm.sleep(15)
+                swarm.freeze("d")
+                await swarm.sleep(5)
+                swarm.thaw("d")
+                stalls.append(first.stall_s)
+            assert stalls[3] - stalls[1] < 0.15 * 20  # as much as without anybody who stands still
+            assert "d" in swarm["a"].node.gossip.view.late
+            await swarm.finished()
+            swarm.assert_equal()
+            slow = swarm["d"].trainer
+            assert slow.unsent_steps + slow.metrics.steps_lost == 0
+            rounds = swarm["a"].of_kind("round")[20:]
+            assert sum(event["contributors"] == 4 for event in rounds) > len(rounds) / 3
+
+    run(scenario())
+
+
 def test_means_are_by_work() -> None:
     """One round of one period, in which one peer makes twenty steps and the other ten."""
     plan = Plan(inner_steps=20, dylu=True, weighting="work", outer_lr=1.0, outer_momentum=0.0)

@@ -113,6 +113,10 @@ class Donors:
         me = self._gossip.me.peer
         node.held.shares((donor.peer, *confirmed), states)
         node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, replaced))
+        before = published.states
+        behind = any(state.version > before[i].version + 1 for i, state in states.items())
+        if self._plan.waits_for_nobody and published.phase is Phase.TRAINING and behind:
+            self._gossip.leave_out(me)  # it does not keep up
         return True
 
     def _rests(self, published: Published) -> bool:

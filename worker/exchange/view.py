@@ -12,6 +12,8 @@ from murmuration.worker.membership import Health, Member, Phase
 
 Group = tuple[str, ...]
 
+_MOST_LATE = 1 / 2  # of the live peers; of more the others would not be enough
+
 
 @dataclass(frozen=True, order=True)
 class ShardKey:
@@ -73,9 +75,16 @@ class View:
 
     @cached_property
     def cut_off(self) -> frozenset[str]:
-        """Live peers that most of the others do not reach, or have waited for in vain:
-        no round waits for them. What they give in time counts."""
-        return self._named_by_most(lambda member: {*member.unreachable, *member.idle})
+        """Live peers that most of the others do not reach, or have waited for in vain, and late
+        ones: no round waits for them. What they give in time counts."""
+        return self.late | self._named_by_most(lambda member: {*member.unreachable, *member.idle})
+
+    @cached_property
+    def late(self) -> frozenset[str]:
+        """Live peers that say that they do not keep up, where these are few."""
+        live = [member for member in self.members.values() if member.live]
+        late = frozenset(member.peer for member in live if member.peer in member.idle)
+        return late if len(late) <= _MOST_LATE * len(live) else frozenset()
 
     @cached_property
     def unreached(self) -> frozenset[str]:

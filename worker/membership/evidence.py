@@ -196,6 +196,7 @@ class Reachability:
 
 _MARKED_S = 60.0  # doubles each time
 _MOST_DOUBLINGS = 3
+_OWN_DOUBLINGS = 2
 _FORGIVEN_S = 600.0  # after a mark has ended, the next one is a first one
 _REMEMBERED = 8  # rounds of a fragment
 _STRIKES = 3
@@ -211,9 +212,13 @@ class _Mark:
 
 
 class IdlePeers:
-    """Whom this peer has waited for in vain, not long ago."""
+    """Whom this peer has waited for in vain, not long ago; itself, where others wait for it.
 
-    def __init__(self) -> None:
+    Args: me: says so of itself for longer at once, since nothing is lost by it.
+    """
+
+    def __init__(self, me: str = "") -> None:
+        self._me = me
         self._marks: dict[str, _Mark] = {}
         self._late: dict[int, deque[Counter[str]]] = {}
 
@@ -236,7 +241,8 @@ class IdlePeers:
         wait."""
         mark = self._marks.get(peer)
         if mark is None or not mark.stands:
-            times = 0 if mark is None else mark.times
+            first = _OWN_DOUBLINGS if peer == self._me else 0
+            times = first if mark is None else mark.times
             stays_s = _MARKED_S * 2 ** min(times, _MOST_DOUBLINGS)
             self._marks[peer] = _Mark(now + stays_s, times + 1)
 

@@ -148,7 +148,10 @@ class GossipService:
         for peer in set(silent).difference(self.me.unreachable):  # else it is the link's fault
             self.leave_out(peer)
         for peer in sorted({*self.me.idle} - {*before}):
-            text = f"{peer} says that it trains, and rounds have waited for it in vain"
+            if peer == self.me.peer:
+                text = "rounds close before this peer has contributed: what it learns comes later"
+            else:
+                text = f"{peer} says that it trains, and rounds have waited for it in vain"
             self.warnings.add(f"{text}: none waits for it for a while")
 
     def leave_out(self, peer: str) -> None:

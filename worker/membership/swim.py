@@ -124,7 +124,7 @@ class Membership:
         self._asking: dict[str, int] = {}
         self._asked_at: dict[str, float] = {}
         self._reach = Reachability(2 * config.probe_timeout_s)
-        self._idle = IdlePeers()
+        self._idle = IdlePeers(me.peer)
         self._suspicions = Suspicions(config.probe_s)
         self._expelled: set[str] = set()
         self._proven: dict[str, int] = {}  # who has answered this peer, in which epoch
@@ -204,13 +204,13 @@ class Membership:
 
     def waited_in_vain(self, peer: str, now: float) -> list[Action]:
         """A round of this peer has waited for the other's part, which never came."""
-        if (member := self._members.get(peer)) and member.live and peer != self._me:
+        if (member := self._members.get(peer)) and member.live:
             self._idle.waited_for(peer, now)
         return self._with_changes([])
 
     def round_ended(self, fragment: int, late: Sequence[str], now: float) -> list[Action]:
-        """A round of this peer is over, as `IdlePeers` takes it."""
-        known = [p for p in late if (m := self._members.get(p)) and m.live and p != self._me]
+        """A round of this peer is over, as `IdlePeers` takes it; it may be late itself."""
+        known = [p for p in late if (m := self._members.get(p)) and m.live]
         self._idle.round_ended(fragment, known, now)
         return self._with_changes([])
 

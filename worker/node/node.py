@@ -547,11 +547,19 @@ class Node:
         for _ in range(count):
             self.context.counts.refuse("member")
 
+    def on_slow(self, kind: str) -> None:
+        """Others lose time by this peer's machine, link or disk."""
+        if self._config.plan.waits_for_nobody and kind in ("uplink", "downlink"):
+            self.gossip.leave_out(self._node.peer)
+
     def finished(self, result: RoundDone | RoundFailed) -> None:
         """A round of this peer has ended."""
         late = [p for reducer in self._reducers for p in reducer.take_late(result.fragment)]
         silent = list[str]()
         if isinstance(result, RoundDone):
+            most = 3 * result.contributors >= 2 * (1 + len(self.replicas))
+            if self._config.plan.waits_for_nobody and result.missed and most:
+                late += 2 * [self._node.peer]
             self.held.took_part(result.fragment, result.round, result.parts, result.received)
             self._rounds.completed(
                 result.fragment, result.round, result.exchange_s, result.waited_for

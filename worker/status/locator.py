@@ -47,7 +47,7 @@ class OwnFigures:
     """
 
     def __init__(self, peer: str, arrivals: Arrivals, clock: Callable[[], float]) -> None:
-        self._peer, self._arrivals, self._clock = peer, arrivals, clock
+        self.peer, self._arrivals, self._clock = peer, arrivals, clock
         self._rounds = self._saves = 0
         self._ended_s: float | None = None
         self._round_s: deque[float] = deque(maxlen=_ROUNDS)
@@ -86,7 +86,7 @@ class OwnFigures:
     def figures(self) -> PeerFigures:
         """As they are now."""
         return PeerFigures(
-            peer=self._peer,
+            peer=self.peer,
             rounds=self._rounds,
             round_s=_median(self._round_s),
             stall_s=statistics.fmean(self._stall_s) if self._stall_s else None,
@@ -236,6 +236,8 @@ class FaultLocator:
             verdict["until"] = self._date(self._clock())
             self._past.append(verdict)
         self._log(new_event("located", found=change.found, verdict=verdict))
+        if change.found and change.verdict.place.peer == self._own.peer:
+            self._host.on_slow(change.verdict.place.kind)
 
     def _plain(self, verdict: Verdict) -> dict[str, object]:
         """As it stands in a status document, an event and a report."""

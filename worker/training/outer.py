@@ -132,7 +132,7 @@ class OuterLoop:
             FragmentReplica(each, plan, replica.parameters, replica.accessor, copies)
             for each in fragments
         ]
-        self.metrics, self.pace = Metrics(), Pace(plan.inner_steps, unequal=plan.dylu)
+        self.metrics, self.pace = Metrics(), Pace(plan)
         self.reporter = Reporter(mailbox, replica, self.fragments, self.pace, steps, clock)
         self._replica, self._plan, self._steps = replica, plan, steps
         self._mailbox, self._clock = mailbox, clock
@@ -426,6 +426,7 @@ class OuterLoop:
             return None
         self.metrics.stalled(Stall(stall_s, index, sent.round, result.waited_for))
         self.metrics.rounds_completed += 1
+        self.pace.round_closed(counted=not result.missed)
         self.metrics.final_mean_rounds += sent.everyone
         self.reporter.round_done(result, stall_s, self.metrics)
         return result
@@ -510,6 +511,8 @@ class OuterLoop:
         if not taken:
             return
         self.metrics.adoptions += 1
+        if phase is Phase.TRAINING:
+            self.pace.round_closed(counted=False)
         self.metrics.rounds_given_up += lost
         if len(adopt.states) == len(self.fragments):
             # All of the other's state belongs to a step of its schedule, even an earlier one than

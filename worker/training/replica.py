@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from murmuration.algorithms.plan import Plan
 from murmuration.worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from murmuration.worker.training.device import device_of, moved
 from murmuration.worker.training.fragment import Accessor
@@ -242,19 +243,19 @@ class Pace:
     A peer at half the speed of the fastest makes half as many inner steps in a period, each of
     which counts for two in the schedule; so rounds are due everywhere at about the same time.
 
-    Args:
-        inner_steps: H.
-        unequal: whether peers may differ; else every step counts for one.
+    Args: plan: of H inner steps; where they do not go by speed, every step counts for one.
 
     Ref: arXiv:2401.09135: steps_w = floor(v_w / v_max * H).
     """
 
-    def __init__(self, inner_steps: int, *, unequal: bool) -> None:
-        self._inner_steps, self._unequal = inner_steps, unequal
+    def __init__(self, plan: Plan) -> None:
+        self._inner_steps, self._unequal = plan.inner_steps, plan.dylu
+        self._waits_for_nobody = plan.waits_for_nobody
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
         self._seen = 0
         self.fastest_s = 0.0  # an inner step of the fastest peer's; 0 at first
         self._published_s = self._rest = 0.0
+        self._missed = 0  # rounds, one after another
 
     @property
     def step_s(self) -> float:
@@ -285,6 +286,15 @@ class Pace:
         whole = math.floor(ahead + 1e-9)
         self._rest = max(0.0, ahead - whole)
         return whole
+
+    def round_closed(self, *, counted: bool) -> None:
+        """A round has closed, with this peer's part or without. Without, it goes on further in the
+        schedule, so that its next part is sent earlier: by a quarter of a period, then by half. A
+        part that is early waits for the others, and is in step with them afterwards.
+        """
+        self._missed = 0 if counted or not self._waits_for_nobody else self._missed + 1
+        if self._missed:
+            self._rest += self._inner_steps * min(0.25 * self._missed, 0.5)
 
     @property
     def _own_s(self) -> float:

@@ -167,7 +167,7 @@ def member_from_message(message: pb.Member) -> Member:
     for named, what in ((message.unreachable, "out of its reach"), (message.idle, "idle")):
         if len(named) > MAX_UNREACHABLE:
             raise WireError(f"peer {message.peer}: {len(named)} peers {what}")
-        if len({message.peer, *named}) != 1 + len(named):
+        if len({*named}) != len(named) or message.peer in message.unreachable:
             raise WireError(f"peer {message.peer}: itself or a peer twice is {what}")
     try:
         health, phase = Health(message.health), Phase(message.phase)

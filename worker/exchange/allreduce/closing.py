@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.reducers import joiners_shard, most_joiners
@@ -23,6 +23,7 @@ from murmuration.algorithms.robust import NORM_SLACK, most_norm, norm_factors, n
 from murmuration.worker.exchange.view import Group, ShardKey, ShardRange, View, alike
 
 if TYPE_CHECKING:
+    from murmuration.algorithms.plan import Plan
     from murmuration.worker.exchange.round_context import Context
     from murmuration.worker.wire import Incoming
 
@@ -31,6 +32,10 @@ _UNHEARD = 2  # times this round's limit, for that of the round before, if this 
 _USUAL_ROUNDS = 3  # that late peers are waited for
 _LEAST_GRACE_S = 5.0
 _REMEMBERED = 8  # rounds
+_KNOWN = 4  # rounds, before which nobody is taken to be slow
+_PUNCTUAL = 0.25  # of those awaited
+_SPREADS = 4.0  # from the first quarter to the quorum, in which all that are as fast have come
+_WAITING = 0.05  # of a round's time, for those that are slower
 
 
 class Patience:
@@ -39,20 +44,29 @@ class Patience:
     A round counts from the end of the one before until its quorum is there. So a minority that is
     late makes no round longer, and the time to wait for it neither.
 
-    Args: most_s: the longest; also of a fragment of which no round is known.
+    In a plan of inner steps by speed a contribution that is late comes with the next round, so that
+    little is lost without it. There the rest is waited for as long as peers of equal speed are
+    apart, and for the hundredth part of a usual round. While the round overlaps inner steps nobody
+    waits; half of that time is left for the way back.
+
+    Args: most_s: the longest; also of a fragment of which no round is known; plan: of the run.
     """
 
-    def __init__(self, most_s: float) -> None:
-        self._most_s = most_s
+    def __init__(self, most_s: float, plan: "Plan") -> None:
+        self._most_s, self._brief = most_s, plan.waits_for_nobody
+        self._share = _WAITING + 0.5 * plan.overlap_steps / plan.inner_steps
         self._ended: dict[int, tuple[int, float]] = {}
         self._took_s: dict[int, deque[float]] = {}
+        self._spreads_s: dict[int, deque[float]] = {}
 
-    def has_quorum(self, fragment: int, round_: int, now: float) -> None:
-        """Most contributions to a shard are here at monotonic time `now` (s)."""
+    def has_quorum(self, fragment: int, round_: int, now: float, spread_s: float = 0.0) -> None:
+        """Most contributions to a shard are here at monotonic time `now` (s), and so many seconds
+        ago the first quarter was."""
         ended = self._ended.get(fragment)
         if ended is not None and ended[0] == round_ - 1:
             del self._ended[fragment]
             self._took_s.setdefault(fragment, deque(maxlen=_REMEMBERED)).append(now - ended[1])
+            self._spreads_s.setdefault(fragment, deque(maxlen=_REMEMBERED)).append(spread_s)
 
     def ends(self, fragment: int, round_: int, now: float) -> None:
         """A shard of the round closes."""
@@ -65,6 +79,14 @@ class Patience:
         if (took_s := self._took_s.get(fragment)) is None:
             return self._most_s
         return min(self._most_s, max(_LEAST_GRACE_S, _USUAL_ROUNDS * median(took_s)))
+
+    def brief_s(self, fragment: int) -> float | None:
+        """The same where inner steps go by speed; None elsewhere, and where no round is known."""
+        took_s = self._took_s.get(fragment, ())
+        if not self._brief or len(took_s) < _KNOWN:
+            return None
+        spread_s = quantiles(self._spreads_s[fragment], n=4)[2]
+        return _SPREADS * spread_s + self._share * median(took_s)
 
 
 @dataclass(eq=False)
@@ -112,11 +134,13 @@ class DueMean:
 @dataclass(eq=False)
 class OpenShard:
     """`begun`: a contribution has been whole here; `contributors` came in this order; `computing`
-    numbers the mean on its way."""
+    numbers the mean on its way; a quarter of the awaited, and a quorum, were here at these times.
+    """
 
     contributions: dict[str, PeerContribution] = field(default_factory=dict)
     contributors: dict[str, None] = field(default_factory=dict)
     begun: bool = False
+    quarter_at: float | None = None
     quorum_at: float | None = None
     computing: int | None = None
 
@@ -149,7 +173,7 @@ class ReducedShards:
         self._groups: dict[tuple[int, int], Group] = {}
         self._open: dict[ShardKey, OpenShard] = {}
         self._attempts = count(1)
-        self._patience = Patience(self._config.grace_s)
+        self._patience = Patience(self._config.grace_s, context.plan)
         self._passed_over: defaultdict[ShardKey, set[str]] = defaultdict(set)
         self._quarantine = context.quarantine
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
@@ -265,7 +289,7 @@ class ReducedShards:
     def on_view(self, view: View) -> None:
         """Hands back what another peer is to reduce."""
         own = view.members.get(self._me)
-        avoided = self._quarantine.liars.union(own.idle if own else ())
+        avoided = self._quarantine.liars.union(own.idle if own else ()) - {self._me}
         self.view = view = replace(view, avoided=avoided)
         self._latest = {at: round_ for at, round_ in self._latest.items() if view.live(at[1])}
         handed_back = [
@@ -351,15 +375,21 @@ class ReducedShards:
         if entry.computing is not None or not entry.contributors:
             return False
         expected = self._expected(key, group)
-        enough = math.ceil(self._config.quorum * len(expected | entry.contributors.keys()))
-        if len(entry.contributors) < enough:
+        count, awaited = len(entry.contributors), len(expected | entry.contributors.keys())
+        if entry.quarter_at is None and count >= _PUNCTUAL * awaited:
+            entry.quarter_at = now
+        if count < math.ceil(self._config.quorum * awaited):
             entry.quorum_at = None
             return False
         if entry.quorum_at is None:
             entry.quorum_at = now
-            self._patience.has_quorum(key.fragment, key.round, now)
+            spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
+            self._patience.has_quorum(key.fragment, key.round, now, spread_s)
         late = expected - entry.contributors.keys()
-        return not late or now >= entry.quorum_at + self.grace_s(key.fragment)
+        grace_s, brief_s = self.grace_s(key.fragment), self._patience.brief_s(key.fragment)
+        if brief_s is not None and len(group) > 2:  # of two nobody knows which is the slow one
+            grace_s = min(grace_s, brief_s)
+        return not late or now >= entry.quorum_at + grace_s
 
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group, now: float) -> DueMean:
         self._patience.ends(key.fragment, key.round, now)

@@ -255,8 +255,9 @@ class Contributor:
 
     def _lost(self, peer: str) -> bool:
         """Whether a stream to the peer is not worth waiting for. That somebody else does not reach
-        it is no reason: what has been sent there counts."""
-        return not (self._view.usable(peer) and self._view.reach(self._context.me, peer))
+        it is no reason, nor that it is late: what has been sent there counts."""
+        worth = self._view.usable(peer) or peer in self._view.late
+        return not (worth and self._view.reach(self._context.me, peer))
 
     # ------------------------------------------------------------------------------------- one try
 

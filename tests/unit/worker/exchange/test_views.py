@@ -50,6 +50,21 @@ def test_no_round_waits_for_a_peer_that_is_cut_off() -> None:
     assert seen.reducer("dcba") == "c"
 
 
+@pytest.mark.parametrize(("late", "found"), [("", ""), ("d", "d"), ("cd", "cd"), ("bcd", "")])
+def test_up_to_half_of_the_peers_are_believed_that_they_do_not_keep_up(
+    late: str, found: str
+) -> None:
+    members = {
+        peer: replace(member, idle=(peer,) if peer in late else ())
+        for peer, member in view().members.items()
+    }
+    seen = View(members)
+    assert seen.late == seen.cut_off == frozenset(found)
+    assert {peer for peer in "abcd" if seen.will_contribute(peer, 0, 3)} == {*"abcd"} - {*found}
+    assert seen.joinable() == frozenset("abcd")
+    assert seen.reducer("dcba") == max({*"abcd"} - {*found})
+
+
 def test_what_the_dead_said_does_not_count() -> None:
     members = view(a="d", b="d", c="d").members
     dead = {

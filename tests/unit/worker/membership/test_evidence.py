@@ -369,6 +369,15 @@ def test_three_of_eight_rounds(rounds: list[str], marked: tuple[str, ...]) -> No
     assert idle.peers == marked
 
 
+def test_a_peer_says_for_longer_of_itself_that_it_does_not_keep_up() -> None:
+    idle = IdlePeers("d")
+    idle.waited_for("d", now=0.0)
+    idle.tick(4 * MINUTE_S - 1)
+    assert idle.peers == ("d",)
+    idle.tick(4 * MINUTE_S)
+    assert idle.peers == ()
+
+
 def test_one_pause_that_many_fragments_meet_marks_nobody() -> None:
     idle = IdlePeers()
     for fragment in range(8):

@@ -119,7 +119,7 @@ class Told:
         mailbox.connect(self.posted.append)
         cursor = Cursor(seed=0, stream="w0", position=position)
         self.replica = InnerReplica(self.task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
-        pace = Pace(3, unequal=False)
+        pace = Pace(Plan(inner_steps=3))
         self.reporter = Reporter(
             mailbox, replica or self.replica, [self.fragment], pace, STEPS, lambda: self.now
         )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from murmuration.algorithms.plan import Plan
 from murmuration.worker.tasks import Batch, Cursor
 from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica, Pace
@@ -161,7 +162,7 @@ def test_a_mean_of_gradients_in_fp32_serves_parameters_in_bf16() -> None:
 
 
 def measured(inner_steps: int, own_s: float, fastest_s: float, *, unequal: bool = True) -> Pace:
-    pace = Pace(inner_steps, unequal=unequal)
+    pace = Pace(Plan(inner_steps=inner_steps, dylu=unequal))
     for _ in range(30):
         pace.stepped(own_s)
     pace.fastest_s = fastest_s
@@ -188,11 +189,21 @@ def test_a_period_takes_as_many_strides_as_it_has_steps(inner_steps: int, times:
 def test_all_go_step_by_step_unless_asked_to_differ() -> None:
     pace = measured(20, 1.0, 0.1, unequal=False)
     assert [pace.stride() for _ in range(5)] == [1] * 5
-    assert Pace(20, unequal=True).stride() == 1  # nothing is known at first
+    assert Pace(Plan(inner_steps=20, dylu=True)).stride() == 1  # nothing is known at first
+
+
+def test_a_peer_that_rounds_close_without_sends_earlier() -> None:
+    pace = measured(20, 0.1, 0.1)
+    for counted, stride in ((False, 6), (False, 11), (False, 11), (True, 1), (False, 6)):
+        pace.round_closed(counted=counted)
+        assert [pace.stride(), pace.stride()] == [stride, 1]
+    pace = measured(20, 0.1, 0.1, unequal=False)
+    pace.round_closed(counted=False)
+    assert pace.stride() == 1
 
 
 def test_first_steps_are_not_looked_at() -> None:
-    pace = Pace(20, unequal=True)
+    pace = Pace(Plan(inner_steps=20, dylu=True))
     for seconds in (9.0, 5.0, 2.0, 1.0):
         pace.stepped(seconds)
     assert pace.step_s == 0

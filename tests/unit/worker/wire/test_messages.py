@@ -175,6 +175,10 @@ def test_nobody_is_out_of_its_own_reach_or_twice_out_of_it(names: list[str]) -> 
         wire.member_from_message(pb.Member(peer="w3", address="a", unreachable=names))
 
 
+def test_a_peer_says_of_itself_that_it_does_not_keep_up() -> None:
+    assert wire.member_from_message(pb.Member(peer="w3", address="a", idle=["w3"])).idle == ("w3",)
+
+
 HISTORY = (
     CountedRound(3, ((0, 4, ("a", "b")), (4, 10, ("b",)))),
     CountedRound(4, ((0, 10, ("a", "b", "c")),)),

@@ -1,12 +1,16 @@
 """Reducing: who may contribute, what is taken, when a shard closes, and what the late are told."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from statistics import median
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import Patience
@@ -226,7 +230,7 @@ def test_a_quorum_closes_after_the_grace(clock: Clock) -> None:
 
 def test_the_grace_is_three_usual_rounds() -> None:
     """A round counts from the end of the one before to its own quorum: the late lengthen none."""
-    patience = Patience(most_s=20.0)
+    patience = Patience(20.0, Plan(dylu=False))
     assert patience.grace_s(0) == 20.0
     now = 0.0
     for round_, took_s in enumerate([1.0, 2.0, 4.0, 4.0, 90.0]):
@@ -242,10 +246,32 @@ def test_the_grace_is_three_usual_rounds() -> None:
 
 @pytest.mark.parametrize(("took_s", "grace_s"), [(0.1, 5.0), (90.0, 20.0)])
 def test_the_grace_is_bounded(took_s: float, grace_s: float) -> None:
-    patience = Patience(most_s=20.0)
+    patience = Patience(20.0, Plan(dylu=False))
     patience.ends(0, 0, 0.0)
     patience.has_quorum(0, 1, took_s)
     assert patience.grace_s(0) == grace_s
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 60), st.floats(0, 1)), min_size=4, max_size=8))
+def test_where_steps_go_by_speed_a_slow_peer_costs_a_twentieth(
+    rounds: list[tuple[float, float]],
+) -> None:
+    """Beyond four times what the peers of equal speed are apart, and what overlaps steps."""
+    plans = Plan(dylu=True), Plan(dylu=True, overlap_steps=10, inner_steps=20), Plan()
+    brief_s = [brief_of(plan, rounds) for plan in plans]
+    took_s, spread_s = (list(each) for each in zip(*rounds, strict=True))
+    assert brief_s[0] <= 4 * 1.25 * max(spread_s) + 0.05 * max(took_s)
+    assert brief_s[0] >= 4 * median(spread_s) + 0.05 * min(took_s)
+    assert brief_s[1] == pytest.approx(brief_s[0] + 0.25 * median(took_s))
+    assert brief_s[2] is None is brief_of(plans[0], rounds[:3])  # nothing is known at first
+
+
+def brief_of(plan: Plan, rounds: Sequence[tuple[float, float]]) -> float | None:
+    patience = Patience(20.0, plan)
+    for round_, (took_s, spread_s) in enumerate(rounds):
+        patience.ends(0, round_ - 1, 0.0)
+        patience.has_quorum(0, round_, took_s, spread_s)
+    return patience.brief_s(0)
 
 
 def test_the_grace_is_not_begun_again_by_a_further_contribution(clock: Clock) -> None:
