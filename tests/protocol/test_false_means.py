@@ -26,6 +26,9 @@ from tests.protocol.virtual_time import run
 from tests.support.false_means import LIES, reducing_falsely
 
 LONG = Problem(steps=600)
+FOUR_BITS = replace(
+    LONG, layers=(4000,), plan=Plan(inner_steps=3, codec="e3m0", reduction_codec="e3m0")
+)
 
 
 def named(peer: Peer) -> list[str]:
@@ -34,48 +37,42 @@ def named(peer: Peer) -> list[str]:
     return [text.split()[0] for text in told if "gave a false mean" in text]
 
 
-async def named_by_all(swarm: Swarm, attack: AbstractContextManager[None], rounds: int) -> None:
-    """Four peers, of which d attacks, go through so many rounds, at their usual pace."""
-    await swarm.start(*"abcd")
-    with attack:
-        honest = [swarm[name] for name in "abc"]
-        await swarm.until(lambda: all(peer.versions >= (rounds,) for peer in honest), rounds)
-    assert [named(peer) for peer in honest] == [["d"]] * 3
-    assert len({(peer.versions, peer.outer_hash) for peer in honest}) == 1
-    assert "d gave a false mean" in str(honest[0].node.status()["warnings"])
+def named_by_all(
+    attack: AbstractContextManager[None], rounds: int, problem: Problem = LONG
+) -> torch.Tensor:
+    """Four peers, of which d attacks, go through so many rounds, at their usual pace. Returns the
+    anchor that the others have."""
+
+    async def scenario() -> torch.Tensor:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            with attack:
+                honest = [swarm[name] for name in "abc"]
+                await swarm.until(lambda: all(p.versions >= (rounds,) for p in honest), rounds)
+            assert [named(peer) for peer in honest] == [["d"]] * 3
+            assert len({(peer.versions, peer.outer_hash) for peer in honest}) == 1
+            assert "d gave a false mean" in str(honest[0].node.status()["warnings"])
+            return honest[0].trainer.states[0].anchor
+
+    return run(scenario())
 
 
 @pytest.mark.parametrize("lie", ["1e4", "-20 times"])
 def test_a_mean_that_is_larger_than_all_contributions_is_not_applied(lie: str) -> None:
-    async def scenario() -> None:
-        async with Swarm(LONG) as swarm:
-            await named_by_all(swarm, reducing_falsely("d", LIES[lie]), 3)
-            expected = LONG.reference("abc")["a"][0].anchor
-            anchor = swarm["a"].trainer.states[0].anchor
-            assert torch.dist(anchor, expected) < torch.linalg.vector_norm(expected)
-
-    run(scenario())
+    anchor = named_by_all(reducing_falsely("d", LIES[lie]), 3)
+    expected = LONG.reference("abc")["a"][0].anchor
+    assert torch.dist(anchor, expected) < torch.linalg.vector_norm(expected)
 
 
 @pytest.mark.parametrize("lie", ["turned", "stale", "zero", "noise", "1 % more"])
 def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie: str) -> None:
-    async def scenario() -> None:
-        async with Swarm(LONG) as swarm:
-            await named_by_all(swarm, reducing_falsely("d", LIES[lie]), 4)
-
-    run(scenario())
+    named_by_all(reducing_falsely("d", LIES[lie]), 4)
 
 
 @pytest.mark.parametrize("lie", ["turned", "stale", "zero", "noise"])
 def test_four_bits_hide_no_lie_of_that_size(lie: str) -> None:
     """From the second round on: then it is known how much of the round before may be left."""
-    plan = Plan(inner_steps=3, codec="e3m0", reduction_codec="e3m0")
-
-    async def scenario() -> None:
-        async with Swarm(replace(LONG, layers=(4000,), plan=plan)) as swarm:
-            await named_by_all(swarm, reducing_falsely("d", LIES[lie]), 6)
-
-    run(scenario())
+    named_by_all(reducing_falsely("d", LIES[lie]), 6, FOUR_BITS)
 
 
 @pytest.mark.parametrize("preset", ["onebit", "sparse", "streaming"])
@@ -100,12 +97,8 @@ def test_one_that_sees_a_false_mean_shows_it_to_the_others() -> None:
     def drawn(self: Checks, *given: Any) -> Sequence[Any]:
         return draw(self, *given) if self._context.me == "a" else []
 
-    async def scenario() -> None:
-        with patch.object(Checks, "_draw", drawn):
-            async with Swarm(LONG) as swarm:
-                await named_by_all(swarm, reducing_falsely("d", LIES["zero"]), 4)
-
-    run(scenario())
+    with patch.object(Checks, "_draw", drawn):
+        named_by_all(reducing_falsely("d", LIES["zero"]), 4)
 
 
 def serving(act: Callable[[pb.CheckRequest], pb.CheckedLeaf]) -> AbstractContextManager[Any]:
@@ -133,11 +126,7 @@ def serving(act: Callable[[pb.CheckRequest], pb.CheckedLeaf]) -> AbstractContext
 def test_one_that_shows_not_what_it_contributed_is_named_and_no_reducer(
     act: Callable[[pb.CheckRequest], pb.CheckedLeaf], rounds: int
 ) -> None:
-    async def scenario() -> None:
-        async with Swarm(LONG) as swarm:
-            await named_by_all(swarm, serving(act), rounds)
-
-    run(scenario())
+    named_by_all(serving(act), rounds)
 
 
 def test_a_reducer_that_says_another_contributed_something_else_is_named_by_that_one() -> None:
@@ -191,6 +180,19 @@ def test_checks_take_little_of_the_link_and_name_nobody_who_is_honest() -> None:
                 assert named(peer) == []
                 counts = peer.node.context.counts
                 assert 0 < counts.checked_bytes < 0.03 * counts.payload_sent_bytes
+
+    run(scenario())
+
+
+def test_what_is_left_of_earlier_means_names_nobody_when_all_come_to_rest() -> None:
+    async def scenario() -> None:
+        async with Swarm(FOUR_BITS) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: swarm["a"].versions >= (6,), 10)
+            for peer in swarm.alive:
+                peer.replica.moves_until = 0
+            await swarm.until(lambda: swarm["a"].versions >= (40,), 60)
+            assert [named(peer) for peer in swarm.alive] == [[]] * 4
 
     run(scenario())
 

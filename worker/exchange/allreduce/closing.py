@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
 _UNHEARD = 2  # times this round's limit, for that of the round before, if this peer was not in it
+_LEFT_ROUNDS = 16  # in which something may be left of a mean: of 4 bits, 0.55 of it a round
 _USUAL_ROUNDS = 3  # that late peers are waited for
 _LEAST_GRACE_S = 5.0
 _REMEMBERED = 8  # rounds
@@ -204,9 +205,13 @@ class ReducedShards:
         has announced to this peer itself; infinite where too few have."""
         plan = self._layout.plan
         most = self._most_norm(key.fragment, key.round, contributors)
-        if plan.keeps_reduction_residual:  # of the mean before: what its encoding has left out
-            before = self._most_norm(key.fragment, key.round - 1, contributors)
-            most += before if before < math.inf else _UNHEARD * most
+        if plan.keeps_reduction_residual:  # of means before: what their encoding has left out
+            earlier = range(key.round - _LEFT_ROUNDS, key.round)
+            norms = [self._most_norm(key.fragment, at, contributors) for at in earlier]
+            if norms[-1] == math.inf:
+                norms[-1] = _UNHEARD * most
+            most += max((each for each in norms if each < math.inf), default=0.0)
+            most = most or math.inf  # what is left after as many rounds of zeros has no limit
         if plan.mean_over == "senders":
             most *= math.sqrt(len(contributors))
         return NORM_SLACK * most
@@ -332,12 +337,11 @@ class ReducedShards:
             del self._passed_over[key]
         self._versions[fragment] = version
         self._groups[fragment, version] = group
-        self._groups = {
-            at: group for at, group in self._groups.items() if at[0] != fragment or at[1] >= oldest
-        }
-        self._norms = {
-            at: norms for at, norms in self._norms.items() if at[0] != fragment or at[1] >= oldest
-        }
+        for of_rounds in (self._groups, self._norms):
+            for at in [
+                at for at in of_rounds if at[0] == fragment and at[1] < oldest - _LEFT_ROUNDS
+            ]:
+                del of_rounds[at]
         return forgotten
 
     def learned(self, key: ShardKey) -> bool:
