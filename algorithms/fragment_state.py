@@ -501,6 +501,10 @@ class FragmentOptimizer:
             self._sent.clear()
             self._failed_try = None
         mine, earlier, local = self.state, self._failed_try, local.clone()
+        if not (self._plan.keeps or (earlier and earlier.contribution.round == mine.version)):
+            # Before it was started again this peer has contributed what it had learned by then.
+            for start, stop in counted_of(theirs.history, mine.version, me) or ():
+                local[start:stop] = mine.anchor[start:stop]
         for place, sent in enumerate(self._sent):
             counted = counted_of(theirs.history, sent.round, me)
             if counted is not None:

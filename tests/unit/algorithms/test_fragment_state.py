@@ -242,6 +242,13 @@ def test_adopting_keeps_what_was_learned_if_asked_to(keep: bool, expected: list[
     assert LOCAL.tolist() == [8] * 4
 
 
+def test_what_was_contributed_before_a_restart_is_not_contributed_again() -> None:
+    """The state is from a checkpoint: the process that wrote it was in its round, on the left."""
+    theirs = state_at(6, values(5, 5, 5, 5), history=(CountedRound(4, ((0, 2, GROUP),)),))
+    outer = optimizer(PLAIN, version=4)
+    assert lacks(outer, take_over(outer, theirs, LOCAL)) == [0, 0, 2, 2]
+
+
 def test_another_state_of_this_version_leaves_the_round_on_its_way() -> None:
     outer = optimizer(PLAIN, version=4)
     send(outer, LOCAL)

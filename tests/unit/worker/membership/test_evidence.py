@@ -2,13 +2,7 @@
 
 import pytest
 
-from murmuration.worker.membership import (
-    MAX_UNREACHABLE,
-    Health,
-    Member,
-    Membership,
-    ViewChanged,
-)
+from murmuration.worker.membership import MAX_UNREACHABLE, Health, Member, Membership, ViewChanged
 from murmuration.worker.membership.evidence import IdlePeers, Reachability
 from tests.unit.worker.membership.machines import (
     CONFIG,
