@@ -19,13 +19,14 @@ reductions that a worker sends, before zstd, beside data-parallel training in bf
 that ends a run counts in a column of its own. The picture has the bytes without it, of the first
 length and size; and R over lengths and over sizes, where there are several.
 
-Runs are `algorithms/reference.py` with the gradients of all workers in one pass, on one core.
-`MEAN` is one of `one_process.MEANS`: what a plan takes for the mean pseudo-gradient. A finished run
-is a line of the results file and is not run again, as long as settings and code that matter are
-the same. `--minutes` begins no run after that time; the same command goes on. For more cores,
-start parts 1/2 and 2/2 of the lines with one results file, then all lines with `--finished`.
-`--check` compares every line with one pass for each worker, rounds included, and exits with 1
-where they differ by more than rounding. Prints Markdown.
+Runs are `algorithms/reference.py` with the gradients of all workers in one pass, on one core. A
+step has 256 bytes of text on each worker; `--set task.batch_size=64` makes that 4 kB. `MEAN` is one
+of `one_process.MEANS`: what a plan takes for the mean pseudo-gradient. A finished run is a line of
+the results file and is not run again, as long as settings and code that matter are the same.
+`--minutes` begins no run after that time; the same command goes on. For more cores, start parts
+1/2 and 2/2 of the lines with one results file, then all lines with `--finished`. `--check` compares
+every line with one pass for each worker, rounds included, and exits with 1 where they differ by
+more than rounding. Prints Markdown.
 """
 
 import argparse
