@@ -463,8 +463,7 @@ def fewer_with_last_mean(line: Line, result: Result, campaign: Campaign) -> floa
     return result.fewer * rounds / (rounds + last)
 
 
-Points = dict[str, list[tuple[float, Interval]]]
-"""By plan, R at several places of an axis."""
+Points = dict[str, list[tuple[float, Interval]]]  # by plan, R at several places of an axis
 
 
 def draw(path: Path, cells: Mapping[tuple[int, str], Losses]) -> None:

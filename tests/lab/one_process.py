@@ -163,14 +163,7 @@ class GradientBatch:
         for place, parameters in enumerate(named):
             for name, parameter in parameters.items():
                 parameter.data = self._stacked[name].detach()[place]
-        model = _Loss(task, modules[0])
-
-        def loss(parameters: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-            own = {f"model.{name}": each for name, each in parameters.items()}
-            return functional_call(model, own, (inputs, targets))
-
-        torch.compiler.reset()  # it keeps but a few models
-        self._losses: Callable[..., Tensor] = torch.compile(vmap(loss)) if compiled else vmap(loss)
+        self._losses = _compiled_losses(task, modules[0]) if compiled else _losses(task, modules[0])
         self._inner: Sequence[InnerReplica] = ()
         self._step = 0
         self._gradients: Sequence[Tensor] = ()
@@ -194,6 +187,30 @@ class GradientBatch:
             # AdamW's fused kernel takes a gradient to be laid out as its parameter is.
             self._step, self._gradients = step, [each.contiguous() for each in found]
         return {n: each[place] for n, each in zip(self._stacked, self._gradients, strict=True)}
+
+
+Losses = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
+"""Of (stacked parameters, stacked inputs, stacked targets), one for each model."""
+
+_COMPILED: dict[tuple[tuple[str, torch.Size], ...], Losses] = {}
+
+
+def _compiled_losses(task: Task, model: nn.Module) -> Losses:
+    """Compiled once for all runs of a process whose models are alike."""
+    alike = tuple((name, each.shape) for name, each in trained_parameters(model).items())
+    if alike not in _COMPILED:
+        _COMPILED[alike] = torch.compile(_losses(task, model), dynamic=False)
+    return _COMPILED[alike]
+
+
+def _losses(task: Task, model: nn.Module) -> Losses:
+    module = _Loss(task, model)
+
+    def loss(parameters: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        own = {f"model.{name}": each for name, each in parameters.items()}
+        return functional_call(module, own, (inputs, targets))
+
+    return vmap(loss)
 
 
 class _Loss(nn.Module):
