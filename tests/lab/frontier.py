@@ -1,8 +1,7 @@
 """Bytes against loss: every line tuned by itself, on several seeds, with intervals.
 
     python -m tests.lab frontier [--steps 600 ...] [--workers 4] [--size 0.2m ...] [--seeds 5]
-        [--optimizer muon] [--lr 0.004 0.008 0.016 0.032] [--outer LR,MOMENTUM ...]
-        [--set SECTION.KEY=VALUE ...]
+        [--lr 0.004 0.008 0.016 0.032] [--outer LR,MOMENTUM ...] [--set SECTION.KEY=VALUE ...]
         [--line 'NAME: PRESET[/MEAN] SECTION.KEY=VALUE ...' ...] [--against NAME ...] [--minutes N]
         [--part K/N] [--results runs/frontier.jsonl] [--picture PNG] [--finished] [--check STEPS]
 
@@ -20,7 +19,8 @@ that ends a run counts in a column of its own. The picture has the bytes without
 length and size; and R over lengths and over sizes, where there are several.
 
 Runs are `algorithms/reference.py` with the gradients of all workers in one pass, on one core. A
-step has 256 bytes of text on each worker; `--set task.batch_size=64` makes that 4 kB. `MEAN` is one
+step has 256 bytes of text on each worker; `--set task.batch_size=64` makes that 4 kB. The inner
+optimizer is Muon; `--set 'inner.optimizer="adamw"'` takes the product's default. `MEAN` is one
 of `one_process.MEANS`: what a plan takes for the mean pseudo-gradient. A finished run is a line of
 the results file and is not run again, as long as settings and code that matter are the same.
 `--minutes` begins no run after that time; the same command goes on. For more cores, start parts
@@ -38,6 +38,7 @@ import math
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -57,11 +58,8 @@ COMPILED_STEPS = 200  # from which on it pays, and a C++ compiler is needed
 VALIDATION_BATCHES = 256  # sixteen times a worker's: plans differ by hundredths
 OUTER_STEPS = ((0.9, 0.6), (0.5, 0.6), (1.2, 0.3))  # learning rates and momenta
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # by degrees of freedom
-SIZES = {
-    "0.2m": (64, 160, 3, 2),
-    "1m": (128, 352, 5, 4),
-    "5m": (256, 704, 6, 8),
-}  # width, width of the SwiGLU layer, layers, heads
+# Width, width of the SwiGLU layer, layers, heads.
+SIZES = {"0.2m": (64, 160, 3, 2), "1m": (128, 352, 5, 4), "5m": (256, 704, 6, 8)}
 LINES = (
     "alone: local",
     "four bits, kept, H 100, tau 0: onebit diloco.inner_steps=100 diloco.overlap_steps=0 "
@@ -77,12 +75,12 @@ LINES = (
     "fp32, H 28, radial: diloco/radial diloco.inner_steps=28",
     'onebit, ternary back, H 36: onebit diloco.inner_steps=36 diloco.reduction_codec="ternary"',
 )
-AGAINST = ("fp32, H 28", "onebit")
-_PACKAGE = Path(murmuration.algorithms.__path__[0])
-_CODE = (
-    *(_PACKAGE / f"{name}.py" for name in ("reference", "diloco", "schedule", "fragments")),
-    *sorted((_PACKAGE / "codecs").glob("*.py")),
-    *(Path(__file__).with_name(name) for name in ("one_process.py",)),
+_ROOT = Path(murmuration.algorithms.__path__[0]).parent
+CODE = (  # that decides how a run ends
+    *(_ROOT / "algorithms" / f"{name}.py" for name in ("reference", "diloco", "schedule")),
+    *(_ROOT / "algorithms" / "fragments.py", *sorted((_ROOT / "algorithms/codecs").glob("*.py"))),
+    *(Path(__file__).with_name("one_process.py"), _ROOT / "worker/tasks/llama.py"),
+    *(_ROOT / "worker/tasks/text.py", _ROOT / "worker/training/optimizers.py"),
 )
 
 
@@ -176,11 +174,8 @@ def key_of(training: Training) -> str:
 @cache
 def code_hash() -> str:
     """Of the sources that decide how a run ends, and the versions of Python and torch."""
-    tasks = Path(murmuration.worker.tasks.__path__[0])
-    optimizers = Path(murmuration.worker.training.optimizers.__file__)
-    sources = (*_CODE, tasks / "llama.py", tasks / "text.py", optimizers)
     versions = f"{sys.version} {torch.__version__}".encode()
-    return hashlib.sha256(b"\0".join((versions, *(s.read_bytes() for s in sources)))).hexdigest()
+    return hashlib.sha256(b"\0".join((versions, *(p.read_bytes() for p in CODE)))).hexdigest()
 
 
 @dataclass
@@ -242,12 +237,11 @@ class Campaign:
 
 
 def result_of(trained: Trained, began: float) -> Result:
-    per_step = trained.sent.bytes / trained.training.steps
-    ddp_step = ddp_bytes(trained) / trained.training.steps
+    sent_bytes = trained.sent.bytes
     return Result(
         loss=trained.loss_of(trained.anchors(), VALIDATION_BATCHES),
-        sent_bytes=per_step,
-        fewer=ddp_step / per_step if per_step else 0.0,
+        sent_bytes=sent_bytes / trained.training.steps,
+        fewer=ddp_bytes(trained) / sent_bytes if sent_bytes else 0.0,
         params=sum(fragment.elements for fragment in trained.fragments),
         cpu_s=round(time.process_time() - began, 1),
     )
@@ -268,11 +262,16 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--size", choices=SIZES, nargs="+", default=["0.2m"])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--optimizer", default="muon")
     parser.add_argument("--lr", type=float, nargs="+", default=[0.004, 0.008, 0.016, 0.032])
-    parser.add_argument("--outer", type=pair, nargs="+", default=OUTER_STEPS, metavar="LR,MOMENTUM")
+    parser.add_argument(
+        "--outer",
+        type=lambda text: tuple(map(float, text.split(","))),
+        nargs="+",
+        default=OUTER_STEPS,
+        metavar="LR,MOMENTUM",
+    )
     parser.add_argument("--line", dest="lines", type=Line.of, action="append")
-    parser.add_argument("--against", nargs="+", default=AGAINST, metavar="NAME", help="of a line")
+    parser.add_argument("--against", nargs="+", default=["fp32, H 28", "onebit"], metavar="NAME")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth line, from the Kth")
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--minutes", type=float, default=math.inf)
@@ -286,7 +285,7 @@ def main() -> int:
     first = Campaign(
         steps=options.check or options.steps[0],
         workers=options.workers,
-        settings=(*size_settings(options.size[0], options.optimizer), *options.settings),
+        settings=(*size_settings(options.size[0]), *options.settings),
         results=Results(options.results),
         lrs=tuple(options.lr),
         outer_steps=tuple(options.outer),
@@ -296,7 +295,7 @@ def main() -> int:
         return check(lines, first)
     cells: dict[tuple[int, str], Losses] = {}
     for steps, size in itertools.product(options.steps, options.size):
-        settings = (*size_settings(size, options.optimizer), *options.settings)
+        settings = (*size_settings(size), *options.settings)
         campaign = replace(first, steps=steps, settings=settings)
         best, losses = measure(lines, campaign, options.seeds)
         print(table(best, losses, campaign, options.against), flush=True)
@@ -306,20 +305,14 @@ def main() -> int:
     return 0
 
 
-def pair(text: str) -> tuple[float, float]:
-    """`LR,MOMENTUM`, as typed."""
-    lr, momentum = map(float, text.split(","))
-    return lr, momentum
-
-
-def size_settings(size: str, optimizer: str) -> tuple[str, ...]:
-    """Of a model of a size that reads 64 bytes of context, and of its inner optimizer."""
+def size_settings(size: str) -> tuple[str, ...]:
+    """Of a model of a size that reads 64 bytes of context, trained with Muon."""
     width, inner, layers, heads = SIZES[size]
     return (
         f"task.architecture={{hidden_size={width},intermediate_size={inner},"
         f"num_hidden_layers={layers},num_attention_heads={heads},num_key_value_heads={heads}}}",
         "task.context_bytes=64",
-        f'inner.optimizer="{optimizer}"',
+        'inner.optimizer="muon"',
     )
 
 
@@ -358,7 +351,8 @@ def check(lines: Iterable[Line], campaign: Campaign) -> int:
         batched, single = train(training), train(replace(training, batched="no"))
         losses = [each.loss_of(each.anchors()) for each in (batched, single)]
         one, other = (torch.cat(each.anchors()) for each in (batched, single))
-        first = [f.flatten(named(single)) for f in single.fragments]
+        named = {name: each.detach() for name, each in single.task.model().named_parameters()}
+        first = [fragment.flatten(named) for fragment in single.fragments]
         apart = float((one - other).norm() / (other - torch.cat(first)).norm())
         few = has_few_bits(single.plan.codec) or single.plan.codec == "e3m0"
         limit, most = (0.1, 0.02) if few else (1e-3, 1e-4)
@@ -370,11 +364,6 @@ def check(lines: Iterable[Line], campaign: Campaign) -> int:
             flush=True,
         )
     return int(failed > 0)
-
-
-def named(trained: Trained) -> dict[str, torch.Tensor]:
-    """The first parameters of a run."""
-    return {name: each.detach() for name, each in trained.task.model().named_parameters()}
 
 
 # ---------------------------------------------------------------------------------- what it says
@@ -421,8 +410,7 @@ def paired(losses: Losses, line: Line, name: str) -> str:
 def share(losses: Losses, line: Line) -> Interval | None:
     """R, seed by seed; None while DDP or one worker alone is not known."""
     alone, ddp = of_name(losses, "alone"), of_name(losses, "DDP")
-    own = [result.loss for result in losses[line]]
-    found = [(a - loss) / (a - d) for a, d, loss in zip(alone, ddp, own, strict=False)]
+    found = [(a - r.loss) / (a - d) for a, d, r in zip(alone, ddp, losses[line], strict=False)]
     return Interval.of(found) if found else None
 
 
@@ -461,9 +449,6 @@ def fewer_with_last_mean(line: Line, result: Result, campaign: Campaign) -> floa
     plan = campaign.training(line, Rates(campaign.lrs[0], None), 0).config.plan
     last = last_mean_bytes(plan, result.params, campaign.workers)
     return result.fewer * rounds / (rounds + last)
-
-
-Points = dict[str, list[tuple[float, Interval]]]  # by plan, R at several places of an axis
 
 
 def draw(path: Path, cells: Mapping[tuple[int, str], Losses]) -> None:
@@ -511,14 +496,15 @@ def draw(path: Path, cells: Mapping[tuple[int, str], Losses]) -> None:
     figure.savefig(path)
 
 
-def points(along: Mapping[int, Losses], over_bytes: bool = False) -> Points:
-    """Of each plan whose R is known; over the keys, or over its bytes."""
-    found: Points = {}
+def points(
+    along: Mapping[int, Losses], over_bytes: bool = False
+) -> dict[str, list[tuple[float, Interval]]]:
+    """R of each plan where it is known; over the keys, or over its bytes."""
+    found = defaultdict(list)
     for x, losses in along.items():
         for line, results in losses.items():
             if line.has_outer_step and (each := share(losses, line)):
-                at = results[0].fewer if over_bytes else x
-                found.setdefault(line.name, []).append((at, each))
+                found[line.name].append((results[0].fewer if over_bytes else x, each))
     return found
 
 

@@ -37,7 +37,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "noloco, H 20, fp32": ("noloco",),
     "noloco, H 20, fp32, momentum of its own": ("noloco", *OWN_MOMENTUM, "outer_lr=0.7"),
     "diloco, H 50, fp32": ("diloco", "inner_steps=50"),
-    "noloco, H 50, fp32": ("noloco", "inner_steps=50"),
     "streaming-noloco, H 50, e3m0": ("streaming-noloco",),
     "streaming-noloco, H 50, e3m0, momentum of its own": (
         "streaming-noloco", *OWN_MOMENTUM, "outer_lr=1.1", "merge_alpha=0.5",
