@@ -8,7 +8,8 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.identity import Identity
 from murmuration.worker.node.answers import STREAMS_EACH, most_streams
-from murmuration.worker.transport.served import MOST_CALLS, WINDOW_BYTES
+from murmuration.worker.transport import WINDOW_BYTES
+from murmuration.worker.transport.served import MOST_CALLS
 from tests.support.held_streams import Held, hold_streams
 from tests.support.members import certified_swarm, resident_mib
 from tests.support.stranger import Stranger

@@ -2,10 +2,12 @@
 
     python -m tests.lab exchange [--peers 2] [--mbytes 64] [--rounds 8] [--codec fp32] [...]
     python -m tests.lab exchange --tls 4     # plain and mutual TLS in turns, four times each
+    python -m tests.lab exchange --link 200mbit,delay=50ms --mbytes 24     # a round trip of 100 ms
 
 Each peer is a process with the real node, transport and rounds. Printed per peer: the payload that
 it sent (its contributions and the reductions it answers with) over the time that its rounds took,
 from handing the values over to having the mean; the median round, since the machine is shared.
+Behind links, which a relay in a process of its own makes, also the part of its rate that it used.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -26,7 +29,9 @@ import torch
 
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.link import parse_link
 from murmuration.algorithms.presets import PRESETS
+from murmuration.coordinator.link_network import RelayProcess
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.identity import Authority, Identity, Role
 from murmuration.worker.manifest import Manifest
@@ -63,7 +68,8 @@ def peer(
     plan = replace(PRESETS[options.preset], codec=options.codec, reduction_codec=options.codec)
     config = Config(run=RunConfig(steps=options.rounds * plan.inner_steps), plan=plan)
     mailbox = Mailbox()
-    transport = GrpcTransport(addresses[index], security=identity)
+    proxy = options.proxies[index] if getattr(options, "proxies", None) else None
+    transport = GrpcTransport(addresses[index], proxy, identity)
 
     def make() -> Node:
         async def offload(work):
@@ -139,12 +145,17 @@ def run(options: argparse.Namespace, *, tls: bool = False) -> list[dict[str, Any
         )
         for index, identity in enumerate(certified)
     ]
-    for each in peers:
-        each.start()
-    reports = [json.loads(results.get()) for _ in peers]
-    for each in peers:
-        each.kill()
-        each.join()
+    with ExitStack() as opened:
+        if options.link is not None:
+            behind = {name: (at, options.link) for name, at in zip(names, addresses, strict=True)}
+            relay = opened.enter_context(RelayProcess(behind))
+            options.proxies = [relay.proxies[name] for name in names]
+        for each in peers:
+            each.start()
+        reports = [json.loads(results.get()) for _ in peers]
+        for each in peers:
+            each.kill()
+            each.join()
     return sorted(reports, key=lambda each: each["peer"])
 
 
@@ -179,6 +190,7 @@ def main() -> None:
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--preset", default="diloco", choices=("diloco", "noloco"))
     parser.add_argument("--pause-s", type=float, default=0.0, help="before each round")
+    parser.add_argument("--link", type=parse_link, help="such as 200mbit,delay=50ms, of each peer")
     parser.add_argument("--tls", type=int, default=0, help="compare with TLS, so many times")
     options = parser.parse_args()
     print(f"{options.peers} peers, {options.mbytes} MB of fp32, codec {options.codec}")
@@ -190,10 +202,12 @@ def main() -> None:
         took_s = statistics.median(took_s for _, took_s, _ in timed)
         sent = statistics.median(sent for sent, _, _ in timed)
         found = rates(report)
+        used = 8 * statistics.median(found) / options.link.rate_mbps if options.link else None
         print(
             f"  {report['peer']}: {statistics.median(found):.0f} MB/s sent (and as much received), "
             f"round {took_s:.3f} s, best {max(found):.0f}, worst {min(found):.0f} MB/s, "
             f"{sent / (share * options.mbytes * 1e6):.4f} of 2(n-1)/n"
+            + (f", {used:.3f} of the link" if used is not None else "")
         )
 
 

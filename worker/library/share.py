@@ -34,7 +34,6 @@ _ADVICE = (
     "; a stream with state_dict() and load_state_dict() goes on at its place, and with workers one "
     "in torchdata's StatefulDataLoader"
 )
-_STATE = {"state_dict", "load_state_dict"}
 _END: Any = object()
 
 
@@ -342,4 +341,4 @@ def _keeper_of(source: Any) -> Any:
     found = [source]
     if isinstance(source, DataLoader) and not source.num_workers:
         found.append(source.dataset)
-    return next((each for each in found if {*dir(each)} >= _STATE), None)
+    return next((each for each in found if {*dir(each)} >= {"state_dict", "load_state_dict"}), None)

@@ -46,6 +46,7 @@ PROBE_METHODS = ("Control/Status", "Control/Measure")
 
 MAX_CONTROL_BYTES = 64 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024
+WINDOW_BYTES = 512 * 1024  # of a stream that is not read; one that is read has 1 MiB more
 
 _MOST_PEERS = 4096  # counted one by one
 _GRPC_PREFIX_BYTES = 5

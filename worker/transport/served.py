@@ -19,6 +19,7 @@ from murmuration.worker.transport.interface import (
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
     RELAY_METHODS,
+    WINDOW_BYTES,
     Busy,
     Caller,
     Handler,
@@ -41,7 +42,6 @@ COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-WINDOW_BYTES = 512 * 1024  # of a stream that is not read; one that is read has 1 MiB more
 STREAMS_EACH_CONNECTION = 16  # at once: a caller's own gRPC lets further ones wait
 _SERVER_OPTIONS: list[tuple[str, int]] = [
     *COMMON_OPTIONS,

@@ -3,9 +3,10 @@
 A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
 stream is tried again at the same peer, resuming where it was. If membership suspects that peer, or
 knows that the link to it is cut, the next takes over. So it does if half of the round is back, and
-that peer's answer is overdue, or if its answers are of no use. The shards for one peer go one by
-one: the first come back while others go. The round succeeds when all shards are reduced. It fails
-as a whole at its deadline, or when most of the other reducers say that it cannot succeed.
+that peer's answer is overdue, or if its answers are of no use. Small shards for one peer go one by
+one: the first come back while others go. A large one waits for the window of its stream, so several
+go at once. The round succeeds when all shards are reduced. It fails as a whole at its deadline, or
+when most of the other reducers say that it cannot succeed.
 """
 
 import asyncio
@@ -28,13 +29,14 @@ from murmuration.worker.exchange.allreduce.reducer import Answer, Redirect, Redu
 from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks, reason_of
 from murmuration.worker.exchange.view import ShardKey, ShardRange, View
 from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
-from murmuration.worker.transport import Stream, TransportError, Unreachable
+from murmuration.worker.transport import WINDOW_BYTES, Stream, TransportError, Unreachable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _STALL_S = 2.0  # a shorter round is none to speak of
 _OVERDUE = 1.5  # times what a reducer waits for late peers
+_FILLING = 8  # streams whose windows together fill 1 Gbit/s with a round trip of 100 ms
 _MOST_SPOILT = 3  # useless answers, one every `retry_s`: less may be a peer that comes back
 
 
@@ -79,6 +81,7 @@ class _Part:
 class _Round:
     """One of this peer's rounds on its way; `told_s` is how long it had taken when that was last
     told, `slowest` the reducer that answered last, and `half_at` when half of the shards were here.
+    `lanes` hold, by peer, the shards that are sent to it at once.
     """
 
     begin: Begin
@@ -91,7 +94,13 @@ class _Round:
     told_s: float = 0.0
     slowest: str = ""
     half_at: float = math.inf
-    lanes: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    lanes: defaultdict[str, asyncio.Semaphore] = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = (part.shard.contribution_bytes for part in self.parts)
+        large = max(sizes, default=0) > WINDOW_BYTES
+        at_once = -(-_FILLING // max(1, len(self.begin.group) - 1)) if large else 1
+        self.lanes = defaultdict(partial(asyncio.Semaphore, at_once))
 
     @property
     def open(self) -> list[_Part]:
@@ -394,7 +403,7 @@ class Contributor:
         )
 
     async def _send(self, round_: _Round, part: _Part, stream: Stream, offset: int) -> None:
-        """The frames go out when those before them to the same peer have."""
+        """The frames go out when a lane to the peer is free."""
         context = self._context
         with suppress(TransportError):  # the receiving side of the stream reports it
             async with round_.lanes[part.target]:
