@@ -42,7 +42,9 @@ class Manifest:
     @classmethod
     def of(cls, config: Config, schema: Sequence[TensorSpec]) -> "Manifest":
         document = to_document(config)
-        advice = {name: {key: document[name].pop(key)} for name, key in ADVISED}
+        advice: dict[str, dict[str, Any]] = {}
+        for name, key in ADVISED:
+            advice.setdefault(name, {})[key] = document[name].pop(key)
         tensors = {spec.name: list(spec.shape) for spec in schema}
         return cls({"protocol": PROTOCOL, **document, "tensors": tensors, "advice": advice})
 

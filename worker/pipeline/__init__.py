@@ -4,16 +4,16 @@ A microbatch *visits* the stages of its route: that is the word of SkipPipe's ma
 gradients are divided by. A *stage call* is the request that brings it to a stage.
 
 Before the training
-config.py         how a model is cut and routed: the section [stages]
+stages_config.py  how a model is cut and routed: the section [stages]
 rebalancing.py    which stage a newcomer serves; later, which peer moves to another
 part.py           all of the model, or one stage; stages assembled, or rebuilt from others
 lifecycle.py      when a worker rebuilds its stage, and when it assembles the whole model
 
 On the train thread
-replica.py        the iterations of a stage, and its layers, which do the jobs of stage calls
+stage_replica.py  the iterations of a stage, and its layers, which do the jobs of stage calls
 
 On the I/O thread
-node.py           all of the following put together
+stage_node.py     all of the following put together
 context.py        what they share: peers, counts, memory, the way to the train thread
 profile.py        what is measured of links and stage, when, and what gossip carries of it
 planner.py        from all profiles to this peer's routes

@@ -101,6 +101,12 @@ def test_it_survives_packing() -> None:
 
 def test_its_config_is_the_runs() -> None:
     settings = ["run.seed=3", "task.text=stdlib", "diloco.inner_steps=7"]
+    settings += [
+        'diloco.overlap="measured"',
+        "diloco.overlap_steps=2",
+        "run.evaluate_every=9",
+        "stages.memory_mib=7.0",
+    ]
     arrived = Manifest.unpack(manifest(*settings).pack())
     assert arrived.config("the peer") == load_config(None, settings)
 
