@@ -32,12 +32,12 @@ from murmuration.worker.simulation.scenario import (
     Freeze,
     Partition,
     Scenario,
-    random_faults,
 )
 from murmuration.worker.simulation.simulated_swarm import Group, SimulatedSwarm
 from murmuration.worker.simulation.virtual_loop import running
 from murmuration.worker.training.inbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
+from tests.support.fault_plans import random_faults
 
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
 STEPS_S = 0.4  # of the inner steps of a round

@@ -29,11 +29,11 @@ from murmuration.worker.simulation.scenario import (
     Late,
     Partition,
     Scenario,
-    random_faults,
 )
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.virtual_loop import running
 from murmuration.worker.training.inbox import RoundDone, RoundFailed
+from tests.support.fault_plans import random_faults
 
 CONFIG = RoundConfig(floor_mbps=20.0, slack_s=4.0)
 NEWS_S = 1.5  # in which all views are right again after what they noticed is over

@@ -144,7 +144,7 @@ class KeyHolders:
             address = addresses[(self._asked + index) % len(addresses)]
             try:
                 raw = await self._transport.call(
-                    address, "Control/Enrol", request.SerializeToString(), _RENEW_S
+                    address, _ENROL, request.SerializeToString(), _RENEW_S
                 )
                 reply = wire.parse(pb.EnrolReply, raw)
             except (TransportError, wire.WireError):

@@ -141,10 +141,6 @@ class IOThread(LoopThread):
         assert self._node is not None, "start() comes first"
         return self._node
 
-    def start(self) -> str:
-        """Returns the advertised address. Raises AddressInUse."""
-        return super().start()
-
     def close(self) -> None:
         """Leaves the swarm and waits for the thread to end, if it was started."""
         if self._thread.ident is None:

@@ -1,7 +1,8 @@
 """The shards that a peer reduces: whose contributions they wait for, and when their means close.
 
 A shard closes when everyone awaited has contributed, or when a quorum has and the grace is over.
-The grace follows the time that rounds take (`Patience`).
+The grace follows the time that rounds take, and is short for peers that are known to be slower
+(`Patience`).
 It closes once: later offers get the same answer. A successor takes over a shard when it sees no
 peer before itself in the shard's order that may reduce it. It hands the shard back as long as it
 has not closed it.

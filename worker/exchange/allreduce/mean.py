@@ -66,10 +66,6 @@ def _average(
     return context.compression.payload(codec, raw), left_out
 
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 @dataclass(frozen=True)
 class _Left:
     """By the encoding of `round`; `before` is what went into it, for the case that it is done over.

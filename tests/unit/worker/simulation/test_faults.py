@@ -21,9 +21,9 @@ from murmuration.worker.simulation.scenario import (
     Late,
     Partition,
     last_s,
-    random_faults,
 )
 from murmuration.worker.simulation.simulated_swarm import RUN, SimulatedSwarm
+from tests.support.fault_plans import random_faults
 
 
 class Watcher:
