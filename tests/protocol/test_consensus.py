@@ -337,7 +337,7 @@ def test_a_slow_peer_is_waited_for_as_long_as_the_grace_lasts() -> None:
 
 
 # d meets another in each round; or b alone, so that neither has had a round.
-@pytest.mark.parametrize(("seed", "agree"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize(("seed", "agree"), [(2, 3), (4, 2)])
 def test_who_comes_after_the_grace_takes_the_mean_of_the_others(seed: int, agree: int) -> None:
     async def scenario() -> None:
         problem = steady(replace(NOLOCO, inner_steps=15), seed=seed, d=0.9)
