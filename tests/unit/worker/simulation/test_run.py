@@ -85,9 +85,9 @@ def test_after_a_partition_all_have_one_anchor_again() -> None:
 
 
 def test_what_replicas_keep_brings_them_as_far_as_exact_rounds() -> None:
-    exact = simulate(mean(peers=8, rounds=40))
+    exact = simulate(mean(peers=5, rounds=40))
     for codec in ("sign", "ternary"):
-        kept = simulate(mean(peers=8, rounds=40, codec=codec, merge="keep"))
+        kept = simulate(mean(peers=5, rounds=40, codec=codec, merge="keep"))
         assert kept.spread == 0
         assert kept.distance < 2 * exact.distance < 0.2
 
@@ -113,9 +113,11 @@ TROUBLED = Scenario(
 )
 
 
-@pytest.mark.parametrize("preset", ["noloco", "diloco"])
-def test_the_same_seed_gives_the_same_figures_and_another_seed_others(preset: str) -> None:
-    scenario = dataclasses.replace(TROUBLED, preset=preset)
+@pytest.mark.parametrize(("preset", "peers"), [("noloco", 14), ("diloco", 7)])
+def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
+    preset: str, peers: int
+) -> None:
+    scenario = dataclasses.replace(TROUBLED, preset=preset, peers=peers)
     first = simulate(scenario)
     assert simulate(scenario) == first
     assert simulate(dataclasses.replace(scenario, seed=8)) != first
