@@ -48,7 +48,7 @@ class Patience:
 
     In a plan of inner steps by speed a contribution that is late comes with the next round, so that
     little is lost without it. There the rest is waited for as long as peers of equal speed are
-    apart, and for the hundredth part of a usual round. While the round overlaps inner steps nobody
+    apart, and for a twentieth of a usual round. While the round overlaps inner steps nobody
     waits; half of that time is left for the way back.
 
     Args: most_s: the longest; also of a fragment of which no round is known; plan: of the run.
