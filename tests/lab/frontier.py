@@ -468,6 +468,7 @@ def draw(path: Path, cells: Mapping[tuple[int, str], Losses]) -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(3 + 5 * len(panels), 4.5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
@@ -485,6 +486,9 @@ def draw(path: Path, cells: Mapping[tuple[int, str], Losses]) -> None:
         axes.axhline(1, color="#555555", linewidth=1.2, label="DDP")
         axes.axhline(0, color="#555555", linewidth=1.2, linestyle=(0, (4, 3)), label="alone")
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.minorticks_off()
         axes.set_xlabel(label)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e5e5e5", linewidth=0.6)
