@@ -101,10 +101,10 @@ def train(
     Ref: arXiv:2311.08105 algorithm 1; arXiv:2501.18512 algorithm 2 when tau or alpha is not 0;
     arXiv:2506.10911 with `pairs`.
     """
-    return Run(plan, fragments, replicas, steps, run, head_starts).train()
+    return ReferenceRun(plan, fragments, replicas, steps, run, head_starts).train()
 
 
-class Run:
+class ReferenceRun:
     """One run; the lab changes what an exchange gives."""
 
     def __init__(

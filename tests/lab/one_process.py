@@ -247,7 +247,7 @@ Mean = Callable[[Fragment, Tensor, Sequence[Tensor]], Tensor]
 """Of (fragment, mean of the contributions as all decode it, contributions before encoding)."""
 
 
-class _Run(reference.Run):
+class _Run(reference.ReferenceRun):
     """A run that may take something else for the mean pseudo-gradient; on each peer the same."""
 
     mean: Mean

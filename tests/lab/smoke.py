@@ -26,6 +26,7 @@ ARGUMENTS = {
     "bench-peers": "torch-ddp --workers 2 --steps 8",
     "detection": "--seeds 1 --false-seeds 1",
     "exchange": "--mbytes 1 --rounds 2",
+    "false-means": "--peers 4 --rounds 5 --seeds 1",
     "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
     "--line 'alone: local' --line 'DDP: ddp' --line 'onebit: onebit diloco.inner_steps=6' "
     "--results {out}/results.jsonl --picture {out}/frontier.png",
@@ -43,9 +44,9 @@ ARGUMENTS = {
     "overlap": "--runs 1 --steps 40 --only even --preset streaming",
     "pair-schedules": "--schedules 5",
     "parity": "--steps 40",
+    "plan-stages": "--stages 2 --link 20mbit --forward-ms 100 --activation-bytes 98304",
     "same-bits": "",
     "samples": "--seeds 1",
-    "plan-stages": "--stages 2 --link 20mbit --forward-ms 100 --activation-bytes 98304",
     "schedule": "--picture {out}/schedule.png",
     "skippipe-deadlock": "--schedules 50",
     "skippipe-omission": "--steps 4 --only full",

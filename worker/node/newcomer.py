@@ -90,7 +90,7 @@ class Newcomer:
         self.contacts, self._proxy, self._tell = tuple(contacts), proxy, tell
         self._known, default_s = remembered, math.inf if remembered.members else FIRST_S
         self._wait_s = default_s if wait_s is None else wait_s
-        self._thread: _Apart | None = None
+        self._thread: _ClientThread | None = None
         self._transport: GrpcTransport | None = None
         self._problems: dict[str, str] = {}  # by address: why it has not answered
         self._turned_away: dict[str, int] = {}  # how often in a row
@@ -197,7 +197,7 @@ class Newcomer:
             return await work()
 
         if self._thread is None:
-            self._thread = _Apart()
+            self._thread = _ClientThread()
             self._thread.start()
         return self._thread.do(asked)
 
@@ -305,7 +305,7 @@ class _Enrolment:
         return own
 
 
-class _Apart(LoopThread):
+class _ClientThread(LoopThread):
     """A loop for what is asked before there is a node."""
 
     def __init__(self) -> None:

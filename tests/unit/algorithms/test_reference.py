@@ -10,7 +10,7 @@ from torch import Tensor
 from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.reference import Outer, Run, TrainedReplica
+from murmuration.algorithms.reference import Outer, ReferenceRun, TrainedReplica
 from murmuration.algorithms.reference import train as train_each
 
 
@@ -246,14 +246,14 @@ class Steady(Slope):
         return self.target
 
 
-def steady_run(plan: Plan, peers: int, rounds: int) -> tuple[Tensor, Tensor, Run]:
+def steady_run(plan: Plan, peers: int, rounds: int) -> tuple[Tensor, Tensor, ReferenceRun]:
     """Trains replicas whose pseudo-gradient is lr * target in every round.
 
     Returns:
         how far the anchor has come, how far it would have come exactly, and the run.
     """
     replicas = {peer: Steady(each.target) for peer, each in odd(peers).items()}
-    run = Run(plan, wide("x"), replicas, rounds, run=0)
+    run = ReferenceRun(plan, wide("x"), replicas, rounds, run=0)
     (state,) = agreed(run.train())
     mean = mean_in_order(0.25 * each.target["x"] for each in replicas.values())
     return 4.0 - state.anchor, rounds * mean, run
