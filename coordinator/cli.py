@@ -90,7 +90,7 @@ def coordinator(
 
 @click.command()
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole document as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print all that HOST:PORT says, as JSON.")
 @click.option("--watch", "watches", is_flag=True, help="Ask all peers again and again.")
 @click.option(
     "--every",
@@ -103,10 +103,10 @@ def coordinator(
 )
 @_member_option
 def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path | None) -> None:
-    """Show the state of the swarm, as any worker or coordinator sees it.
+    """Show a row for each peer that the worker or coordinator at HOST:PORT knows.
 
-    With --watch it shows a row for each peer until Ctrl-C or the end of the run. Without a terminal
-    it prints a line each time. With --json each line is a JSON object.
+    Each peer is asked itself. With --watch they are asked until Ctrl-C or the end of the run.
+    Without a terminal it then prints a line each time. With --json each line is a JSON object.
     """
     _check_address(address)
     from murmuration.coordinator.asking import AskedSwarm, ask
@@ -114,15 +114,14 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     from murmuration.worker.identity import member_identity
 
     identity = member_identity(run) if run is not None else None
+    swarm = AskedSwarm(address, partial(ask, identity=identity))
     if watches:
         screen = None if as_json else screen_for(_console(), time.monotonic())
-        watch(AskedSwarm(address, partial(ask, identity=identity)).look, screen, every_s)
-        return
-    document = ask(address, identity=identity)
-    if as_json:
-        click.echo(json.dumps(document, indent=1, default=_plain))
-        return
-    print_status(document, _console())
+        watch(swarm.look, screen, every_s)
+    elif as_json:
+        click.echo(json.dumps(ask(address, identity=identity), indent=1, default=_plain))
+    else:
+        print_status(swarm.look(), _console())
 
 
 @click.command()

@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from murmuration.coordinator.report import Report
-from murmuration.coordinator.terminal import two_columns
 from murmuration.protos.events import Curve, verdict_words
 from murmuration.protos.exit_codes import exit_words
 from murmuration.protos.figures import (
@@ -44,7 +45,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print()
     console.print(Text(headline(report), style="bold"))
     console.print()
-    console.print(two_columns(figure_lines(report), {"replicas": _style(report)}))
+    console.print(_figures(report))
     narrow = console.width < _WIDE
     heads, rows = known_columns(_COLUMNS | (_NARROW if narrow else {}), report["peers"])
     align = "".join("<" if head in ("worker", "anchor", "end") else ">" for head in heads)
@@ -58,6 +59,16 @@ def print_report(report: Report, console: Console) -> None:
     for label, key in (("checkpoint", "checkpoint"), ("loss curve", "loss_png"), ("report", "out")):
         if report.get(key):  # paths stay in one piece, to be copied
             console.print(Text(f"{label:<11} {report[key]}"), soft_wrap=True)
+
+
+def _figures(report: Report) -> Padding:
+    """Labels, and what they stand for."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in figure_lines(report):
+        grid.add_row(label, Text(value, style=_style(report) if label == "replicas" else ""))
+    return Padding(grid, (0, 0, 0, 2), expand=False)
 
 
 def _end(peer: Mapping[str, Any]) -> str:

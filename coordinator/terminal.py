@@ -1,36 +1,30 @@
-"""A swarm on a terminal: one status document, or the summary of all peers again and again.
-
-Documents grow with the versions of workers: what is not known here is shown all the same, in the
-units that the names of its keys tell (`_bytes`, `_s`, `_ms`, `_mbps`).
-"""
+"""A swarm on a terminal: the summary of all peers, once or again and again."""
 
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from rich.console import Console
 from rich.live import Live
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from murmuration.coordinator import Failure
 from murmuration.coordinator.records import Record
 from murmuration.protos.addresses import is_loopback
-from murmuration.protos.events import costliest, float_of, names_of, printable, verdict_words
+from murmuration.protos.events import costliest, names_of, verdict_words
 from murmuration.protos.exit_codes import ExitCode
-from murmuration.protos.figures import duration, size
-from murmuration.protos.figures import shown as cut
+from murmuration.protos.figures import duration
 from murmuration.worker.views.history import History, Look
-from murmuration.worker.views.summary import Document, SwarmSummary, drawn_table, map_of, maps_of
+from murmuration.worker.views.summary import Document, SwarmSummary, drawn_table, maps_of
 
 _GONE_S = 30.0  # without any answer, before that is an error
 _LAST_WORDS_S = 5.0  # at the end of a run: a mean over all, an evaluation
-_WORDS = ("peer", "state", "relayed by", "not taken")  # columns
-_PAGE_ONLY = ("gradient norm",)  # a terminal is narrower
+_WORDS = ("peer", "address", "state", "relayed by", "not taken")  # columns
+_NOT_LIVE = ("address", "gradient norm")  # a terminal is narrower
 
 # ------------------------------------------------------------------------------- again and again
 
@@ -96,12 +90,14 @@ def screen_for(console: Console, began_s: float) -> Screen:
     return LiveScreen(console, began_s) if live else Screen(console.file, began_s)
 
 
-def swarm_table(swarm: SwarmSummary, elapsed: str = "") -> Table:
+def swarm_table(
+    swarm: SwarmSummary, elapsed: str = "", leave_out: Sequence[str] = _NOT_LIVE
+) -> Table:
     """The figures of all, and a row for each peer."""
     run = f"run {swarm.run[:8]}, {swarm.preset}" if swarm.run else ""
     lines = ["  ".join(filter(None, (run, elapsed, *(f"{n} {v}" for n, v in swarm.facts()))))]
     lines += [f"slow: {verdict}" for verdict in swarm.verdicts]
-    heads, rows = swarm.table(leave_out=_PAGE_ONLY)
+    heads, rows = swarm.table(leave_out=leave_out)
     align = "".join("<" if head in _WORDS else ">" for head in heads)
     return drawn_table(heads, rows, align, title="\n".join(lines))
 
@@ -169,32 +165,21 @@ def _is_over(swarm: SwarmSummary, later_s: float) -> bool:
     return swarm.left_s is not None and later_s > swarm.left_s + _LAST_WORDS_S
 
 
-# --------------------------------------------------------------------------- one status document
-
-_FOR_PROGRAMS = ("recent_rounds", "waiting_s", "measured")  # the page draws them
-_MAX_TEXT = 300  # characters that a peer has written
-_SHORT_S = 60
-_WAYS = ("sent", "received")
-_UNITS = ("bytes", "ms", "s", "mbps")
-_PER_S = "_per_s"
-Show = Callable[[float], str]
+# ------------------------------------------------------------------------------------------- once
 
 
-def print_status(document: Document, console: Console) -> None:
-    """Prints whatever the document holds; no key but `members` is expected."""
-    console.print(two_columns(fact_lines(document)))
-    if rows := traffic_rows(document):
-        console.print(_table("traffic", rows))
-    for key, value in document.items():
-        if _is_table(value) and key not in ("verdicts", *_FOR_PROGRAMS):
-            console.print(_table(_words(key), value))
-    for text in names_of(document, "warnings"):
-        console.print(f"warning: {text}", markup=False, soft_wrap=True)
-    for verdict in maps_of(document, "verdicts"):
-        console.print(f"slow: {verdict_words(verdict)}", markup=False, soft_wrap=True)
-    if not document.get("members"):
+def print_status(look: Look, console: Console) -> None:
+    """Prints the same table once, and what the peer that was asked warns of."""
+    history = History(0.0)
+    history.add(look)
+    swarm = history.summary()
+    if not swarm.peers:
         console.print("no members are known yet")
-    if document.get("encrypted") is False and not _on_one_machine(document):
+    else:
+        console.print(swarm_table(swarm, leave_out=()))
+    for text in names_of(look.first, "warnings"):
+        console.print(f"warning: {text}", markup=False, soft_wrap=True)
+    if look.first.get("encrypted") is False and not _on_one_machine(look.first):
         console.print(
             "warning: nothing is encrypted (--insecure): others can read along, and anybody that "
             "reaches a port may join",
@@ -202,138 +187,7 @@ def print_status(document: Document, console: Console) -> None:
         )
 
 
-def two_columns(lines: Sequence[tuple[str, str]], styles: Mapping[str, str] = {}) -> Padding:
-    """Labels, and what they stand for. Args: styles: of values, by label."""
-    from rich.padding import Padding
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, value in lines:
-        grid.add_row(label, Text(value, style=styles.get(label, "")))
-    return Padding(grid, (0, 0, 0, 2), expand=False)
-
-
 def _on_one_machine(document: Document) -> bool:
     """Tells whether the addresses of all members are of this machine alone."""
     addresses = [str(each.get("address", "")) for each in maps_of(document, "members")]
     return all(is_loopback(each.rpartition(":")[0].strip("[]")) for each in addresses)
-
-
-def fact_lines(document: Document) -> list[tuple[str, str]]:
-    """(label, value) of what is no table."""
-    elsewhere = ("members", "verdicts", "warnings", *_FOR_PROGRAMS)
-    facts = {k: v for k, v in document.items() if k not in elsewhere and not _is_table(v)}
-    if facts.get("step") is not None and facts.get("steps") is not None:
-        facts["step"] = f"{shown('step', facts['step'])} of {shown('steps', facts.pop('steps'))}"
-    if isinstance(traffic := facts.pop("traffic", None), Mapping):
-        facts |= {f"traffic_{key}": traffic[key] for key in traffic if _flow(key) is None}
-    return [
-        (f"{_words(key)} a second" if key.endswith("_per_s") else _words(key), shown(key, value))
-        for key, value in facts.items()
-    ]
-
-
-def traffic_rows(document: Document) -> list[dict[str, object]]:
-    """The bytes each way: in all, of it payload, and by method, the most first; with the mean rate
-    where the document says since when."""
-    flows: dict[str, dict[str, float]] = {}
-    for key, value in map_of(document, "traffic").items():
-        if (flow := _flow(key)) is not None:
-            name, way = flow
-            counts = value if isinstance(value, Mapping) else {name: value}
-            for each in counts:
-                flows.setdefault(str(each), {})[way] = float_of(counts, each) or 0.0
-    up_s = float_of(document, "up_s")
-    rows: list[dict[str, object]] = []
-    for name, sums in sorted(flows.items(), key=lambda flow: -sum(flow[1].values())):
-        row: dict[str, object] = {"": name}
-        row |= {f"{way}_bytes": sums.get(way, 0.0) for way in _WAYS}
-        if up_s:
-            row |= {f"mean_{way}_mbps": 8e-6 * sums.get(way, 0.0) / up_s for way in _WAYS}
-        rows.append(row)
-    return rows
-
-
-def shown(key: str, value: object, unit: Show | None = None) -> str:
-    """A value in one line, in the unit of its key, else in that of what it is in."""
-    unit = _unit(key) or unit
-    if isinstance(value, Mapping):
-        return ", ".join(_pair(str(k), v, unit) for k, v in value.items()) or "none"
-    if isinstance(value, list | tuple):
-        return ", ".join(shown(key, item, unit) for item in value) or "none"
-    if value is None:
-        return "-"
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if unit is not None:
-            return unit(value)
-        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    return cut(str(value), _MAX_TEXT)
-
-
-def _flow(key: object) -> tuple[str, str] | None:
-    """The row and the column of a key of `traffic`; None of one that is not known."""
-    for way in _WAYS:
-        if key == f"{way}_by_method":
-            return "", way
-        if key == f"bytes_{way}":
-            return "in all", way
-        if str(key).endswith(f"_bytes_{way}"):
-            return _words(str(key).removesuffix(f"_{way}")), way
-    return None
-
-
-def _pair(key: str, value: object, unit: Show | None) -> str:
-    inner = shown(key, value, unit)
-    return f"{_words(key)} ({inner})" if isinstance(value, Mapping) else f"{_words(key)} {inner}"
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
-
-
-def _table(title: str, rows: Sequence[Document]) -> Table:
-    heads, columns, align = [], [], ""
-    for key in dict.fromkeys(key for row in rows for key in row):
-        values = [row.get(key) for row in rows]
-        rounds = key == "versions"  # of each fragment, how many are closed
-        numeric = rounds or all(isinstance(value, int | float | None) for value in values)
-        heads.append("round" if rounds else _words(key))
-        align += ">" if numeric else "<"
-        columns.append([_span(v) if rounds else shown(key, v) for v in values])
-    return drawn_table(heads, list(zip(*columns, strict=True)), align, title=title)
-
-
-def _span(versions: object) -> str:
-    """`4`, or `4 to 5` of fragments that are not equally far."""
-    numbers = versions if isinstance(versions, list) else []
-    ends = dict.fromkeys((min(numbers), max(numbers))) if numbers else {}
-    return " to ".join(shown("round", end) for end in ends) or "-"
-
-
-def _unit(key: str) -> Show | None:
-    parts = key.split("_")
-    if key.endswith(_PER_S):
-        return lambda value: f"{value:,.4g}/s" if value < 1000 else f"{value:,.0f}/s"
-    if "bytes" in parts:
-        return size
-    if "mbps" in parts:
-        return lambda value: f"{value:,.2f} Mbit/s"
-    if "ms" in parts:
-        return lambda value: f"{value:,.1f} ms"
-    if "s" in parts:
-        return _seconds
-    return (lambda value: f"{value:.3f}") if "loss" in parts else None
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < _SHORT_S else duration(seconds)
-
-
-def _words(key: str) -> str:
-    """`bytes_sent` as people say it; units stand with the values."""
-    parts = key.removesuffix(_PER_S).split("_")
-    return printable(" ".join(part for part in parts if part not in _UNITS))

@@ -16,7 +16,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 
 from murmuration.algorithms.codecs import CODECS
 from murmuration.coordinator.registry import Registry
-from murmuration.coordinator.terminal import fact_lines
+from murmuration.coordinator.terminal import swarm_table
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
 from murmuration.worker import wire
@@ -34,6 +34,7 @@ from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Digest, Member
 from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.views.history import History, Look
 from murmuration.worker.views.lines import SwarmLines
 from murmuration.worker.wire.payloads import Payload, payload_messages
 from tests.protocol.problem import Problem
@@ -135,6 +136,12 @@ def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
     }
 
 
+def _status(raw: bytes) -> None:
+    document, history = unpack(raw, STATUS_BYTES), History(2.0)
+    history.add(Look(0.0, document, {"a": document}))
+    swarm_table(history.summary())
+
+
 def _readers() -> dict[str, Reader]:
     authority = _authority()
     mine = authority.new_identity(Role.PEER, "a")
@@ -148,9 +155,7 @@ def _readers() -> dict[str, Reader]:
             lambda raw: SwarmLines().line(unpack(raw, EVENT_BYTES)),
             (BadDocument,),
         ),
-        "status": Reader(
-            [pack(status)], lambda raw: fact_lines(unpack(raw, STATUS_BYTES)), (BadDocument,)
-        ),
+        "status": Reader([pack(status)], _status, (BadDocument,)),
         "profile": Reader([Profile().pack()], Profile.unpack, ()),
         "introduction": Reader(
             _introductions(), _introduce, (wire.WireError,), pb.IntroduceRequest

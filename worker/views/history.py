@@ -153,7 +153,7 @@ class History:
         """Plain values: how it is now, and the points and rounds later than this time."""
         with self._lock:
             swarm, peers = self._summary(), sorted(self._peers.items())
-            heads, rows = swarm.table(leave_out=("validation", "RTT"))  # which are drawn
+            heads, rows = swarm.table(leave_out=("address", "validation", "RTT"))  # which are drawn
             return {
                 "time_s": self._time_s,
                 "every_s": self._every_s,

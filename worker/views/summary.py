@@ -277,6 +277,7 @@ def _not_taken(peer: PeerSummary) -> str:
 
 _COLUMNS: Mapping[str, Cell] = {
     "peer": lambda peer: peer.peer,
+    "address": _of("address", str),
     "state": lambda peer: (
         "waiting" if peer.waiting_s is not None and peer.state == "training" else peer.state
     ),

@@ -29,9 +29,9 @@ def test_a_peer_is_shown_by_its_own_word() -> None:
     peer = summary_of(member(), OWN)
     assert cells(peer) == [
         {
-            "peer": "w0", "state": "training", "step": "100", "a second": "10 steps",
-            "loss": "2.500", "rounds": "5", "RTT": "12.5 ms", "sent": "1.0 MB",
-            "received": "2.0 MB",
+            "peer": "w0", "address": "w0:7700", "state": "training", "step": "100",
+            "a second": "10 steps", "loss": "2.500", "rounds": "5", "RTT": "12.5 ms",
+            "sent": "1.0 MB", "received": "2.0 MB",
             "not taken": "round failed 1, step lost 4, invalid 3, quarantine w9 2",
         }
     ]  # fmt: skip
