@@ -11,6 +11,7 @@ package:factory     called with the parameters
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -244,8 +245,22 @@ def _decayed(parameters: Sequence[nn.Parameter]) -> list[dict[str, object]]:
     ]
 
 
+class AdamW(torch.optim.AdamW):
+    """torch's, to the bit, without the code that hides it from torch's compiler: that code loads
+    the compiler, which takes as long as to load all the rest of a worker."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+
+    # torch declares two overloads, and mypy compares with each.
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of every parameter that has a gradient."""
+        loss: float | None = unwrap(torch.optim.AdamW.step)(self, closure)
+        return loss
+
+
 def _adamw(parameters: Sequence[nn.Parameter], config: InnerConfig) -> Optimizer:
-    return torch.optim.AdamW(
+    return AdamW(
         _decayed(parameters),
         lr=config.lr,
         betas=(config.beta1, config.beta2),

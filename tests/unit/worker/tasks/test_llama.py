@@ -269,13 +269,19 @@ def test_layers_that_are_not_there_are_refused(task: LlamaBytes, layers: tuple[i
         task.stage(first, last, outer=False)
 
 
-def test_a_model_that_generates_needs_no_compiler() -> None:
-    """Torch's takes longer to load than to write a page of text."""
+def test_a_model_that_trains_or_generates_needs_no_compiler() -> None:
+    """Torch's takes as long to load as all the rest of a worker."""
     code = """
 import sys
+from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.training.optimizers import InnerConfig
+from murmuration.worker.training.replica import InnerReplica
 task = LlamaBytes(seed=0)
-task.generate(task.model(), "def ", 2)
+model = task.model()
+replica = InnerReplica(task, model, InnerConfig(), Cursor(seed=0, stream="a"), 2)
+replica.inner_step(1, replica.backward(1))
+task.generate(model, "def ", 2)
 print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

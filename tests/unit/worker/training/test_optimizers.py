@@ -162,9 +162,8 @@ def test_a_tasks_own_optimizer_and_schedule_are_taken() -> None:
         rates.append(own.optimizers[0].param_groups[0]["lr"])
         own.inner_step(step, own.backward(step))
     assert rates == [0.5, 0.25, 0.125]
-    assert type(replica(InnerConfig(optimizer="adamw"), OwnOptimizer()).optimizers[0]) is (
-        torch.optim.AdamW
-    )
+    named = replica(InnerConfig(optimizer="adamw"), OwnOptimizer())
+    assert isinstance(named.optimizers[0], torch.optim.AdamW)
     resumed = replica(InnerConfig(), OwnOptimizer())
     resumed.restore_optimizers({}, 3)
     assert resumed.optimizers[0].param_groups[0]["lr"] == 0.0625
