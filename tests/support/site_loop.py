@@ -1,42 +1,75 @@
-"""The same steps by one process, or by two ranks that each take half of every batch.
+"""The same steps by one process, or by ranks that each take their part of every batch.
 
-    python -m tests.support.site_loop STEPS [one cuda]
-    torchrun --nproc-per-node 2 -m tests.support.site_loop STEPS fsdp [cuda]
+    python -m tests.support.site_loop STEPS [one cuda] [--preset onebit --join HOST:PORT ...]
+    torchrun --nproc-per-node 2 -m tests.support.site_loop STEPS fsdp|hsdp|ddp [cuda] [...]
 
-Rank 0 prints the final parameters as JSON.
+Rank 0 prints as JSON the final parameters, and the steps after which ranks have exchanged anything.
 """
 
+import argparse
 import json
-import sys
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import murmuration
 
 
+def wrapped(model: nn.Module, kind: str) -> nn.Module:
+    """Sharded over all ranks, or over pairs of them (`hsdp`), or replicated."""
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s")) if kind == "hsdp" else None
+    found: nn.Module = fully_shard(model, mesh=mesh)
+    return found
+
+
+def counted_words() -> list[None]:
+    """Grows by one with each object that ranks tell each other."""
+    found, tell = list[None](), dist.broadcast_object_list
+
+    def counted(*arguments: object, **named: object) -> None:
+        found.append(None)
+        tell(*arguments, **named)  # type: ignore[arg-type]
+
+    dist.broadcast_object_list = counted
+    return found
+
+
 def main() -> None:
     """Trains with two optimizers, momentum and clipping, a round every four steps."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("kind", choices=["one", "ddp", "fsdp", "hsdp"], nargs="?", default="one")
+    parser.add_argument("device", nargs="?", default="cpu")
+    parser.add_argument("--preset")
+    parser.add_argument("--settings", type=json.loads, help="as JSON")
+    parser.add_argument("--samples", type=int, default=0, help="a seed for the data")
+    murmuration.add_arguments(parser)
+    options = vars(parser.parse_args())
+    kind, device, samples = (options.pop(name) for name in ("kind", "device", "samples"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    torch.manual_seed(samples)
     inputs, targets = torch.randn(8, 20, 6), torch.randn(8, 20, 3)
-    kind, device = (sys.argv[2:] + ["one", "cpu"][len(sys.argv) - 2 :])[:2]
     model, inputs, targets = (each.to(device) for each in (model, inputs, targets))
     rank, ranks = 0, 1
     if kind != "one":
         dist.init_process_group("gloo")
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model)
+        model = wrapped(model, kind)
+    words, met = counted_words(), list[int]()
     first, *others = model.parameters()
     optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], others)]
-    swarm = murmuration.Swarm(model, optimizers, inner_steps=4, steps=int(sys.argv[1]))
+    swarm = murmuration.Swarm(model, optimizers, inner_steps=4, **options)
     with swarm:
         while not swarm.done:
-            chosen = swarm.step % 8
+            chosen, before = swarm.step % 8, len(words)
             mine = slice(rank * 20 // ranks, (rank + 1) * 20 // ranks)
             loss = (model(inputs[chosen, mine]) - targets[chosen, mine]).square().mean()
             loss.backward()
@@ -44,11 +77,14 @@ def main() -> None:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+            if len(words) > before:
+                met.append(swarm.step)
         with swarm.anchor():
             pass
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    values = [value for p in whole for value in p.detach().flatten().tolist()]
     if rank == 0:
-        print(json.dumps([value for p in whole for value in p.detach().flatten().tolist()]))
+        print(json.dumps({"values": values, "met": met}))
     if ranks > 1:
         dist.destroy_process_group()
 

@@ -1,7 +1,8 @@
 """Several processes of `torchrun` as one peer: DDP, FSDP2, or any DTensor parameters.
 
 Rank 0 speaks for the site. Where the others would use the network, they follow: they do what rank
-0 says until it says go on. A fragment at a time is gathered, and written to all.
+0 says until it says go on, and until which step: between rounds ranks exchange nothing. A fragment
+at a time is gathered, and written to all.
 
     rank 0                      the others
       with speaking():            follow()
@@ -35,9 +36,11 @@ _Kind = Literal["read", "write", "forget", "go on", "lease", "failed"]
 
 @dataclass(frozen=True)
 class SwarmProgress:
-    """What rank 0 knows of the swarm, and the others are told of it."""
+    """What rank 0 knows of the swarm, and the others are told of it. After inner steps of these
+    `strides` in the schedule all ranks meet again."""
 
     step: int
+    strides: tuple[int, ...]
     steps: int | None
     done: bool
     name: str
@@ -180,14 +183,14 @@ class SiteRank:
         self._shares = Shares(
             config.run.seed, site.rank, site.size, lambda _: None, lambda _: site.shared()
         )
-        self._open = ExitStack()
-        self._progress = self._site.follow()
+        self._open, self._in_step = ExitStack(), False
+        self._follow()
 
     def __enter__(self) -> Self:
         """Waits until rank 0 is in the swarm."""
         with ExitStack() as opening:
             self._steps = opening.enter_context(self._replica.followed(self))
-            self._progress = self._site.follow()
+            self._follow()
             self._open = opening.pop_all()
         return self
 
@@ -195,19 +198,27 @@ class SiteRank:
         with self._open:
             if kind is None:
                 self._steps.finish()
-                self._progress = self._site.follow()
+                self._follow()
+
+    def _follow(self) -> None:
+        self._progress = progress = self._site.follow()
+        self._step, self._strides = progress.step, iter(progress.strides)
+        self._meets_at = progress.step + sum(progress.strides)
 
     def _step_begins(self, *, in_closure: bool) -> None:
-        if not self._progress.done:
+        if not self.done:
             self._replica.refresh()
+            self._step, self._in_step = self._step + next(self._strides, 1), True
 
     def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
         pass
 
     def _step_ends(self, *, moves: bool) -> None:
-        if moves and not self._progress.done:
+        if self._in_step:
+            self._in_step = False
             self._replica.refresh()
-            self._progress = self._site.follow()
+            if moves and self._step >= self._meets_at:
+                self._follow()
 
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
         pass  # rank 0 says so
@@ -220,12 +231,12 @@ class SiteRank:
     @property
     def step(self) -> int:
         """Position in the run's schedule."""
-        return self._progress.step
+        return self._step
 
     @property
     def done(self) -> bool:
         """Whether the run's last step is taken."""
-        return self._progress.done
+        return self._progress.done or self._step == self._progress.steps
 
     @property
     def steps(self) -> int | None:
@@ -238,7 +249,7 @@ class SiteRank:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The live peers by name, after the last step."""
+        """The live peers by name, as of the last round."""
         return self._progress.peers
 
     @property

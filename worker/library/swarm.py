@@ -71,7 +71,6 @@ from murmuration.worker.wire import tensor_hash
 T = TypeVar("T")
 
 _WAIT_S = 120.0
-_KNOWN_S = 0.5
 
 _UNSEEN = (
     "the parameters have moved, and no step of an optimizer was seen, so nothing was shared: let a "
@@ -234,10 +233,10 @@ class Swarm:
         self._open, self._resumes = ExitStack(), False
         self._process = os.getpid()
         self._resumed_s, self._address, self._moves = 0.0, "", 0
-        self._known: tuple[float, tuple[str, ...]] = (-inf, ())
         self._saved_model = ""  # the hash of what the loaded state goes with
         self._at_anchor = self._told_over = False
         self._site: Site | None = None
+        self._strides, self._meets_at = tuple[int, ...](), 0
         if is_site():
             self._site = Site(self._fragments, self._replica.parameters, self._progress)
             self._replica.accessor = self._site
@@ -305,6 +304,7 @@ class Swarm:
                 self._loop.begin()
                 self._raise_what_ended()
                 self._inside = True
+                self._settle_ahead()
             self._open = opening.pop_all()
         atexit.register(self._end_with_program)
         self._open.callback(atexit.unregister, self._end_with_program)
@@ -430,10 +430,20 @@ class Swarm:
         if not moves:
             self._loop.end_step(exchange=False)
             return
-        with self._speaking():
-            self._loop.end_step()
-            self._raise_what_ended()
+        if self._loop.step < self._meets_at:
+            self._loop.end_step(exchange=False)
+        else:
+            with self._speaking():
+                self._loop.end_step()
+                self._raise_what_ended()
+                self._settle_ahead()
         self._resumed_s = time.monotonic()
+
+    def _settle_ahead(self) -> None:
+        """On a site: until when no rank says a word to another."""
+        if self._site is not None:
+            self._strides = self._loop.outer.agree_ahead()
+            self._meets_at = self.step + sum(self._strides)
 
     def _tell_over(self) -> None:
         if not self._told_over:
@@ -706,12 +716,8 @@ class Swarm:
         return None
 
     def _progress(self) -> SwarmProgress:
-        """What a site's other ranks are told; who is there as of half a second ago, at most."""
-        at_s, peers = self._known
-        if not self._inside or time.monotonic() > at_s + _KNOWN_S:
-            peers = self.peers
-            self._known = (time.monotonic(), peers)
-        return SwarmProgress(self.step, self.steps, self.done, self.name, peers)
+        """What a site's other ranks are told."""
+        return SwarmProgress(self.step, self._strides, self.steps, self.done, self.name, self.peers)
 
     def _speaking(self) -> AbstractContextManager[None]:
         """Around all that reads or writes parameters: on a site the other ranks take part."""

@@ -5,8 +5,9 @@ happens there. When a round fails, the local parameters are kept and the anchor 
 peer's state. When a round closed without this peer, what it has learned is carried over.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -74,6 +75,16 @@ class RoundOrder:
         idle.sort(key=lambda turn: self._place(*turn))
         return idle[: len(due)]
 
+    def is_due(self, steps: range) -> bool:
+        """Whether something is to be sent or applied after these steps, as far as is known now. A
+        round that is late is looked for again after twice as long."""
+        if any(self._schedule.sends(step) for step in steps):
+            return True
+        sent = [each.in_flight.step for each in self._fragments if each.in_flight is not None]
+        tau = self._plan.overlap_steps
+        late = [step - at - tau for at in sent for step in steps if step - at >= tau]
+        return any(each.bit_count() < 2 for each in late)  # 0, 1, 2, 4, 8
+
     def unsent(self) -> list[FragmentReplica]:
         """Those that have learned what is in no round yet, in the order of the rounds."""
         turns = [(each, each.state.version) for each in self._fragments if each.work_steps]
@@ -139,6 +150,7 @@ class OuterLoop:
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._order = RoundOrder(self.fragments, plan, self._schedule)
         self._before, self._loss = 0, math.nan
+        self._strides: Iterator[int] = (self.pace.stride() for _ in itertools.count())
         self._told_at_home: set[str] = set()
         specs = [spec for each in fragments for spec in each.specs]
         self._trained = [spec.name for spec in specs if not spec.averaged]
@@ -178,8 +190,21 @@ class OuterLoop:
 
     def begin_inner_step(self) -> None:
         """Goes on in the schedule, by as many steps as an inner step counts for here."""
-        self._before, self._step = self.step, min(self._steps, self.step + self.pace.stride())
+        self._before, self._step = self.step, min(self._steps, self.step + next(self._strides))
         self.moved = False
+
+    def agree_ahead(self) -> tuple[int, ...]:
+        """Settles how far each inner step goes in the schedule, whatever the pace, until the first
+        after which a round is due: other processes of the site count along."""
+        strides: list[int] = []
+        position, over = self.step, self.step >= self._steps
+        while not over and len(strides) < self._plan.inner_steps:
+            went = min(self.pace.stride(), self._steps - position)
+            strides.append(went)
+            position += went
+            over = self._order.is_due(range(position - went + 1, position + 1))
+        self._strides = itertools.chain(strides, itertools.repeat(1))
+        return tuple(strides)
 
     def undo_inner_step(self) -> None:
         """The step that had begun is not taken."""
@@ -195,7 +220,7 @@ class OuterLoop:
         for each in self.fragments:
             each.work_steps += 1
         self.metrics.learned(loss, self._before, self.step, self._steps)
-        if self._led_astray(loss) and self._plan.exchange != "none":
+        if exchange and self._led_astray(loss) and self._plan.exchange != "none":
             self._put_back()
         if self._gradients:
             self.commit_parameters()
