@@ -24,6 +24,7 @@ EventKind = Literal[
     # task does not count in them), device
     "run",
     "relayed",  # by: names of relays; address: others reach the peer there, for they cannot dial it
+    "router_port",  # address: others dial that, from where the router leads them here
     "listening",  # address, pid, origin: how the address was found, if it was not given
     "metrics",  # url
     "page",  # url; token_file, where readers show one

@@ -1,6 +1,7 @@
 """A peer behind a real NAT: nobody can dial it, and it trains all the same."""
 
 import json
+import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ from murmuration.worker.cli.ping import ping
 from murmuration.worker.identity import Authority, Identity, Role
 from tests.support.gate import gate
 from tests.support.namespaces import why_not
-from tests.support.nat import behind_nat, why_no_nat
+from tests.support.nat import behind_nat, upnp, why_no_nat
 from tests.support.workers import PATIENCE_S, SMALL, Event, Hashes, WorkerProcess, settings_of
 
 WHY_NOT = why_not() or why_no_nat()
@@ -65,6 +66,41 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
         assert workers["nat"].of("round")[-1]["contributors"] == 2
         (there,) = workers["nat"].of("listening")
         assert there["address"] == f"{router.address}:7700"  # as others see it
+
+
+@needs_nat
+@pytest.mark.parametrize("first", ["nat", "a"])
+def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path: Path, first: str) -> None:
+    """Asked to where the peer begins the run, by itself where others cannot dial it."""
+    run = Authority.make(tmp_path / "a")
+    settings = [*SMALL, *settings_of(run__steps=40, diloco__inner_steps=10)]
+    with Namespaces(2, None) as network, ExitStack() as up:
+        a, router = network.members
+        hosts = {"a": a, "nat": up.enter_context(behind_nat(router))}
+        public = up.enter_context(upnp(router, [a], tmp_path))
+        mapped = f"{public}:7700"
+        begins = ["up", "--min-peers", "2", *settings]
+        arguments = {"a": ["join", mapped], "nat": ["join", f"{a.address}:7700"], first: begins}
+        if first == "nat":
+            begins += ["--advertise", "router"]
+        workers = {}
+        for name in sorted(hosts, key=lambda name: name != first):
+            run.new_identity(Role.PEER, name).save(tmp_path / name)
+            workers[name] = WorkerProcess(
+                [*arguments[name], "--listen", "0.0.0.0:7700", "--out", str(tmp_path / name),
+                 "--no-relay", "--json"],
+                name,
+                prefix=hosts[name].prefix,
+            )  # fmt: skip
+            up.callback(workers[name].end)
+            workers[name].wait_for(lambda e: e["event"] == "listening", "a server")
+        codes = {name: worker.wait() for name, worker in workers.items()}
+        assert codes == {"a": 0, "nat": 0}, {n: w.errors for n, w in workers.items()}
+        assert [event["address"] for event in workers["nat"].of("router_port")] == [mapped]
+        rules = [*router.prefix, "nft", "list", "table", "inet", "upnp"]
+        assert (
+            "dnat" not in subprocess.run(rules, capture_output=True, text=True, check=True).stdout
+        )
 
 
 def assert_seen_as_relayed(address: str, run: Path) -> None:

@@ -19,6 +19,7 @@ from murmuration.worker.catchup.choices import all_agree
 from murmuration.worker.identity import Authority, Identity, Role
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.node import Node
+from murmuration.worker.relay.router_port import NoRouterPort, Router
 from murmuration.worker.simulation.virtual_loop import Stalled, VirtualLoop, context_of
 from murmuration.worker.status import LagMonitor
 from murmuration.worker.training.inbox import Stop
@@ -107,6 +108,16 @@ class Peer:
         return self.node.context.counts.refused
 
 
+class NoRouter(Router):
+    """Opens no port."""
+
+    def open(self, bound: str, before: str) -> str:
+        raise NoRouterPort(f"none for {bound}")
+
+    def close(self, address: str) -> None:
+        raise AssertionError(address)
+
+
 class Swarm:
     """Peers of one problem. Use it as `async with Swarm(problem) as swarm`."""
 
@@ -120,6 +131,7 @@ class Swarm:
         self._identities: dict[str, Identity] = {}
         self.kept_revoked: dict[str, Sequence[pb.Revocation]] = {}  # by peer, on its disk
         self.network = MemoryNetwork(delay_s)
+        self.router: Router = NoRouter()
         self.peers: dict[str, Peer] = {}
         self.epochs_by_clock = False
         self.tap: Tap | None = None
@@ -209,6 +221,7 @@ class Swarm:
                 clock=self.loop.time,
                 identity=self.identity(name),
                 rng=random.Random(f"{problem.seed} {name}"),
+                router=self.router,
                 keep_revoked=lambda entries: self.kept_revoked.update({name: list(entries)}),
                 revoked=self.kept_revoked.get(name, ()),
             ),

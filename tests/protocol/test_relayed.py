@@ -6,9 +6,11 @@ import pytest
 
 from murmuration.protos.addresses import split_relayed
 from murmuration.worker.identity import Authority
+from murmuration.worker.relay.router_port import Router
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
+from tests.support.memory_transport import MemoryNetwork
 
 
 def relays_of(peer: Peer) -> list[object]:
@@ -33,6 +35,46 @@ def test_a_peer_that_nobody_can_dial_trains_through_relays(silent: bool) -> None
             for peer in swarm.alive:
                 assert peer.of_kind("round_failed") == []
                 assert peer.of_kind("round")[-1]["contributors"] == 4
+
+    run(scenario())
+
+
+class HomeRouter(Router):
+    """Opens ports of the modelled network. Args: leads: whether what it opens leads anywhere."""
+
+    def __init__(self, network: MemoryNetwork, leads: bool) -> None:
+        self._network, self._leads = network, leads
+        self.opened: list[str] = []
+
+    def open(self, bound: str, before: str) -> str:
+        self.opened.append(bound)
+        if self._leads:
+            self._network.open_port(bound)
+        return bound
+
+    def close(self, address: str) -> None:
+        self.opened.clear()
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["open", "in-vain"])
+def test_a_port_of_the_router_comes_before_relays(leads: bool) -> None:
+    async def scenario() -> None:
+        async with Swarm(steady(300)) as swarm:
+            swarm.router = router = HomeRouter(swarm.network, leads)
+            await swarm.start(*"ab")
+            swarm.network.close_port("d")
+            await swarm.join("d", via="a", min_peers=2)
+            await swarm.until(lambda: swarm["d"].versions >= (2,), 30)
+            assert router.opened
+            assert relays_of(swarm["d"]) == ([] if leads else ["a", "b"])
+            if leads:  # a router that was restarted has forgotten the port
+                swarm.network.close_port("d")
+            await swarm.sleep(70)
+            assert bool(router.opened) == leads  # what leads nowhere was given back
+            assert swarm["a"].node.gossip.me.unreachable == ()
+            await swarm.finished()
+            assert len(swarm["d"].of_kind("router_port")) == 1
+        assert not router.opened
 
     run(scenario())
 

@@ -49,7 +49,10 @@ class WorkerFlags:
 
     name: str | None = option("--name", help="Name this peer.  [default: from the host and --out]")
     listen: str = option("--listen", default="127.0.0.1:0", help="Listen on this HOST:PORT.")
-    advertise: str | None = option("--advertise", help="Tell others to dial this HOST:PORT.")
+    advertise: str | None = option(
+        "--advertise",
+        help="Tell others to dial this HOST:PORT; `router`: a port that it opens.",
+    )
     coordinator: str | None = option("--coordinator", help="Use the coordinator at this HOST:PORT.")
     proxy: str | None = option("--proxy", help="Reach others through an HTTP CONNECT proxy.")
     no_relay: bool = option(

@@ -227,8 +227,15 @@ def _own_address(
     address: str | None, flags: WorkerFlags, first: "FirstAnswer | None"
 ) -> tuple[str | None, Finding]:
     """At which address others are to dial this machine; None where there is none."""
-    from murmuration.worker.node.own_address import source_host
+    from murmuration.worker.node.own_address import ROUTER, source_host
+    from murmuration.worker.relay.router_port import NoRouterPort, Router
 
+    if flags.advertise == ROUTER:
+        try:
+            where = Router().open(flags.listen, "")  # it ends in an hour without a worker
+        except NoRouterPort as error:
+            return None, Finding.refused("address", error)
+        return where, Finding("address", True, f"{where}, which the router opens")
     seen_from = first.seen_from if first else ""
     try:
         found = flags.found([address] if address else [], seen_from)

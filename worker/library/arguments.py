@@ -25,7 +25,7 @@ from murmuration.worker.library.loop_lines import errors_in_arguments
 from murmuration.worker.library.site import is_site
 from murmuration.worker.manifest import Manifest, join_config
 from murmuration.worker.node.newcomer import FirstAnswer, Newcomer, check_version
-from murmuration.worker.node.own_address import Addresses, FoundHost
+from murmuration.worker.node.own_address import ROUTER, Addresses, FoundHost
 from murmuration.worker.tasks import OWN_LOOP
 from murmuration.worker.training.optimizers import KSEED
 
@@ -179,7 +179,7 @@ def _address(name: str, value: object) -> str:
 
 
 def _own_address(name: str, value: object) -> str | None:
-    return None if value is None else _address(name, value)
+    return value if value in (None, ROUTER) else _address(name, value)
 
 
 def _addresses(name: str, value: object) -> tuple[str, ...]:

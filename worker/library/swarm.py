@@ -112,7 +112,8 @@ class Swarm:
         preset, inner_steps, steps: of the run that this peer starts: what is exchanged and how, H,
             and the optimizer steps until its end; None takes the preset's own, and no end. A peer
             that joins gets them from there, and need not name them.
-        listen, advertise: `HOST:PORT` to serve, and that others reach this peer at.
+        listen, advertise: `HOST:PORT` to serve, and that others reach this peer at;
+            `advertise="router"` has the router open a port, by UPnP.
         name: of this peer, different for each; by default the host's and a random mark.
         min_peers: the run starts when this many are here; one that joins leaves that to the others.
         wait_s: how long to wait for them, and to try where nobody answers at `join` (s). By default

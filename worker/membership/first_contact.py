@@ -7,7 +7,7 @@ asks the one that has refused it to be its relay, and comes again.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -40,8 +40,8 @@ class FirstContact:
         gossip: of this peer; the newcomers become its members.
         manifest: of the run; a peer with another is refused.
         clock: monotonic seconds.
-        relay: asks the peer at an address to relay this one, and says whether it does; None: this
-            one may not be relayed.
+        ways: what makes this peer one that others can dial, if it can, in this order, where the
+            peer at an address cannot: each says whether there is something new to dial.
 
     Attributes:
         introduced: whether a coordinator answers, which will name peers as they come.
@@ -55,10 +55,10 @@ class FirstContact:
         manifest: Manifest,
         transport: Transport,
         clock: Callable[[], float],
-        relay: Callable[[str], Awaitable[bool]] | None = None,
+        ways: Sequence[Callable[[str], Awaitable[bool]]] = (),
     ) -> None:
         self.gossip, self._manifest, self._packed = gossip, manifest, manifest.pack()
-        self._transport, self._clock, self._relay = transport, clock, relay
+        self._transport, self._clock, self._ways = transport, clock, ways
         self._dialling = asyncio.Semaphore(_DIALS)
         self._seconds_asked = 0
         self._undialled_since: float | None = None
@@ -190,12 +190,7 @@ class FirstContact:
                 taken it in, and its run has not begun.
         """
         try:
-            try:
-                await self.join(address, peer)
-            except NotDialled:
-                if self._relay is None or not await self._relay(address):
-                    raise
-                await self.join(address, peer)
+            await self._join_somehow(address, peer)
         except (TransportError, wire.WireError) as error:
             return str(error)
         except NotDialled as error:
@@ -207,6 +202,19 @@ class FirstContact:
             return str(error)
         self._undialled_since = None
         return None
+
+    async def _join_somehow(self, address: str, peer: str | None) -> None:
+        """As `join`, in another way where nobody dials this peer. Raises as `join`."""
+        ways = iter(self._ways)
+        while True:
+            try:
+                return await self.join(address, peer)
+            except NotDialled:
+                for way in ways:
+                    if await way(address):
+                        break
+                else:
+                    raise
 
     async def join(self, address: str, peer: str | None = None, *, again: bool = True) -> None:
         """First contact with a peer; once more where this peer has a later epoch by its answer.

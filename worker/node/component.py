@@ -14,6 +14,7 @@ from murmuration.worker.exchange.view import View
 from murmuration.worker.identity import Authority, Identity
 from murmuration.worker.leases import Ledger
 from murmuration.worker.pipeline.context import StageCounts
+from murmuration.worker.relay.router_port import Router
 from murmuration.worker.training.inbox import Begin
 from murmuration.worker.views import PagePlace
 
@@ -94,6 +95,7 @@ class Environment:
         keep_members: the same with addresses of the others. Raises OSError.
         authority: of the run, if this peer holds its key: it lets others in.
         rng: draws what others must not know before.
+        router: that the machine is behind.
     """
 
     offload: Offload
@@ -106,3 +108,4 @@ class Environment:
     keep_members: Callable[[Sequence[str]], None] = lambda addresses: None
     authority: Authority | None = None
     rng: Random = field(default_factory=SystemRandom)
+    router: Router = field(default_factory=Router)

@@ -24,6 +24,7 @@ from murmuration.worker.catchup.bootstrap import Bootstrap
 from murmuration.worker.catchup.state_transfer import serve_states
 from murmuration.worker.catchup.votes import HeldStates
 from murmuration.worker.config import Config
+from murmuration.worker.errors import NotDialled
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
 from murmuration.worker.exchange.allreduce.reducer import Reducer
@@ -58,9 +59,11 @@ from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.membership.swim import MAX_MEMBERS
 from murmuration.worker.node.answers import NodeServer
 from murmuration.worker.node.component import Component, Environment, NodeConfig, Rounds
+from murmuration.worker.node.own_address import ROUTER
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.relay.relayed import RelayedPeer
+from murmuration.worker.relay.router_port import RouterPort
 from murmuration.worker.relay.service import RelayLimits, RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels
 from murmuration.worker.status import (
@@ -94,6 +97,7 @@ _GIVE_BACK_S = 1.0
 _KEEP_MEMBERS_S = 2.0
 _MAX_TEXT = 500  # characters
 _MOST_WARNINGS = 16
+_FORWARD = "forward a port there by hand and say --advertise HOST:PORT, or listen on 0.0.0.0:7700"
 _TOLD = frozenset({"warning", "refused", "round_failed", "member", "adopted"})
 
 
@@ -125,7 +129,7 @@ class Node:
         self._node, self._config, self._manifest = node, config, manifest
         self.transport, self._mailbox, self._environment = transport, mailbox, environment
         self.offload, self.clock = environment.offload, environment.clock
-        self.rng = environment.rng
+        self.rng, self.router = environment.rng, environment.router
         self._began_s = self.clock()
         self.warnings: dict[str, None] = {}  # the latest
         self.lag = LagMonitor(self.clock)
@@ -190,15 +194,19 @@ class Node:
     # ------------------------------------------------------------------------------- composition
 
     async def listen(self) -> str:
-        """Starts serving and returns the advertised address. Raises AddressInUse."""
+        """Starts serving and returns the advertised address. Raises AddressInUse, NotDialled."""
         bound = await self.transport.listen(self.server)
         node = self._node
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
         me = Member(node.peer, _advertised(node.advertise, bound), epoch, stage=node.stage)
         origin = {"origin": node.advertise_origin} if node.advertise_origin else {}
-        self.log(new_event("listening", address=me.address, pid=os.getpid(), **origin))
         self.tunnels.own = (me.address, bound)
         self._add_membership(me, bound)
+        if node.advertise == ROUTER and not await self._router_port.begin(bound):
+            await self.transport.close()
+            raise NotDialled(f"--advertise {ROUTER}: {self._router_port.refused}; {_FORWARD}")
+        me = self.gossip.me
+        self.log(new_event("listening", address=me.address, pid=os.getpid(), **origin))
         self._add_rounds()
         self._add_leases()
         self.locator = FaultLocator(
@@ -260,7 +268,7 @@ class Node:
             self._manifest,
             self.transport,
             self.clock,
-            self._relayed.begin if self._node.relayed else None,
+            (self._router_port.begin, *([self._relayed.begin] if self._node.relayed else [])),
         )
         self.server.calls |= {
             "Control/Gossip": gossip.on_gossip,
@@ -278,7 +286,8 @@ class Node:
         self.relay = RelayService(table, self.gossip, self.transport.encrypted, self.clock)
         self.server.streams |= self.relay.streams
         self._relayed = RelayedPeer(self.gossip, bound, self, self._round_trips_s.get)
-        self._components += [self.relay, self._relayed]
+        self._router_port = RouterPort(self.gossip, bound, self)
+        self._components += [self.relay, self._relayed, self._router_port]
 
     def _on_expelled(self, peer: str) -> None:
         self.gossip.expel(peer)
@@ -634,7 +643,7 @@ class Node:
 
 def _advertised(advertise: str | None, bound: str) -> str:
     """What to tell others; port 0 stands for the one that is listened on."""
-    if advertise is None:
+    if advertise in (None, ROUTER):
         return bound
     host, port = split_address(advertise)
     return join_address(host, port or split_address(bound)[1])

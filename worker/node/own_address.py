@@ -12,6 +12,7 @@ from murmuration.protos.reach import Places, UnknownName, resolved
 from murmuration.worker.errors import ConfigError, UsageError
 
 # Of no machine (RFC 5737, RFC 3849): what leads there is the default route.
+ROUTER = "router"  # what is advertised where the router is to open a port
 _ELSEWHERE = ("198.51.100.1:9", "[2001:db8::1]:9")
 
 
@@ -31,7 +32,7 @@ class Addresses:
     """Where a peer serves, and where others are told to dial it, as the user has said: `HOST:PORT`.
 
     Args:
-        advertise: None, or empty, where nobody has said so.
+        advertise: ROUTER for a port that the router opens; None, or empty, where nobody has said.
     """
 
     listen: str
@@ -41,23 +42,28 @@ class Addresses:
         """Raises UsageError: one is no HOST:PORT, or nobody can dial what is advertised.
 
         Args: others: (flag, address) of each that is to be one too."""
-        own = (("--listen ", self.listen), ("--advertise ", self.advertise))
+        own = (("--listen ", self.listen), ("--advertise ", self.said))
         for flag, address in (*own, *others):
             try:
                 if address:
                     split_address(address)
             except ValueError as error:
                 raise UsageError(f"{flag}{error}") from error
-        if self.advertise and is_wildcard(split_address(self.advertise)[0]):
+        if self.said and is_wildcard(split_address(self.said)[0]):
             raise UsageError(
                 f"--advertise {self.advertise}: nobody can dial that; name the host that others "
                 "reach this peer at, or leave it out to have it found"
             )
 
     @property
+    def said(self) -> str | None:
+        """HOST:PORT to advertise, if one was given."""
+        return None if self.advertise == ROUTER else self.advertise
+
+    @property
     def public(self) -> bool:
         """Whether other machines can reach the peer."""
-        own = filter(None, (self.listen, self.advertise))
+        own = filter(None, (self.listen, self.said))
         return not all(is_loopback(split_address(each)[0]) for each in own)
 
     def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:

@@ -268,6 +268,7 @@ def _exit(event: Event) -> str | None:
 _WORDS: Mapping[str, str | Callable[[Event], str | None]] = {
     "run": _run,
     "relayed": "others cannot dial this peer: it is reached through {by}",
+    "router_port": "others cannot dial this peer itself: the router leads {address} here",
     "enrolled": "let in {name} by token {token}",
     "renewed": "the certificate is renewed until {expires}",
     "metrics": "metrics for Prometheus at {url}",
@@ -309,7 +310,7 @@ _WORDS: Mapping[str, str | Callable[[Event], str | None]] = {
 # What a person must know or act on.
 _NEEDED = (
     "listening", "located", "relayed", "metrics", "page", "preempted", "result", "resumed",
-    "put_back", "round_failed", "stalled", "warning",
+    "put_back", "round_failed", "router_port", "stalled", "warning",
 )  # fmt: skip
 
 
