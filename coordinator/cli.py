@@ -15,7 +15,7 @@ import click
 from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
 from murmuration.protos.addresses import is_loopback, split_address, with_host
-from murmuration.protos.events import int_of, new_event
+from murmuration.protos.events import new_event
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.options import options, web_option
 from murmuration.worker.views import PagePlace
@@ -168,7 +168,6 @@ def swarm(typed: Launch, json_path: str | None) -> None:
     launch = Launch.of(typed)
     _page_place(launch.web, Path())
     launch.check()
-    launch = _checked_by_worker(launch)
     from murmuration.coordinator.supervisor import run_swarm
 
     to_stdout = json_path == "-"
@@ -177,27 +176,6 @@ def swarm(typed: Launch, json_path: str | None) -> None:
     if to_stdout:
         click.echo(json.dumps(report, indent=1))
     sys.exit(code)
-
-
-def _checked_by_worker(launch: Launch) -> Launch:
-    """With the stages that its workers have checkpoints of, to go on with. Raises Failure: what its
-    workers would refuse."""
-    request = launch.request()
-    if not (request["settings"] or request["config"] or launch.preset):
-        return launch  # the defaults
-    from murmuration.coordinator.launch import ask_worker
-
-    answer = ask_worker(request)
-    stages = int_of(answer, "stages")
-    if stages != (launch.stages or 1):
-        raise Failure(
-            f"[stages] count is {stages}, and the workers of a swarm are counted by --stages: "
-            + (f"add --stages {stages}" if stages != 1 else "leave --stages out"),
-            ExitCode.CONFIGURATION,
-        )
-    if not launch.resume or launch.stages is None:
-        return launch
-    return launch.resumed(answer["held"])
 
 
 def _check_address(address: str) -> tuple[str, int]:

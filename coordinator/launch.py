@@ -1,11 +1,11 @@
 """The options of `murmur swarm`, and the command lines that they become."""
 
-import json
 import os
-import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,13 @@ import click
 from murmuration.algorithms.link import Link
 from murmuration.coordinator import Failure
 from murmuration.coordinator.link_network import Place, parse_links
-from murmuration.protos.events import int_of, text_of
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.options import RunFlags, option, track_option, web_option
 
 # -P: a folder called worker or protos where the user happens to be is not ours.
 WORKER_PROGRAM = (sys.executable, "-P", "-m", "murmuration.worker.cli")
-PREFLIGHT_PROGRAM = (sys.executable, "-P", "-m", "murmuration.worker.cli.preflight")
 MAX_WORKERS = 64
 MEANS = ("auto", "namespaces", "relay")  # of links
-_FORWARD_S = 0.01  # of every stage on every worker: only links make their places differ
-_MEMORY = 3
-_MICROBATCHES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +29,6 @@ class Launch(RunFlags):
     """A swarm to start; None leaves a setting to the config or its default.
 
     Args:
-        held: the stage of each worker, where their checkpoints say it.
         threads: of each worker; None leaves them to the worker. More threads than cores make
             training several times slower, and one worker cannot know how many share the machine.
         program: what runs a worker; tests put their own here.
@@ -97,7 +91,6 @@ class Launch(RunFlags):
     track: tuple[str, ...] = track_option
     web: str | None = web_option
     threads: int | None = None
-    held: tuple[int, ...] = ()
     program: Sequence[str] = WORKER_PROGRAM
 
     @classmethod
@@ -137,6 +130,7 @@ class Launch(RunFlags):
                     f"--set {setting}: write section.key=value, such as diloco.inner_steps=50",
                     ExitCode.CONFIGURATION,
                 )
+        self._check_stages()
         self._check_routing()
         self.link_of()
         if self.resume and not self.out.is_dir():
@@ -144,6 +138,21 @@ class Launch(RunFlags):
                 f"--resume: there is no folder {self.out}; name that of the run to go on with, as "
                 "--out DIR",
                 ExitCode.USAGE,
+            )
+
+    def _check_stages(self) -> None:
+        """Stages that are counted elsewhere than by --stages, which says how many workers there
+        are. Raises Failure. A file that cannot be read is the workers' to refuse."""
+        found = [s for s in self.settings if s.partition("=")[0].strip() == "stages.count"]
+        if self.config is not None and self.stages is None and not found:
+            with suppress(OSError, ValueError):
+                read = tomllib.loads(self.config.read_text()).get("stages", {})
+                if read.get("count", 1) != 1:
+                    found = [f"{self.config}: [stages] count = {read['count']}"]
+        if found:
+            raise Failure(
+                f"{found[0]}: the workers of a swarm are counted by --stages, such as --stages 2",
+                ExitCode.CONFIGURATION,
             )
 
     def _check_routing(self) -> None:
@@ -176,38 +185,6 @@ class Launch(RunFlags):
     def names(self) -> list[str]:
         return [f"w{index}" for index in range(self.workers)]
 
-    def resumed(self, held: Sequence[int | None]) -> "Launch":
-        """Each worker goes on with the stage of its checkpoint: it may have moved.
-
-        Raises:
-            Failure: they are not of all stages, or not every worker has one.
-        """
-        assert self.stages is not None, "the model is cut"
-        stages = ", ".join(
-            f"{name} of {'none' if stage is None else stage}"
-            for name, stage in zip(self.names, held, strict=True)
-        )
-        fix = "go on with the --stages and --replicas that it was started with, or without --resume"
-        own = [stage for stage in held if stage is not None]
-        if len(own) < len(held) or set(own) != set(range(self.stages)):
-            raise Failure(
-                f"--resume: the checkpoints in {self.out} are not of stages 0 to "
-                f"{self.stages - 1}, one of each worker's: {stages}; {fix}",
-                ExitCode.CHECKPOINT,
-            )
-        return replace(self, held=tuple(own))
-
-    def request(self, presets: Sequence[str] = ()) -> dict[str, Any]:
-        """What to ask of the preflight, for several presets or that of the launch."""
-        flags = self._flags()
-        return {
-            "config": str(self.config) if self.config else None,
-            "settings": [*flags, *self.settings],
-            "flags": flags,
-            "presets": list(presets) or [self.preset],
-            "resume": [str(self.out / name) for name in self.names] if self.resume else [],
-        }
-
     def settings_typed(self) -> dict[str, object]:
         """The settings that stand in the report where no worker has reported them."""
         return {key: getattr(self, key) for key in ("preset", "steps", "inner_steps", "seed")}
@@ -229,16 +206,20 @@ class Launch(RunFlags):
         shared += ["--device", self.device] if self.device else []
         for name in self.track:
             shared += ["--track", name]
-        for setting in (*self._flags(), *self.settings):
+        for setting, flag in self.typed().items():
+            shared += ["--set", setting] if setting.startswith("stages.") else flag.split(" ", 1)
+        if self.stages and self.config is None and self.model is None:
+            # The built-in model is as deep as its stages need; --set task.architecture=... wins.
+            layers = max(3, self.stages)
+            shared += ["--set", f"task.architecture={{num_hidden_layers={layers}}}"]
+        for setting in self.settings:
             shared += ["--set", setting]
-        placed = list(self.held)
-        if self.stages and not placed:
-            placed = stages_of(self.link_of(), self.workers, self.stages, self.routing or "full")
         commands = {}
         for index, (name, address) in enumerate(zip(self.names, addresses, strict=True)):
             place = (places or {}).get(name, Place(address))
             own = ["--name", name, "--listen", address, "--out", str(self.out / name)]
-            own += ["--stage", str(placed[index])] if placed else []
+            if self.stages and not self.resume:  # then each goes on with that of its checkpoint
+                own += ["--stage", str(index % self.stages)]
             for other in addresses:
                 own += ["--join", other] if other != address else []
             commands[name] = [
@@ -269,17 +250,6 @@ class Launch(RunFlags):
         if len(cores) % workers == 0 and (threads or 1) <= each:
             return [tuple(cores[index * each : (index + 1) * each]) for index in range(workers)]
         return [()] * workers
-
-    def _flags(self) -> dict[str, str]:
-        """The options that stand for a config key: by setting, with its value as TOML, the option
-        as typed."""
-        typed = self.typed()
-        if self.stages and self.config is None and self.model is None:
-            # The built-in model is as deep as its stages need; --set task.architecture=... wins.
-            layers = max(3, self.stages)
-            setting = f"task.architecture={{num_hidden_layers={layers}}}"
-            typed[setting] = f"--stages {self.stages}"
-        return typed
 
 
 def _worker_count(typed: Any) -> int:
@@ -320,74 +290,3 @@ def _cores() -> list[int]:
     """The cores that this process may use; empty where the system does not say."""
     affinity = getattr(os, "sched_getaffinity", None)
     return sorted(affinity(0)) if affinity else []
-
-
-def ask_worker(
-    request: Mapping[str, Any], program: Sequence[str] = PREFLIGHT_PROGRAM
-) -> dict[str, Any]:
-    """Asks the worker's own code what it would refuse, before any worker is started.
-
-    In a process of its own: the rules are the worker's, and so is torch, which they need.
-
-    Returns:
-        The answer to the request; `murmuration.worker.cli.preflight` says what is in either.
-
-    Raises:
-        Failure: with the line and the exit code that a worker would end with.
-    """
-    done = subprocess.run(
-        program, input=json.dumps(request), capture_output=True, text=True, check=False
-    )
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        answer = None
-    if done.returncode != 0 or not isinstance(answer, dict):
-        cause = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise Failure(f"no worker can be started here: {cause}", ExitCode.FAILED)
-    if (refused := text_of(answer, "refused")) is not None:
-        preset = text_of(answer, "preset")
-        several = len(request["presets"]) > 1 and preset and not refused.startswith("--preset ")
-        line = f"preset {preset}: {refused}" if several else refused
-        raise Failure(line, int_of(answer, "exit_code") or ExitCode.FAILED)
-    return answer
-
-
-def stages_of(
-    links: Mapping[str, Link | None], workers: int, stages: int, routing: str
-) -> list[int]:
-    """The stage of each worker, in turns; on links of their own, where an iteration is shortest.
-
-    Args:
-        links: by name, `w0`, `w1`, ...; empty or all alike leaves them in turns.
-        workers: a multiple of `stages`.
-        routing: of the run.
-    """
-    known = [links.get(f"w{index}") for index in range(workers)]
-    if len(set(known)) < 2:
-        return [index % stages for index in range(workers)]
-    import numpy as np
-
-    from murmuration.algorithms.skippipe.assignment import StageCandidates, propose_placement
-    from murmuration.algorithms.skippipe.pipeline import Links
-    from murmuration.algorithms.skippipe.route import Rules
-
-    swarm = StageCandidates(
-        links=Links.of_lines(known),
-        message_bytes=4 * 128 * 96 * 2,  # samples, context and width of the model tiny in bf16
-        exchange_s=np.zeros((workers, workers)),
-        memory=(_MEMORY,) * workers,
-        forward_s=np.full((workers, stages), _FORWARD_S),
-        backward_s=np.full((workers, stages), 2.5 * _FORWARD_S),
-        loss_s=np.full(workers, _FORWARD_S / 4),
-    )
-    placed = propose_placement(
-        swarm,
-        (workers // stages,) * stages,
-        Rules(stages=stages, visited=stages),
-        _MICROBATCHES,
-        routing=routing,
-        shared_uplinks=True,
-    )
-    stage_of = {worker: stage for stage, served in enumerate(placed) for worker in served}
-    return [stage_of[index] for index in range(workers)]

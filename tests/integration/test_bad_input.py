@@ -46,12 +46,16 @@ def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
     ("args", "code", "says"),
     [
         (["swarm", "--preset", "diloc"], 3, "--preset diloc: no preset 'diloc'; did you mean"),
-        (["swarm", "--stages", "4", "--routing", "skp"], 3, "--routing skp: [stages] routing is"),
-        (["swarm", "--set", "stages.count=2"], 3, "add --stages 2"),
+        (
+            ["swarm", "--stages", "4", "--routing", "skp"],
+            3,
+            'stages.routing="skp": [stages] routing is',
+        ),
+        (["swarm", "--set", "stages.count=2"], 3, "counted by --stages"),
     ],
     ids=["preset", "routing", "stages"],
 )
-def test_a_swarm_is_refused_before_anything_is_started_or_written(
+def test_a_swarm_that_is_refused_leaves_nothing(
     tmp_path: Path, args: list[str], code: int, says: str
 ) -> None:
     out = tmp_path / "out"

@@ -16,7 +16,6 @@ import click
 
 from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import MEANS
-from murmuration.protos.events import int_of
 from murmuration.protos.exit_codes import ExitCode
 from tests.lab.compare.options import SYSTEMS
 
@@ -95,9 +94,9 @@ def bench(json_path: Path | None, markdown_path: Path | None, **asked: Any) -> N
             raise Failure(
                 f"{path}: there is no folder {path.parent}; make it first", ExitCode.USAGE
             )
-    from murmuration.coordinator.launch import ask_worker
+    from murmuration.worker.config import load_config
 
-    if int_of(ask_worker(chosen.request()), "stages") != 1:
+    if any(load_config(None, chosen.settings, name).stages.count != 1 for name in chosen.order):
         raise Failure(
             "--set stages.count: whole models are compared here; leave it out",
             ExitCode.CONFIGURATION,

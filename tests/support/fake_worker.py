@@ -33,6 +33,8 @@ def main() -> int:
         "--out",
         "--min-peers",
         "--preset",
+        "--steps",
+        "--inner-steps",
         "--coordinator",
         "--threads",
     ):
@@ -48,11 +50,16 @@ def main() -> int:
     with (out / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (out / "pid").write_text(str(os.getpid()))
-        return run(asked.name, asked.listen, settings, len(asked.join) + 1)
+        return run(
+            asked.name,
+            asked.listen,
+            settings,
+            len(asked.join) + 1,
+            int(asked.steps or settings.get("run.steps", 20)),
+        )
 
 
-def run(name: str, listen: str, settings: dict[str, str], workers: int) -> int:
-    steps = int(settings.get("run.steps", "20"))
+def run(name: str, listen: str, settings: dict[str, str], workers: int, steps: int) -> int:
     stopped = threading.Event()
     deaf = settings.get("fake.deaf") == name
     signal.signal(signal.SIGINT, lambda *_: None if deaf else stopped.set())

@@ -39,7 +39,7 @@ _PRELOADED = (
     # Not transformers.trainer, which starts a thread.
     *("lightning.pytorch", "peft", "transformers.models.llama.modeling_llama"),
 )
-_SERVED = ("murmuration.worker.cli", "murmuration.worker.cli.preflight", "tests.")
+_SERVED = ("murmuration.worker.cli", "tests.")
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 _LEASH = ("-I", "-S")  # how the launcher starts what dies with it
 _NAMESPACE = "--net="  # of nsenter

@@ -204,6 +204,12 @@ class WorkerFlags:
             )
         return False if self.fresh else self.resume or None
 
+    def held_stage(self) -> int | None:
+        """The stage of the checkpoint to go on from; None where there is none."""
+        from murmuration.worker.training.checkpoint import held_stage
+
+        return None if self.fresh else held_stage(self.out / "checkpoints")
+
     @contextmanager
     def tracked(self, worker: "WorkerOptions", config: "Config") -> "Iterator[WorkerOptions]":
         """The options of a worker whose events trackers are told of too. Raises ConfigError."""
@@ -258,6 +264,8 @@ def up(
     config = load_config(run, settings, None, typed)
     # A worker that names others does not want to train alone.
     wanted = min_peers or (2 if joins else 1)
+    if config.stages.count > 1 and flags.stage is None:
+        flags = replace(flags, stage=flags.held_stage())
     if config.stages.count > 1 and flags.stage is None:
         raise UsageError(
             f"this run has {config.stages.count} stages: say which one this worker serves with "
@@ -321,10 +329,7 @@ def join(
         merged = join_config(first.manifest.sections, config, settings, first.address, typed)
         _check_cut(merged, flags.stage)
         if merged.stages.count > 1 and flags.stage is None:
-            from murmuration.worker.training.checkpoint import held_stage
-
-            held = None if flags.fresh else held_stage(flags.out / "checkpoints")
-            if held is None:
+            if (held := flags.held_stage()) is None:
                 held = newcomer.stage_to_serve(first.address, merged.stages, identity)
             flags = replace(flags, stage=held)
     # A joiner never starts a run by itself; it waits as long as the peers that are there do.

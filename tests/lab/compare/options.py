@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from murmuration.algorithms.link import Link, parse_link
 from murmuration.coordinator import Failure
@@ -68,10 +67,6 @@ class Bench:
             raise Failure(
                 f"--out {self.out}: is there already; choose a folder that is not", ExitCode.USAGE
             )
-
-    def request(self) -> dict[str, Any]:
-        """What to ask of `murmuration.coordinator.launch`."""
-        return self.launch(LOCAL, self.links[0], self.steps).request(self.order)
 
     def parsed_links(self) -> list[Link]:
         """Raises Failure."""

@@ -79,6 +79,14 @@ HELP = " --help`"
         (3, "up --join 127.0.0.1:1 --listen 0.0.0.0:7700", TOKEN_NEEDED, ""),
         (3, "up --set task.text=text.txt --set diloco.fragments=99",
          "--set diloco.fragments=99: [diloco] 99 fragments of 3 layers", ""),
+        (3, "up --stage 1 --set stages.count=2 --set stages.layers=[2,1] --set task.text=text.txt "
+         "--set diloco.fragments=2", "--set diloco.fragments=2: stage 1: [diloco] 2 fragments of 1 "
+         "layers; use 1 to 1", ""),
+        (3, "up --stage 0 --set stages.count=2 --set stages.layers=[3,1] --set task.text=text.txt",
+         "--set stages.layers=[3,1]: [stages] count = 2: layers is [3, 1], 4 in all, but the model "
+         "has 3; write 2 numbers that add up to 3, or leave layers out", ""),
+        (3, "up --set stages.count=3 --set stages.layers=[2,1]", "--set stages.layers=[2,1]: "
+         "[stages] layers is [2, 1], of 2 stages, but count is 3; ", ""),
         (3, "up --out loop --steps 1", "--out loop: File exists; ",
          "choose another folder with --out"),
         # Tasks and texts.
@@ -91,6 +99,7 @@ HELP = " --help`"
          "'lama-bytes'; did you mean 'llama-bytes'?", ""),
         (4, "up --set task.batchsize=3", "--set task.batchsize=3: task 'llama-bytes' has no option "
          "'batchsize'; did you mean 'batch_size'?", ""),
+        (4, "up --model tny", "--model tny: unknown model 'tny'; did you mean 'tiny'?", ""),
         (8, "generate nowhere 'def '", "nowhere: no usable checkpoint; ",
          "name a folder that `murmur` wrote to"),
         # Usage.
@@ -105,6 +114,8 @@ HELP = " --help`"
         (2, "generate run", "missing argument", HELP),
         (2, "generate run prompt --bytes 0", "invalid value", HELP),
         (2, "up --resume --fresh", "--resume and --fresh: one or the other", ""),
+        (2, "up --set stages.count=2", "this run has 2 stages: say which one this worker serves "
+         "with --stage 0 to 1, or ", ""),
         (2, "up --stage 9", "--stage 9: the model of this run is not cut into stages", ""),
         (2, "join a.toml 127.0.0.1:1 b.toml", "a.toml and b.toml: name one TOML file", ""),
         (2, "join 127.0.0.1:1 a.toml --config b.toml",
