@@ -2,11 +2,10 @@
 
 The model and its peers
 pipeline.py      links, what a hop and a visit cost, who serves which stage, which layers it has
-assignment.py    who serves which stage at the beginning; who joins or moves where
 
 Routes
 route.py         a route, what it may not do, how two routes trade, and equal coverage by seed
-routing.py       the presets full, random, stochastic and skip, and what an iteration takes by each
+routing.py       the presets full, random, stochastic and skip
 simulator.py     one iteration, event by event, with deadlocks
 
 The search behind skip

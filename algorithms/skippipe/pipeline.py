@@ -15,16 +15,11 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from murmuration.algorithms.link import Link
-
 Floats = NDArray[np.float64]
 _Cut = tuple[tuple[int, int], ...]
 
 BACKWARD_RATIO = 1.5
 LOSS_RATIO = 0.25
-
-_BYTES_PER_S = 125e3  # in 1 Mbit/s
-_FAST_MBPS = 10_000.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,20 +49,6 @@ class Links:
             raise ValueError("a link's rate must be above 0 bytes/s between any two peers")
         if not (self.latency_s[others] >= 0).all():
             raise ValueError("a link's latency must be at least 0 s")
-
-    @classmethod
-    def of_lines(cls, lines: Sequence[Link | None]) -> "Links":
-        """Of peers that each have a line of their own; None is a fast one.
-
-        Two have the slower of their rates. A line delays what its peer sends, so a hop takes half
-        of both delays: half of a round trip, which is what is measured in a run.
-        """
-        rate = np.array([line.rate_mbps if line else _FAST_MBPS for line in lines]) * _BYTES_PER_S
-        delay_s = np.array([line.delay_s if line else 0.0 for line in lines])
-        return cls(
-            latency_s=(delay_s[:, None] + delay_s) / 2,
-            rate_bytes_per_s=np.minimum(rate[:, None], rate),
-        )
 
     @property
     def peers(self) -> int:

@@ -5,8 +5,7 @@ random      a seeded permutation of each stage's replicas for every batch (NoLoC
 stochastic  every stage; each hop to the replica with the least accumulated expected time (SWARM)
 skip        searched routes (SkipPipe)
 
-And what one iteration takes with each: the same for a prediction as for a run, as all peers that
-know the arguments find the same schedule.
+All peers that know the arguments find the same routes.
 
 Ref: arXiv:2506.10911 (random), arXiv:2502.19913 (skip), arXiv:2301.11913 section 3.2 (stochastic).
 Ours in `stochastic`: all microbatches of an iteration are shared out before it begins, by times
@@ -15,8 +14,6 @@ peer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from heapq import heapify, heapreplace
 
 from murmuration.algorithms.skippipe.pipeline import Pipeline
@@ -28,8 +25,7 @@ from murmuration.algorithms.skippipe.route import (
     peer_limits,
     stage_quota,
 )
-from murmuration.algorithms.skippipe.search import EFFORT_S, Found, search_routes
-from murmuration.algorithms.skippipe.simulator import Timeline, simulate
+from murmuration.algorithms.skippipe.search import search_routes
 
 Routing = Callable[[Pipeline, Rules, Sequence[int], int], list[Route]]
 """(pipeline, rules, origins, seed) -> a route for each origin, which stands for one microbatch.
@@ -125,89 +121,6 @@ class ReplicaQueue:
 
 
 NEVER_SKIP = ("full", "stochastic")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoutingPrediction:
-    """One iteration.
-
-    Args:
-        routing: the preset's name.
-        rules: those that its routes keep.
-        routes: of each microbatch, in the order of the origins.
-        timeline: what each peer computes, and when.
-        found: what the search says of its answer, if there was one.
-    """
-
-    routing: str
-    rules: Rules
-    routes: tuple[Route, ...]
-    timeline: Timeline
-    found: Found | None = None
-
-    @cached_property
-    def iteration_s(self) -> float:
-        """Until the last microbatch has finished."""
-        return self.timeline.iteration_s
-
-    @cached_property
-    def utilization(self) -> tuple[float, ...]:
-        """Of each peer, the share of the iteration in which it computes."""
-        peers = range(len(self.timeline.spans))
-        return tuple(self.timeline.busy_s(peer) / self.iteration_s for peer in peers)
-
-
-def predict(
-    pipeline: Pipeline,
-    rules: Rules,
-    origins: Sequence[int],
-    routing: str,
-    seed: int = 0,
-    *,
-    shared_uplinks: bool = False,
-    effort_s: float = EFFORT_S,
-) -> RoutingPrediction:
-    """Routes the microbatches of one iteration and simulates it.
-
-    An origin begins its microbatches in order, as many as it has memory for at once; the rest
-    follow as others end.
-
-    Args:
-        rules: of `random` and `skip`; the others visit all stages whatever the rules let out.
-        origins: of each microbatch, replicas of stage 0; several for each as a rule.
-        routing: a name in `ROUTINGS`.
-        seed: of the routes; draw it from the iteration's number where they shall differ.
-        shared_uplinks: as in `simulate`.
-        effort_s: of the search of `skip`.
-
-    Raises:
-        ValueError: an unknown routing, no microbatch, or rules that do not fit.
-    """
-    if routing not in ROUTINGS:
-        raise ValueError(f"no routing {routing!r}; use one of {', '.join(ROUTINGS)}")
-    if not origins:
-        raise ValueError("there is no microbatch to predict an iteration of")
-    kept = rules_of(routing, rules)
-    found = None
-    if routing == "skip":
-        found = search_routes(
-            pipeline, kept, origins, seed=seed, effort_s=effort_s, shared_uplinks=shared_uplinks
-        )
-        routes = found.routes
-    else:
-        routes = tuple(ROUTINGS[routing](pipeline, kept, origins, seed))
-    return RoutingPrediction(
-        routing=routing,
-        rules=kept,
-        routes=routes,
-        timeline=simulate(pipeline, routes, shared_uplinks=shared_uplinks),
-        found=found,
-    )
-
-
-def rules_of(routing: str, rules: Rules) -> Rules:
-    """The rules as a routing keeps them: some never skip."""
-    return replace(rules, visited=rules.stages, spread=0) if routing in NEVER_SKIP else rules
 
 
 def origins_in_turns(pipeline: Pipeline, microbatches: int) -> list[int]:

@@ -23,11 +23,6 @@ import torch
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.link import Link, parse_link
-from murmuration.algorithms.skippipe.assignment import (
-    Groups,
-    StageCandidates,
-    propose_placement,
-)
 from murmuration.algorithms.skippipe.pipeline import (
     BACKWARD_RATIO,
     LOSS_RATIO,
@@ -39,9 +34,7 @@ from murmuration.algorithms.skippipe.pipeline import (
 from murmuration.algorithms.skippipe.route import Rules, visited_stages
 from murmuration.algorithms.skippipe.routing import (
     ROUTINGS,
-    RoutingPrediction,
     origins_in_turns,
-    predict,
 )
 from murmuration.algorithms.skippipe.search import EFFORT_S
 from murmuration.protos.figures import count, percent, seconds, size
@@ -51,6 +44,14 @@ from murmuration.worker.pipeline.part import cut_of_run
 from murmuration.worker.pipeline.stages_config import StagesConfig, cut_of
 from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule
 from murmuration.worker.views.summary import text_table
+from tests.lab.placement import (
+    Groups,
+    RoutingPrediction,
+    StageCandidates,
+    links_of_lines,
+    predict,
+    propose_placement,
+)
 
 T = TypeVar("T")
 StageBounds = Sequence[tuple[int, int]]  # the first and the last layer of each, both included
@@ -484,7 +485,7 @@ def _of_lines(stages: int | None, options: Options) -> Measurements:
     if len(links) == 1:
         links *= (stages or 1) * (options.replicas or _REPLICAS)
     names = tuple(f"w{index}" for index in range(len(links)))
-    return Measurements(names=names, links=Links.of_lines(links), given=tuple(links))
+    return Measurements(names=names, links=links_of_lines(links), given=tuple(links))
 
 
 def _stages(known: Measurements, asked: int | None, options: Options) -> int:

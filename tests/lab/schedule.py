@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.routing import RoutingPrediction
 from murmuration.algorithms.skippipe.simulator import Kind
 from murmuration.protos.figures import percent
 from murmuration.worker.config import load_config
+from tests.lab.placement import RoutingPrediction
 from tests.lab.plan_stages import Options, StagesAnswer, case_of
 
 if TYPE_CHECKING:

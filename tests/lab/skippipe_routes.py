@@ -24,10 +24,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from murmuration.algorithms.skippipe.assignment import (
-    StageCandidates,
-    propose_placement,
-)
 from murmuration.algorithms.skippipe.pipeline import (
     BACKWARD_RATIO,
     LOSS_RATIO,
@@ -38,6 +34,7 @@ from murmuration.algorithms.skippipe.route import Rules
 from murmuration.algorithms.skippipe.routing import full, random
 from murmuration.algorithms.skippipe.search import Planner, search_routes
 from murmuration.algorithms.skippipe.simulator import simulate
+from tests.lab.placement import StageCandidates, propose_placement
 from tests.lab.plan_stages import stage_sizes
 
 MEMORY = 3

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from murmuration.algorithms.skippipe.pipeline import Costs, Pipeline
 from murmuration.algorithms.skippipe.route import Rules, visited_stages
-from murmuration.algorithms.skippipe.routing import origins_in_turns, predict
+from murmuration.algorithms.skippipe.routing import origins_in_turns
 from murmuration.worker.pipeline.planner import SEARCH_S
+from tests.lab.placement import predict
 from tests.lab.plan_stages import read_links
 from tests.support.swarm_runs import run_swarm
 from tests.support.workers import Event

@@ -3,6 +3,9 @@
 Every peer decides by itself, from the same members, so that one of them moves and no other. What
 peers know may differ for as long as gossip takes: the same peer has to be the one to move for a
 while before it does.
+
+Ref: Petals, arXiv:2209.01188: a joining server takes the blocks with the least throughput, and
+moves when that gains enough; ours: a stage is never left without a replica.
 """
 
 import statistics
@@ -11,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from murmuration.algorithms.skippipe.assignment import stage_to_join, stage_to_move_to
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import STATUS_BYTES
 from murmuration.worker import wire
@@ -21,6 +23,7 @@ from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.inbox import StageMove
 from murmuration.worker.transport import Transport, TransportError
 
+_MOVE_GAIN = 1.2  # by which factor the slowest stage's throughput must rise
 _ASK_S = 5.0
 _MOST_ASKED = 3
 
@@ -29,6 +32,28 @@ _END_S = 20.0  # without stage 0: time for one of its replicas to start again
 _EVEN_S = 20.0  # that a stage is slower: newcomers go there by themselves
 _TURN_S = 20.0  # for a peer that has left to move, before another is chosen
 _LOOK_S = 2.0  # between two choices of movers: large swarms have news all the time
+
+
+def stage_to_join(throughput: Sequence[float]) -> int:
+    """The stage with the least throughput (of all its replicas); the first of equals."""
+    return min(range(len(throughput)), key=lambda stage: (throughput[stage], stage))
+
+
+def stage_to_move_to(peer: int, stages: Sequence[Mapping[int, float]]) -> int | None:
+    """The slowest stage, if a peer should leave its own for it.
+
+    Args:
+        stages: of each stage, the throughput of each of its replicas.
+    """
+    here = next(stage for stage, replicas in enumerate(stages) if peer in replicas)
+    totals = [sum(replicas.values()) for replicas in stages]
+    there = stage_to_join(totals)
+    if there == here or len(stages[here]) == 1:
+        return None
+    after = list(totals)
+    after[here] -= stages[here][peer]
+    after[there] += stages[here][peer]
+    return there if min(after) >= _MOVE_GAIN * min(totals) else None
 
 
 def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
@@ -151,7 +176,7 @@ class StageAssignment:
             {n: speeds[n] for n in numbers if self._stage_of[n] == stage}
             for stage in range(1, self._stages)
         ]
-        moves = {n: stage_to_move_to(n, serving).stage for n in reversed(numbers)}
+        moves = {n: stage_to_move_to(n, serving) for n in reversed(numbers)}
         gaining = [n for n, stage in moves.items() if stage is not None]
         if not gaining:
             return None

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from murmuration.algorithms.skippipe.assignment import Groups
 from murmuration.worker.config import load_config
 from tests.lab import plan_stages
+from tests.lab.placement import Groups
 from tests.lab.plan_stages import Options, StagesAnswer, case_of
 
 BY_HAND = Options(

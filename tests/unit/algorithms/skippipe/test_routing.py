@@ -17,13 +17,12 @@ from murmuration.algorithms.skippipe.routing import (
     ReplicaQueue,
     full,
     origins_in_turns,
-    predict,
     random,
-    rules_of,
     stochastic,
 )
 from murmuration.algorithms.skippipe.search import search_routes
 from murmuration.algorithms.skippipe.simulator import simulate
+from tests.lab.placement import predict, rules_of
 from tests.lab.skippipe_routes import lower_bound_s
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, whole_waves
 

@@ -15,6 +15,8 @@ from murmuration.worker.pipeline.rebalancing import (
     StageAssignment,
     members_at,
     slowest_stage,
+    stage_to_join,
+    stage_to_move_to,
 )
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.inbox import StageMove
@@ -23,6 +25,25 @@ from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import members_of, telling
 
 STAGES = 3
+
+
+def test_a_new_peer_joins_the_slowest_stage_the_first_of_equals() -> None:
+    assert stage_to_join([3.0, 1.0, 1.0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "to"),
+    [
+        pytest.param([{1: 1.0, 2: 1.0, 3: 1.0}, {4: 1.0}], 1, id="the other is the slowest"),
+        pytest.param([{1: 1.0}, {4: 0.1}], None, id="it is the last of its stage"),
+        pytest.param([{1: 1.0, 2: 1.0}, {4: 3.0}], None, id="its own is the slowest"),
+        pytest.param([{1: 1.0, 2: 1.0}, {4: 1.0}], None, id="less than a factor of 1.2"),
+    ],
+)
+def test_a_peer_moves_for_a_real_gain_and_never_orphans_a_stage(
+    stages: list[dict[int, float]], to: int | None
+) -> None:
+    assert stage_to_move_to(1, stages) == to
 
 
 def member(
