@@ -43,8 +43,8 @@ from murmuration.worker.training.checkpoint import any_in
 from murmuration.worker.training.device import chosen_device
 from murmuration.worker.training.evaluation import PeriodicEvaluation
 from murmuration.worker.training.export import load_initial
-from murmuration.worker.training.inbox import Mailbox, StageMove, Stop, TrainingEvent
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.mailbox import Mailbox, StageMove, Stop, TrainingEvent
 from murmuration.worker.training.model import trained_parameters
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_trainer, snapshot

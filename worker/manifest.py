@@ -76,9 +76,11 @@ class Manifest:
 
     @property
     def lasting(self) -> dict[str, Any]:
-        """What a run has in common with one that goes on from its state: it may be longer."""
+        """What a run has in common with one that goes on from its state: it may be longer, and its
+        peers may speak another protocol."""
         run = {key: value for key, value in self.document["run"].items() if key != "steps"}
-        return {**self.agreed, "run": run}
+        rest = {key: value for key, value in self.agreed.items() if key != "protocol"}
+        return {**rest, "run": run}
 
     @property
     def steps(self) -> int:

@@ -39,7 +39,7 @@ from murmuration.worker.membership import Phase
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.node.node import Node
-from murmuration.worker.training.inbox import (
+from murmuration.worker.training.mailbox import (
     Begin,
     Mailbox,
     PrefetchedAnchor,

@@ -23,7 +23,7 @@ from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.tasks import Batch, Cursor, Task, load_task, next_batch
 from murmuration.worker.training.evaluation import validate
 from murmuration.worker.training.export import load_initial
-from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.training.model import schema_of, trained_parameters
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.replica import InnerReplica

@@ -10,7 +10,7 @@ from torch import Tensor
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.leases import LeasedBlocks, SampleStream
 from murmuration.worker.leases.ledger import LeaseMessage
-from murmuration.worker.training.inbox import Stop
+from murmuration.worker.training.mailbox import Stop
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Held, Swarm
 from tests.protocol.train_side import TrainSide

@@ -28,7 +28,7 @@ from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.training.inbox import JobKind
+from murmuration.worker.training.mailbox import JobKind
 from murmuration.worker.training.optimizers import InnerConfig
 from tests.protocol.swarm import Held, Peer, Swarm
 from tests.protocol.timed_stage import TimedStage

@@ -22,8 +22,8 @@ from murmuration.worker.node.node import Node
 from murmuration.worker.relay.router_port import NoRouterPort, Router
 from murmuration.worker.simulation.virtual_loop import Stalled, VirtualLoop, context_of
 from murmuration.worker.status import LagMonitor
-from murmuration.worker.training.inbox import Stop
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.mailbox import Stop
 from murmuration.worker.transport import Caller
 from murmuration.worker.wire import tensor_hash
 from tests.protocol.problem import Problem, Synthetic
@@ -151,7 +151,7 @@ class Swarm:
         for peer in self.peers.values():
             peer.train.unwind()
             peer.node.close()
-        self.loop.thaw_all()
+            self.loop.thaw(peer.address)
         await asyncio.gather(*(peer.task for peer in self.peers.values() if peer.task is not None))
 
     @property

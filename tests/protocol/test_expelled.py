@@ -9,11 +9,11 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.identity import Authority, IdentityError, Role
-from murmuration.worker.identity.admission import Credentials
 from murmuration.worker.identity.authority import revocation
 from murmuration.worker.identity.certificates import Verifier
 from murmuration.worker.identity.gate import Gate
 from murmuration.worker.membership import Health
+from murmuration.worker.node.admission import Credentials
 from murmuration.worker.transport import Caller, Refused, Stream
 from murmuration.worker.wire import WireError
 from tests.protocol.problem import steady

@@ -7,7 +7,7 @@ import pytest
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.algorithms.schedule import Due
-from murmuration.worker.training.inbox import SkipAhead
+from murmuration.worker.training.mailbox import SkipAhead
 from tests.protocol import swarm as swarms
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from murmuration.algorithms.presets import PRESETS
-from murmuration.worker.training.inbox import Begin, Mailbox, RoundDone, ToIO, ToTrain
+from murmuration.worker.training.mailbox import Begin, Mailbox, RoundDone, ToIO, ToTrain
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run

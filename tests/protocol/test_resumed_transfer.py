@@ -12,7 +12,7 @@ from murmuration.worker import wire
 from murmuration.worker.catchup.state_transfer import fetch_states, serve_states
 from murmuration.worker.catchup.votes import HeldStates
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.training.inbox import Published
+from murmuration.worker.training.mailbox import Published
 from murmuration.worker.transport import Caller, Refused, Stream, TransportError
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm, inline

@@ -10,7 +10,7 @@ import pytest
 from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.membership import MembershipConfig
-from murmuration.worker.training.inbox import JobKind
+from murmuration.worker.training.mailbox import JobKind
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in, same_visits
 from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.membership import MembershipConfig
-from murmuration.worker.training.inbox import JobKind
+from murmuration.worker.training.mailbox import JobKind
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in
 from tests.protocol.virtual_time import run
 

@@ -11,7 +11,7 @@ from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.config import Config
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.membership import Health, MembershipConfig, Phase
-from murmuration.worker.training.inbox import JobKind, StageMove, Stop
+from murmuration.worker.training.mailbox import JobKind, StageMove, Stop
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from murmuration.algorithms.presets import PRESETS
-from murmuration.worker.training.inbox import Begin, TrainingEvent
+from murmuration.worker.training.mailbox import Begin, TrainingEvent
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run

@@ -18,7 +18,7 @@ from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
 from murmuration.worker.simulation.network import Network
 from murmuration.worker.simulation.streams import StreamEnd, frame_sizes, open_stream
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
-from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import WINDOW_BYTES, Stream
 from tests.protocol.swarm import inline
 from tests.protocol.views import view

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from murmuration.worker.pipeline.stage_replica import StageJobs, StageReplica
-from murmuration.worker.training.inbox import JobKind, StageJob
+from murmuration.worker.training.mailbox import JobKind, StageJob
 
 _FORWARDS = {
     JobKind.ENTER: 1.0,

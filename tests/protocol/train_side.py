@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
-from murmuration.worker.training.inbox import Mailbox, Stop, ToIO, ToTrain
+from murmuration.worker.training.mailbox import Mailbox, Stop, ToIO, ToTrain
 
 
 class Unwind(BaseException):

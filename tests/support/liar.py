@@ -28,7 +28,7 @@ from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.membership.evidence import Reachability
 from murmuration.worker.node.node import Node
-from murmuration.worker.training.inbox import Begin
+from murmuration.worker.training.mailbox import Begin
 from murmuration.worker.transport import Stream
 from tests.support import false_means
 

@@ -35,7 +35,7 @@ from murmuration.worker.simulation.scenario import (
 )
 from murmuration.worker.simulation.simulated_swarm import Group, SimulatedSwarm
 from murmuration.worker.simulation.virtual_loop import running
-from murmuration.worker.training.inbox import RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 from tests.support.fault_plans import random_faults
 

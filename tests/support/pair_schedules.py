@@ -32,7 +32,7 @@ from murmuration.worker.simulation.scenario import (
 )
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.virtual_loop import running
-from murmuration.worker.training.inbox import RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 from tests.support.fault_plans import random_faults
 
 CONFIG = RoundConfig(floor_mbps=20.0, slack_s=4.0)

@@ -10,7 +10,7 @@ from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Cursor, load_task
-from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.wire import tensor_hash

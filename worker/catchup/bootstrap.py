@@ -26,7 +26,7 @@ from murmuration.worker.catchup.splits import Splits
 from murmuration.worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from murmuration.worker.membership import Digest, Health, Member, Phase
 from murmuration.worker.membership.first_contact import FirstContact
-from murmuration.worker.training.inbox import AllStarted, Published, SkipAhead, Started
+from murmuration.worker.training.mailbox import AllStarted, Published, SkipAhead, Started
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node

@@ -27,7 +27,7 @@ from murmuration.worker.catchup.votes import (
 )
 from murmuration.worker.membership import Digest, Member, Phase
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.training.inbox import Adopt, Published
+from murmuration.worker.training.mailbox import Adopt, Published
 from murmuration.worker.transport import TransportError
 
 if TYPE_CHECKING:

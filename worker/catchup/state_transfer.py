@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.background import Offload
 from murmuration.worker.catchup.votes import REMEMBERED, HeldStates
-from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.membership import Digest, Member
 from murmuration.worker.membership.swim import MAX_MEMBERS
-from murmuration.worker.training.inbox import Published
-from murmuration.worker.transport import Stream, Transport, TransportError
+from murmuration.worker.training.mailbox import Published
+from murmuration.worker.transport import Method, Stream, Transport, TransportError
 
 _CONFIRM_S = 3.0
 
@@ -82,7 +82,7 @@ async def fetch_states(
     Raises:
         TransportError, WireError: nothing was taken.
     """
-    stream = transport.open(donor.address, "Data/Fetch", donor.peer)
+    stream = transport.open(donor.address, Method.FETCH, donor.peer)
     begun = {} if begun is None else begun
     try:
         order = sorted(expected)
@@ -157,7 +157,7 @@ async def headers_at(
     """What it knows of each (fragment, version): hash 0 is nothing. Raises as `rounds_apart`."""
     if not asked:
         return []
-    stream = transport.open(donor.address, "Data/Fetch", donor.peer)
+    stream = transport.open(donor.address, Method.FETCH, donor.peer)
     try:
         fragments, versions = zip(*asked, strict=True)
         request = pb.FetchRequest(run=run, fragments=fragments, versions=versions)

@@ -164,7 +164,7 @@ class WorkerFlags:
     def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> "Identity | None":
         """As `Admission.identity`, which says what is raised."""
         from murmuration.worker.identity import token_from
-        from murmuration.worker.identity.admission import Admission
+        from murmuration.worker.node.admission import Admission
 
         admission = Admission(
             folder=self.out,

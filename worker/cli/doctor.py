@@ -137,7 +137,7 @@ def _files() -> Finding:
 def _network(
     address: str | None, config: Path | None, said: RunFlags, flags: WorkerFlags
 ) -> Iterator[Finding]:
-    from murmuration.worker.identity.admission import check_free
+    from murmuration.worker.node.admission import check_free
     from murmuration.worker.transport import AddressInUse
 
     free = True

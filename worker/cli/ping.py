@@ -14,6 +14,7 @@ from murmuration.protos.events import address_in
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.errors import PeersUnreachable, UsageError
 from murmuration.worker.identity import Identity
+from murmuration.worker.transport import Method
 
 if TYPE_CHECKING:
     from murmuration.worker.transport.grpc import GrpcTransport
@@ -121,7 +122,7 @@ async def _address(transport: "GrpcTransport", target: str, knows: str | None) -
     if knows is None:
         raise UsageError(f"{target!r}: name a peer that knows it, with --from HOST:PORT")
     request = pb.StatusRequest().SerializeToString()
-    raw = await transport.call(knows, "Control/Status", request, _CALL_S)
+    raw = await transport.call(knows, Method.STATUS, request, _CALL_S)
     status = wire.unpack_document(wire.parse(pb.StatusReply, raw).document, STATUS_BYTES)
     addresses = {str(each["peer"]): str(each["address"]) for each in status.get("members", [])}
     if target not in addresses:
@@ -138,7 +139,7 @@ async def measured(transport: "GrpcTransport", address: str, count: int) -> Ping
 
     async def call(request: bytes) -> float:
         began = time.monotonic()
-        await transport.call(address, "Control/Measure", request, _CALL_S, peer)
+        await transport.call(address, Method.MEASURE, request, _CALL_S, peer)
         return 1000 * (time.monotonic() - began)
 
     small = pb.MeasureRequest().SerializeToString()

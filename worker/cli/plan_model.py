@@ -13,8 +13,8 @@ import torch
 from murmuration.algorithms.utilization import Workload, workload_of
 from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.tasks import Cursor
-from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.training.kseed import seed_space_of
+from murmuration.worker.training.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from murmuration.worker.config import Config

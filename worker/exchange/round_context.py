@@ -1,9 +1,8 @@
 """What both sides of an exchange share."""
 
-import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
@@ -17,6 +16,7 @@ from murmuration.algorithms.robust import Quarantine
 from murmuration.protos.events import new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
+from murmuration.worker.background import Offload
 from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.view import RoundConfig, ShardRange
 from murmuration.worker.transport import Stream
@@ -24,7 +24,7 @@ from murmuration.worker.transport import Stream
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from murmuration.worker.training.inbox import RoundDone, RoundFailed
+    from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 
 T = TypeVar("T")
 
@@ -33,12 +33,6 @@ _VALUES = 256 * 1024  # a number on which bits per value are measured: whole blo
 _MAX_REASON = 200  # characters
 _MOST_KINDS = 256  # of refusals, told apart
 _AT_ONCE = 64 * 1024  # values: a quarter of a millisecond
-
-
-class Offload(Protocol):
-    """Runs a function of numpy and torch calls off the loop."""
-
-    async def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
 class Peers(Protocol):
@@ -321,29 +315,3 @@ def reason_of(failure: Exception) -> str:
     """Why a round has come to nothing; the kind of what is no word of a codec's or a peer's."""
     known = isinstance(failure, ValueError)
     return str(failure) if known else f"{type(failure).__name__}: {failure}"
-
-
-class Tasks:
-    """Background tasks whose failures are never silent, and which all end together."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[None], None] = {}  # they end in order
-
-    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._ended)
-        return task
-
-    async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a background task failed", "exception": error, "task": task}
-            )

@@ -116,9 +116,9 @@ class View:
         leaves = member.phase is Phase.LEAVING and round_ >= self.steps
         if not leaves and member.phase not in (Phase.READY, Phase.TRAINING):
             return False
-        return not self.is_past(peer, fragment, round_)
+        return not self.has_applied(peer, fragment, round_)
 
-    def is_past(self, peer: str, fragment: int, round_: int) -> bool:
+    def has_applied(self, peer: str, fragment: int, round_: int) -> bool:
         """Whether the peer says that it has applied the round."""
         digests = self.members[peer].digests
         return fragment < len(digests) and digests[fragment].version > round_

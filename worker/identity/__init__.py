@@ -6,13 +6,12 @@ name; peers believe no other signature. A token lets a peer ask for its certific
     certificates.py   keys and certificates, and the files of a peer that has one
     authority.py      who signs, lets in and takes back
     tokens.py         what one pastes to be let in
-    admission.py      how a worker comes to its certificate
-    renewal.py        and to a later one
+    renewal.py        how it comes to a later certificate
     serving.py        the certificate that a server shows
     gate.py           what a caller may ask of a node by its own, and which count no more
     words.py          what a peer says of itself, signed
 
-What stands below is for the coordinator too. It loads no torch; the last two and admission do.
+What stands below is for the coordinator too. It loads no torch; the last two do.
 """
 
 from murmuration.worker.identity.authority import (

@@ -12,7 +12,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.exchange.round_context import Offload
+from murmuration.worker.background import Offload
 from murmuration.worker.identity.authority import (
     MOST,
     REVOCATION,
@@ -22,10 +22,9 @@ from murmuration.worker.identity.authority import (
 )
 from murmuration.worker.identity.certificates import Identity, IdentityError, Role, Verifier
 from murmuration.worker.membership.gossip import MOST_REVOCATIONS
-from murmuration.worker.transport import Caller, Refused, Stream, Transport, TransportError
+from murmuration.worker.transport import Caller, Method, Refused, Stream, Transport, TransportError
 
 _MAX_REASON = 200  # characters
-_ENROL = "Control/Enrol"
 _MEMBERS = (Role.PEER, Role.COORDINATOR)
 _RENEW_S = 5.0
 _CHECK_S = 2.0
@@ -64,9 +63,11 @@ class Gate:
         certificate."""
         if not caller.role:
             return
-        if method != _ENROL and self._revoked(caller):  # whoever wants to be let in is told so
+        if method != Method.ENROL and self._revoked(
+            caller
+        ):  # whoever wants to be let in is told so
             self._refuse(f"{caller.role} {caller.name} was expelled")
-        if caller.role not in ((Role.TOKEN, Role.PEER) if method == _ENROL else _MEMBERS):
+        if caller.role not in ((Role.TOKEN, Role.PEER) if method == Method.ENROL else _MEMBERS):
             self._refuse(f"{method} is not for the certificate of a {caller.role}")
 
     def check(self, method: str, raw: bytes, caller: Caller) -> None:
@@ -144,7 +145,7 @@ class KeyHolders:
             address = addresses[(self._asked + index) % len(addresses)]
             try:
                 raw = await self._transport.call(
-                    address, _ENROL, request.SerializeToString(), _RENEW_S
+                    address, Method.ENROL, request.SerializeToString(), _RENEW_S
                 )
                 reply = wire.parse(pb.EnrolReply, raw)
             except (TransportError, wire.WireError):

@@ -17,7 +17,7 @@ from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, IdentityError
 
 if TYPE_CHECKING:
-    from murmuration.worker.exchange.round_context import Offload
+    from murmuration.worker.background import Offload
 
 _CHECK_S = 10.0
 _ASK_AGAIN = datetime.timedelta(minutes=1)

@@ -20,7 +20,7 @@ from murmuration.worker.leases.ledger import (
     StreamsDiffer,
 )
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.transport import TransportError
+from murmuration.worker.transport import Method, TransportError
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
@@ -112,7 +112,7 @@ class LeaseService:
         try:
             if address is None:
                 raise TransportError("no address known")
-            raw = await self._node.transport.call(address, "Control/Lease", request, _CALL_S, peer)
+            raw = await self._node.transport.call(address, Method.LEASE, request, _CALL_S, peer)
             theirs = wire.lease_news_from_message(wire.parse(pb.LeaseNews, raw), self._run)
             self._carry_out(self._table.answered(peer, number, theirs))
         except (TransportError, wire.WireError):

@@ -37,7 +37,6 @@ from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import EventLog, remembered
 from murmuration.worker.identity import Identity, token_from
-from murmuration.worker.identity.admission import Admission
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.arguments import (
     Terms,
@@ -58,12 +57,13 @@ from murmuration.worker.library.site import (
 )
 from murmuration.worker.library.steps import catch_up
 from murmuration.worker.manifest import Manifest
+from murmuration.worker.node.admission import Admission
 from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.node.own_address import Addresses, served_at
 from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
-from murmuration.worker.training.inbox import Mailbox, Stop
 from murmuration.worker.training.loop import TrainingLoop
+from murmuration.worker.training.mailbox import Mailbox, Stop
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_state
 from murmuration.worker.views import PagePlace
 from murmuration.worker.wire import tensor_hash

@@ -25,7 +25,7 @@ from murmuration.worker.errors import ManifestRefused, NotDialled
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.transport import Caller, Transport, TransportError
+from murmuration.worker.transport import Caller, Method, Transport, TransportError
 
 _JOIN_S = 6.0  # both peers that dial back may need their time
 _DIAL_S = 2.0
@@ -225,7 +225,7 @@ class FirstContact:
             member=member, manifest=self._packed, certificate=b"".join(certificate)
         )
         raw = await self._transport.call(
-            address, "Control/Join", request.SerializeToString(), _JOIN_S, peer
+            address, Method.JOIN, request.SerializeToString(), _JOIN_S, peer
         )
         reply = wire.parse(pb.JoinReply, raw)
         if reply.undialled:
@@ -258,7 +258,7 @@ async def ask_to_dial(
     request = pb.JoinRequest(member=message, manifest=manifest, dial_only=True)
     with suppress(TransportError, wire.WireError):
         raw = await transport.call(
-            asked, "Control/Join", request.SerializeToString(), 2 * _DIAL_S, peer
+            asked, Method.JOIN, request.SerializeToString(), 2 * _DIAL_S, peer
         )
         reply = wire.parse(pb.JoinReply, raw)
         return None if reply.refusal and not reply.undialled else reply.undialled

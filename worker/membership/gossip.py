@@ -25,7 +25,7 @@ from murmuration.worker.membership import (
     ViewChanged,
     with_progress,
 )
-from murmuration.worker.transport import Stream, TransportError
+from murmuration.worker.transport import Method, Stream, TransportError
 
 if TYPE_CHECKING:
     from murmuration.worker.identity.gate import Expulsions
@@ -264,7 +264,7 @@ class GossipService:
         with suppress(TransportError, wire.WireError):
             raw = await self._transport.call(
                 probe.via,
-                "Control/IndirectProbe",
+                Method.INDIRECT_PROBE,
                 request,
                 2 * probe.timeout_s,
                 self._at(probe.via),
@@ -276,7 +276,7 @@ class GossipService:
         """Whether the peer of this run answers there. Nothing is told or learned of members."""
         with suppress(TransportError, wire.WireError):
             request = self._message(GossipMessage())
-            raw = await self._transport.call(address, "Control/Gossip", request, timeout_s, peer)
+            raw = await self._transport.call(address, Method.GOSSIP, request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
             return bool(answer.run == self.run and answer.sender == peer)
         return False
@@ -291,7 +291,7 @@ class GossipService:
         said = self._accusing(peer, self._news.request(peer, self.members, began))
         request = self._message(said, peer, lacked=self._lacked.pop(peer, ()))
         try:
-            raw = await self._transport.call(address, "Control/Gossip", request, timeout_s, peer)
+            raw = await self._transport.call(address, Method.GOSSIP, request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
             sender = answer.sender if answer.run == self.run else None
             if sender is not None:

@@ -20,6 +20,7 @@ from murmuration.worker.transport import (
     RELAY_METHODS,
     Busy,
     Caller,
+    Method,
     Refused,
     Stream,
     TransportError,
@@ -61,7 +62,7 @@ class NodeServer:
         self.peers: Callable[[], int] = lambda: 0
         self.calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
         self.calls_by: dict[str, Callable[[bytes, Caller], Awaitable[bytes]]] = {
-            "Control/Enrol": gate.enrol
+            Method.ENROL: gate.enrol
         }
         self.streams: dict[str, Callable[[Stream], Awaitable[None]]] = {}
         self._open: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)  # by caller

@@ -7,15 +7,15 @@ from random import Random, SystemRandom
 from typing import Protocol
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.background import Offload
 from murmuration.worker.catchup.bootstrap import JoinConfig
 from murmuration.worker.exchange.allreduce.mean import Residuals
-from murmuration.worker.exchange.round_context import Offload
 from murmuration.worker.exchange.view import View
 from murmuration.worker.identity import Authority, Identity
 from murmuration.worker.leases import Ledger
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.relay.router_port import Router
-from murmuration.worker.training.inbox import Begin
+from murmuration.worker.training.mailbox import Begin
 from murmuration.worker.views import PagePlace
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from murmuration.protos.events import new_event
-from murmuration.worker.training.inbox import Mailbox, Stop, ToIO
+from murmuration.worker.training.mailbox import Mailbox, Stop, ToIO
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node

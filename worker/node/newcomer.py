@@ -25,7 +25,7 @@ from murmuration.worker.identity.authority import TRIAL
 from murmuration.worker.identity.certificates import key_to_pem, new_key, request_for
 from murmuration.worker.manifest import PROTOCOL, Manifest
 from murmuration.worker.node.iothread import LoopThread
-from murmuration.worker.transport import TransportError, Untrusted
+from murmuration.worker.transport import Method, TransportError, Untrusted
 from murmuration.worker.transport.grpc import GrpcTransport
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Newcomer:
         """Raises IdentityError."""
         request = pb.JoinRequest().SerializeToString()
         try:
-            raw = await self._client.call(address, "Control/Join", request, timeout_s)
+            raw = await self._client.call(address, Method.JOIN, request, timeout_s)
             reply = wire.parse(pb.JoinReply, raw)
             manifest = Manifest.unpack(reply.manifest)
         except (TransportError, wire.WireError) as error:
@@ -270,7 +270,7 @@ class Newcomer:
         """Asks one after the other: a token lets in as often as it says. Raises IdentityError."""
         for address in [each for each in self.contacts if each not in asking.refused]:
             try:
-                raw = await self._client.call(address, "Control/Enrol", asking.request, _TRY_S)
+                raw = await self._client.call(address, Method.ENROL, asking.request, _TRY_S)
                 reply = wire.parse(pb.EnrolReply, raw)
             except (TransportError, wire.WireError) as error:
                 self._problems[address] = str(error)

@@ -76,7 +76,7 @@ from murmuration.worker.status import (
     status_document,
     to_document,
 )
-from murmuration.worker.training.inbox import (
+from murmuration.worker.training.mailbox import (
     Begin,
     FastestPace,
     IterationStarted,
@@ -89,7 +89,7 @@ from murmuration.worker.training.inbox import (
     ToTrain,
     TrainingEvent,
 )
-from murmuration.worker.transport import Transport
+from murmuration.worker.transport import Method, Transport
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
@@ -166,10 +166,10 @@ class Node:
         self.held = HeldStates(self.context.exact)
         self._components: list[Component] = []
         self.server.calls |= {
-            "Control/Status": self._on_status,
-            "Control/Measure": self._on_measure,
+            Method.STATUS: self._on_status,
+            Method.MEASURE: self._on_measure,
         }
-        self.server.streams["Data/Fetch"] = lambda stream: serve_states(
+        self.server.streams[Method.FETCH] = lambda stream: serve_states(
             stream, manifest.run, self.published, self.held
         )
         self._pairs: Pairs | None = None
@@ -179,8 +179,8 @@ class Node:
         self._words: SignedWords | None = None
         self.tunnels = Tunnels(transport, node.peer, self.clock)
         transport.tunnel = self.tunnels.port
-        self._inbox: asyncio.Queue[ToIO] = asyncio.Queue()
-        # What encodes, in its order, but beside the inbox: stages and samples do not wait for it.
+        self._from_train: asyncio.Queue[ToIO] = asyncio.Queue()
+        # What encodes, in its order, but beside these: stages and samples do not wait for it.
         self._turns: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
         self._rounds = RoundLog(self.clock)
@@ -220,7 +220,7 @@ class Node:
         self.results = ResultExchange(
             node.peer, self._manifest.run, self, self.transport, self.clock
         )
-        self.server.calls["Control/Result"] = self.results.on_result
+        self.server.calls[Method.RESULT] = self.results.on_result
         self._components += [self.locator, self.results]
         if self._config.stages.count > 1:
             self._add_stages()
@@ -271,10 +271,10 @@ class Node:
             (self._router_port.begin, *([self._relayed.begin] if self._node.relayed else [])),
         )
         self.server.calls |= {
-            "Control/Gossip": gossip.on_gossip,
-            "Control/IndirectProbe": gossip.on_indirect_probe,
+            Method.GOSSIP: gossip.on_gossip,
+            Method.INDIRECT_PROBE: gossip.on_indirect_probe,
         }
-        self.server.calls_by["Control/Join"] = self._first_contact.serve
+        self.server.calls_by[Method.JOIN] = self._first_contact.serve
         if self._node.coordinator:
             self._coordinator = CoordinatorClient(
                 self._node.coordinator, self._manifest.pack(), self._first_contact, self
@@ -317,26 +317,26 @@ class Node:
                 fragments=len(means.elements), steps=self._config.run.steps
             )
             self._pairs = Pairs(means, schedule, gossip, self, self.post)
-            self.server.streams["Data/PairRound"] = self._pairs.serve
+            self.server.streams[Method.PAIR_ROUND] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan, ends_run=True)
             mean_rounds = FinalAverage
         reducer = Reducer(means, self._node.residuals)
         self._reducers = [reducer]
         self._final: Rounds = mean_rounds(means, reducer, gossip, self)
         self._own_rounds: Rounds = self._pairs or self._final
-        self.server.streams["Data/Exchange"] = reducer.serve
+        self.server.streams[Method.EXCHANGE] = reducer.serve
         if means.plan.keeps and means.plan.consensus:
             exact = replace(means, plan=means.plan.consensus_plan, ends_run=True)
             final_reducer = Reducer(exact)
             self._reducers.append(final_reducer)
-            self._final = Contributor(exact, final_reducer, gossip, self, "Data/Average")
-            self.server.streams["Data/Average"] = final_reducer.serve
+            self._final = Contributor(exact, final_reducer, gossip, self, Method.AVERAGE)
+            self.server.streams[Method.AVERAGE] = final_reducer.serve
         rounds = dict.fromkeys((self._final, self._own_rounds))
         self._components += [*self._reducers, *rounds]
 
     def _add_leases(self) -> None:
         self.leases = LeaseService(self._manifest.run, self.gossip, self, self._node.ledger)
-        self.server.calls["Control/Lease"] = self.leases.on_lease
+        self.server.calls[Method.LEASE] = self.leases.on_lease
         self._components.append(self.leases)
 
     def _add_stages(self) -> None:
@@ -362,8 +362,8 @@ class Node:
             context,
             publish=lambda profile: gossip.update(profile=profile),
         )
-        self.server.calls["Control/Finished"] = self.stages.on_finished
-        self.server.streams["Data/StageCall"] = self.stages.serve
+        self.server.calls[Method.FINISHED] = self.stages.on_finished
+        self.server.streams[Method.STAGE_CALL] = self.stages.serve
         self._components.append(self.stages)
 
     # ------------------------------------------------------------------------------- life cycle
@@ -373,7 +373,7 @@ class Node:
         work = [
             _repeat([self.gossip.tick, self._close_unneeded], _MEMBERSHIP_TICK_S),
             _repeat([component.tick for component in self._components], _ROUNDS_TICK_S),
-            self._read_inbox(),
+            self._read_messages(),
             self._take_turns(),
             Bootstrap(self._node, self._config.plan, self._first_contact, self).run(),
             self._keep_members(),
@@ -388,8 +388,8 @@ class Node:
                 self._group = group
                 tasks = [group.create_task(each) for each in work]
                 await self._closing.wait()
-                while not self._inbox.empty():  # the result is the train thread's last message
-                    await self._handle(self._inbox.get_nowait())
+                while not self._from_train.empty():  # the result is the train thread's last message
+                    await self._handle(self._from_train.get_nowait())
                 if self._coordinator is not None:
                     await self._coordinator.flush()
                 await self.leases.leave(_GIVE_BACK_S)
@@ -450,7 +450,7 @@ class Node:
 
     def deliver(self, message: ToIO) -> None:
         """Takes a message of the train thread; on the loop's thread."""
-        self._inbox.put_nowait(message)
+        self._from_train.put_nowait(message)
 
     def post(self, message: ToTrain | LeaseMessage) -> None:
         """Sends one to the train thread."""
@@ -458,12 +458,12 @@ class Node:
 
     async def settled(self) -> None:
         """Returns when all that was delivered is dealt with, but for rounds that are to begin."""
-        await self._inbox.join()
+        await self._from_train.join()
 
-    async def _read_inbox(self) -> None:
+    async def _read_messages(self) -> None:
         while True:
-            await self._handle(await self._inbox.get())
-            self._inbox.task_done()
+            await self._handle(await self._from_train.get())
+            self._from_train.task_done()
 
     async def _keep_members(self) -> None:
         """So that this peer finds others when it is started again, whoever is away then."""

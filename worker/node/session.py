@@ -19,14 +19,14 @@ from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.config import Config
 from murmuration.worker.folder import Remembered
 from murmuration.worker.identity import Identity
-from murmuration.worker.identity.admission import Credentials
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member
+from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.node.node import Node
 from murmuration.worker.status import MetricsServer
-from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.transport import AddressInUse
 from murmuration.worker.transport.grpc import GrpcTransport
 from murmuration.worker.views import PagePlace

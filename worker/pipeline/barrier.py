@@ -25,8 +25,8 @@ from murmuration.worker import wire
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
-from murmuration.worker.training.inbox import IterationOver
-from murmuration.worker.transport import TransportError
+from murmuration.worker.training.mailbox import IterationOver
+from murmuration.worker.transport import Method, TransportError
 
 _PATIENCE_S = 2.0
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for
@@ -234,7 +234,7 @@ async def report_iteration(
     while not over and member is not None and member.live:
         try:
             answer = await context.transport.call(
-                member.address, "Control/Finished", request, _REPORT_S, member.peer
+                member.address, Method.FINISHED, request, _REPORT_S, member.peer
             )
             over = not counted or wire.parse(pb.FinishedReply, answer).over
         except (TransportError, wire.WireError):

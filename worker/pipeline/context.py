@@ -10,12 +10,12 @@ from functools import cached_property
 
 from murmuration.algorithms.codecs import Codec
 from murmuration.protos.events import EventKind, new_event
-from murmuration.worker.exchange.round_context import Offload
+from murmuration.worker.background import Offload
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.profile import StageMeasurements
 from murmuration.worker.pipeline.stage_call import Incarnation, serves
 from murmuration.worker.pipeline.stages_config import JobFailed, MicrobatchDropped, StagesConfig
-from murmuration.worker.training.inbox import (
+from murmuration.worker.training.mailbox import (
     JobKind,
     StageJob,
     StageJobDone,

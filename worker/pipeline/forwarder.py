@@ -10,7 +10,7 @@ from dataclasses import replace
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.exchange.round_context import Tasks
+from murmuration.worker.background import Tasks
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_call import (
@@ -22,7 +22,7 @@ from murmuration.worker.pipeline.stage_call import (
     call_header,
 )
 from murmuration.worker.pipeline.stages_config import MicrobatchDropped, TryElsewhere
-from murmuration.worker.transport import Stream, TransportError, Unreachable
+from murmuration.worker.transport import Method, Stream, TransportError, Unreachable
 
 _MAX_REASON = 200  # characters
 _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
@@ -171,7 +171,7 @@ async def call_stage(
         MicrobatchDropped: the microbatch is lost.
     """
     payload, measurements = wire.Payload.of(values), context.measurements
-    stream = context.transport.open(member.address, "Data/StageCall", member.peer)
+    stream = context.transport.open(member.address, Method.STAGE_CALL, member.peer)
     try:
         with measurements.sending() as sample:
             began = context.clock()

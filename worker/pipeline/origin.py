@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 
-from murmuration.worker.exchange.round_context import Tasks
+from murmuration.worker.background import Tasks
 from murmuration.worker.membership import Phase
 from murmuration.worker.pipeline.barrier import IterationTracker, report_iteration
 from murmuration.worker.pipeline.context import StageContext, values_of
@@ -17,7 +17,7 @@ from murmuration.worker.pipeline.stage_call import (
     call_bytes,
 )
 from murmuration.worker.pipeline.stages_config import MicrobatchDropped
-from murmuration.worker.training.inbox import JobKind
+from murmuration.worker.training.mailbox import JobKind
 
 _AGAIN_S = 0.25
 

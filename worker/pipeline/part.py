@@ -26,8 +26,8 @@ from murmuration.worker.pipeline.stages_config import cut_of
 from murmuration.worker.tasks import Cursor, Staged, StageModule, Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.export import model_of
-from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.training.kseed import SeedReplica
+from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.replica import InnerReplica

@@ -31,6 +31,7 @@ from murmuration.algorithms.skippipe.pipeline import (
 from murmuration.algorithms.skippipe.route import MAX_JUMP, Route, Rules
 from murmuration.algorithms.skippipe.routing import ROUTINGS, origins_in_turns, random
 from murmuration.algorithms.skippipe.search import search_routes
+from murmuration.worker.background import cancel
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.profile import Profile
@@ -238,8 +239,7 @@ class RoutePlanner:
 
     async def close(self) -> None:
         if self._searching is not None:
-            self._searching.cancel()
-            await asyncio.gather(self._searching, return_exceptions=True)
+            await cancel([self._searching])
 
     def _current(self) -> NetworkSnapshot | None:
         """Of the latest profiles; None while no replica of stage 0 is there."""

@@ -20,8 +20,8 @@ from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stages_config import StagesConfig
-from murmuration.worker.training.inbox import StageMove
-from murmuration.worker.transport import Transport, TransportError
+from murmuration.worker.training.mailbox import StageMove
+from murmuration.worker.transport import Method, Transport, TransportError
 
 _MOVE_GAIN = 1.2  # by which factor the slowest stage's throughput must rise
 _ASK_S = 5.0
@@ -103,7 +103,7 @@ def _listed(document: object) -> Sequence[object]:
 
 async def _status(transport: Transport, address: str) -> object:
     request = pb.StatusRequest().SerializeToString()
-    raw = await transport.call(address, "Control/Status", request, _ASK_S)
+    raw = await transport.call(address, Method.STATUS, request, _ASK_S)
     return wire.unpack_document(wire.parse(pb.StatusReply, raw).document, STATUS_BYTES)
 
 

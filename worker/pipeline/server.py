@@ -13,6 +13,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
+from murmuration.worker.background import cancel
 from murmuration.worker.pipeline.barrier import IterationTracker
 from murmuration.worker.pipeline.context import StageContext, values_of
 from murmuration.worker.pipeline.forwarder import Forwarder
@@ -28,7 +29,7 @@ from murmuration.worker.pipeline.stage_call import (
     gradient_header,
 )
 from murmuration.worker.pipeline.stages_config import JobFailed, MicrobatchDropped, TryElsewhere
-from murmuration.worker.training.inbox import JobKind
+from murmuration.worker.training.mailbox import JobKind
 from murmuration.worker.transport import Stream
 
 _AT_ONCE_S = 0.001
@@ -117,9 +118,7 @@ class StageServer:
         self._count_orphans()
 
     async def close(self) -> None:
-        for task in self._calls.values():
-            task.cancel()
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        await cancel(self._calls.values())
 
     def _count_orphans(self) -> None:
         """Microbatches that are lost with their origin were dropped; unless it was only away."""

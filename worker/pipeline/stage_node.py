@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.background import Tasks
 from murmuration.worker.errors import PeersUnreachable
-from murmuration.worker.exchange.round_context import Tasks
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.pipeline.barrier import BarrierReceiver, IterationTracker
@@ -16,8 +16,8 @@ from murmuration.worker.pipeline.planner import RoutePlanner
 from murmuration.worker.pipeline.profile import PROBE_BYTES, LinkProber
 from murmuration.worker.pipeline.rebalancing import OrphanedStages, Rebalancer
 from murmuration.worker.pipeline.server import StageServer
-from murmuration.worker.training.inbox import IterationStarted, StageJobDone
-from murmuration.worker.transport import Stream, TransportError
+from murmuration.worker.training.mailbox import IterationStarted, StageJobDone
+from murmuration.worker.transport import Method, Stream, TransportError
 
 _PROBE_LIMIT_S = 10.0
 
@@ -148,7 +148,5 @@ class StageNode:
         request = pb.MeasureRequest(payload=payload).SerializeToString()
         began = self.context.clock()
         transport = self.context.transport
-        await transport.call(
-            member.address, "Control/Measure", request, _PROBE_LIMIT_S, member.peer
-        )
+        await transport.call(member.address, Method.MEASURE, request, _PROBE_LIMIT_S, member.peer)
         return self.context.clock() - began

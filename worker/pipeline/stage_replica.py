@@ -20,7 +20,7 @@ from murmuration.algorithms.codecs import Codec
 from murmuration.worker import wire
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.tasks import Batch, Cursor, StageModule, Task, next_batch
-from murmuration.worker.training.inbox import (
+from murmuration.worker.training.mailbox import (
     IterationOver,
     IterationStarted,
     JobKind,

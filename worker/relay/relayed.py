@@ -10,6 +10,7 @@ from murmuration.protos.addresses import relayed_address, split_relayed
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
+from murmuration.worker.background import cancel
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health
 from murmuration.worker.membership.gossip import GossipService
@@ -25,7 +26,7 @@ from murmuration.worker.relay.choice import (
 )
 from murmuration.worker.relay.service import ALIVE_S, SILENT_S
 from murmuration.worker.relay.tunnels import first_of, message, own_port, pump, received
-from murmuration.worker.transport import Stream, TransportError
+from murmuration.worker.transport import Method, Stream, TransportError
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
@@ -77,10 +78,7 @@ class RelayedPeer:
 
     async def close(self) -> None:
         """Ends the reservations."""
-        tasks = list(self._held.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(self._held.values())
 
     def _members(self) -> tuple[list[Candidate], set[str]]:
         """Those that may relay, and the addresses of those that are gone."""
@@ -118,7 +116,7 @@ class RelayedPeer:
     async def _hold(self, asked: str) -> None:
         """A reservation, from the first word to the last."""
         address, reserved = asked, False
-        stream = self._node.transport.open(asked, "Relay/Reserve")
+        stream = self._node.transport.open(asked, Method.RESERVE)
         try:
             await stream.send(message(header=pb.RelayHeader(sender=self._gossip.me.peer)))
             opened = (await received(stream, _RESERVE_S)).opened
@@ -156,7 +154,7 @@ class RelayedPeer:
                 self._node.spawn(self._accept(relay, said.dialled))
 
     async def _accept(self, relay: str, number: int) -> None:
-        stream = self._node.transport.open(relay, "Relay/Accept")
+        stream = self._node.transport.open(relay, Method.ACCEPT)
         header = pb.RelayHeader(sender=self._gossip.me.peer, dialled=number)
         try:
             reader, writer = await asyncio.open_connection(*own_port(self._bound))
@@ -173,7 +171,7 @@ class RelayedPeer:
         address, request = relayed_address(me, (relay,)), pb.MeasureRequest().SerializeToString()
         transport.drop(address)  # a connection that is there says nothing of new ones
         try:
-            await transport.call(address, "Control/Measure", request, _TRY_S, me)
+            await transport.call(address, Method.MEASURE, request, _TRY_S, me)
         except TransportError as error:
             self._warnings.add(f"nothing comes through the relay {relay}: {shown(str(error))}")
             leads_here = False
@@ -188,7 +186,7 @@ class RelayedPeer:
         with suppress(TransportError):
             await asyncio.gather(
                 *(
-                    self._node.transport.call(address, "Control/Measure", request, _MEASURE_S)
+                    self._node.transport.call(address, Method.MEASURE, request, _MEASURE_S)
                     for _ in range(_MEASURED_CALLS)
                 )
             )

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Container, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.relay.tunnels import first_of, message, received
-from murmuration.worker.transport import Refused, Stream
+from murmuration.worker.transport import Method, Refused, Stream
 
 _UNKNOWN_S = 10.0  # that a peer may have a place before it is a member: it joins through it
 _UNACCEPTED, _UNACCEPTED_EACH = 16, 4  # dials to one peer that it has not accepted yet, by one
@@ -164,10 +165,10 @@ class RelayService:
         self._waiting: dict[int, asyncio.Future[tuple[Stream, asyncio.Event]]] = {}
         self._closing = asyncio.Event()
         self._serving: set[asyncio.Task[None]] = set()
-        self.streams = {
-            "Relay/Reserve": self.reserve,
-            "Relay/Dial": self.dial,
-            "Relay/Accept": self.accept,
+        self.streams: dict[str, Callable[[Stream], Coroutine[Any, Any, None]]] = {
+            Method.RESERVE: self.reserve,
+            Method.DIAL: self.dial,
+            Method.ACCEPT: self.accept,
         }
 
     def on_view(self, view: View) -> None:

@@ -18,7 +18,8 @@ from murmuration.protos.addresses import (
     split_relayed,
 )
 from murmuration.worker import wire
-from murmuration.worker.transport import Stream, Transport, TransportError, Unreachable
+from murmuration.worker.background import cancel
+from murmuration.worker.transport import Method, Stream, Transport, TransportError, Unreachable
 
 _CHUNK_BYTES = 128 * 1024
 _OPEN_S = 2.0  # for a relay to answer: then the next one is tried
@@ -52,9 +53,7 @@ async def first_of(*works: Coroutine[None, None, None]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(tasks)
 
 
 async def pump(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,10 +138,7 @@ class Tunnels:
 
     async def close(self) -> None:
         """Ends all tunnels."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(self._tasks)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -186,7 +182,7 @@ class Tunnels:
         """A tunnel to the peer; None: the relay does not answer, or does not reach it."""
         advertised, bound = self.own
         target = join_address(*own_port(bound)) if relay == advertised else relay
-        stream = self._transport.open(target, "Relay/Dial")
+        stream = self._transport.open(target, Method.DIAL)
         try:
             async with asyncio.timeout(_OPEN_S):
                 await stream.send(message(header=pb.RelayHeader(sender=self._me, peer=peer)))

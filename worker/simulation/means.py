@@ -32,7 +32,7 @@ from murmuration.worker.simulation.peer import Account, Peer
 from murmuration.worker.simulation.simulated_swarm import RUN, Group, SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes, frame_sizes
 from murmuration.worker.simulation.virtual_loop import Act
-from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 
 _TICK_S = 0.05  # as the live node's

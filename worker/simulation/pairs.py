@@ -26,7 +26,7 @@ from murmuration.worker.simulation.peer import Account, Peer
 from murmuration.worker.simulation.scenario import Scenario
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes
-from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 
 _VALUES_BYTES = 4 * VALUES

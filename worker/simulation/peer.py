@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from murmuration.algorithms.link import MessageTime
+from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.round_context import Tasks
 from murmuration.worker.exchange.view import ExchangeConfig
 from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.simulated_swarm import RUN, SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes, StreamEnd, open_stream
 from murmuration.worker.simulation.virtual_loop import Act, context_of
-from murmuration.worker.training.inbox import RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream, TransportError
 
 T = TypeVar("T")

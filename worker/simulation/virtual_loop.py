@@ -96,10 +96,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for act in self._parked.pop(peer, ()):
             self.at(self.now, partial(self.act, peer, act))
 
-    def thaw_all(self) -> None:
-        for peer in list(self._parked):
-            self.thaw(peer)
-
     def kill(self, peer: Hashable) -> None:
         """Nothing of the peer runs any more."""
         self._dead.add(peer)

@@ -16,7 +16,7 @@ from murmuration.worker.membership import Member
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.pipeline.profile import Profile
-from murmuration.worker.transport import Traffic, Transport, TransportError
+from murmuration.worker.transport import Method, Traffic, Transport, TransportError
 from murmuration.worker.views.summary import relays_of
 
 _PERIOD_S = 0.05
@@ -302,7 +302,7 @@ async def ask_peers(
         async with places:
             try:
                 answer = await transport.call(
-                    member.address, "Control/Status", request, _PEER_S, member.peer
+                    member.address, Method.STATUS, request, _PEER_S, member.peer
                 )
                 return member.peer, wire.parse(pb.StatusReply, answer).document
             except (TransportError, wire.WireError):

@@ -14,12 +14,11 @@ from murmuration.protos.documents import BadDocument, pack, unpack
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.transport import Transport, TransportError
+from murmuration.worker.transport import Method, Transport, TransportError
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
 
-METHOD = "Control/Result"
 _RESULT_BYTES = 60 * 1024  # of one, packed: a control call takes not much more
 _PLAIN_BYTES = 1024 * 1024
 _MOST = 1024  # results, and peers that are remembered
@@ -133,7 +132,7 @@ class ResultExchange:
         request = pb.ResultRequest(run=self._run, sender=self._me, document=self._packed)
         try:
             raw = await self._transport.call(
-                member.address, METHOD, request.SerializeToString(), _GIVE_S, member.peer
+                member.address, Method.RESULT, request.SerializeToString(), _GIVE_S, member.peer
             )
             self._tries[member.peer] = _TRIES
             self._take(member.peer, wire.parse(pb.ResultReply, raw).document)

@@ -16,7 +16,7 @@ from murmuration.algorithms.fragments import Fragment, Ranges, complement, integ
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.errors import UsageError
 from murmuration.worker.training.device import Copies, copies_for
-from murmuration.worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.wire import are_finite, is_finite, state_hash
 
 _VARIANCE = "running_var"  # of torch's normalisations

@@ -17,7 +17,7 @@ from murmuration.algorithms.fragments import Fragment
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.membership import Phase
 from murmuration.worker.pipeline.stage_replica import Iterations, StageReplica
-from murmuration.worker.training.inbox import AllStarted, Mailbox, StageMove, Started, Stop
+from murmuration.worker.training.mailbox import AllStarted, Mailbox, StageMove, Started, Stop
 from murmuration.worker.training.model import buffers_left_out
 from murmuration.worker.training.outer import OuterLoop
 from murmuration.worker.training.replica import InnerReplica, Replica, RunIsOver

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from murmuration.protos.events import EventKind, new_event
 from murmuration.worker.membership import Phase
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.inbox import (
+from murmuration.worker.training.mailbox import (
     Mailbox,
     Published,
     RoundDone,

@@ -21,7 +21,7 @@ from murmuration.algorithms.schedule import Due, Schedule
 from murmuration.worker.membership import Phase
 from murmuration.worker.training.device import copies_for
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.inbox import (
+from murmuration.worker.training.mailbox import (
     Adopt,
     AllStarted,
     Begin,

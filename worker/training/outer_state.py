@@ -25,6 +25,7 @@ from murmuration.worker.training.loop import Trainer, TrainingLoop
 Views = Callable[[int, str, Tensor], Mapping[str, Tensor] | None]
 """By a fragment's index, and the key of one of its tensors."""
 
+FORMAT = 10  # a state without one has the number of the protocol that it was written with
 _REDUCTIONS = "reductions"
 _BY_PARAMETER = ("anchor", "momentum")
 
@@ -44,7 +45,8 @@ def plain_state(
         found = ask(lambda: [left.plain(index, version) for index, version in enumerate(versions)])
         for plain, ranges in zip(fragments, found, strict=True):
             plain[_REDUCTIONS] = {f"{start}-{stop}": values for start, stop, values in ranges}
-    return {"manifest": manifest.plain(), "step": loop.step, "fragments": fragments}
+    held = {"manifest": manifest.plain(), "step": loop.step, "fragments": fragments}
+    return {"format": FORMAT, **held}
 
 
 def restore_state(
@@ -70,6 +72,8 @@ def refusal(state: Mapping[str, Any], manifest: Manifest) -> str | None:
     """Why the run of this manifest cannot go on from a state; None: it can. The run may have become
     longer."""
     there = Manifest(state["manifest"])
+    if (held := state.get("format", there.document["protocol"])) != FORMAT:
+        return f"has format {held}, and this version reads {FORMAT}"
     different = first_difference(there.lasting, manifest.lasting, here="in it", there="asked for")
     if different is not None:
         return f"is of another run: {different}"

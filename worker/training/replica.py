@@ -17,7 +17,7 @@ from murmuration.algorithms.plan import Plan
 from murmuration.worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from murmuration.worker.training.device import device_of, moved
 from murmuration.worker.training.fragment import Accessor
-from murmuration.worker.training.inbox import IterationOver, StageJob
+from murmuration.worker.training.mailbox import IterationOver, StageJob
 from murmuration.worker.training.model import running_statistics, trained_parameters
 from murmuration.worker.training.optimizers import InnerConfig, inner_optimizers, moments_are_finite
 

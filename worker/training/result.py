@@ -17,11 +17,12 @@ from murmuration.worker.tasks import Task
 from murmuration.worker.training.evaluation import Evaluation, generate_sample, validate
 from murmuration.worker.training.kseed import seed_space_of
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.transport import Method
 from murmuration.worker.wire import tensor_hash
 
 _LAST_WORDS_S = 3.0
 _NOT_EVALUATED: Mapping[str, object] = {"val_loss": None, "val_loss_error": None, "val_metrics": {}}
-_EXCHANGES = ("Data/Exchange", "Data/Average", "Data/PairRound")
+_EXCHANGES = (Method.EXCHANGE, Method.AVERAGE, Method.PAIR_ROUND)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ def build_result(
         "warnings": io.ask(lambda: list(node.warnings)),
     }
     if config.plan.consensus:
-        method = "Data/Average" if config.plan.keeps else "Data/Exchange"
+        method = Method.AVERAGE if config.plan.keeps else Method.EXCHANGE
         result["final_mean_bytes"] = node.transport.traffic.sent[method]
     if (stages := node.stages) is not None:
         result |= io.ask(lambda: _of_stage(config, stages))
@@ -151,6 +152,6 @@ def _of_stage(config: Config, stages: StageNode) -> dict[str, object]:
         "stage_counts": asdict(context.counts),
         "in_flight_peak_bytes": budget.peak_bytes,
         "in_flight_limit_bytes": budget.limit_bytes,
-        "activation_bytes_sent": sent["Data/StageCall"],
+        "activation_bytes_sent": sent[Method.STAGE_CALL],
         "exchange_bytes_sent": sum(sent[method] for method in _EXCHANGES),
     }

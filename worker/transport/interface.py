@@ -12,6 +12,7 @@ Errors:
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from murmuration.protos.exit_codes import ExitCode
@@ -20,29 +21,36 @@ from murmuration.worker.errors import MurmurError
 if TYPE_CHECKING:
     from murmuration.worker.identity import Identity
 
-CONTROL_METHODS = (
-    "Control/Enrol",
-    "Control/Join",
-    "Control/Gossip",
-    "Control/IndirectProbe",
-    "Control/Status",
-    "Control/Measure",
-    "Control/Result",
-    "Control/Finished",
-    "Control/Lease",
-)
-DATA_METHODS = (
-    "Data/Exchange",
-    "Data/Average",
-    "Data/PairRound",
-    "Data/Fetch",
-    "Data/StageCall",
-)
+
+class Method(StrEnum):
+    """A call (of Control) or a stream that peers serve, as gRPC names it."""
+
+    ENROL = "Control/Enrol"
+    JOIN = "Control/Join"
+    GOSSIP = "Control/Gossip"
+    INDIRECT_PROBE = "Control/IndirectProbe"
+    STATUS = "Control/Status"
+    MEASURE = "Control/Measure"
+    RESULT = "Control/Result"
+    FINISHED = "Control/Finished"
+    LEASE = "Control/Lease"
+    EXCHANGE = "Data/Exchange"
+    AVERAGE = "Data/Average"
+    PAIR_ROUND = "Data/PairRound"
+    FETCH = "Data/Fetch"
+    STAGE_CALL = "Data/StageCall"
+    RESERVE = "Relay/Reserve"
+    DIAL = "Relay/Dial"
+    ACCEPT = "Relay/Accept"
+
+
+CONTROL_METHODS = tuple(each for each in Method if each.startswith("Control/"))
+DATA_METHODS = tuple(each for each in Method if each.startswith("Data/"))
 # Each stream has a connection of its own: what it carries waits for nothing else.
-RELAY_METHODS = ("Relay/Reserve", "Relay/Dial", "Relay/Accept")
+RELAY_METHODS = tuple(each for each in Method if each.startswith("Relay/"))
 
 # `murmur ping`, `doctor` and `status`, and what peers measure links with: these train nothing.
-PROBE_METHODS = ("Control/Status", "Control/Measure")
+PROBE_METHODS = (Method.STATUS, Method.MEASURE)
 
 MAX_CONTROL_BYTES = 64 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024

@@ -23,6 +23,7 @@ from murmuration.worker.transport.interface import (
     Busy,
     Caller,
     Handler,
+    Method,
     Places,
     Refused,
     Stream,
@@ -55,7 +56,6 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 _MOST_CONNECTIONS = 4096
 _CALLS_SHARE, _CALLS_EACH, MOST_CALLS = 4, 8, 32  # control calls at once
-_ENROL = "Control/Enrol"
 _ENROLMENTS_EACH, _MOST_ENROLMENTS = 2, 16  # at once
 _REQUEST_S = 10.0
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -103,7 +103,7 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _call(self, method: str, context: "_Context", caller: Caller) -> None:
-        places = self._enrolments if method == _ENROL else self._calls
+        places = self._enrolments if method == Method.ENROL else self._calls
         with places.taken(caller):
             request = await self._request(method, context)
             answer = await self._handler.on_call(method, request, caller)

@@ -14,6 +14,7 @@ from murmuration.protos import documents
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.leases.ledger import Block, Holding, LeaseNews, OpenedStream
 from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
+from murmuration.worker.transport import RELAY_METHODS, Method
 from murmuration.worker.wire.payloads import Payload
 from murmuration.worker.wire.tensors import Again, WireError
 
@@ -232,19 +233,16 @@ def _exchanging(raw: bytes) -> str:
 
 # By method, of a call or of the first message of a stream; the others speak for nobody.
 _SENDERS: Mapping[str, Callable[[bytes], str | None]] = {
-    "Control/Join": _joining,
-    "Control/Gossip": lambda raw: parse(pb.GossipMessage, raw).sender,
-    "Control/Lease": _leasing,
-    "Control/Result": lambda raw: parse(pb.ResultRequest, raw).sender,
-    "Control/Finished": lambda raw: parse(pb.FinishedRequest, raw).origin,
-    "Data/Exchange": _exchanging,
-    "Data/Average": _exchanging,
-    "Data/PairRound": lambda raw: parse(pb.PairMessage, raw).header.sender,
-    "Data/StageCall": lambda raw: parse(pb.StageCallUp, raw).header.sender,
-    **dict.fromkeys(
-        ("Relay/Reserve", "Relay/Dial", "Relay/Accept"),
-        lambda raw: parse(pb.RelayMessage, raw).header.sender,
-    ),
+    Method.JOIN: _joining,
+    Method.GOSSIP: lambda raw: parse(pb.GossipMessage, raw).sender,
+    Method.LEASE: _leasing,
+    Method.RESULT: lambda raw: parse(pb.ResultRequest, raw).sender,
+    Method.FINISHED: lambda raw: parse(pb.FinishedRequest, raw).origin,
+    Method.EXCHANGE: _exchanging,
+    Method.AVERAGE: _exchanging,
+    Method.PAIR_ROUND: lambda raw: parse(pb.PairMessage, raw).header.sender,
+    Method.STAGE_CALL: lambda raw: parse(pb.StageCallUp, raw).header.sender,
+    **dict.fromkeys(RELAY_METHODS, lambda raw: parse(pb.RelayMessage, raw).header.sender),
 }
 
 

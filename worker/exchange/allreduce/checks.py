@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from murmuration.algorithms.robust import AGGREGATIONS, Doubts, aggregate, norm
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.closing import KEPT_ROUNDS, ReducedShards
-from murmuration.worker.exchange.round_context import Context, Tasks
+from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ShardKey, ShardRange
 from murmuration.worker.transport import Stream, TransportError
 
@@ -265,7 +266,7 @@ class Checks:
         view, me = shards.view, self._context.me
         excused = not (view.usable(peer) and view.reach(me, peer))
         excused |= all(me not in each.given.header.contributors for each in wanted)  # it came late
-        return None if not shown and (excused or shards.is_past(peer, key)) else shown
+        return None if not shown and (excused or shards.has_begun_later(peer, key)) else shown
 
     async def _answers(
         self, peer: str, request: pb.CheckRequest, count: int

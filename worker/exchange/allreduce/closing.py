@@ -76,8 +76,8 @@ class Patience:
         if ended is None or ended[0] != round_:
             self._ended[fragment] = round_, now
 
-    def grace_s(self, fragment: int) -> float:
-        """From the quorum on."""
+    def usual_s(self, fragment: int) -> float:
+        """Three usual rounds, from the quorum on."""
         if (took_s := self._took_s.get(fragment)) is None:
             return self._most_s
         return min(self._most_s, max(_LEAST_GRACE_S, _USUAL_ROUNDS * median(took_s)))
@@ -224,7 +224,7 @@ class ReducedShards:
         missing = len({*contributors} - norms.keys())
         return most_norm(list(norms.values()), missing, self._config.norm_limit)
 
-    def is_past(self, peer: str, key: ShardKey) -> bool:
+    def has_begun_later(self, peer: str, key: ShardKey) -> bool:
         """Whether the peer has begun a later round of the fragment, as far as it has told."""
         return self._latest.get((key.fragment, peer), key.round) > key.round
 
@@ -250,7 +250,7 @@ class ReducedShards:
         or none of the group is left, whom others could leave the round to."""
         return peer in group or not any(self.view.live(other) for other in group)
 
-    def reducer(self, key: ShardKey, order: Sequence[str]) -> str | None:
+    def peer_to_ask(self, key: ShardKey, order: Sequence[str]) -> str | None:
         """The peer to ask for a shard: the first usable of this order, but in place of this peer
         one that another's mean has brought further."""
         best = self.view.reducer(order)
@@ -263,7 +263,7 @@ class ReducedShards:
             return None
         passed_over = self._passed_over.get(key, ())
         live = [p for p in order if p != self._me and self.view.live(p) and p not in passed_over]
-        over = [peer for peer in live if self.view.is_past(peer, key.fragment, key.round)]
+        over = [peer for peer in live if self.view.has_applied(peer, key.fragment, key.round)]
         if not len(over) > max(1, len(live) / 2):
             return None
         return next((peer for peer in over if self.view.usable(peer)), None)
@@ -391,10 +391,10 @@ class ReducedShards:
             spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
             self._patience.has_quorum(key.fragment, key.round, now, spread_s)
         late = expected - entry.contributors.keys()
-        grace_s, brief_s = self.grace_s(key.fragment), self._patience.brief_s(key.fragment)
+        wait_s, brief_s = self.wait_s(key.fragment), self._patience.brief_s(key.fragment)
         if brief_s is not None and len(group) > 2:  # of two nobody knows which is the slow one
-            grace_s = min(grace_s, brief_s)
-        return not late or now >= entry.quorum_at + grace_s
+            wait_s = min(wait_s, brief_s)
+        return not late or now >= entry.quorum_at + wait_s
 
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group, now: float) -> DueMean:
         self._patience.ends(key.fragment, key.round, now)
@@ -445,9 +445,9 @@ class ReducedShards:
         expected = (p for p in group if self.view.will_contribute(p, key.fragment, key.round))
         return {*expected}.difference(self._passed_over.get(key, ()))
 
-    def grace_s(self, fragment: int) -> float:
+    def wait_s(self, fragment: int) -> float:
         """How long late peers are waited for."""
-        return self._patience.grace_s(fragment) + self._layout.transfer_s(fragment)
+        return self._patience.usual_s(fragment) + self._layout.transfer_s(fragment)
 
 
 def _mark(contribution: PeerContribution) -> tuple[int, float]:

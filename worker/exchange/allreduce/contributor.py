@@ -24,12 +24,13 @@ from murmuration.algorithms.robust import norm, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
+from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.checks import Given
 from murmuration.worker.exchange.allreduce.reducer import Answer, Redirect, Reducer, Refusal
-from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks, reason_of
+from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
 from murmuration.worker.exchange.view import ShardKey, ShardRange, View
-from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
-from murmuration.worker.transport import WINDOW_BYTES, Stream, TransportError, Unreachable
+from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.transport import WINDOW_BYTES, Method, Stream, TransportError, Unreachable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +153,7 @@ class Contributor:
         reducer: Reducer,
         peers: Peers,
         results: Results,
-        method: str = "Data/Exchange",
+        method: str = Method.EXCHANGE,
     ) -> None:
         self._context, self._reducer = context, reducer
         self._peers, self._results, self._method = peers, results, method
@@ -224,7 +225,7 @@ class Contributor:
                 self._pass_over(part, now)
             if part.task is not None and not self._lost(part.target):
                 continue
-            best = self._reducer.shards.reducer(part.key, part.order)
+            best = self._reducer.shards.peer_to_ask(part.key, part.order)
             if part.task is not None and best != part.target:
                 self._context.counts.takeovers += 1
                 self._end(part)
@@ -248,7 +249,7 @@ class Contributor:
         if not self._view.reach(self._context.me, part.target):
             part.asked_at = now  # the link is cut: the shard waits for it, or goes where all reach
         fragment = round_.begin.fragment
-        most_s = _OVERDUE * self._reducer.shards.grace_s(fragment) + self._context.transfer_s(
+        most_s = _OVERDUE * self._reducer.shards.wait_s(fragment) + self._context.transfer_s(
             fragment
         )
         late = now >= max(round_.half_at, part.asked_at) + most_s
@@ -316,7 +317,7 @@ class Contributor:
                 self._reducer.learned(part.key, answer)
             case Redirect(best):  # our own view decides; where it agrees, go there at once
                 part.last_reason = f"{peer} leaves it to {best}"
-                agreed = self._reducer.shards.reducer(part.key, part.order) == best
+                agreed = self._reducer.shards.peer_to_ask(part.key, part.order) == best
                 if best in part.passed_over:  # it does not see yet what this peer sees
                     part.asked_at = self._context.clock()
                 part.retry_at = self._context.clock() + (0 if agreed else retry_s)

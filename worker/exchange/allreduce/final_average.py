@@ -10,12 +10,13 @@ peer does whose round has failed (`murmuration.worker.catchup.bootstrap`).
 import math
 from dataclasses import dataclass, replace
 
+from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks
+from murmuration.worker.exchange.round_context import Context, Peers, Results
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 
 _RETRY_S = 0.5
 

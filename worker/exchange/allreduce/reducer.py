@@ -24,6 +24,7 @@ from murmuration.algorithms.robust import NORM_SLACK
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
+from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.checks import Checks
 from murmuration.worker.exchange.allreduce.closing import (
     KEPT_ROUNDS,
@@ -33,7 +34,7 @@ from murmuration.worker.exchange.allreduce.closing import (
     ReducedShards,
 )
 from murmuration.worker.exchange.allreduce.mean import Residuals, reduce
-from murmuration.worker.exchange.round_context import Context, Tasks
+from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import Group, ShardKey, View
 from murmuration.worker.transport import Stream
 

@@ -20,6 +20,7 @@ from murmuration.algorithms.reducers import Pair
 from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.pairwise.partner import PartnerStream
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
 from murmuration.worker.exchange.pairwise.round import (
@@ -31,9 +32,9 @@ from murmuration.worker.exchange.pairwise.round import (
     PairRound,
 )
 from murmuration.worker.exchange.pairwise.values import PairValues
-from murmuration.worker.exchange.round_context import Context, Peers, Results, Tasks, reason_of
+from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
 from murmuration.worker.exchange.view import View, alike
-from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 
 if TYPE_CHECKING:

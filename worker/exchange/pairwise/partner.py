@@ -26,7 +26,7 @@ from murmuration.worker.exchange.pairwise.round import (
     PairRound,
     TheirPart,
 )
-from murmuration.worker.transport import Stream, TransportError
+from murmuration.worker.transport import Method, Stream, TransportError
 
 if TYPE_CHECKING:
     from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
@@ -83,7 +83,7 @@ class PartnerStream:
             if self.over:
                 return
             try:
-                self._stream = self._pairs.peers.open(self.peer, "Data/PairRound")
+                self._stream = self._pairs.peers.open(self.peer, Method.PAIR_ROUND)
             except TransportError as error:
                 self._closed(str(error))
                 return

@@ -12,7 +12,7 @@ from murmuration.worker.exchange.round_context import Context
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from murmuration.worker.training.inbox import Begin
+    from murmuration.worker.training.mailbox import Begin
 
 
 class PairValues:

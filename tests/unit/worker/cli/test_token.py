@@ -13,7 +13,7 @@ from murmuration.worker.cli.commands import WorkerFlags, _joins
 from murmuration.worker.cli.token import token
 from murmuration.worker.errors import ConfigError, UsageError
 from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
-from murmuration.worker.identity.admission import Admission
+from murmuration.worker.node.admission import Admission
 from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.transport import AddressInUse
 from murmuration.worker.views.lines import describe

@@ -9,7 +9,7 @@ import pytest
 
 from murmuration.worker.node import iothread
 from murmuration.worker.node.iothread import IOThread
-from murmuration.worker.training.inbox import Mailbox, Stop
+from murmuration.worker.training.mailbox import Mailbox, Stop
 
 
 class FailsAtOnce:

@@ -24,7 +24,7 @@ from murmuration.worker.node.supervision import (
     is_noticed,
     leaving_on,
 )
-from murmuration.worker.training.inbox import Mailbox, Stop
+from murmuration.worker.training.mailbox import Mailbox, Stop
 
 PATIENCE_S = 60.0
 TOKEN = "a token"

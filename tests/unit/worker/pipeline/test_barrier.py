@@ -16,7 +16,7 @@ from murmuration.worker.pipeline.barrier import (
     Orphans,
 )
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
-from murmuration.worker.training.inbox import IterationOver
+from murmuration.worker.training.mailbox import IterationOver
 from tests.protocol.virtual_time import run
 
 A, B = Incarnation("a", 1), Incarnation("b", 1)

@@ -18,8 +18,8 @@ from murmuration.worker.pipeline import lifecycle
 from murmuration.worker.pipeline.part import part_of, stage_fragments
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.inbox import Mailbox, Published, Started, Stop, ToIO
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.mailbox import Mailbox, Published, Started, Stop, ToIO
 from tests.protocol.stage_swarm import StagedProblem
 
 PROBLEM = StagedProblem(count=3, layers=3)

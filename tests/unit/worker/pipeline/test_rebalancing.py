@@ -19,7 +19,7 @@ from murmuration.worker.pipeline.rebalancing import (
     stage_to_move_to,
 )
 from murmuration.worker.pipeline.stages_config import StagesConfig
-from murmuration.worker.training.inbox import StageMove
+from murmuration.worker.training.mailbox import StageMove
 from murmuration.worker.transport import Caller, Stream
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import members_of, telling

@@ -24,7 +24,7 @@ from murmuration.worker.pipeline.stage_call import (
     call_header,
 )
 from murmuration.worker.pipeline.stages_config import StagesConfig, TryElsewhere
-from murmuration.worker.training.inbox import (
+from murmuration.worker.training.mailbox import (
     IterationOver,
     JobKind,
     StageJob,

@@ -7,7 +7,7 @@ from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.node import Node
 from murmuration.worker.pipeline.stage_node import StageNode
-from murmuration.worker.training.inbox import Mailbox
+from murmuration.worker.training.mailbox import Mailbox
 from tests.protocol.stage_swarm import StagedProblem
 from tests.protocol.swarm import inline
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport

@@ -11,7 +11,7 @@ from murmuration.worker import wire
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.pipeline.stage_replica import Iterations, StageJobs, StageReplica
 from murmuration.worker.tasks import StageModule
-from murmuration.worker.training.inbox import (
+from murmuration.worker.training.mailbox import (
     IterationOver,
     IterationStarted,
     JobKind,

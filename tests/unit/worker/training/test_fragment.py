@@ -11,7 +11,7 @@ from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.inbox import PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.wire import state_hash
 
 PLAIN = Plan(outer_lr=1.0, outer_momentum=0.0, overlap_steps=2)

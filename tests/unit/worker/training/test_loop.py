@@ -12,8 +12,8 @@ from murmuration.algorithms.fragments import partition
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.node.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Batch, Cursor
-from murmuration.worker.training.inbox import Mailbox, Started, Stop, TrainingEvent
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.mailbox import Mailbox, Started, Stop, TrainingEvent
 from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica, RunIsOver

@@ -13,7 +13,7 @@ from murmuration.worker.membership import Phase
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.inbox import Mailbox, Published, ToIO, TrainingEvent
+from murmuration.worker.training.mailbox import Mailbox, Published, ToIO, TrainingEvent
 from murmuration.worker.training.metrics import Metrics, Reporter, Stall
 from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica, Pace

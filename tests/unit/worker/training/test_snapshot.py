@@ -8,19 +8,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from murmuration.algorithms.fragments import TensorSpec, partition
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.tasks import Cursor
+from murmuration.worker.tasks import Cursor, Task
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training import checkpoint
-from murmuration.worker.training.inbox import Mailbox
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.optimizers import InnerConfig
-from murmuration.worker.training.outer_state import plain_state, restore_trainer, snapshot
+from murmuration.worker.training.outer_state import (
+    FORMAT,
+    plain_state,
+    refusal,
+    restore_trainer,
+    snapshot,
+)
 from murmuration.worker.training.replica import InnerReplica
 from tests.support.statistics_task import Normalised
 
@@ -34,15 +39,13 @@ TINY = {
 PLAN = Plan(inner_steps=4, fragments=2, codec="e3m0")
 
 
-def trainer_of(plan: Plan = PLAN, *, seed: int = 0) -> Trainer:
-    task = LlamaBytes(seed=seed, architecture=TINY, batch_size=1, context_bytes=8)
+def trainer_of(plan: Plan = PLAN, *, seed: int = 0, task: Task | None = None) -> Trainer:
+    task = task or LlamaBytes(seed=seed, architecture=TINY, batch_size=1, context_bytes=8)
     model: nn.Module = task.model()
     replica = InnerReplica(task, model, InnerConfig(), Cursor(seed=seed, stream="w0"), 20)
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in model.named_parameters()]
-    fragments = partition(schema, plan.fragments)
     return Trainer(
         replica=replica,
-        fragments=fragments,
+        fragments=plan.cut(schema_of(model)),
         plan=plan,
         steps=20,
         mailbox=Mailbox(),
@@ -69,21 +72,7 @@ def restore(trainer: Trainer, from_: checkpoint.Checkpoint) -> None:
 
 
 def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
-    task = Normalised(seed=0)
-
-    def trainer() -> Trainer:
-        cursor = Cursor(seed=0, stream="w0")
-        replica = InnerReplica(task, task.model(), InnerConfig(), cursor, 20)
-        return Trainer(
-            replica=replica,
-            fragments=PLAN.cut(schema_of(replica.model)),
-            plan=PLAN,
-            steps=20,
-            mailbox=Mailbox(),
-            between_steps=lambda _: None,
-        )
-
-    before, after = trainer(), trainer()
+    before, after = (trainer_of(task=Normalised(seed=0)) for _ in range(2))
     for step in (1, 2):
         before.replica.inner_step(step, before.replica.backward(step))
     for each in before.fragments:
@@ -98,6 +87,22 @@ def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
         assert torch.equal(was, comes), name
     for one, other in zip(before.states, after.states, strict=True):
         assert one.hash == other.hash
+
+
+@pytest.mark.parametrize(
+    ("format_", "protocol", "refused"),
+    [(FORMAT, 99, False), (99, FORMAT, True), (None, FORMAT, False), (None, 9, True)],
+)
+def test_a_run_goes_on_from_states_of_its_format_only(
+    format_: int | None, protocol: int, refused: bool
+) -> None:
+    """Whatever protocol its peers speak; an earlier state has the number of its protocol."""
+    _, values = snapshot_of(trainer_of())
+    assert values.pop("format") == FORMAT
+    values["manifest"]["protocol"] = protocol
+    problem = refusal(values if format_ is None else {**values, "format": format_}, manifest())
+    held = protocol if format_ is None else format_
+    assert problem == (f"has format {held}, and this version reads {FORMAT}" if refused else None)
 
 
 def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:

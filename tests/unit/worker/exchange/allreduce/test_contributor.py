@@ -18,7 +18,7 @@ from murmuration.worker.exchange.allreduce.reducer import Answer
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import Group, ShardKey, View
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
-from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import (
@@ -126,13 +126,13 @@ class OwnReducer:
     def awaited(self, key: ShardKey) -> tuple[str, ...]:
         return ()
 
-    def reducer(self, key: ShardKey, order: Group) -> str | None:
+    def peer_to_ask(self, key: ShardKey, order: Group) -> str | None:
         return self.view.reducer(order)
 
     def on_view(self, seen: View) -> None:
         self.view = replace(seen, avoided=self.quarantine.liars)
 
-    def grace_s(self, fragment: int) -> float:
+    def wait_s(self, fragment: int) -> float:
         return 8.0
 
     def pass_over(self, key: ShardKey, peer: str) -> None:

@@ -13,7 +13,7 @@ from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
-from murmuration.worker.training.inbox import Begin, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 from tests.protocol.views import member
 from tests.unit.worker.exchange.allreduce.layouts import CONFIG, ROUND_S, Bench, on_a_loop
 

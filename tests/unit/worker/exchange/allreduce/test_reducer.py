@@ -231,7 +231,7 @@ def test_a_quorum_closes_after_the_grace(clock: Clock) -> None:
 def test_the_grace_is_three_usual_rounds() -> None:
     """A round counts from the end of the one before to its own quorum: the late lengthen none."""
     patience = Patience(20.0, Plan(dylu=False))
-    assert patience.grace_s(0) == 20.0
+    assert patience.usual_s(0) == 20.0
     now = 0.0
     for round_, took_s in enumerate([1.0, 2.0, 4.0, 4.0, 90.0]):
         patience.has_quorum(0, round_, now + took_s)
@@ -239,9 +239,9 @@ def test_the_grace_is_three_usual_rounds() -> None:
         now += took_s + 40
         patience.ends(0, round_, now)
         patience.ends(0, round_, now + 5)
-    assert patience.grace_s(0) == 12.0
+    assert patience.usual_s(0) == 12.0
     patience.has_quorum(0, 9, now + 1)  # it has reduced nothing meanwhile
-    assert (patience.grace_s(0), patience.grace_s(1)) == (12.0, 20.0)
+    assert (patience.usual_s(0), patience.usual_s(1)) == (12.0, 20.0)
 
 
 @pytest.mark.parametrize(("took_s", "grace_s"), [(0.1, 5.0), (90.0, 20.0)])
@@ -249,7 +249,7 @@ def test_the_grace_is_bounded(took_s: float, grace_s: float) -> None:
     patience = Patience(20.0, Plan(dylu=False))
     patience.ends(0, 0, 0.0)
     patience.has_quorum(0, 1, took_s)
-    assert patience.grace_s(0) == grace_s
+    assert patience.usual_s(0) == grace_s
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 60), st.floats(0, 1)), min_size=4, max_size=8))

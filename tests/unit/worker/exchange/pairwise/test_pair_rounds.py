@@ -20,7 +20,7 @@ from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, View
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
-from murmuration.worker.training.inbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import FakeStream, on_a_loop
