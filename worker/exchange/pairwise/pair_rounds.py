@@ -21,7 +21,7 @@ from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
-from murmuration.worker.exchange.pairwise.partner import PartnerStream
+from murmuration.worker.exchange.pairwise.partner import PairValues, PartnerStream
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
 from murmuration.worker.exchange.pairwise.round import (
     ANCHOR,
@@ -31,7 +31,6 @@ from murmuration.worker.exchange.pairwise.round import (
     OwnPart,
     PairRound,
 )
-from murmuration.worker.exchange.pairwise.values import PairValues
 from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
 from murmuration.worker.exchange.view import View, alike
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
