@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from murmuration.worker.catchup.choices import JumpLimit
-from murmuration.worker.membership import Digest, Member, Phase
+from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Peer, Swarm
@@ -217,11 +216,11 @@ def digests(*versions: int) -> tuple[Digest, ...]:
 )
 def test_how_far_the_others_can_be(version: int, step: int, possible: bool) -> None:
     """At one step a second, from step 90 to 100: at most 16 times as many, and four rounds."""
-    limit = JumpLimit(10)
+    limits = MemberLimits(steps=10**9, fragments=1, inner_steps=10)
     mine: Sequence[Digest] = digests(10)
-    assert limit.possible(at(10**9, 10**9), mine, 100, 0.0), "nothing is known yet"
+    assert limits.can_be_at(at(10**9, 10**9), mine, 0.0), "nothing is known yet"
     for second in range(11):
-        limit.advance(90 + second, 1.0, float(second))
-    assert limit.possible(at(version, step), mine, 100, 10.0) == possible
+        limits.takes(90 + second, 1.0, float(second))
+    assert limits.can_be_at(at(version, step), mine, 10.0) == possible
     # A peer that stood still for a minute finds the others far ahead.
-    assert limit.possible(at(version, step), mine, 100, 70.0)
+    assert limits.can_be_at(at(version, step), mine, 70.0)

@@ -9,7 +9,6 @@ from murmuration.algorithms.plan import Plan
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
 from murmuration.worker.catchup.choices import (
-    JumpLimit,
     Repair,
     TakeOver,
     any_has_begun,
@@ -73,7 +72,6 @@ class Bootstrap:
         self._seen_at = math.inf  # when another was first seen to have started
         self._problems: dict[str, str] = {}  # by address to join at: why it does not answer
         self._deserted_since: float | None = None
-        self._limit = JumpLimit(plan.inner_steps)
         self._donors, self._splits = Donors(plan, gossip, node), Splits(gossip, node)
 
     async def run(self) -> None:
@@ -260,12 +258,12 @@ class Bootstrap:
     def _possible(self, published: Published) -> list[Member]:
         """The replicas, but those that say they are where nobody can be yet."""
         gossip, now = self._gossip, self._node.clock()
-        self._limit.advance(published.step, published.step_s, now)
+        gossip.limits.takes(published.step, published.step_s, now)
         found = []
         for member in gossip.replicas:
             if published.phase is Phase.LEAVING and at_end(member, gossip.limits.steps):
                 continue  # this peer comes to that mean by itself
-            if self._limit.possible(member, gossip.me.digests, published.step, now):
+            if gossip.limits.can_be_at(member, gossip.me.digests, now):
                 found.append(member)
             else:
                 far = max((digest.version for digest in member.digests), default=0)

@@ -8,10 +8,10 @@ pairs states differ by design; there a peer that has fallen behind only moves on
 are in the schedule.
 """
 
-import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.membership import Digest, Health, Member, Phase
@@ -53,12 +53,13 @@ def choose_take_over(
     # have what this peer has.
     wait = plan.exchange == "pairs" and all(_position(m) == _position(me) for m in started)
     under_way = bool(started) and not wait and all(m.digests != as_started for m in started)
+    rank = _ranking((member.peer, member.digests) for member in (me, *known))
     ahead = [
         member
         for member in known
         if any(
-            theirs.version and theirs.rank > mine.rank
-            for theirs, mine in zip(member.digests, me.digests, strict=True)
+            theirs.version and rank(index, theirs) > rank(index, mine)
+            for index, (theirs, mine) in enumerate(zip(member.digests, me.digests, strict=True))
         )
     ]
     donors = ahead or (started if under_way else [])
@@ -69,7 +70,7 @@ def choose_take_over(
         held = Counter(member.digests for member in ready)
         first = min(ready, key=lambda member: (-held[member.digests], member.peer))
         donors = [first] if first.digests != me.digests else []
-    donor = max(donors, key=lambda m: [digest.rank for digest in m.digests], default=None)
+    donor = max(donors, key=lambda m: [*map(rank, count(), m.digests)], default=None)
     return TakeOver(under_way, donor)
 
 
@@ -134,12 +135,6 @@ def _position(member: Member) -> tuple[int, ...]:
     return (member.step, *(digest.version for digest in member.digests))
 
 
-_WINDOW_S = 60.0
-_SAMPLE_S = 1.0
-_FASTER = 16
-_SLACK_ROUNDS = 4  # between what is gossiped and what is so
-
-
 @dataclass(frozen=True)
 class Repair:
     """Fetch these fragments from the donor."""
@@ -149,43 +144,23 @@ class Repair:
     reason: str
 
 
-class JumpLimit:
-    """How far the others can be by now, as far as this peer's own pace tells.
+def _ranking(
+    states: Iterable[tuple[str, Sequence[Digest]]],
+) -> Callable[[int, Digest], tuple[int, ...]]:
+    """Which of two states of a fragment to ask for: the higher one, in the order above.
 
-    A peer that says it is further ahead is passed over. The others may have taken rounds while this
-    peer took none, since the start of a window; nobody is `_FASTER` times as fast as this peer has
-    ever been in it.
-
-    Args:
-        inner_steps: H of the plan.
+    Args: states: of each peer; the order is of these.
     """
+    holders: dict[tuple[int, int, int], list[int]] = {}  # by their place among the names
+    for place, (_, digests) in enumerate(sorted(states, key=lambda each: each[0])):
+        for index, digest in enumerate(digests):
+            holders.setdefault((index, digest.version, digest.hash), []).append(place)
 
-    def __init__(self, inner_steps: int) -> None:
-        self._inner_steps = inner_steps
-        self._steps: deque[tuple[float, int]] = deque()
-        self._fastest_s = math.inf
+    def rank(index: int, digest: Digest) -> tuple[int, ...]:
+        held = holders[index, digest.version, digest.hash]
+        return (digest.version, len(held), digest.contributors, -held[0])
 
-    def advance(self, step: int, step_s: float, now: float) -> None:
-        """This peer trains, and is at this step at monotonic time `now` (s). Args: step_s: what an
-        inner step takes it, 0 while that is not known."""
-        if step_s > 0:
-            self._fastest_s = min(self._fastest_s, step_s)
-        if not self._steps or now >= self._steps[-1][0] + _SAMPLE_S:
-            self._steps.append((now, step))
-        while len(self._steps) > 1 and self._steps[1][0] <= now - _WINDOW_S:
-            self._steps.popleft()
-
-    def possible(self, member: Member, mine: Sequence[Digest], step: int, now: float) -> bool:
-        """Whether the member can be where it says, when this peer is at `mine` and `step`."""
-        if not self._steps or self._fastest_s == math.inf:
-            return True
-        began, at = self._steps[0]
-        steps = _SLACK_ROUNDS * self._inner_steps + _FASTER * (now - began) / self._fastest_s
-        rounds = steps / self._inner_steps
-        return member.step - at <= steps and all(
-            theirs.version - my.version <= rounds
-            for theirs, my in zip(member.digests, mine, strict=False)
-        )
+    return rank
 
 
 def choose_repair(
@@ -211,17 +186,7 @@ def choose_repair(
         for member in members
         if member.health is Health.ALIVE and member.phase not in (Phase.STARTING, Phase.READY)
     ]
-    everybody = [(me, mine), *((member.peer, member.digests) for member in begun)]
-    by_name = sorted(everybody, key=lambda each: each[0])
-    holders: dict[tuple[int, int, int], list[int]] = {}  # by their place among the names
-    for place, (_, digests) in enumerate(by_name):
-        for index, digest in enumerate(digests):
-            holders.setdefault((index, digest.version, digest.hash), []).append(place)
-
-    def rank(index: int, digest: Digest) -> tuple[int, ...]:
-        held = holders[index, digest.version, digest.hash]
-        return (digest.version, len(held), digest.contributors, -held[0])
-
+    rank = _ranking([(me, mine), *((member.peer, member.digests) for member in begun)])
     for member in begun:
         reasons: dict[int, str] = {}
         overtaken = False

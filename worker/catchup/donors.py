@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,7 +41,6 @@ _ASIDE_S = 5.0
 _UNCONFIRMED_S = 1.0
 _MOST_SPLITS = 64  # rounds between two adoptions of a state of the same version
 _RETRY_S = 0.25
-_AHEAD_OF_GOSSIP = 256  # rounds between what a donor has announced and what it gives
 
 
 class Donors:
@@ -138,12 +136,11 @@ class Donors:
         it does not say, and in pairs, where every peer has a history of its own."""
         node, found = self._node, {}
         if self._plan.exchange != "pairs":
-            with suppress(TransportError, wire.WireError):
-                for index in states:
-                    mine = published.states[index]
-                    given = (node.transport, donor, self._gossip.run, index, mine, node.held)
-                    if rounds := await rounds_apart(*given):
-                        found[index] = rounds
+            for index in states:
+                mine = published.states[index]
+                given = (node.transport, donor, self._gossip.run, index, mine, node.held)
+                if rounds := await rounds_apart(*given):
+                    found[index] = rounds
         return found
 
     def _begin_with_own(
@@ -184,7 +181,7 @@ class Donors:
         """Raises WireError: this is not what the donor has announced, nor what can follow it."""
         heard = (m for m in self._gossip.members if m.peer == donor.peer and m.digests)
         newest = next(heard, donor)  # without digests it has just started again
-        most = max(_ANY_GROUP, 2 * len(self._gossip.members))
+        most, limits = max(_ANY_GROUP, 2 * len(self._gossip.members)), self._gossip.limits
         for index, state in states.items():
             if len(state.group) > most:
                 raise wire.WireError(f"fragment {index}: a group of {len(state.group)} peers")
@@ -197,11 +194,11 @@ class Donors:
                 )
                 starts = donor.phase is Phase.READY and not state.version
                 raise wire.Again(text) if starts else wire.WireError(text)
-            if state.version > newest.digests[index].version + _AHEAD_OF_GOSSIP:
+            if not limits.can_follow(state.version, newest.digests[index].version):
                 raise wire.WireError(
                     f"fragment {index} is of version {state.version}, announced was {said.version}"
                 )
-        if problem := self._gossip.limits.progress_problem(0, step):
+        if problem := limits.progress_problem(0, step):
             raise wire.WireError(problem)
 
     def voters(self) -> Electorate:
@@ -231,7 +228,9 @@ class Donors:
         open_ = [member for member in among.others if member.peer != donor.peer]
         until = node.clock() + _ASKING_S
         while True:
-            answers = await asyncio.gather(*(self._confirms(member, states) for member in open_))
+            answers = await asyncio.gather(
+                *(confirm_states(node.transport, m, self._gossip.run, states) for m in open_)
+            )
             holders |= {m.peer for m, held in zip(open_, answers, strict=True) if held}
             open_ = [m for m, held in zip(open_, answers, strict=True) if held is None]
             kept = len(keeping - holders) + 1
@@ -239,15 +238,6 @@ class Donors:
             if not open_ or votes.majority or votes.lost or node.clock() >= until:
                 return votes
             await asyncio.sleep(_ASK_AGAIN_S)
-
-    async def _confirms(
-        self, member: Member, states: Mapping[int, FragmentState | Digest]
-    ) -> bool | None:
-        """None: it does not know, or does not say."""
-        try:
-            return await confirm_states(self._node.transport, member, self._gossip.run, states)
-        except (TransportError, wire.WireError):
-            return None
 
     def _enough(self, donor: Member, votes: Votes | None, *, goes_back: bool) -> bool:
         """Whether so many hold the donor's states; else it is set aside, and after a while that is

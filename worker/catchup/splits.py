@@ -16,8 +16,6 @@ from murmuration.worker.catchup.state_transfer import headers_at
 from murmuration.worker.catchup.votes import Received
 from murmuration.worker.membership import Member
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.transport import TransportError
-from murmuration.worker.wire import WireError
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
@@ -59,7 +57,9 @@ class Splits:
         ]
         asked = [(index, each) for at, _ in wanted for each in (at, at - 1)]
         peers = [member.peer for member in voters[:_ASKED]]
-        answers = await asyncio.gather(*(self._headers(m, asked) for m in voters[:_ASKED]))
+        answers = await asyncio.gather(
+            *(headers_at(node.transport, m, self._gossip.run, asked) for m in voters[:_ASKED])
+        )
         for place, (at, mine) in enumerate(wanted):
             before = node.held.hash_of(index, at - 1)
             theirs = {
@@ -68,15 +68,6 @@ class Splits:
                 if told and before and told[2 * place + 1].hash == before
             }
             self._compare(mine, theirs, f"of version {at} of fragment {index}")
-
-    async def _headers(
-        self, member: Member, asked: Sequence[tuple[int, int]]
-    ) -> list[pb.StateHeader]:
-        """Nothing where it does not say."""
-        try:
-            return await headers_at(self._node.transport, member, self._gossip.run, asked)
-        except (TransportError, WireError):
-            return []
 
     def _compare(
         self, mine: Sequence[Received], theirs: dict[str, pb.StateHeader], where: str

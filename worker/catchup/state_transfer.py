@@ -114,13 +114,12 @@ async def confirm_states(
     """Asks a second peer for states that another has given.
 
     Returns:
-        Whether it holds or has held all of them; None when it does not know some of them.
-
-    Raises:
-        TransportError, WireError: it does not say.
+        Whether it holds or has held all of them; None when it does not know some of them, or does
+        not say.
     """
     asked = [(index, states[index].version) for index in sorted(states)]
-    headers = await headers_at(transport, donor, run, asked)
+    if not (headers := await headers_at(transport, donor, run, asked)):
+        return None
     known = [
         theirs.hash == states[index].hash if theirs.hash else None
         for (index, _), theirs in zip(asked, headers, strict=True)
@@ -137,14 +136,13 @@ async def rounds_apart(
     held: HeldStates,
 ) -> int:
     """How many of the latest rounds in this state the donor never had: 0 for a peer that is only
-    behind, more where a partition has made two histories of one. At most as many as are remembered.
-
-    Raises:
-        TransportError, WireError: it does not say.
-    """
+    behind, or does not say; more where a partition has made two histories of one. At most as many
+    as are remembered."""
     versions = held.versions(fragment, mine.version)[:REMEMBERED]
     for asked in (versions[:1], versions[1:]):  # nearly always the newest is one that it had
         headers = await headers_at(transport, donor, run, [(fragment, v) for v in asked])
+        if len(headers) < len(asked):
+            return 0
         for version, theirs in zip(asked, headers, strict=True):
             if theirs.hash == held.hash_of(fragment, version):
                 return mine.version - version
@@ -154,7 +152,8 @@ async def rounds_apart(
 async def headers_at(
     transport: Transport, donor: Member, run: int, asked: Sequence[tuple[int, int]]
 ) -> list[pb.StateHeader]:
-    """What it knows of each (fragment, version): hash 0 is nothing. Raises as `rounds_apart`."""
+    """What it knows of each (fragment, version): hash 0 is nothing; all of it is nothing where it
+    does not say."""
     if not asked:
         return []
     stream = transport.open(donor.address, Method.FETCH, donor.peer)
@@ -168,11 +167,11 @@ async def headers_at(
             for _ in asked:
                 raw = await stream.receive()
                 if raw is None:
-                    raise TransportError("it has nothing")
+                    return []
                 found.append(wire.parse(pb.FetchReply, raw).header)
         return found
-    except TimeoutError as error:
-        raise TransportError(f"no answer in {_CONFIRM_S:g} s") from error
+    except (TimeoutError, TransportError, wire.WireError):
+        return []
     finally:
         stream.cancel()
 

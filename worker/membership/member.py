@@ -1,5 +1,8 @@
 """What peers gossip about a peer, and which of two records of it is newer."""
 
+import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -9,6 +12,10 @@ MAX_HEARTBEAT = 2**53
 MAX_INCARNATION = 2**31
 MAX_EPOCH = 2**53  # ms from 1970: a restart is later by whichever clock
 _FINAL_ROUNDS = 2  # the mean that ends a run in pairs, or the exact one
+_WINDOW_S, _SAMPLE_S = 60.0, 1.0
+_FASTER = 16
+_SLACK_ROUNDS = 4  # between what is gossiped and what is so
+_AHEAD_OF_GOSSIP = 256  # rounds between what a donor has announced and what it gives
 
 
 class Health(IntEnum):
@@ -34,17 +41,13 @@ class Phase(IntEnum):
 class Digest:
     """The committed state of one fragment, in short.
 
-    `contributors` is that of the latest round: of two states with the same version the one with
-    more contributors wins, ties by hash. The next round that the peer contributes to is `version`.
+    `contributors` is that of the latest round. The next round that the peer contributes to is
+    `version`.
     """
 
     version: int
     contributors: int
     hash: int
-
-    @property
-    def rank(self) -> tuple[int, int, int]:
-        return (self.version, self.contributors, self.hash)
 
 
 @dataclass(frozen=True)
@@ -91,22 +94,30 @@ class Member:
         return self.health in (Health.ALIVE, Health.SUSPECT)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class MemberLimits:
     """What a peer of this run can truly say of a member. Anything beyond is a mistake or a lie, and
     would stay: of two records the higher epoch, incarnation and heartbeat win.
 
+    How far others can be by now this peer's own pace tells. They may have taken rounds while this
+    peer took none, since the start of a window; nobody is `_FASTER` times as fast as this peer has
+    ever been in it.
+
     Args:
         steps: of the run: nobody is further, nor has a fragment more rounds than that and the means
             at the end.
+        inner_steps: H of the plan.
         fragments: of this peer's stage; of another stage, any number up to `MAX_FRAGMENTS`.
         stages: 1 where the model is not cut; stage: this peer's.
     """
 
     steps: int
     fragments: int
+    inner_steps: int
     stages: int = 1
     stage: int = 0
+    _taken: deque[tuple[float, int]] = field(default_factory=deque, init=False)  # when, which step
+    _fastest_s: float = field(default=math.inf, init=False)
 
     def problem(self, member: Member) -> str | None:
         """Why the member cannot be; None if it can."""
@@ -132,6 +143,32 @@ class MemberLimits:
         if heartbeat > MAX_HEARTBEAT:
             return f"heartbeat {heartbeat}, at most {MAX_HEARTBEAT}"
         return f"step {step} of {self.steps}" if step > self.steps else None
+
+    def takes(self, step: int, step_s: float, now: float) -> None:
+        """This peer trains, and is at this step at monotonic time `now` (s). Args: step_s: what an
+        inner step takes it, 0 while that is not known."""
+        if step_s > 0:
+            self._fastest_s = min(self._fastest_s, step_s)
+        if not self._taken or now >= self._taken[-1][0] + _SAMPLE_S:
+            self._taken.append((now, step))
+        while len(self._taken) > 1 and self._taken[1][0] <= now - _WINDOW_S:
+            self._taken.popleft()
+
+    def can_be_at(self, member: Member, mine: Sequence[Digest], now: float) -> bool:
+        """Whether the member can be where it says, when this peer is at `mine`."""
+        if not self._taken or self._fastest_s == math.inf:
+            return True
+        began, at = self._taken[0]
+        steps = _SLACK_ROUNDS * self.inner_steps + _FASTER * (now - began) / self._fastest_s
+        rounds = steps / self.inner_steps
+        return member.step - at <= steps and all(
+            theirs.version - my.version <= rounds
+            for theirs, my in zip(member.digests, mine, strict=False)
+        )
+
+    def can_follow(self, version: int, announced: int) -> bool:
+        """Whether a peer can give the one version that has announced the other."""
+        return version <= announced + _AHEAD_OF_GOSSIP
 
 
 def newest(known: Member, heard: Member) -> Member:

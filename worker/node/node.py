@@ -232,6 +232,7 @@ class Node:
         limits = MemberLimits(
             steps=self._config.run.steps,
             fragments=len(self.context.elements),
+            inner_steps=self._config.plan.inner_steps,
             stages=self._config.stages.count,
             stage=self._node.stage,
         )

@@ -8,7 +8,7 @@ from torch import nn
 
 from murmuration import Swarm
 from murmuration.worker.exchange.allreduce.contributor import Contributor
-from murmuration.worker.exchange.pairwise.values import PairValues
+from murmuration.worker.exchange.pairwise.partner import PairValues
 from murmuration.worker.exchange.round_context import Context
 
 

@@ -97,13 +97,8 @@ def test_the_suspected_still_count_as_live_and_the_gone_do_not() -> None:
     assert live == {Health.ALIVE, Health.SUSPECT}
 
 
-def test_a_digest_ranks_by_version_then_contributors_then_hash() -> None:
-    ordered = [Digest(1, 9, 9), Digest(2, 1, 9), Digest(2, 3, 1), Digest(2, 3, 2)]
-    assert [digest.rank for digest in ordered] == sorted(digest.rank for digest in ordered)
-
-
 NOW_MS = 1_700_000_000_000
-LIMITS = MemberLimits(steps=100, fragments=3, stages=4, stage=1)
+LIMITS = MemberLimits(steps=100, fragments=3, inner_steps=1, stages=4, stage=1)
 DIGESTS = (Digest(7, 2, 5),) * 3
 
 
