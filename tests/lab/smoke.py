@@ -47,6 +47,7 @@ ARGUMENTS = {
     "plan-stages": "--stages 2 --link 20mbit --forward-ms 100 --activation-bytes 98304",
     "same-bits": "",
     "samples": "--seeds 1",
+    "sites": "--presets onebit",
     "schedule": "--picture {out}/schedule.png",
     "skippipe-deadlock": "--schedules 50",
     "skippipe-omission": "--steps 4 --only full",

@@ -8,6 +8,9 @@ Rank 0 prints as JSON the final parameters, and the steps after which ranks have
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 
 import torch
 import torch.distributed as dist
@@ -17,6 +20,52 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import murmuration
+from tests.support.fork_server import ForkedPopen
+from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
+
+OVERLAPS = {"streaming": 1, "streaming-noloco": 1, "co2": 4, "onebit": 1, "sparse": 1}
+
+
+def python(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return ForkedPopen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def site_of(ranks: int, *arguments: str) -> list[subprocess.Popen[str]]:
+    """So many processes, as torchrun starts them."""
+    (address,) = free_addresses(1)
+    host, port = address.split(":")
+    shared = {"MASTER_ADDR": host, "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": port}
+    shared["WORLD_SIZE"] = str(ranks)
+    each = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [python(*arguments, **shared, **own) for own in each]
+
+
+def printed(*processes: subprocess.Popen[str]) -> str:
+    try:
+        said = [process.communicate(timeout=PATIENCE_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert {process.returncode for process in processes} == {0}, said
+    return "".join(out for out, _ in said)
+
+
+def two_sites(preset: str, kind: str = "one", ranks: int = 1) -> list[list[float]]:
+    """The final parameters of both, which train with one another on samples of their own."""
+    (address,) = free_addresses(1)
+    overlap = json.dumps({"diloco.overlap_steps": OVERLAPS.get(preset, 0)})
+    loop = ("-m", "tests.support.site_loop", "11", kind, "--preset", preset, "--settings", overlap)
+    first = site_of(ranks, *loop, "--name", "a", "--listen", address, "--min-peers", "2")
+    wait_until_listens(address)
+    second = site_of(ranks, *loop, "--name", "b", "--join", address, "--samples", "1")
+    lines = printed(*first, *second).splitlines()
+    return [json.loads(line)["values"] for line in lines if line.startswith("{")]
 
 
 def wrapped(model: nn.Module, kind: str) -> nn.Module:

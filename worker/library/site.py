@@ -1,12 +1,12 @@
 """Several processes of `torchrun` as one peer: DDP, FSDP2, or any DTensor parameters.
 
 Rank 0 speaks for the site. Where the others would use the network, they follow: they do what rank
-0 says until it says go on, and until which step: between rounds ranks exchange nothing. A fragment
-at a time is gathered, and written to all.
+0 says until it says go on, and until which step: between rounds ranks exchange nothing. No rank but
+the first holds more of a parameter than its own shard.
 
     rank 0                      the others
       with speaking():            follow()
-        read(fragment)      ──►     gather their shards
+        read(fragment)      ◄──     send their shards, each by one rank that holds it
         write(fragment)     ──►     take theirs of the values
       at the end: go on     ──►     return, with what rank 0 tells of the swarm
 """
@@ -14,20 +14,23 @@ at a time is gathered, and written to all.
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal, Self, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from murmuration.algorithms.fragments import Fragment
+from murmuration.algorithms.fragments import Fragment, TensorSpec, copy_values
 from murmuration.worker.config import Config, fragments_of
-from murmuration.worker.errors import MurmurError
+from murmuration.worker.errors import MurmurError, UsageError
 from murmuration.worker.leases.ledger import LeaseMessage
-from murmuration.worker.library.hooks import UserReplica, is_sharded, whole
+from murmuration.worker.library.hooks import UserReplica, is_sharded
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.steps import catch_up
+from murmuration.worker.training.fragment import fitting
 
 T = TypeVar("T")
 
@@ -57,6 +60,24 @@ class _Word:
     value: Any = None
 
 
+@dataclass(frozen=True)
+class _Shard:
+    """A block of a parameter: where it begins in each dimension, its shape, and who holds it."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """A view of this block."""
+        ends = zip(self.offset, self.shape, strict=True)
+        return whole[tuple(slice(begin, begin + length) for begin, length in ends)]
+
+
 class Site:
     """One rank of a site. train thread only; created by all ranks at once.
 
@@ -80,6 +101,11 @@ class Site:
         weakref.finalize(self, self._groups.clear)
         self._fragments, self._parameters, self._tell = fragments, parameters, tell
         self._forget = forget
+        held: list[dict[str, _Shard]] = [{} for _ in range(self.size)]
+        mine = {name: _shard(parameter) for name, parameter in parameters.items()}
+        dist.all_gather_object(held, mine, group=self._group)
+        specs = [spec for fragment in fragments for spec in fragment.specs]
+        self._shards = {spec.name: _holders(spec, held) for spec in specs}
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -103,10 +129,9 @@ class Site:
             word = self._heard()
             match word.kind:
                 case "read":
-                    self._gathered(self._fragments[word.value])
+                    self._send_shards(self._fragments[word.value])
                 case "write":
-                    fragment = self._fragments[word.value]
-                    self._take(fragment, fragment.empty())
+                    self._take_shards(self._fragments[word.value])
                 case "forget":
                     self._forget()
                 case "go on":
@@ -115,14 +140,30 @@ class Site:
 
     def read(self, fragment: Fragment) -> Tensor:
         """Rank 0: the fragment's local values, fresh: 1-D fp32 on the CPU."""
-        if self._is_sharded(fragment):
+        if any(shard.ranks[0] for spec in fragment.specs for shard in self._shards[spec.name]):
             self._say("read", fragment.index)
-        return fragment.flatten(self._gathered(fragment))
+        flat = fragment.empty()
+        for name, view in fragment.views(flat).items():
+            for shard in self._shards[name]:
+                own, sender = self._own(name), shard.ranks[0]
+                if sender:
+                    own = torch.empty(shard.shape, dtype=own.dtype)
+                    dist.recv(own, src=sender, group=self._group)
+                copy_values(shard.of(view), own)
+        return flat
 
     def write(self, fragment: Fragment, values: Tensor) -> None:
         """Rank 0: makes these (1-D) the local values of all ranks."""
         self._say("write", fragment.index)
-        self._take(fragment, values.contiguous())
+        for name, value in fragment.views(values).items():
+            own = self._own(name)
+            for shard in self._shards[name]:
+                part = fitting(shard.of(value), own.dtype).to(own.dtype).contiguous()
+                sent = [dist.isend(part, rank, self._group) for rank in shard.ranks if rank]
+                if shard.ranks[0] == 0:
+                    own.copy_(part)
+                for work in filter(None, sent):
+                    work.wait()
 
     def reset_moments(self) -> None:
         """Rank 0: the others forget what their optimizers know."""
@@ -139,17 +180,23 @@ class Site:
         message: LeaseMessage | None = word.value
         return message
 
-    def _is_sharded(self, fragment: Fragment) -> bool:
-        return any(is_sharded(self._parameters[s.name]) for s in fragment.specs)
+    def _send_shards(self, fragment: Fragment) -> None:
+        for spec in fragment.specs:
+            if any(shard.ranks[0] == self.rank for shard in self._shards[spec.name]):
+                dist.send(self._own(spec.name).cpu().contiguous(), dst=0, group=self._group)
 
-    def _gathered(self, fragment: Fragment) -> dict[str, Tensor]:
-        return {spec.name: whole(self._parameters[spec.name]) for spec in fragment.specs}
+    def _take_shards(self, fragment: Fragment) -> None:
+        for spec in fragment.specs:
+            if any(self.rank in shard.ranks for shard in self._shards[spec.name]):
+                own = self._own(spec.name)
+                values = torch.empty(own.shape, dtype=own.dtype)
+                dist.recv(values, src=0, group=self._group)
+                own.copy_(values)
 
-    def _take(self, fragment: Fragment, values: Tensor) -> None:
-        dist.broadcast(values, src=0, group=self._group)
-        for name, value in fragment.views(values).items():
-            parameter = self._parameters[name]
-            parameter.copy_(_sharded_as(value, parameter) if is_sharded(parameter) else value)
+    def _own(self, name: str) -> Tensor:
+        parameter: Any = self._parameters[name]
+        own: Tensor = parameter.to_local() if is_sharded(parameter) else parameter
+        return own
 
     def _say(self, kind: _Kind, value: Any = None) -> None:
         dist.broadcast_object_list([_Word(kind, value)], src=0, group=self._group)
@@ -316,9 +363,24 @@ def is_site() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _sharded_as(value: Tensor, parameter: Any) -> Tensor:
-    from torch.distributed.tensor import distribute_tensor
+def _shard(parameter: Any) -> _Shard:
+    """The block of it that this rank holds."""
+    if not is_sharded(parameter):
+        return _Shard((0,) * parameter.dim(), tuple(parameter.shape))
+    chunks = parameter.__create_chunk_list__()  # as checkpoints do
+    return _Shard(tuple(chunks[0].offsets), tuple(chunks[0].sizes))
 
-    mesh, placements = parameter.device_mesh, parameter.placements
-    there = value.to(parameter.device)
-    return distribute_tensor(there, mesh, placements, src_data_rank=None)
+
+def _holders(spec: TensorSpec, held: Sequence[Mapping[str, _Shard]]) -> list[_Shard]:
+    """The blocks that make up a parameter, of what each rank holds. Raises UsageError, on all ranks
+    alike: they do not."""
+    ranks: dict[_Shard, list[int]] = {}
+    for rank, shards in enumerate(held):
+        if (shard := shards.get(spec.name)) is not None and shard.elements:
+            ranks.setdefault(shard, []).append(rank)
+    if sum(each.elements for each in ranks) != spec.elements:
+        raise UsageError(
+            f"parameter {spec.name!r} is not of shards that the ranks of this site hold: use "
+            "fully_shard, and no pipeline parallelism"
+        )
+    return [replace(shard, ranks=tuple(those)) for shard, those in ranks.items()]

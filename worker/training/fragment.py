@@ -135,7 +135,7 @@ class FragmentReplica(FragmentOptimizer):
 
     def _write_one(self, name: str, value: Tensor) -> None:
         parameter = self._parameters[name]
-        value = _fitting(value, parameter.dtype)
+        value = fitting(value, parameter.dtype)
         if name in self._odd_at_first:
             value = self._kept(name, parameter.to("cpu", torch.float32), value)
         self._copies.write(parameter, value)
@@ -145,11 +145,15 @@ class FragmentReplica(FragmentOptimizer):
     def finish(self, result: RoundResult) -> None:
         """Commits a round that closed, and goes on from it: a tensor at a time where that will do,
         for a fragment may be most of a model."""
-        if self._accessor is not None or not self.only_merges(result):
+        if not self.only_merges(result):
             self.write(self.apply(result, self.local))
             return
         self.advance(result)
-        anchors, alpha = self.fragment.views(self.state.anchor), self._plan.merge_alpha
+        anchor, alpha = self.state.anchor, self._plan.merge_alpha
+        if self._accessor is not None:
+            self.write(merge(self._flat(), anchor, alpha) if alpha else anchor)
+            return
+        anchors = self.fragment.views(anchor)
         locals_ = self._read() if alpha else anchors.values()  # nothing of them stays with 0
         for (name, anchor), local in zip(anchors.items(), locals_, strict=True):
             self._write_one(name, merge(local.to(torch.float32), anchor, alpha))
@@ -165,7 +169,7 @@ class FragmentReplica(FragmentOptimizer):
         given = self.fragment.views(values)
         for name, view in self.fragment.views(held).items():
             dtype = self._parameters[name].dtype
-            view.copy_(_fitting(given[name], dtype).to(dtype))
+            view.copy_(fitting(given[name], dtype).to(dtype))
         for spec in self._statistics:
             view, exact = self.fragment.views(held)[spec.name], given[spec.name]
             view[exact == AT_HOME] = AT_HOME
@@ -301,7 +305,7 @@ def _is_sane(values: Tensor) -> Tensor:
     return values.abs() < _SANE  # which holds for no NaN
 
 
-def _fitting(values: Tensor, dtype: torch.dtype) -> Tensor:
+def fitting(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The same within what fp16 holds, where they are to be of that type."""
     most = torch.finfo(dtype).max if dtype is torch.float16 else math.inf
     return values.clamp(-most, most) if most < math.inf else values
