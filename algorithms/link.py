@@ -1,23 +1,8 @@
-"""A link between a worker and the rest: how fast, how far, how shaky. `20mbit,delay=50ms`.
-
-Beside it NoLoCo's latency model: what a pair costs, and what a tree all-reduce. There no message
-has a size: one takes a lognormal time, whichever peer sends it to which. `spread` is the standard
-deviation of that time over its mean t_c.
-
-Ref: arXiv:2506.10911, the section on latency.
-"""
+"""A link between a worker and the rest: how fast, how far, how shaky. `20mbit,delay=50ms`."""
 
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-# Commands that only read a link do not wait for numpy to load.
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Times = NDArray[np.float64]
 
 _UNITS_MBPS = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -108,6 +93,8 @@ def _number(text: str, value: str) -> float:
 class MessageTime:
     """The time of one message, LogNormal(mu, s^2).
 
+    Ref: arXiv:2506.10911, the section on latency.
+
     Args:
         mean_s: t_c = exp(mu + s^2/2), in seconds.
         spread: standard deviation over t_c; 0 for messages that all take t_c.
@@ -134,48 +121,3 @@ class MessageTime:
     def mu(self) -> float:
         """Mean of the logarithm."""
         return math.log(self.mean_s) - self.s**2 / 2
-
-    def draw(self, shape: tuple[int, ...], rng: "np.random.Generator") -> "Times":
-        """Independent times in seconds."""
-        return rng.lognormal(self.mu, self.s, shape)
-
-    @property
-    def later_of_two_s(self) -> float:
-        """Expected time until two messages are both there: (1 + erf(s/2)) t_c."""
-        return (1 + math.erf(self.s / 2)) * self.mean_s
-
-
-def pair_s(message: MessageTime) -> float:
-    """Expected time of a pair's exchange: twice, each waits for the later of two messages."""
-    return 2 * message.later_of_two_s
-
-
-def tree_s(message: MessageTime, peers: int, runs: int, rng: "np.random.Generator") -> "Times":
-    """Times of `runs` all-reduces over a binary tree whose leaves are the peers.
-
-    On the way up, an inner node goes on when the messages of both its children are there; the way
-    down begins at the root when the way up is done, and ends with the last leaf's message. Both
-    ways are ceil(log2(peers)) levels; a node without a sibling rises by a message of its own. For
-    two peers the expected time is that of a pair.
-
-    Returns:
-        Seconds, of shape (runs,).
-    """
-    return _rise(message, peers, runs, rng) + _rise(message, peers, runs, rng)
-
-
-def _rise(message: MessageTime, peers: int, runs: int, rng: "np.random.Generator") -> "Times":
-    """The time of one way.
-
-    From leaves to root or from root to leaves, it is the slowest of the paths, and both are the
-    same in distribution; upwards there is less to keep.
-    """
-    import numpy as np
-
-    arrived: Times = np.zeros((runs, peers))
-    while arrived.shape[1] > 1:
-        arrived = arrived + message.draw(arrived.shape, rng)
-        if arrived.shape[1] % 2:
-            arrived = np.pad(arrived, ((0, 0), (0, 1)))
-        arrived = arrived.reshape(runs, -1, 2).max(axis=2)
-    return arrived[:, 0]

@@ -58,6 +58,7 @@ ARGUMENTS = {
     "stage-memory": "--stages 2 --steps 2",
     "stage-parity": "--steps 2",
     "stage-times": "--steps 8 --only full --plot {out}/stages.png",
+    "sync-model": "--peers 2,4 --rounds 2 --plot {out}/times.png",
     "sync-time": "--peers 2 --rounds 2",
     "thousand": "--peers 20 --seconds 5 --after-s 5",
     "time-to-loss": "--link 100mbit --system local --steps 40 --most-steps 60 --pace-steps 20 "

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ from murmuration.worker.errors import UsageError
 from murmuration.worker.views.summary import text_table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from murmuration.worker.simulation import Figures, Scenario
 
     Runs = Sequence[tuple[Scenario, Figures]]
@@ -27,7 +24,6 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 _STRAGGLERS = re.compile(_NUMBER + "x:" + _NUMBER)
 _SECONDS = re.compile(_NUMBER + "s:" + _NUMBER + "s")
 _FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
-_COLOURS = {"noloco": "#15466b", "diloco": "#c8553d"}
 
 
 @click.command()
@@ -76,12 +72,10 @@ _COLOURS = {"noloco": "#15466b", "diloco": "#c8553d"}
 @click.option("--merge", default="reset", show_default=True, help="The merge: reset or keep.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures.")
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw a PNG.")
 def simulate(
     presets: tuple[str, ...],
     peers: str,
     json_file: Path | None,
-    plot_file: Path | None,
     **options: Any,
 ) -> int:
     """Simulate the rounds of many peers: time of a sync, idle time, spread of the replicas.
@@ -115,8 +109,6 @@ def simulate(
         ]
         text = json.dumps(document, indent=1) + "\n"
         write_file("--json", json_file, lambda path: path.write_text(text))
-    if plot_file is not None:
-        write_file("--plot", plot_file, lambda path: draw(path, results))
     return 0
 
 
@@ -163,7 +155,7 @@ def _progress(scenario: "Scenario") -> None:
 
 def print_runs(runs: "Runs") -> None:
     """A table for each preset, and below it why rounds were given up."""
-    heads = ("sync", "p99", "mean", "pair model", "tree model", "idle")
+    heads = ("sync", "p99", "mean", "idle")
     more = ("spread", "to optimum", "failed", "sent/round")
     for preset, of_preset in _by_preset(runs).items():
         rows = [_cells(found) for _, found in of_preset]
@@ -179,8 +171,6 @@ def _cells(found: "Figures") -> tuple[str, ...]:
         optional(found.sync_median_s, seconds),
         optional(found.sync_p99_s, seconds),
         optional(found.sync_mean_s, seconds),
-        optional(found.pair_model_s, seconds),
-        optional(found.tree_model_s, seconds),
         percent(found.idle_share, 1),
         f"{found.spread:.2g}",
         f"{found.distance:.2g}",
@@ -196,58 +186,6 @@ def _troubles(found: "Figures") -> list[str]:
     if found.unfinished:
         lines.append(f"{found.unfinished:,} peers did not come to the end")
     return lines
-
-
-def draw(path: Path, runs: "Runs") -> None:
-    """Writes a PNG: sync time, idle time and spread against the number of peers. Raises OSError."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    sync, idle, spread = figure.subplots(1, 3)
-    for preset, of_preset in _by_preset(runs).items():
-        found = [each for _, each in of_preset]
-        peers, colour = [each.peers for each in found], _COLOURS[preset]
-        _line(sync, peers, [each.sync_median_s for each in found], colour, preset)
-        _line(sync, peers, [each.sync_p99_s for each in found], colour, f"{preset}, p99", ":")
-        _line(idle, peers, [100 * each.idle_share for each in found], colour, preset)
-        _line(spread, peers, [each.spread for each in found], colour, preset)
-    first = next(iter(_by_preset(runs).values()))
-    peers = [each.peers for _, each in first]
-    for name, model in (
-        ("model: a pair", [each.pair_model_s for _, each in first]),
-        ("model: a tree", [each.tree_model_s for _, each in first]),
-    ):
-        _line(sync, peers, model, "#888888", name, "--" if "pair" in name else "-.")
-    sync.set(ylabel="time of a sync (s)")
-    idle.set(ylabel="share of the time not computing (%)")
-    spread.set(ylabel="rms distance of replicas from their mean,\nrelative")
-    for axes in (sync, idle, spread):
-        axes.set(xlabel="peers")
-        axes.set_xscale("log", base=2)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-    sync.legend(frameon=False)
-    figure.savefig(path, format="png")
-
-
-def _line(
-    axes: "Axes",
-    peers: list[int],
-    values: Sequence[float | None],
-    colour: str,
-    label: str,
-    style: str = "-",
-) -> None:
-    points = [(n, value) for n, value in zip(peers, values, strict=True) if value is not None]
-    if points:
-        xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, color=colour, linestyle=style, marker="o", markersize=3, label=label)
 
 
 def _by_preset(runs: "Runs") -> "dict[str, Runs]":

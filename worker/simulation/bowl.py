@@ -64,8 +64,6 @@ class Figures:
         peers: at the beginning; `unfinished` of them lived, and did not come to the end.
         sync_median_s, sync_mean_s, sync_p99_s: time of a round, from a peer's last inner step to
             its new anchor, of the rounds in which it exchanged something; None if there was none.
-        pair_model_s, tree_model_s: what the paper's latency model and the link's rate say of a
-            pair, and of an all-reduce over a tree; see `run.predictions`.
         idle_share: of the peers' time, spent in rounds.
         spread: root mean square distance of the live peers' anchors from their mean, over its norm.
         distance: of that mean from the optimum; 1 at the beginning.
@@ -81,8 +79,6 @@ class Figures:
     sync_median_s: float | None
     sync_mean_s: float | None
     sync_p99_s: float | None
-    pair_model_s: float | None
-    tree_model_s: float | None
     idle_share: float
     spread: float
     distance: float

@@ -117,13 +117,6 @@ class Scenario:
             return self.inner_steps
         return max(1, math.floor(self.inner_steps / self.slow_factor))
 
-    @property
-    def is_calm(self) -> bool:
-        """Nothing goes wrong, and all peers come to a round at the same time."""
-        faults = (self.crash_share, self.freeze_share, self.link.loss, self.step_spread)
-        uneven = self.slow_share and self.slow_factor > 1
-        return not (any(faults) or uneven or self.partition)
-
 
 STALL_S = 10.0  # until a stream over which nothing comes is given up, as by keepalive
 
