@@ -121,14 +121,20 @@ class CheckpointConfig:
     """Args:
     every_s: seconds between two checkpoints; more where they would take 3 % of the time.
     keep: how many stay (at least 2).
+    copy_to: a folder or URL of this worker alone, as fsspec takes it; empty: nothing is copied.
+    copy_every_s: seconds between two copies. The last checkpoint is copied too.
     """
 
     every_s: float = 30.0
     keep: int = 2
+    copy_to: str = ""
+    copy_every_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.every_s <= 0:
             raise ValueError(f"every_s is {self.every_s}; it must be above 0")
+        if self.copy_every_s < 0:
+            raise ValueError(f"copy_every_s is {self.copy_every_s}; it must be at least 0")
         if self.keep < 2:
             raise ValueError(f"keep is {self.keep}; it must be at least 2, one to fall back on")
 

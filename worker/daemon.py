@@ -40,6 +40,7 @@ from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, warnings_of
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import any_in
+from murmuration.worker.training.copies import Copies
 from murmuration.worker.training.device import chosen_device
 from murmuration.worker.training.evaluation import PeriodicEvaluation
 from murmuration.worker.training.export import load_initial
@@ -53,6 +54,7 @@ from murmuration.worker.training.saving import Saver
 
 T = TypeVar("T")
 
+CHECKPOINTS = "checkpoints"
 _STATES = 5  # in a checkpoint, each as large as the model: anchor, momentum, local, two of AdamW
 
 
@@ -94,8 +96,14 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
     return_large_blocks()
     few = few_open_files(allow_open_files())
     with alone_in(options.out):
+        copies = Copies.begun(
+            config.checkpoint, options.out / CHECKPOINTS, fresh=options.resume is False
+        )
         while True:
-            worker = Worker(config, options)
+            worker = Worker(config, options, copies)
+            if copies is not None and copies.fetched is not None:
+                worker.warn(f"{copies.fetched} was fetched from {config.checkpoint.copy_to}")
+                copies.fetched = None
             if few is not None:
                 worker.warn(few)
             code = worker.run()
@@ -105,9 +113,9 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
 
 
 class Worker:
-    """One peer's process."""
+    """One peer's process. Args: copies: where checkpoints go too."""
 
-    def __init__(self, config: Config, options: WorkerOptions) -> None:
+    def __init__(self, config: Config, options: WorkerOptions, copies: Copies | None) -> None:
         self._config, self._options = config, options
         self._task = task_of(config)
         self._part = part_of(self._task, config, options.node.stage)
@@ -133,11 +141,12 @@ class Worker:
             out=options.out,
         )
         self._saver = Saver(
-            options.out / "checkpoints",
+            options.out / CHECKPOINTS,
             config.checkpoint,
             _STATES * sum(each.nbytes for each in self._model.parameters()),
             self._log,
             self._session.saved,
+            copies,
         )
         self._shares: Shares | None = None  # of samples that are leased
         self._batches: Generator[Batch] | None = None  # of these
@@ -152,7 +161,7 @@ class Worker:
 
     def run(self) -> int:
         """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
-        folder = self._options.out / "checkpoints"
+        folder = self._options.out / CHECKPOINTS
         for text in warnings_of(self._task):
             self.warn(text)
         aside = checkpoint.set_aside(folder) if self._options.resume is False else None
@@ -165,7 +174,7 @@ class Worker:
                 aside.rename(folder)  # nothing was saved in its place: the next try may resume it
 
     def _run(self) -> int:
-        resume, folder = self._options.resume, self._options.out / "checkpoints"
+        resume, folder = self._options.resume, self._options.out / CHECKPOINTS
         restored = self._restore() if resume or (resume is None and any_in(folder)) else None
         own = self._config.inner.optimizer != KSEED  # else the part has loaded them
         if restored is None and self._config.task.init and own:
@@ -287,7 +296,7 @@ class Worker:
         load_initial(self._model, source, trained, self._task)
 
     def _restore(self) -> checkpoint.Checkpoint:
-        restored, problems = checkpoint.load(self._options.out / "checkpoints")
+        restored, problems = checkpoint.load(self._options.out / CHECKPOINTS)
         for problem in problems:
             self._log(new_event("warning", text=problem))
         if (reason := refusal(restored.values, self._manifest)) is not None:

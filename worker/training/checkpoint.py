@@ -199,10 +199,11 @@ def _key(state: Path) -> bytes:
     return key
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints."""
+def prune(folder: Path, keep: int, spared: Path | None = None) -> None:
+    """Removes all but the newest `keep` checkpoints and `spared`, which somebody reads."""
     for old in _newest_first(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old != spared:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def any_in(folder: Path) -> bool:
@@ -310,10 +311,15 @@ def _record_hash(record: object) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(record).encode())
 
 
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Of these, the names of checkpoints, that of the last step first."""
+    named = [(_NAME.fullmatch(name), name) for name in names]
+    ours = [(int(match[1]), match[2] == "", name) for match, name in named if match]
+    return [name for *_, name in sorted(ours, reverse=True)]
+
+
 def _newest_first(folder: Path) -> list[Path]:
-    named = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
-    ours = [(int(name[1]), name[2] == "", path) for name, path in named if name]
-    return [path for *_, path in sorted(ours, reverse=True)]
+    return [folder / name for name in newest_first(path.name for path in folder.glob("step-*"))]
 
 
 def _file_hash(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Checkpoints beside training: written by a thread of their own, one at a time, and no more often
 than the training can bear."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from murmuration.protos.events import new_event
 from murmuration.protos.figures import duration
 from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.training import checkpoint
+from murmuration.worker.training.copies import Copies, NotCopied
 
 Snapshot = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors, plain values
 
@@ -63,6 +65,7 @@ class Saver:
         expected_bytes: of a checkpoint, about.
         log: takes events.
         saved: is told of each how long it took to write. On the saving thread.
+        copies: where some of them go too, on a thread of their own; None: nowhere.
     """
 
     def __init__(
@@ -72,7 +75,13 @@ class Saver:
         expected_bytes: int,
         log: Callable[[dict[str, object]], None],
         saved: Callable[[float], None],
+        copies: Copies | None = None,
     ) -> None:
+        self._copies, self._copied_at = copies, -math.inf
+        self._copied: Path | None = None
+        self._read: Path | None = None  # by the copying thread
+        self._copier = ThreadPoolExecutor(1, "murmur-copy")
+        self._copying: Future[None] | None = None
         self._folder, self._config, self._log, self._saved = folder, config, log, saved
         self._spacing = Spacing(config.every_s, expected_bytes, time.monotonic())
         self._thread = ThreadPoolExecutor(1, "murmur-save")
@@ -97,8 +106,11 @@ class Saver:
         return self._saving
 
     def close(self) -> None:
-        """Returns when what has begun has ended."""
+        """Returns when what has begun has ended, and the last checkpoint is copied."""
         self._thread.shutdown()
+        if self._copies is not None and self.path is not None:
+            self._copier.submit(self._copy, self.path)
+        self._copier.shutdown()
 
     def _save(
         self,
@@ -117,13 +129,33 @@ class Saver:
             self.failed = True
         else:
             self.failed = False
-            checkpoint.prune(self._folder, self._config.keep)
+            self._copy_if_due(self.path)
+            checkpoint.prune(self._folder, self._config.keep, self._read)
             took_s = time.monotonic() - began_s
             self._saved(took_s)
             where = {"path": str(self.path), "step": step}
             self._log(new_event("checkpoint", **where, seconds=round(took_s, 3)))
         self._spacing.ended(copied_s + time.thread_time() - busy_s)
         self._tell_if_stretched()
+
+    def _copy_if_due(self, path: Path) -> None:
+        busy = self._copying is not None and not self._copying.done()
+        due = time.monotonic() - self._copied_at >= self._config.copy_every_s
+        if self._copies is not None and due and not busy:
+            self._read, self._copied_at = path, time.monotonic()
+            self._copying = self._copier.submit(self._copy, path)
+
+    def _copy(self, path: Path) -> None:
+        assert self._copies is not None
+        if path == self._copied:
+            return
+        try:
+            self._copies.put(path)
+        except NotCopied as error:
+            text = f"{path.name} is not copied to {self._config.copy_to}: {error}"
+            self._log(new_event("warning", text=text))
+        else:
+            self._copied = path
 
     def _tell_if_stretched(self) -> None:
         interval_s = self._spacing.interval_s
