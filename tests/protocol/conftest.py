@@ -7,10 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.threads import one_thread
-
-__all__ = ["libraries_frozen", "one_thread", "virtual_epochs"]
-
 
 @pytest.fixture(scope="session", autouse=True)
 def libraries_frozen() -> Iterator[None]:

@@ -89,6 +89,13 @@ class Peer:
         return [event for event in self.events if event["event"] == kind]
 
     @property
+    def warnings(self) -> list[str]:
+        return [str(event["text"]) for event in self.of_kind("warning")]
+
+    def warned(self, of: str) -> bool:
+        return any(of in text for text in self.warnings)
+
+    @property
     def members(self) -> list[dict[str, object]]:
         """Whom the peer knows, as `murmur status` shows them."""
         members = self.node.status()["members"]
@@ -356,9 +363,10 @@ class Swarm:
 
     # ------------------------------------------------------------------------------- outcomes
 
-    def agrees(self) -> bool:
-        """Whether all that live hold the same anchors and momenta at the same version."""
-        return len({(peer.versions, peer.outer_hash) for peer in self.alive}) == 1
+    def agrees(self, *names: str) -> bool:
+        """Whether these, or all that live, hold the same anchors and momenta at one version."""
+        peers = [self[name] for name in names] or self.alive
+        return len({(peer.versions, peer.outer_hash) for peer in peers}) == 1
 
     def assert_equal(self, *, versions: Sequence[int] | None = None) -> None:
         """All that live hold the same anchors and momenta, at the version expected."""

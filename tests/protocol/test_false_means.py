@@ -33,8 +33,7 @@ FOUR_BITS = replace(
 
 def named(peer: Peer) -> list[str]:
     """The peers that this one has caught."""
-    told = [str(event["text"]) for event in peer.of_kind("warning")]
-    return [text.split()[0] for text in told if "gave a false mean" in text]
+    return [text.split()[0] for text in peer.warnings if "gave a false mean" in text]
 
 
 def named_by_all(
@@ -50,7 +49,7 @@ def named_by_all(
                 honest = [swarm[name] for name in "abc"]
                 await swarm.until(lambda: all(p.versions >= (rounds,) for p in honest), rounds)
             assert [named(peer) for peer in honest] == [["d"]] * 3
-            assert len({(peer.versions, peer.outer_hash) for peer in honest}) == 1
+            assert swarm.agrees(*"abc")
             assert "d gave a false mean" in str(honest[0].node.status()["warnings"])
             return honest[0].trainer.states[0].anchor
 

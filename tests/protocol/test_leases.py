@@ -101,7 +101,7 @@ def test_a_member_that_answers_no_lease_is_passed_over() -> None:
             ]
             assert min(drawn) >= 0.9 * 4 * 60 / 0.5  # four for each step of half a second
             for name in "abc":
-                told = [str(event["text"]) for event in swarm[name].of_kind("warning")]
+                told = swarm[name].warnings
                 assert sum(text.startswith("d answers no lease") for text in told) == 1
 
     run(scenario())

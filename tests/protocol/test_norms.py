@@ -26,7 +26,7 @@ def test_a_norm_above_the_limit_counts_as_the_reference_says(plan: Plan) -> None
             await swarm.start(*"abcd")
             await swarm.finished()
             swarm.assert_reference()
-            told = [e["text"] for e in swarm["d"].of_kind("warning")]
+            told = swarm["d"].warnings
             rest = "is kept for later rounds" if plan.keeps else "is lost"
             assert any("of what this peer contributed" in str(t) and rest in str(t) for t in told)
 
@@ -83,9 +83,9 @@ def test_a_peer_that_is_too_large_again_and_again_is_left_out_and_the_others_say
             await swarm.start(*"abcd")
             await swarm.finished()
             swarm.assert_equal()
-            told = [e["text"] for name in "abc" for e in swarm[name].of_kind("warning")]
+            told = [text for name in "abc" for text in swarm[name].warnings]
             assert told
-            own = [str(e["text"]) for e in swarm["d"].of_kind("warning")]
+            own = swarm["d"].warnings
             assert sum("of what this peer contributed" in text for text in own) == 1
             assert all(str(text).startswith("d is in quarantine") for text in told)
             quarantine = swarm["a"].node.status()["quarantine"]

@@ -148,7 +148,7 @@ def test_a_joiner_whose_donor_is_killed_fetches_only_the_rest_from_another(lies:
             # Of each of four fragments a frame of its anchor, and one of its momentum.
             if not lies:
                 assert donors == [first] * 2 + [second] * 6
-            warnings = [str(event["text"]) for event in joiner.of_kind("warning")]
+            warnings = joiner.warnings
             assert len(warnings) == 1
             assert warnings[0].startswith(f"fetching from {first}: ")
             assert swarm[first].killed

@@ -28,7 +28,7 @@ def test_who_never_contributes_is_waited_for_once(others: str) -> None:
             before = min(first.versions)
             await swarm.sleep(40)  # sixteen rounds of five steps
             assert min(first.versions) >= before + 14
-            assert any("d says that it trains" in e["text"] for e in first.of_kind("warning"))
+            assert first.warned("d says that it trains")
 
     run(scenario())
 

@@ -163,7 +163,7 @@ def test_an_origin_without_other_stages_waits_for_one() -> None:
             await swarm.sleep(2 * DETECTION_S)
             stood = swarm["0a"].trainer.step
             assert stood < 6
-            assert sorted(e["text"] for e in swarm["0a"].of_kind("warning")) == [
+            assert sorted(swarm["0a"].warnings) == [
                 "no other stage is served: waiting",
                 "stage 1 has no replica left: routes leave it out",
             ]

@@ -13,7 +13,6 @@ from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.membership import Health, MembershipConfig, Phase
 from murmuration.worker.training.mailbox import JobKind, StageMove, Stop
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
-from tests.protocol.swarm import Peer
 from tests.protocol.virtual_time import run
 
 DETECTION_S = MembershipConfig().detection_s(6)
@@ -48,10 +47,6 @@ async def interrupt(swarm: StageSwarm, name: str) -> None:
     assert peer.task is not None
     await peer.task
     peer.killed = True
-
-
-def warnings(peer: Peer) -> list[object]:
-    return [event["text"] for event in peer.of_kind("warning")]
 
 
 def moved(swarm: StageSwarm) -> dict[str, StageMove]:
@@ -102,13 +97,13 @@ def test_a_stage_without_a_replica_is_told_once_until_it_is_served_again() -> No
             await swarm.reached(3)
             swarm.kill("2a")
             await swarm.sleep(TOLD_S + 30.0)
-            assert (warnings(swarm["0a"]), warnings(swarm["1a"])) == ([line], [line])
+            assert (swarm["0a"].warnings, swarm["1a"].warnings) == ([line], [line])
             again = await swarm.restart("2a", via=["0a"])
             await swarm.until(lambda: again.trainer.step > 3, 60.0)
-            assert warnings(swarm["0a"]) == [line]
+            assert swarm["0a"].warnings == [line]
             swarm.kill("2a")
             await swarm.sleep(TOLD_S)
-            assert warnings(swarm["0a"]) == [line, line]
+            assert swarm["0a"].warnings == [line, line]
             assert not moved(swarm)
 
     run(scenario())
@@ -123,7 +118,7 @@ def test_without_stage_0_the_others_end_with_an_error() -> None:
             others = [swarm["1a"], swarm["2a"]]
             await swarm.sleep(TOLD_S)
             for peer in others:
-                assert warnings(peer) == ["stage 0 has no replica left: nobody begins microbatches"]
+                assert peer.warnings == ["stage 0 has no replica left: nobody begins microbatches"]
                 assert not peer.train.ended
             await swarm.sleep(30.0)
             for peer in others:
@@ -160,7 +155,7 @@ def test_who_has_trained_to_the_end_and_left_is_not_missed() -> None:
                 swarm[name].node.close()
             await swarm.sleep(60.0)
             assert not moved(swarm)
-            assert not any(warnings(peer) for peer in swarm.peers.values())
+            assert not any(peer.warnings for peer in swarm.peers.values())
 
     run(scenario())
 
@@ -185,10 +180,10 @@ def test_a_stage_without_room_for_a_microbatch_says_what_to_raise() -> None:
             refusing.node.stages.context.budget.limit_bytes = 10
             await swarm.sleep(5.0)
             assert refusing.train.error is None  # whoever sends it may say what it likes
-            (told,) = warnings(refusing)
+            (told,) = refusing.warnings
             assert "raise memory_mib on this machine" in told
             assert "\n" not in told
-            assert warnings(swarm["0a"]) == [
+            assert swarm["0a"].warnings == [
                 f"a microbatch goes past stage 1, though 1a serves it: {told}"
             ]
 
@@ -204,9 +199,9 @@ def test_a_stage_that_an_origin_does_not_reach_is_told_of() -> None:
             await swarm.reached(3)
             swarm.network.cut("0a", "1a")
             await swarm.sleep(30.0)
-            (told,) = warnings(swarm["0a"])
+            (told,) = swarm["0a"].warnings
             assert str(told).startswith("a microbatch goes past stage 1, though 1a serves it: ")
-            assert not warnings(swarm["1a"])
+            assert not swarm["1a"].warnings
 
     run(scenario())
 

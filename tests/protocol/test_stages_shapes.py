@@ -59,7 +59,7 @@ def test_calls_of_another_shape_end_alone(
             calls_with(swarm, liar, shape)
             await swarm.reached(12, limit_s=120)
             assert all(peer.train.error is None for peer in swarm.alive)
-            told = [str(event["text"]) for p in swarm.alive for event in p.of_kind("warning")]
+            told = [text for p in swarm.alive for text in p.warnings]
             assert not known or not any("has failed" in text for text in told)
             swarm.assert_counted_once()
 

@@ -105,7 +105,7 @@ def test_one_that_is_not_believed_is_told_why() -> None:
             await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
             object.__setattr__(limits, "steps", 20)
             await swarm.until(lambda: bool(swarm["a"].of_kind("warning")), 60)
-            told = str(swarm["a"].of_kind("warning")[0]["text"])
+            told = str(swarm["a"].warnings[0])
             assert told.startswith("b refuses ")
             assert "of 20" in told
 

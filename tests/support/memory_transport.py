@@ -5,6 +5,7 @@ cut links; on the virtual clock of the tests a delay takes no real time.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Container, Coroutine, Sequence
 from itertools import pairwise
 
@@ -207,34 +208,40 @@ class _Pipe:
         self.network, self.method, self.server = network, method, server
         self.ends = frozenset((way[0], way[-1]))
         self.hops = [frozenset(hop) for hop in pairwise(way)]
-        self.up: asyncio.Queue[bytes | None] = asyncio.Queue(_WINDOW_MESSAGES)
-        self.down: asyncio.Queue[bytes | None] = asyncio.Queue(_WINDOW_MESSAGES)
-        self.severed = asyncio.Event()
+        self.up, self.down = deque[bytes | None](), deque[bytes | None]()
+        self._severed = False
+        self._waits: list[asyncio.Future[None]] = []
 
     def sever(self) -> None:
-        self.severed.set()
+        self._severed = True
         self.network._streams.pop(self, None)
+        self.wake()
 
-    async def or_severed(self, work: Coroutine[None, None, bytes | None]) -> bytes | None:
-        """Does the work, or raises Unreachable as soon as the stream is cut."""
-        task = asyncio.ensure_future(work)
-        cut = asyncio.ensure_future(self.severed.wait())
-        try:
-            await asyncio.wait({task, cut}, return_when=asyncio.FIRST_COMPLETED)
-            if self.severed.is_set():
-                raise Unreachable(f"the stream between {' and '.join(sorted(self.ends))} broke")
-            return task.result()
-        finally:
-            task.cancel()
-            cut.cancel()
+    def wake(self) -> None:
+        """Lets everyone that waits at the pipe look again."""
+        for waits in self._waits:
+            if not waits.done():
+                waits.set_result(None)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits for that. Raises Unreachable as soon as the stream is cut."""
+        while not (self._severed or holds()):
+            waits = asyncio.get_running_loop().create_future()
+            self._waits.append(waits)
+            try:
+                await waits
+            finally:
+                self._waits.remove(waits)
+        if self._severed:
+            raise Unreachable(f"the stream between {' and '.join(sorted(self.ends))} broke")
 
 
 class _PipeEnd:
     def __init__(
         self,
         pipe: _Pipe,
-        out: "asyncio.Queue[bytes | None]",
-        into: "asyncio.Queue[bytes | None]",
+        out: deque[bytes | None],
+        into: deque[bytes | None],
         traffic: Traffic,
     ) -> None:
         self._pipe, self._out, self._into, self._traffic = pipe, out, into, traffic
@@ -243,16 +250,18 @@ class _PipeEnd:
     async def send(self, message: bytes) -> None:
         if len(message) > MAX_DATA_BYTES:
             raise Unreachable(f"a message of {len(message)} bytes is over {MAX_DATA_BYTES}")
-        await self._pipe.or_severed(self._put(message))
+        await self._put(message)
         self._traffic.count_sent(self._pipe.method, len(message))
 
     async def done(self) -> None:
-        await self._pipe.or_severed(self._put(None))
+        await self._put(None)
 
     async def receive(self) -> bytes | None:
         if self._ended:
             return None
-        message = await self._pipe.or_severed(self._into.get())
+        await self._pipe.until(lambda: bool(self._into))
+        message = self._into.popleft()
+        self._pipe.wake()
         if message is None:
             self._ended = True
         else:
@@ -263,8 +272,21 @@ class _PipeEnd:
         self._pipe.sever()
 
     async def _put(self, message: bytes | None) -> None:
-        await asyncio.sleep(self._pipe.network.delay_s)
-        await self._out.put(message)
+        arrived = False
+
+        def arrive() -> None:
+            nonlocal arrived
+            arrived = True
+            pipe.wake()
+
+        pipe = self._pipe
+        timer = asyncio.get_running_loop().call_later(pipe.network.delay_s, arrive)
+        try:
+            await pipe.until(lambda: arrived and len(self._out) < _WINDOW_MESSAGES)
+        finally:
+            timer.cancel()
+        self._out.append(message)
+        pipe.wake()
 
 
 class _ServedEnd(_PipeEnd):

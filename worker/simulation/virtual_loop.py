@@ -110,10 +110,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if shuffle is not None:
                 due.rotate(-shuffle.randrange(len(due)))
             peer, handle = due.popleft()
-            if peer is None:
+            if peer in self._parked:
+                self._parked[peer].append(partial(_run, handle))
+            elif peer not in self._dead:
                 _run(handle)
-            else:
-                self.act(peer, partial(_run, handle))
 
     def run(self, until: Callable[[], bool], limit_s: float) -> None:
         """Goes on until that holds, nothing is left to do, or the time is over."""

@@ -22,6 +22,7 @@ class Again(WireError):
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
 _EXACT = codec_by_name("fp32")
+_NONE = torch.empty(0, device="cpu")
 _MOST_NORM = 2.0**64
 _NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
 
@@ -40,7 +41,7 @@ def bytes_tensor(raw: memoryview) -> Tensor:
 
 def is_finite(values: Tensor) -> bool:
     """Whether all of a 1-D fp32 tensor is finite and of sane size (its square sum is finite)."""
-    return bool(torch.isfinite(torch.dot(values, values)))
+    return math.isfinite(torch.dot(values, values).item())
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
@@ -148,6 +149,8 @@ def _blocks(elements: int) -> Iterator[tuple[int, int]]:
 
 def _limbs(codec: Codec, payload: memoryview, elements: int, exact: int) -> Tensor:
     found = bytearray(payload[codec.encoded_bytes(elements - exact) :])  # a copy: it is aligned
+    if not (found or exact):
+        return _NONE
     return _decode(_EXACT, memoryview(found), 0, exact)
 
 
