@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator import Failure
-from murmuration.coordinator.link_network import Place, parse_links
+from murmuration.coordinator.link_network import parse_links
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.options import RunFlags, option, track_option, web_option
 
 # -P: a folder called worker or protos where the user happens to be is not ours.
 WORKER_PROGRAM = (sys.executable, "-P", "-m", "murmuration.worker.cli")
 MAX_WORKERS = 64
-MEANS = ("auto", "namespaces", "relay")  # of links
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +79,6 @@ class Launch(RunFlags):
         metavar="LINK",
         help="The link of each worker, such as 20mbit or 20mbit,delay=50ms,jitter=5ms,loss=0.1 "
         "(connections that break a minute). w0=LINK is for one worker.",
-    )
-    link_means: str = option(
-        "--link-means",
-        type=click.Choice(MEANS),
-        default="auto",
-        show_default=True,
-        help="The means that make links slow; namespaces need root.",
     )
     insecure: bool = option("--insecure", is_flag=True, help="Encrypt nothing.")
     track: tuple[str, ...] = track_option
@@ -193,9 +186,12 @@ class Launch(RunFlags):
         self,
         addresses: Sequence[str],
         coordinator: str | None,
-        places: Mapping[str, Place] | None = None,
+        proxies: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, list[str]]:
-        """The command line of each worker, by name: `w0`, `w1`, ..., one per address."""
+        """The command line of each worker, by name: `w0`, `w1`, ..., one per address.
+
+        Args: proxies: by name, through which workers with slow links reach the others.
+        """
         shared = [str(self.config)] if self.config else []
         shared += ["--json", "--no-report", "--min-peers", str(self.workers)]
         shared += ["--resume"] if self.resume else ["--fresh"]
@@ -216,16 +212,13 @@ class Launch(RunFlags):
             shared += ["--set", setting]
         commands = {}
         for index, (name, address) in enumerate(zip(self.names, addresses, strict=True)):
-            place = (places or {}).get(name, Place(address))
             own = ["--name", name, "--listen", address, "--out", str(self.out / name)]
             if self.stages and not self.resume:  # then each goes on with that of its checkpoint
                 own += ["--stage", str(index % self.stages)]
             for other in addresses:
                 own += ["--join", other] if other != address else []
-            commands[name] = [
-                *(*place.prefix, *self.program, "up"),
-                *(*shared, *own, *place.options),
-            ]
+            own += ["--proxy", proxies[name]] if name in proxies else []
+            commands[name] = [*self.program, "up", *shared, *own]
         return commands
 
     @staticmethod

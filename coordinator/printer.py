@@ -122,7 +122,7 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
         ("bytes sent", _traffic(report)),
         ("probes", _probes(report)),
         ("final mean", _final_mean(report)),
-        ("links", link and f"{link} each way, by {report['link_means']}"),
+        ("links", link and f"{link} each way"),
         ("bits per value", _bits(report)),
         ("computing", _computing(report)),
         ("inner step", _step_times(report)),

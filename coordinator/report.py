@@ -15,7 +15,7 @@ from murmuration.worker.views.summary import map_of, maps_of
 Report = dict[str, Any]
 
 _LONGEST = 5
-_LINK_KEYS = ("link", "link_means", "link_bytes")  # None where workers were on loopback
+_LINK_KEYS = ("link", "link_bytes")  # None where workers were on loopback
 _SETTING_COUNTS = ("inner_steps", "seed", "params", "fragments")
 _PEER_COUNTS = (
     "tokens", "payload_bytes_sent", "payload_bytes_received", "payload_bytes_per_round",
@@ -57,7 +57,7 @@ def build_report(
     Args:
         records: one per worker.
         settings: preset, steps, inner_steps and seed as typed, where no worker has reported them;
-            link, link_means and link_bytes (sent and received of each worker) of shaped links;
+            link and link_bytes (sent and received of each worker) of shaped links;
             reporter, the worker whose folder this is: its checkpoint is the one to name.
         elapsed_s: from the command's start to its end.
         under_way: the run goes on: bytes are those of all workers so far.

@@ -52,26 +52,22 @@ class DelayLine:
 class LinkedPeer:
     """One worker's link: its two buckets, and what has gone through.
 
-    Args:
-        link: None for a worker that is not shaped.
-        limit_rate: False where something else limits the rate already.
+    Args: link: None for a worker that is not shaped.
     """
 
     name: str
     link: Link | None
-    limit_rate: bool = True
     sent_bytes: int = 0
     received_bytes: int = 0
     up: Bucket = field(init=False)
     down: Bucket = field(init=False)
 
     def __post_init__(self) -> None:
-        rate = self.rate_bytes_s if self.limit_rate else math.inf
-        self.up, self.down = Bucket(rate), Bucket(rate)
+        self.up, self.down = Bucket(self.rate_bytes_s), Bucket(self.rate_bytes_s)
 
     @property
     def rate_bytes_s(self) -> float:
-        """What the link carries, whatever limits it."""
+        """What the link carries."""
         return math.inf if self.link is None else self.link.rate_mbps * 1e6 / 8
 
     @property

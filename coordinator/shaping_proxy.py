@@ -5,7 +5,7 @@ as `shaping` decides. No root needed. Run as a process (`python -m
 murmuration.coordinator.shaping_proxy`) it reads commands from stdin and answers each with a line of
 JSON; `RelayProcess` speaks that:
 
-    {"host": ..., "seed": ..., "limit_rate": ..., "members": ..., "others": ...}    first
+    {"host": ..., "seed": ..., "members": ..., "others": ...}    first
     cut w0 w1 | cut w2 | heal | counters | broken                                      then
 
 It ends with its stdin. A cut link swallows nothing and answers nothing, like a network whose way is
@@ -355,7 +355,7 @@ async def _main() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     options = json.loads(await reader.readline())
     members = {
-        name: LinkedPeer(name, Link(**link) if link else None, limit_rate=options["limit_rate"])
+        name: LinkedPeer(name, Link(**link) if link else None)
         for name, (_, link) in options["members"].items()
     }
     targets: dict[str, str | None] = dict.fromkeys(options["others"])

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.link_network import LinkNetwork, Place
-from murmuration.coordinator.namespaces import NoNamespaces
+from murmuration.coordinator.link_network import RelayProcess
 from murmuration.coordinator.processes import Interrupts, WorkerProcess
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report import Report
@@ -246,21 +245,19 @@ def _train(
     if not launch.insecure:
         _certify(launch)
     with ExitStack() as stack:
-        network = _enter_network(launch, stack, screen) if launch.links else None
-        helper, address = (
-            _start_coordinator(launch, stack, network) if launch.coordinator else (None, None)
-        )
-        if network is None:
-            places = None
-            addresses = stack.enter_context(ReservedPorts(launch.workers)).addresses
-        else:
-            places = _start_network(network, address)
-            addresses = [place.address for place in places.values()]
-            settings |= {"link": " ".join(launch.links), "link_means": network.means}
+        addresses = stack.enter_context(ReservedPorts(launch.workers)).addresses
+        helper, address = _start_coordinator(launch, stack) if launch.coordinator else (None, None)
+        relay = None
+        if launch.links:
+            relay = _start_relay(launch, addresses, address, stack)
+            settings["link"] = " ".join(launch.links)
+            screen.note(f"links: {settings['link']} each way", time.monotonic())
         workers: list[WorkerProcess] = []
         cores = Launch.fair_cores(launch.workers, launch.threads)
         for (name, command), own in zip(
-            launch.commands(addresses, address, places).items(), cores, strict=True
+            launch.commands(addresses, address, relay.proxies if relay else {}).items(),
+            cores,
+            strict=True,
         ):
             records[name] = Record(name, heard_s=time.monotonic())
             workers.append(WorkerProcess(name, command, launch.out / f"{name}.log", own))
@@ -268,8 +265,8 @@ def _train(
         if launch.web is not None:
             _serve_page(launch, addresses[0], stack, screen)
         outcome = Supervisor(workers, records, screen, interrupts, helper).run()
-        if network is not None:
-            settings["link_bytes"] = _traffic(network, screen)
+        if relay is not None:
+            settings["link_bytes"] = _traffic(relay, screen)
         return outcome
 
 
@@ -311,49 +308,33 @@ def _is_certified(folder: Path, authority: Authority, role: Role, name: str) -> 
     return held is not None and (held.authority, held.role, held.name) == wanted
 
 
-def _enter_network(launch: Launch, stack: ExitStack, screen: Screen) -> LinkNetwork:
+def _start_relay(
+    launch: Launch, addresses: Sequence[str], coordinator: str | None, stack: ExitStack
+) -> RelayProcess:
     """Raises Failure."""
     log_path = launch.out / "relay.log"
     stack.callback(_remove_if_empty, log_path)
-    links, seed = launch.link_of(), launch.seed or 0
+    links = launch.link_of().items()
+    members = {name: (to, link) for to, (name, link) in zip(addresses, links, strict=True)}
+    others = [coordinator] if coordinator else []
     try:
-        network = stack.enter_context(
-            LinkNetwork(links, launch.link_means, seed=seed, log_path=log_path)
-        )
-    except NoNamespaces as reason:
-        raise Failure(
-            f"--link-means namespaces: {reason}; use --link-means relay", ExitCode.CONFIGURATION
-        ) from reason
-    line = f"links: {' '.join(launch.links)} each way, by {network.means}"
-    line += f" (no namespaces: {network.fallback})" if network.fallback else ""
-    screen.note(line, time.monotonic())
-    return network
-
-
-def _start_network(network: LinkNetwork, coordinator: str | None) -> dict[str, Place]:
-    """Raises Failure."""
-    try:
-        return network.start([coordinator] if coordinator else [])
+        relay = RelayProcess(members, others=others, seed=launch.seed or 0, log_path=log_path)
+        return stack.enter_context(relay)
     except (RuntimeError, OSError) as error:
         raise Failure(f"--link: no relay: {error}", ExitCode.FAILED) from error
 
 
-def _traffic(network: LinkNetwork, screen: Screen) -> dict[str, dict[str, int]] | None:
+def _traffic(relay: RelayProcess, screen: Screen) -> dict[str, dict[str, int]] | None:
     """What has passed each worker's link, for the report."""
     try:
-        return {name: asdict(counters) for name, counters in network.traffic().items()}
+        return {name: asdict(counters) for name, counters in relay.counters().items()}
     except RuntimeError as error:
         screen.note(f"what has passed the links is not known: {error}", time.monotonic())
         return None
 
 
-def _start_coordinator(
-    launch: Launch, stack: ExitStack, network: LinkNetwork | None
-) -> tuple[WorkerProcess, str]:
-    if network is None:
-        address = stack.enter_context(ReservedPorts(1)).addresses[0]
-    else:
-        address = network.reserve()
+def _start_coordinator(launch: Launch, stack: ExitStack) -> tuple[WorkerProcess, str]:
+    address = stack.enter_context(ReservedPorts(1)).addresses[0]
     command = [*_COORDINATOR_PROGRAM, "--listen", address, "--out", str(launch.out / _COORDINATOR)]
     if launch.insecure:
         command.append("--insecure")

@@ -5,7 +5,7 @@ set -eu
 
 if [ "$(id -u)" = 0 ]; then
     if [ -n "${LINK:-}" ]; then
-        python -c "import sys; from murmuration.coordinator.namespaces import shape_here; shape_here(sys.argv[1])" "$LINK"
+        python /usr/local/lib/murmur-shape.py "$LINK"
     fi
     exec setpriv --reuid=murmur --regid=murmur --clear-groups --inh-caps=-all --no-new-privs "$0" "$@"
 fi

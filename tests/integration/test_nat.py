@@ -10,12 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from murmuration.coordinator.asking import ask
-from murmuration.coordinator.namespaces import NamespaceHost, Namespaces
 from murmuration.protos.addresses import split_address, split_relayed
 from murmuration.worker.cli.ping import ping
 from murmuration.worker.identity import Authority, Identity, Role
 from tests.support.gate import gate
-from tests.support.namespaces import why_not
+from tests.support.namespaces import NamespaceHost, Namespaces, why_not
 from tests.support.nat import behind_nat, upnp, why_no_nat
 from tests.support.workers import PATIENCE_S, SMALL, Event, Hashes, WorkerProcess, settings_of
 

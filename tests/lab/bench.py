@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.launch import MEANS
 from murmuration.protos.exit_codes import ExitCode
-from tests.lab.compare.options import SYSTEMS
+from tests.lab.compare.options import MEANS, SYSTEMS
 
 if TYPE_CHECKING:
     from tests.lab.compare.options import Bench

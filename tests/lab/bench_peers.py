@@ -30,9 +30,9 @@ from pathlib import Path
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.namespaces import Namespaces, NoNamespaces
 from tests.lab.peers.processes import Children, PeersFailed, children
 from tests.lab.peers.report import Report, combine
+from tests.support.namespaces import Namespaces, NoNamespaces
 
 KINDS = {"torch-ddp": "torch_ddp", "torchft": "torchft_diloco", "hivemind": "hivemind_averager"}
 OWN = ("torch-ddp",)  # systems that the project's own environment has

@@ -41,7 +41,7 @@ from typing import Any
 
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.presets import PRESETS
-from murmuration.coordinator.namespaces import NamespaceHost, Namespaces, NoNamespaces
+from tests.support.namespaces import NamespaceHost, Namespaces, NoNamespaces
 
 WORKERS, MAJORITY = 8, 5
 MBPS, SLOW_MBPS = 100, 5

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.namespaces import NamespaceHost, Namespaces, NoNamespaces
 from murmuration.worker.identity import Authority, Identity, Role
+from tests.support.namespaces import NamespaceHost, Namespaces, NoNamespaces
 
 _PORT = 7700
 _ROUND_S = 3.0  # about, each

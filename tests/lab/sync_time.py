@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.namespaces import Namespaces, NoNamespaces
 from tests.lab.link_use import in_rounds
+from tests.support.namespaces import Namespaces, NoNamespaces
 
 TARGET = 1.15
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from murmuration.coordinator.namespaces import NamespaceHost, NoNamespaces
+from tests.support.namespaces import NamespaceHost, NoNamespaces
 
 _ROUTER, _HOST = "192.168.77.1", "192.168.77.2"
 _PUBLIC = "9.9.9.9"  # of the router too: miniupnpd serves no network of private addresses

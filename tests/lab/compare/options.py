@@ -19,6 +19,7 @@ _DEFAULT_INNER_STEPS = {  # a preset's own
 }  # fmt: skip
 _OTHERS_INNER_STEPS = 20
 _INNER_STEPS_KEY = "diloco.inner_steps"
+MEANS = ("auto", "namespaces", "relay")  # of links
 _THEIRS_TOO = ("task.", "inner.", "run.")  # settings that other systems would have to share
 
 
@@ -92,7 +93,6 @@ class Bench:
             settings=self.settings,
             threads=1,
             links=(link,),
-            link_means=self.link_means,
             program=self.program,
         )
 

@@ -1,11 +1,12 @@
 """One run to its end: `murmur swarm`, or a baseline in a process of its own."""
 
 import json
+import os
 import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.processes import Interrupts, WorkerProcess
 from murmuration.protos.exit_codes import ExitCode
 from tests.lab.compare.options import TORCH_DDP, Bench
-from tests.support.namespaces import why_not
+from tests.lab.compare.placed import PLACES
+from tests.support.namespaces import Namespaces, why_not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +39,40 @@ class Ended:
 
 
 _LOG = "swarm.log"
+_PORT = 7700  # the same for each, since each has an address of its own
 _WIDTH = 160
 _INTERRUPTED = "interrupted"
 
 
-def train_ours(launch: Launch) -> Ended:
-    """Trains to the end, or to a signal. Main thread only; never raises Failure."""
+def train_ours(launch: Launch, means: str = "relay") -> Ended:
+    """Trains to the end, or to a signal. Main thread only; never raises Failure.
+
+    Args: means: namespaces, the relay, or (`auto`) namespaces where they do.
+    """
     from rich.console import Console
 
     from murmuration.coordinator.supervisor import run_swarm
 
+    links = list(launch.link_of().values())
+    rates_only = not any(link and (link.delay_s or link.loss) for link in links)
+    if means == "namespaces" or (means == "auto" and rates_only and _no_namespaces() is None):
+        with Namespaces(len(links), links) as network:
+            placed = {
+                name: [f"{member.address}:{_PORT}", *member.prefix]
+                for name, member in zip(launch.names, network.members, strict=True)
+            }
+            os.environ[PLACES] = json.dumps(placed)
+            program = (sys.executable, "-m", "tests.lab.compare.placed", *launch.program)
+            ended = train_ours(replace(launch, links=(), program=program))
+            if ended.report is None:
+                return ended
+            counted = zip(launch.names, network.counters(), strict=True)
+            told = {
+                "link": " ".join(launch.links),
+                "link_means": "namespaces",
+                "link_bytes": {name: asdict(counters) for name, counters in counted},
+            }
+            return replace(ended, report={**ended.report, **told})
     try:
         launch.out.mkdir(parents=True)
         with (launch.out / _LOG).open("w", encoding="utf-8") as log:
@@ -57,7 +83,7 @@ def train_ours(launch: Launch) -> Ended:
     except OSError as error:
         return Ended(problem=f"{launch.out}: {error.strerror}", exit_code=ExitCode.FAILED)
     if code == ExitCode.DONE:
-        return Ended(report=report)
+        return Ended(report={**report, "link_means": "relay" if launch.links else None})
     problem = _INTERRUPTED if code > 128 else f"no worker came to the end; see {launch.out}"
     return Ended(problem=problem, exit_code=code)
 

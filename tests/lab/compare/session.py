@@ -108,7 +108,7 @@ class Session:
             folder, inner = bench.folder(name, table.text), bench.period_steps(name)
             ended = runs.train_baseline(name, bench, table.link, folder, steps, inner)
         else:
-            ended = runs.train_ours(bench.launch(name, table.text, steps))
+            ended = runs.train_ours(bench.launch(name, table.text, steps), bench.link_means)
         elapsed = duration(time.monotonic() - began_s)
         self._say(f"{ended.problem or 'done'}, after {elapsed} with its start\n")
         self._add(table, self._row(table, name, ended, ours=not theirs))

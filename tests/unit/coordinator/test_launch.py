@@ -6,7 +6,6 @@ import pytest
 
 from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.link_network import Place
 
 
 def staged(**changes: object) -> Launch:
@@ -96,13 +95,8 @@ def test_trackers_are_told_by_each_worker() -> None:
         assert "--track tensorboard --track wandb" in joined
 
 
-def test_places_become_commands() -> None:
+def test_proxies_become_options() -> None:
     launch = Launch(workers=2, out=Path("o"), program=("murmur",))
-    places = {
-        "w0": Place("10.0.0.2:7", ("nsenter", "--net=/run/netns/n0")),
-        "w1": Place("10.0.0.3:7", ("nsenter", "--net=/run/netns/n1"), ("--proxy", "h:1")),
-    }
-    commands = launch.commands([place.address for place in places.values()], None, places)
-    assert commands["w0"][:4] == ["nsenter", "--net=/run/netns/n0", "murmur", "up"]
-    assert commands["w0"][-2:] == ["--join", "10.0.0.3:7"]
-    assert commands["w1"][-2:] == ["--proxy", "h:1"]
+    commands = launch.commands(["h:1", "h:2"], None, {"w1": "h:3"})
+    assert commands["w0"][-2:] == ["--join", "h:2"]
+    assert commands["w1"][-2:] == ["--proxy", "h:3"]

@@ -8,11 +8,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator import Failure
 from murmuration.coordinator.cli import swarm
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.link_network import LinkNetwork, parse_links
-from murmuration.coordinator.namespaces import NoNamespaces
+from murmuration.coordinator.link_network import parse_links
 from murmuration.coordinator.supervisor import run_swarm
 from murmuration.protos.exit_codes import ExitCode
 
@@ -51,16 +49,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object) -> None:
-        raise NoNamespaces("this needs root")
-
-    monkeypatch.setattr("murmuration.coordinator.namespaces.Namespaces.__enter__", refuse)
-
-
-@pytest.mark.usefixtures("no_namespaces")
-def test_without_namespaces_the_relay_does_it_all(
+def test_workers_reach_each_other_through_the_relay(
     tmp_path: Path, fake_program: tuple[str, ...]
 ) -> None:
     console = Console(file=io.StringIO(), width=160, highlight=False)
@@ -69,36 +58,13 @@ def test_without_namespaces_the_relay_does_it_all(
     launch = Launch(workers=2, out=tmp_path / "out", links=("w0=5mbit", "20mbit"), program=program)
     code, report = run_swarm(launch, console)
     assert code == 0
-    assert (report["link"], report["link_means"]) == ("w0=5mbit 20mbit", "relay")
+    assert report["link"] == "w0=5mbit 20mbit"
     assert report["link_bytes"]["w1"] == {"sent_bytes": 0, "received_bytes": 0}
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert "w0=5mbit 20mbit each way, by relay (no namespaces: this needs root)" in text
-    assert "links            w0=5mbit 20mbit each way, by relay" in text
+    assert "links: w0=5mbit 20mbit each way" in text
+    assert "links            w0=5mbit 20mbit each way" in text
     assert not (tmp_path / "out/relay.log").exists()  # nothing was said
-
-
-@pytest.mark.usefixtures("no_namespaces")
-def test_namespaces_that_were_asked_for_must_be_had(tmp_path: Path) -> None:
-    launch = Launch(workers=1, out=tmp_path / "out", links=("5mbit",), link_means="namespaces")
-    with pytest.raises(Failure) as failure:
-        run_swarm(launch, Console(file=io.StringIO()))
-    assert failure.value.exit_code == ExitCode.CONFIGURATION
-    said = "--link-means namespaces: this needs root; use --link-means relay"
-    assert failure.value.message == said
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_relay_alone_keeps_to_loopback() -> None:
-    link = Link(rate_mbps=5)
-    with LinkNetwork({"w0": link, "w1": None}, "relay") as network:
-        coordinator = network.reserve()
-        places = network.start([coordinator])
-        assert (network.means, network.host) == ("relay", "127.0.0.1")
-        for place in places.values():
-            assert place.prefix == ()
-            assert place.options[0] == "--proxy"
-        assert list(network.traffic()) == ["w0", "w1"]
 
 
 _WITHOUT_PROXY = """

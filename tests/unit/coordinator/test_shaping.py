@@ -60,7 +60,7 @@ def test_a_greedy_sender_gets_the_whole_rate(rate_mbps: float, late_s: float) ->
 
 
 def test_without_a_limit_everything_passes_at_once() -> None:
-    free = LinkedPeer("w0", Link(rate_mbps=2), limit_rate=False)
+    free = LinkedPeer("w0", None)
     pipe = ShapedPipe(free, LinkedPeer("w1", None), random.Random(0))
     assert pipe.enter(1_000_000, 5.0) == (5.0, 5.0)
     assert pipe.full  # what is under way stays bounded all the same

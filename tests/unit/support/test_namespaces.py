@@ -2,9 +2,8 @@
 
 import pytest
 
-from murmuration.coordinator import namespaces
-from murmuration.coordinator.namespaces import free_subnet, leftovers, names, started
-from tests.support.namespaces import why_not
+from tests.support import namespaces
+from tests.support.namespaces import free_subnet, leftovers, names, started, why_not
 
 
 def test_a_subnet_is_free_of_all_routes() -> None:
