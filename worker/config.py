@@ -30,7 +30,8 @@ from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.errors import ConfigError
-from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
+from murmuration.worker.exchange.measured import ExchangeConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.membership import MembershipConfig
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.tasks import SharesSamples, Task, TaskError, load_task

@@ -12,9 +12,9 @@ from murmuration.algorithms.reducers import reducer_orders
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.round_context import Context
-from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, ShardKey
+from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
+from murmuration.worker.exchange.round_context import Context, RoundConfig
+from murmuration.worker.exchange.view import ShardKey
 from murmuration.worker.transport import Caller, Stream
 from tests.protocol.swarm import inline
 from tests.protocol.views import view

@@ -12,7 +12,8 @@ from murmuration.algorithms import reference
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.config import Config, RunConfig
-from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
+from murmuration.worker.exchange.measured import ExchangeConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import MembershipConfig
 

@@ -18,7 +18,8 @@ from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.config import Config, RunConfig
-from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
+from murmuration.worker.exchange.measured import ExchangeConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import MembershipConfig
 from murmuration.worker.pipeline.part import Part, part_of

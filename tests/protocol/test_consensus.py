@@ -15,7 +15,7 @@ from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.training.mailbox import Begin, RoundFailed
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm

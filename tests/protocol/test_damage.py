@@ -10,7 +10,7 @@ import torch
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.errors import ManifestRefused
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.wire import hash64
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm

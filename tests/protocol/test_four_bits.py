@@ -7,7 +7,7 @@ import pytest
 
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.exchange.view import ExchangeConfig
+from murmuration.worker.exchange.measured import ExchangeConfig
 from murmuration.worker.wire import Payload, hash64
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm

@@ -7,7 +7,7 @@ import torch
 
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing

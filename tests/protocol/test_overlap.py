@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from murmuration.algorithms.plan import Exchange, Plan
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run

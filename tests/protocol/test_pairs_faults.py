@@ -9,7 +9,7 @@ import torch
 
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.presets import PRESETS
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.transport import Unreachable
 from tests.protocol import swarm as swarms
 from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady

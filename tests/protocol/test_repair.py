@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from murmuration.worker.catchup.choices import (
+    Electorate,
     Repair,
+    Votes,
     choose_repair,
     choose_return,
+    electorate,
     step_of_the_others,
 )
-from murmuration.worker.catchup.votes import Electorate, Votes, electorate
 from murmuration.worker.membership import Digest, Health, Member, Phase
 
 Digests = tuple[tuple[int, int, int], ...]

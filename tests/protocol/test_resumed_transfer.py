@@ -9,8 +9,8 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.catchup.held_states import HeldStates
 from murmuration.worker.catchup.state_transfer import fetch_states, serve_states
-from murmuration.worker.catchup.votes import HeldStates
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.training.mailbox import Published
 from murmuration.worker.transport import Caller, Refused, Stream, TransportError

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from murmuration.algorithms.plan import Plan
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.membership import MembershipConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from murmuration.worker.exchange.view import RoundConfig, View
+from murmuration.worker.exchange.round_context import RoundConfig
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Health, Phase
 from tests.protocol.views import member, view
 

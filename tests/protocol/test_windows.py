@@ -12,9 +12,8 @@ from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.round_context import Context
-from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig
+from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
+from murmuration.worker.exchange.round_context import Context, RoundConfig
 from murmuration.worker.simulation.network import Network
 from murmuration.worker.simulation.streams import StreamEnd, frame_sizes, open_stream
 from murmuration.worker.simulation.virtual_loop import VirtualLoop

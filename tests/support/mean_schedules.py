@@ -19,7 +19,8 @@ from murmuration.algorithms.plan import Merge
 from murmuration.algorithms.robust import NORM_LIMIT, aggregate, norm, norm_factors, norm_ratios
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.view import RoundConfig, ShardKey
+from murmuration.worker.exchange.round_context import RoundConfig
+from murmuration.worker.exchange.view import ShardKey
 from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.means import MeanPeer
 from murmuration.worker.simulation.peer import Account

@@ -11,7 +11,7 @@ from random import Random
 from murmuration.algorithms.link import Link
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.pairwise.round import CONTRIBUTION, PARTS, OwnPart, PairRound
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.simulation.bowl import Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.pairs import PairPeer

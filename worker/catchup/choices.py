@@ -3,13 +3,16 @@
 All decide alike from what gossip tells: the digests of the others, and their phases. States are
 ordered by (version, peers that hold it, contributors of the latest round, first of these peers by
 name), so everyone agrees which of two to ask for, and still does after the next round. What most
-peers share wins over that order, and a minority goes back to it (`votes`, docs/adr/0035). With
-pairs states differ by design; there a peer that has fallen behind only moves on to where the others
-are in the schedule.
+peers share wins over that order, and a minority goes back to it. With pairs states differ by
+design; there a peer that has fallen behind only moves on to where the others are in the schedule.
+
+A state replaces a peer's own only where more than half of those hold it that have contributed to
+rounds of this peer. Where no state has so many, the one of at least as many as share this peer's
+own may do, if it is no further away than rounds usually lead (docs/adr/0035).
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -224,7 +227,7 @@ def choose_return(
 
     Args:
         mine: as in `choose_repair`.
-        voters: the others whose word counts (`votes.electorate`).
+        voters: the others whose word counts (`electorate`).
         hash_of: the hash of this peer's own state, by fragment and version; 0 for not known.
         ended: this peer and all voters are done: nobody comes to where this peer is any more.
 
@@ -276,3 +279,95 @@ def step_of_the_others(
         and all(d.version >= my.version + 2 for d, my in zip(member.digests, mine, strict=True))
     ]
     return max(member.step for member in ahead) if 2 * len(ahead) > len(others) else None
+
+
+_WHO_SPEAKS = (
+    frozenset({Phase.TRAINING}),
+    frozenset({Phase.DONE, Phase.LEAVING}),
+    frozenset({Phase.READY}),
+)
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """The others whose word counts, and whether this peer's own does.
+
+    Args:
+        counts_me: this peer trains. One that begins again, or for the first time, follows most of
+            those that train.
+        known: they have contributed to rounds of this peer. Else these are all that train, for
+            this peer has no rounds with anybody that is here.
+        may_tie: as many as stay where they are may be enough. Not for a first-time joiner.
+    """
+
+    others: tuple[Member, ...]
+    counts_me: bool
+    known: bool
+    may_tie: bool = True
+
+    @property
+    def size(self) -> int:
+        return len(self.others) + self.counts_me
+
+
+def electorate(
+    mine: Sequence[Digest], phase: Phase, replicas: Iterable[Member], contributors: Collection[str]
+) -> Electorate:
+    """Whose word counts for a peer with these digests.
+
+    Args:
+        contributors: to rounds that this peer took part in.
+    """
+    alive = [m for m in replicas if m.health is Health.ALIVE and len(m.digests) == len(mine)]
+    begun = [m for m in alive if m.phase is not Phase.READY or any(d.version for d in m.digests)]
+    trains, has_rounds = phase is not Phase.READY, any(digest.version for digest in mine)
+    found = [member for member in begun if member.peer in contributors]
+    known = bool(found)
+    for phases in _WHO_SPEAKS:
+        found = found or [member for member in alive if member.phase in phases]
+    all_ready = all(member.phase is Phase.READY for member in found)
+    counts_me = trains or (has_rounds and all_ready)
+    return Electorate(tuple(found), counts_me, known, trains or has_rounds or all_ready)
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What the electorate says of a donor's states.
+
+    Args:
+        holders: others that hold them, or have held them.
+        keepers: those that are where this peer is, or behind it on the same way; with this peer.
+        undecided: those that do not know the states, or have not answered.
+    """
+
+    among: Electorate
+    holders: tuple[str, ...]
+    keepers: int
+    undecided: int
+
+    @property
+    def majority(self) -> bool:
+        return 2 * len(self.holders) > self.among.size
+
+    @property
+    def enough(self) -> bool:
+        """Nobody that shares this peer's state is outnumbered by taking over the donor's."""
+        return self.majority or (self.among.may_tie and len(self.holders) >= self.keepers)
+
+    @property
+    def lost(self) -> bool:
+        """Whatever the undecided say yet, it is not enough."""
+        most = len(self.holders) + self.undecided
+        return 2 * most <= self.among.size and not (self.among.may_tie and most >= self.keepers)
+
+
+def keepers(
+    among: Electorate, fragments: Iterable[int], hash_of: Callable[[int, int], int]
+) -> frozenset[str]:
+    """The others whose states are this peer's own in all these fragments, or earlier ones of it."""
+    wanted = tuple(fragments)
+    return frozenset(
+        member.peer
+        for member in among.others
+        if all(hash_of(i, member.digests[i].version) == member.digests[i].hash for i in wanted)
+    )

@@ -11,18 +11,13 @@ from murmuration.algorithms.plan import Plan
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
+from murmuration.worker.catchup.choices import Electorate, Votes, electorate, keepers
+from murmuration.worker.catchup.held_states import too_far
 from murmuration.worker.catchup.state_transfer import (
     confirm_states,
     fetch_states,
     rounds_apart,
     sizes_of,
-)
-from murmuration.worker.catchup.votes import (
-    Electorate,
-    Votes,
-    electorate,
-    keepers,
-    too_far,
 )
 from murmuration.worker.membership import Digest, Member, Phase
 from murmuration.worker.membership.gossip import GossipService

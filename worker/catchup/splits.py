@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings
+from murmuration.worker.catchup.held_states import Received
 from murmuration.worker.catchup.state_transfer import headers_at
-from murmuration.worker.catchup.votes import Received
 from murmuration.worker.membership import Member
 from murmuration.worker.membership.gossip import GossipService
 

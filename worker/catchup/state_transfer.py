@@ -7,7 +7,7 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
-from murmuration.worker.catchup.votes import REMEMBERED, HeldStates
+from murmuration.worker.catchup.held_states import REMEMBERED, HeldStates
 from murmuration.worker.membership import Digest, Member
 from murmuration.worker.membership.swim import MAX_MEMBERS
 from murmuration.worker.training.mailbox import Published

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from murmuration.algorithms.codecs import Codec
-from murmuration.worker.exchange.view import ExchangeConfig
 from murmuration.worker.wire import MAX_FRAME_BYTES, Payload
 
 
@@ -103,6 +102,17 @@ class _Measured:
     saved: float
     s_per_byte: float
     since: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """Args: compression: `auto` measures whether zstd pays, `always` or `never` do not ask."""
+
+    compression: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("auto", "always", "never"):
+            raise ValueError(f"compression is {self.compression!r}; use one of auto, always, never")
 
 
 class Compression:

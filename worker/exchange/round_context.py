@@ -1,4 +1,4 @@
-"""What both sides of an exchange share."""
+"""What both sides of an exchange share: settings, sizes, counts, and ways to the others."""
 
 import re
 from collections import Counter
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.reducers import reducer_orders
-from murmuration.algorithms.robust import Quarantine
+from murmuration.algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation, Quarantine
 from murmuration.protos.events import new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
 from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.view import RoundConfig, ShardRange
+from murmuration.worker.exchange.view import ShardRange
 from murmuration.worker.transport import Stream
 
 if TYPE_CHECKING:
@@ -110,6 +110,59 @@ class Counts:
             digits = ""
         self._equal[digits] += 1
         return self._equal[digits]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundConfig:
+    """When a round closes, and when it is given up.
+
+    Args:
+        quorum: share of the awaited contributions that must be there before a round may close
+            without the rest.
+        grace_s: how long the rest is waited for from then on, at most, on top of the time that the
+            payload takes at `floor_mbps`: three times as long as rounds take, and at least 5 s.
+        floor_mbps: the slowest link that is planned for, Mbit/s.
+        patience_s: how long a partner that has not come to a round of pairs is waited for.
+        retry_s: between two tries of one exchange.
+        slack_s: added to every deadline.
+        norm_limit: a contribution whose norm is above this many times the median of the round's
+            counts as far as that; 0 takes each as it is. For means of three peers or more.
+        aggregation: what this peer makes of the contributions to the shards that it reduces:
+            their `mean`; or of five or more the `trimmed` mean, which leaves out the largest and
+            the smallest fifth of each value.
+    """
+
+    quorum: float = 0.5
+    grace_s: float = 20.0
+    floor_mbps: float = 1.0
+    patience_s: float = 5.0
+    retry_s: float = 0.25
+    slack_s: float = 30.0
+    norm_limit: float = NORM_LIMIT
+    aggregation: Aggregation = "mean"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quorum <= 1:
+            raise ValueError(f"quorum is {self.quorum}; it must be above 0, at most 1")
+        for name in ("grace_s", "floor_mbps", "patience_s", "retry_s", "slack_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.norm_limit != 0 and not self.norm_limit >= 1:
+            raise ValueError(
+                f"norm_limit is {self.norm_limit}; it must be at least 1 (medians of the norms), "
+                "or 0 for no limit"
+            )
+        if self.aggregation not in AGGREGATIONS:
+            names = ", ".join(AGGREGATIONS)
+            raise ValueError(f"aggregation is {self.aggregation!r}; use one of {names}")
+
+    def transfer_s(self, payload_bytes: int) -> float:
+        """Time for `payload_bytes` at the floor bandwidth."""
+        return payload_bytes * 8 / (self.floor_mbps * 1e6)
+
+    def round_s(self, payload_bytes: int, detection_s: float) -> float:
+        """Deadline of a whole round: both directions, a dead reducer, a straggler, and slack."""
+        return 2 * self.transfer_s(payload_bytes) + detection_s + self.grace_s + self.slack_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.catchup.bootstrap import Bootstrap
+from murmuration.worker.catchup.held_states import HeldStates
 from murmuration.worker.catchup.state_transfer import serve_states
-from murmuration.worker.catchup.votes import HeldStates
 from murmuration.worker.config import Config
 from murmuration.worker.errors import NotDialled
 from murmuration.worker.exchange.allreduce.contributor import Contributor

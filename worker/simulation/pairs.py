@@ -18,8 +18,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.catchup.choices import step_of_the_others
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
-from murmuration.worker.exchange.round_context import Context
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import Context, RoundConfig
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.peer import Account, Peer

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from murmuration.algorithms.link import MessageTime
 from murmuration.worker.background import Tasks
-from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.view import ExchangeConfig
+from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
 from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.simulated_swarm import RUN, SimulatedSwarm

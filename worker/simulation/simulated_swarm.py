@@ -13,7 +13,8 @@ from functools import cached_property, partial
 from random import Random
 from typing import Protocol
 
-from murmuration.worker.exchange.view import RoundConfig, View
+from murmuration.worker.exchange.round_context import RoundConfig
+from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Digest, Health, Member, MembershipConfig, Phase
 from murmuration.worker.simulation.network import Network, SimulatedStream
 from murmuration.worker.simulation.scenario import (

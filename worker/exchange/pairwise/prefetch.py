@@ -1,9 +1,13 @@
 """What lies between two pair rounds: how far partners are apart, and anchors that come ahead."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from murmuration.worker.exchange.pairwise.round import ANCHOR, Group, PairRound
-from murmuration.worker.exchange.view import RoundConfig
+
+if TYPE_CHECKING:
+    from murmuration.worker.exchange.round_context import RoundConfig
+
 
 _QUIET_S = 1.0  # several delays of a long link pass before the first byte
 
@@ -11,7 +15,7 @@ _QUIET_S = 1.0  # several delays of a long link pass before the first byte
 class ArrivalSkew:
     """By how long values of partners have lately taken to arrive here."""
 
-    def __init__(self, config: RoundConfig) -> None:
+    def __init__(self, config: "RoundConfig") -> None:
         self._s_per_byte = 0.0
         self._config = config
 
@@ -45,7 +49,7 @@ class AnchorPrefetch:
 
     def __init__(
         self,
-        config: RoundConfig,
+        config: "RoundConfig",
         skew: ArrivalSkew,
         round_bytes: Sequence[int],
         *,

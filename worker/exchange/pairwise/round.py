@@ -21,13 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from murmuration.worker.exchange.view import RoundConfig, View
+from murmuration.worker.exchange.view import View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from murmuration.worker import wire
     from murmuration.worker.exchange.pairwise.partner import PartnerStream
+    from murmuration.worker.exchange.round_context import RoundConfig
 
 ANCHOR, CONTRIBUTION = PARTS = (0, 1)  # on the wire: PartHeader.part
 
@@ -139,7 +140,7 @@ class PairRound:
         own: Mapping[int, OwnPart],
         laid: float,
         view: View,
-        config: RoundConfig,
+        config: "RoundConfig",
     ) -> None:
         self.me, self.group, self.own, self.laid = me, tuple(group), dict(own), laid
         self.fragment, self.round = self.key = key

@@ -7,8 +7,7 @@ import torch
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire
-from murmuration.worker.exchange.measured import Compression
-from murmuration.worker.exchange.view import ExchangeConfig
+from murmuration.worker.exchange.measured import Compression, ExchangeConfig
 from murmuration.worker.wire import Payload
 
 E3M0, FP32, BF16 = (codec_by_name(name) for name in ("e3m0", "fp32", "bf16"))

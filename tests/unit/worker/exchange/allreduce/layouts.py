@@ -15,9 +15,9 @@ import numpy as np
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.measured import Arrivals, Compression
-from murmuration.worker.exchange.round_context import Context
-from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, ShardRange
+from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
+from murmuration.worker.exchange.round_context import Context, RoundConfig
+from murmuration.worker.exchange.view import ShardRange
 from murmuration.worker.simulation.virtual_loop import VirtualLoop, running
 from murmuration.worker.transport import Unreachable
 

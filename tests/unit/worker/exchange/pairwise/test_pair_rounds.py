@@ -14,11 +14,11 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.measured import Arrivals, Compression
+from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION
-from murmuration.worker.exchange.round_context import Context
-from murmuration.worker.exchange.view import ExchangeConfig, RoundConfig, View
+from murmuration.worker.exchange.round_context import Context, RoundConfig
+from murmuration.worker.exchange.view import View
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable

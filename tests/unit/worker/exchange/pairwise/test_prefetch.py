@@ -5,7 +5,8 @@ import pytest
 from murmuration.worker import wire
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
 from murmuration.worker.exchange.pairwise.round import ANCHOR, OwnPart, PairRound, TheirPart
-from murmuration.worker.exchange.view import RoundConfig, View
+from murmuration.worker.exchange.round_context import RoundConfig
+from murmuration.worker.exchange.view import View
 
 CONFIG = RoundConfig(floor_mbps=1e-5)  # 12 bytes take 9.6 s
 LAID_S = 100.0

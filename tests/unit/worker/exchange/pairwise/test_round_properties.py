@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from murmuration.worker import wire
 from murmuration.worker.exchange.pairwise.round import PARTS, PairRound, TheirPart
-from murmuration.worker.exchange.view import RoundConfig
+from murmuration.worker.exchange.round_context import RoundConfig
 from tests.protocol.views import view
 
 CONFIG = RoundConfig(patience_s=20.0, slack_s=40.0)

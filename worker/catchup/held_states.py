@@ -1,20 +1,14 @@
-"""Whose word counts when a peer takes over another's state, and when their words are enough.
-
-A state replaces a peer's own only where more than half of those hold it that have contributed to
-rounds of this peer. Where no state has so many, the one of at least as many as share this peer's
-own may do, if it is no further away than rounds usually lead (docs/adr/0035).
-"""
+"""What a peer remembers of its states, and how far rounds lead from one to another."""
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.counted import Part, contributors_of
 from murmuration.algorithms.fragment_state import FragmentState
-from murmuration.worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.membership import Member
 from murmuration.worker.membership.swim import MAX_MEMBERS
 
 if TYPE_CHECKING:
@@ -29,12 +23,6 @@ _MOVES = 16  # and rounds of which reductions are known
 
 _FURTHER = 5.0  # times the way that rounds usually lead is still plausible
 _SIZE = 0.5  # of the anchor's norm is, as long as no round's move is known
-
-_WHO_SPEAKS = (
-    frozenset({Phase.TRAINING}),
-    frozenset({Phase.DONE, Phase.LEAVING}),
-    frozenset({Phase.READY}),
-)
 
 
 class HeldStates:
@@ -140,91 +128,6 @@ class HeldStates:
         """The remembered ones up to this, the newest first."""
         known = (version for index, version in self._hashes if index == fragment)
         return sorted((version for version in known if version <= until), reverse=True)
-
-
-@dataclass(frozen=True)
-class Electorate:
-    """The others whose word counts, and whether this peer's own does.
-
-    Args:
-        counts_me: this peer trains. One that begins again, or for the first time, follows most of
-            those that train.
-        known: they have contributed to rounds of this peer. Else these are all that train, for
-            this peer has no rounds with anybody that is here.
-        may_tie: as many as stay where they are may be enough. Not for a first-time joiner.
-    """
-
-    others: tuple[Member, ...]
-    counts_me: bool
-    known: bool
-    may_tie: bool = True
-
-    @property
-    def size(self) -> int:
-        return len(self.others) + self.counts_me
-
-
-def electorate(
-    mine: Sequence[Digest], phase: Phase, replicas: Iterable[Member], contributors: Collection[str]
-) -> Electorate:
-    """Whose word counts for a peer with these digests.
-
-    Args:
-        contributors: to rounds that this peer took part in.
-    """
-    alive = [m for m in replicas if m.health is Health.ALIVE and len(m.digests) == len(mine)]
-    begun = [m for m in alive if m.phase is not Phase.READY or any(d.version for d in m.digests)]
-    trains, has_rounds = phase is not Phase.READY, any(digest.version for digest in mine)
-    found = [member for member in begun if member.peer in contributors]
-    known = bool(found)
-    for phases in _WHO_SPEAKS:
-        found = found or [member for member in alive if member.phase in phases]
-    all_ready = all(member.phase is Phase.READY for member in found)
-    counts_me = trains or (has_rounds and all_ready)
-    return Electorate(tuple(found), counts_me, known, trains or has_rounds or all_ready)
-
-
-@dataclass(frozen=True)
-class Votes:
-    """What the electorate says of a donor's states.
-
-    Args:
-        holders: others that hold them, or have held them.
-        keepers: those that are where this peer is, or behind it on the same way; with this peer.
-        undecided: those that do not know the states, or have not answered.
-    """
-
-    among: Electorate
-    holders: tuple[str, ...]
-    keepers: int
-    undecided: int
-
-    @property
-    def majority(self) -> bool:
-        return 2 * len(self.holders) > self.among.size
-
-    @property
-    def enough(self) -> bool:
-        """Nobody that shares this peer's state is outnumbered by taking over the donor's."""
-        return self.majority or (self.among.may_tie and len(self.holders) >= self.keepers)
-
-    @property
-    def lost(self) -> bool:
-        """Whatever the undecided say yet, it is not enough."""
-        most = len(self.holders) + self.undecided
-        return 2 * most <= self.among.size and not (self.among.may_tie and most >= self.keepers)
-
-
-def keepers(
-    among: Electorate, fragments: Iterable[int], hash_of: Callable[[int, int], int]
-) -> frozenset[str]:
-    """The others whose states are this peer's own in all these fragments, or earlier ones of it."""
-    wanted = tuple(fragments)
-    return frozenset(
-        member.peer
-        for member in among.others
-        if all(hash_of(i, member.digests[i].version) == member.digests[i].hash for i in wanted)
-    )
 
 
 def too_far(
