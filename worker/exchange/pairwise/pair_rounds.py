@@ -22,7 +22,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.pairwise.partner import PairValues, PartnerStream
-from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
+from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
 from murmuration.worker.exchange.pairwise.round import (
     ANCHOR,
     CONTRIBUTION,
@@ -64,15 +64,14 @@ class Pairs:
         prefetched: Callable[[PrefetchedAnchor], None],
     ) -> None:
         self.context, self.peers, self.tasks = context, peers, Tasks()
-        self.values, self.skew = PairValues(context), ArrivalSkew(context.config)
+        self.values = PairValues(context)
         fragments, plan = range(context.fragments), context.plan
         self.total_bytes = [[self.values.total_bytes(f, part) for part in PARTS] for f in fragments]
         self._round_bytes = [sum(sizes) for sizes in self.total_bytes]
         self._rounds = [schedule.rounds(fragment) for fragment in fragments]
         self._results, self._prefetched = results, prefetched
-        self._prefetch = AnchorPrefetch(
+        self.prefetch = AnchorPrefetch(
             context.config,
-            self.skew,
             self._round_bytes,
             told=plan.shared_momentum,
             awaited=plan.overlap_steps == 0,
@@ -143,7 +142,7 @@ class Pairs:
         try:
             anchor = await self.values.anchor(fragment, values)
         except Exception:  # the round itself says so; nobody may wait for what is not to be
-            if self._prefetch.awaited:
+            if self.prefetch.awaited:
                 self._prefetched(PrefetchedAnchor(fragment, round_, None))
             return
         if self._versions.get(fragment) == round_:
@@ -174,7 +173,7 @@ class Pairs:
             round_ = self._lay(*key, {ANCHOR: anchor})
         round_.own[CONTRIBUTION] = contribution
         size = self._round_bytes[begin.fragment]
-        round_.begin(self.now, size, self.skew.lead_s(size))
+        round_.begin(self.now, size, self.prefetch.lead_s(begin.fragment))
         self._catch_up(round_)
         self.step(round_)
         self.changed = True
@@ -245,7 +244,7 @@ class Pairs:
         self.changed |= round_.complete and not was_complete
         if round_.ended and not round_.reported:
             round_.reported = self.changed = True
-            self._prefetch.ended(round_)
+            self.prefetch.ended(round_)
             if round_.succeeded:
                 self.tasks.spawn(self._finish(round_))
             else:
@@ -260,7 +259,7 @@ class Pairs:
 
     def anchor_came(self, round_: PairRound) -> None:
         """A partner's anchor is here, and valid."""
-        if self._prefetch.came(round_):
+        if self.prefetch.came(round_):
             self.tasks.spawn(self._average(round_))
 
     def recall(self, round_: PairRound, peer: str, attempt: int) -> None:
@@ -331,7 +330,7 @@ class Pairs:
         for peer in round_.partners:
             if peer > context.me:
                 self._reach(round_, peer, 1)
-        if self._prefetch.laid(round_, len(drawn_from(view, context.me, fragment))):
+        if self.prefetch.laid(round_, len(drawn_from(view, context.me, fragment))):
             self._prefetched(PrefetchedAnchor(*key, None))
         self.changed = True
         return round_
@@ -368,7 +367,7 @@ class Pairs:
             times += (at for at, _ in round_.recalls.values())
             if round_.begun:
                 times.append(round_.due_at(now))
-            elif (until := self._prefetch.due_at(round_)) is not None:
+            elif (until := self.prefetch.due_at(round_)) is not None:
                 times.append(until)
         at = min((at for at in times if at > now), default=math.inf)
         if at < self._timer_at:
@@ -397,7 +396,7 @@ class Pairs:
                 else:  # it may come back
                     self.recall(round_, peer, attempt)
             self.step(round_)
-            if self._prefetch.overdue(round_, now):
+            if self.prefetch.overdue(round_, now):
                 self._prefetched(PrefetchedAnchor(*round_.key, None))
         self.look()
 

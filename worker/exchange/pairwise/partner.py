@@ -43,7 +43,11 @@ _HEADER_S = 10.0
 
 
 class _OvertakenError(Exception):
-    """There is another last word, or none."""
+    """There is another last word, or none: nothing more of this stream matters."""
+
+
+class _EndedError(Exception):
+    """The partner has ended its side."""
 
 
 class PairValues:
@@ -140,16 +144,18 @@ class PartnerStream:
         self.header_by = pairs.now + _HEADER_S
         self._pairs, self._context = pairs, pairs.context
         self._stream = stream
-        self._arrival = self._context.arrivals.payload()  # of the partner's parts in turn
         self._held: dict[int, int] | None = None  # by hash, how much the partner has of a part
-        self._arriving: TheirPart | None = None
-        self._arriving_part, self._arriving_since, self._here_before = ANCHOR, 0.0, 0
         self._refusal: pb.Refusal | None = None
         self._last_said = self._all_said = False
         self._drained = False  # all has been said that matters: only the end is missing
         self._heard_all = False  # the partner has ended its side, after its last word
         self._ending = False  # once all is said
         self._changed, self._finished = asyncio.Event(), asyncio.Event()
+
+    @property
+    def _in_round(self) -> PairRound:
+        assert self.round is not None, "it has a place in a round"
+        return self.round
 
     async def run(self) -> None:
         """Says and hears what there is to say and to hear, until the stream is over."""
@@ -168,7 +174,6 @@ class PartnerStream:
         finally:
             for task in work:
                 task.cancel()
-            self._arrival.ends()
             self._pairs.forget(self)
             if self.calls:
                 stream.cancel()
@@ -194,10 +199,9 @@ class PartnerStream:
 
     def hold(self, header: pb.PairHeader) -> None:
         """The partner has said who it is, and what it holds; so has this peer, or is about to."""
-        assert self.round is not None, "it has a place in the round"
         self._held = {held.hash: held.offset for held in reversed(header.held)}
-        self.round.heard_of(self.peer, self._pairs.now)
-        self._pairs.step(self.round)
+        self._in_round.heard_of(self.peer, self._pairs.now)
+        self._pairs.step(self._in_round)
         self._pairs.changed = True
 
     def look(self) -> None:
@@ -227,8 +231,7 @@ class PartnerStream:
     async def _say_all(self, stream: Stream) -> None:
         """The header, each part as soon as there is one, then that everything is here."""
         await self._until(lambda: self.round is not None)
-        round_ = self.round
-        assert round_ is not None, "it has a place in the round"
+        round_ = self._in_round
         header = self._pairs.header(round_, self.peer)
         await stream.send(pb.PairMessage(header=header).SerializeToString())
         for part in PARTS:
@@ -281,61 +284,62 @@ class PartnerStream:
 
     async def _hear(self, stream: Stream) -> None:
         try:
-            while (raw := await stream.receive()) is not None and not self.over:
-                if not self._drained:
-                    await self._take(raw)
+            with suppress(_EndedError):
+                try:
+                    await self._hear_all(stream)
+                except _OvertakenError:
+                    pass
+                except wire.WireError as error:
+                    if not (self.over or self._drained):
+                        self._unfit(error)
+                    self._pairs.look()
+                while not self.over and await stream.receive() is not None:
+                    pass  # until the partner has ended its side too
             self._closed(None)
         except TransportError as error:
             self._closed(str(error))
 
-    async def _take(self, raw: bytes) -> None:
-        """One message of the partner's."""
-        try:
-            message = wire.parse(pb.PairMessage, raw)
-            if self.round is None:
-                self._ask(message)
-            else:
-                self._take_in_round(self.round, message)
-                await self._check(self.round)
+    async def _hear_all(self, stream: Stream) -> None:
+        """The header, each part of the partner's, then that everything is there. Raises WireError:
+        it does not fit."""
+        header = (await self._next(stream, "header")).header
+        if self.calls:
+            self.hold(header)
+        else:  # it waits, if this peer has not come to the round
+            self.header, self.peer = header, header.sender
+            self._pairs.admit(self, header)
+        for part in PARTS:
+            await self._take(stream, part)
+        await self._next(stream, "staged")
+        round_ = self._in_round
+        round_.partners[self.peer].staged = True
+        round_.came(self.peer, self._pairs.now)
+        self._pairs.step(round_)
+        await self._next(stream, "end")
+
+    async def _next(self, stream: Stream, kind: str) -> pb.PairMessage:
+        """The partner's next message, which must be of this kind. Raises WireError: it is not."""
+        if kind != "header":  # the message before is dealt with
+            if self.round is not None:
                 self._drain(self.round)
-        except wire.WireError as error:
-            if not (self.over or self._drained):
-                self._unfit(error)
-        self._pairs.look()
-
-    def _ask(self, message: pb.PairMessage) -> None:
-        """What a caller begins with. It waits, if this peer has not come to the round."""
-        if not message.HasField("header"):
-            raise wire.WireError("a pair round must begin with its header")
-        self.header, self.peer = message.header, message.header.sender
-        self._pairs.admit(self, message.header)
-
-    def _take_in_round(self, round_: PairRound, message: pb.PairMessage) -> None:
-        """Raises WireError: it does not fit."""
-        kind, peer, now = message.WhichOneof("body"), self.peer, self._pairs.now
-        if kind == "refusal":
+            self._pairs.look()
+        if (raw := await stream.receive()) is None:
+            raise _EndedError
+        if self.over or self._drained:
+            raise _OvertakenError
+        message = wire.parse(pb.PairMessage, raw)
+        found = message.WhichOneof("body")
+        if found == "refusal" and (round_ := self.round) is not None:
             self._refused(round_, wire.refusal_kind(message.refusal), message.refusal.reason)
-        elif self._held is None:
-            if kind != "header":
-                raise wire.Again("not the header that was expected")
-            self.hold(message.header)
-        elif kind == "part":
-            self._arrival.ends()
-            self._arrival.begins(peer)
-            self._expect(round_, message.part)
-            if message.part.part == CONTRIBUTION:
-                round_.came(peer, now)
-                self._pairs.step(round_)
-        elif kind == "frame":
-            self._take_frame(round_, message.frame)
-            round_.heard_of(peer, now)
-            self._pairs.step(round_)
-        elif kind == "staged":
-            round_.partners[peer].staged = True
-            round_.came(peer, now)
-            self._pairs.step(round_)
-        else:
-            raise wire.WireError(f"{round_} from {peer}: an unexpected message")
+            self._drain(round_)
+            self._pairs.look()
+            raise _OvertakenError
+        if found != kind or (kind != "header" and self.round is None):
+            early = self.calls and self._held is None  # before its header: another time may be
+            error = wire.Again if early else wire.WireError
+            begins = "a pair round must begin with its header"
+            raise error(begins if kind == "header" else f"{self.round}: {found} in place of {kind}")
+        return message
 
     def _refused(self, round_: PairRound, kind: str, reason: str) -> None:
         if kind == "again":
@@ -349,17 +353,36 @@ class PartnerStream:
         round_.declines(self.peer, reason)
         self._pairs.step(round_)
 
-    def _expect(self, round_: PairRound, header: pb.PartHeader) -> None:
-        """A part of the partner's begins, or goes on."""
-        part, name, partner = header.part, f"{round_} from {self.peer}", round_.partners[self.peer]
+    async def _take(self, stream: Stream, part: int) -> None:
+        """A part of the partner's, or the rest of it, and whether it is valid. Raises WireError."""
+        header, pairs = (await self._next(stream, "part")).part, self._pairs
+        round_, codec, began = self._in_round, pairs.values.codec(part), pairs.now
+        theirs = self._expect(round_, header, part)
+        if part == CONTRIBUTION:
+            round_.came(self.peer, began)
+            pairs.step(round_)
+        incoming = theirs.incoming
+        with self._context.arrivals.payload() as arrival:
+            arrival.begins(self.peer)
+            while not incoming.complete:
+                size, stands_for = incoming.add((await self._next(stream, "frame")).frame)
+                self._context.counts.contributions_received.add(size, stands_for, codec)
+                arrival.came(size)
+                round_.heard_of(self.peer, pairs.now)
+                pairs.step(round_)
+        pairs.prefetch.arrived(incoming.received_bytes - header.offset, pairs.now - began)
+        if not theirs.checked:
+            await self._check(round_, part, theirs)
+
+    def _expect(self, round_: PairRound, header: pb.PartHeader, part: int) -> TheirPart:
+        """A part of the partner's begins, or goes on. Raises WireError."""
+        name, partner = f"{round_} from {self.peer}", round_.partners[self.peer]
         weight = self._context.weight(header.weight) if part == CONTRIBUTION else 1
-        if part not in PARTS:
-            raise wire.WireError(f"{name}: part {part}")
         codec, size = self._pairs.values.codec(part), self._pairs.total_bytes[round_.fragment][part]
-        if (header.codec, header.total_bytes) != (codec.wire_id, size):
+        if (header.part, header.codec, header.total_bytes) != (part, codec.wire_id, size):
             raise wire.WireError(
-                f"{name}: {header.total_bytes} bytes of codec {header.codec}; "
-                f"expected {size} bytes of {codec.name}"
+                f"{name}: part {header.part}, {header.total_bytes} bytes of codec {header.codec}; "
+                f"expected part {part}, {size} bytes of {codec.name}"
             )
         come = partner.parts.get(part)
         if come is not None and round_.begun and partner.received:
@@ -371,46 +394,27 @@ class PartnerStream:
         if header.offset != come.incoming.received_bytes:
             raise wire.Again(f"{name}: goes on at {header.offset}")
         come.weight = weight
-        self._arriving, self._arriving_part, self._arriving_since = come, part, self._pairs.now
-        self._here_before = header.offset
+        return come
 
-    def _take_frame(self, round_: PairRound, frame: pb.Frame) -> None:
-        if self._arriving is None:
-            raise wire.WireError(f"a frame of no part from {self.peer}")
-        incoming = self._arriving.incoming
-        size, stands_for = incoming.add(frame)
-        codec = self._pairs.values.codec(self._arriving_part)
-        self._context.counts.contributions_received.add(size, stands_for, codec)
-        self._arrival.came(size)
-        if incoming.complete:
-            self._arrival.ends()
-            came_bytes = incoming.received_bytes - self._here_before
-            self._pairs.skew.came(came_bytes, self._pairs.now - self._arriving_since)
-
-    async def _check(self, round_: PairRound) -> None:
-        """The partner's parts that are complete, but not known to be valid. Raises WireError."""
+    async def _check(self, round_: PairRound, index: int, part: TheirPart) -> None:
+        """Raises WireError: a part that is complete is not valid."""
+        self._pairs.look()
         partner = round_.partners[self.peer]
-        theirs = partner.parts
-        for index, part in list(theirs.items()):
-            if part.checked or not part.incoming.complete:
-                continue
-            self._pairs.look()
-            try:
-                await self._pairs.values.check(round_.fragment, index, part.incoming)
-            except wire.WireError:
-                if theirs.get(index) is part:
-                    del theirs[index]
-                self._arriving = None
-                raise
-            if self.over or self._drained:
-                return
-            part.checked = True
-            if index == ANCHOR and theirs.get(index) is part:
-                self._pairs.anchor_came(round_)
-            if partner.received:
-                round_.last = self.peer
-                round_.came(self.peer, self._pairs.now)
-                self._pairs.step(round_)
+        try:
+            await self._pairs.values.check(round_.fragment, index, part.incoming)
+        except wire.WireError:
+            if partner.parts.get(index) is part:
+                del partner.parts[index]
+            raise
+        if self.over or self._drained:
+            raise _OvertakenError
+        part.checked = True
+        if index == ANCHOR and partner.parts.get(index) is part:
+            self._pairs.anchor_came(round_)
+        if partner.received:
+            round_.last = self.peer
+            round_.came(self.peer, self._pairs.now)
+            self._pairs.step(round_)
 
     # ------------------------------------------------------------------------------------ the end
 

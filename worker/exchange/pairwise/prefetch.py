@@ -12,27 +12,6 @@ if TYPE_CHECKING:
 _QUIET_S = 1.0  # several delays of a long link pass before the first byte
 
 
-class ArrivalSkew:
-    """By how long values of partners have lately taken to arrive here."""
-
-    def __init__(self, config: "RoundConfig") -> None:
-        self._s_per_byte = 0.0
-        self._config = config
-
-    def came(self, size_bytes: int, took_s: float) -> None:
-        """Bytes of a partner's have arrived one after the other. What was slow counts half as much
-        with each that follows: the next pair's link may be as slow again."""
-        if size_bytes > 0:
-            self._s_per_byte = max(took_s / size_bytes, self._s_per_byte / 2)
-
-    def lead_s(self, payload_bytes: int) -> float:
-        """What a round takes in which everybody gives a partner this many bytes. As long as nothing
-        has come, the slowest link that is planned for is assumed."""
-        if self._s_per_byte == 0.0:
-            return self._config.transfer_s(payload_bytes)
-        return payload_bytes * self._s_per_byte
-
-
 class AnchorPrefetch:
     """When the train side hears of the mean of its group's anchors before a round.
 
@@ -41,7 +20,6 @@ class AnchorPrefetch:
 
     Args:
         config: closing rules.
-        skew: how long partners may still be exchanging that this peer has not exchanged with.
         round_bytes: by fragment, what a peer gives each partner.
         told: whether the train side uses anchors' means.
         awaited: whether it waits for them.
@@ -50,15 +28,30 @@ class AnchorPrefetch:
     def __init__(
         self,
         config: "RoundConfig",
-        skew: ArrivalSkew,
         round_bytes: Sequence[int],
         *,
         told: bool,
         awaited: bool,
     ) -> None:
-        self._config, self._skew, self._round_bytes = config, skew, round_bytes
+        self._config, self._round_bytes = config, round_bytes
         self._told, self.awaited = told, told and awaited
         self._met: dict[int, Group] = {}  # by fragment, with whom the last round was held
+        self._s_per_byte = 0.0
+
+    def arrived(self, size_bytes: int, took_s: float) -> None:
+        """Bytes of a partner's have arrived one after the other. What was slow counts half as much
+        with each that follows: the next pair's link may be as slow again."""
+        if size_bytes > 0:
+            self._s_per_byte = max(took_s / size_bytes, self._s_per_byte / 2)
+
+    def lead_s(self, fragment: int) -> float:
+        """By how long peers that this one has not exchanged with may be behind: what a round of the
+        fragment takes where all give each partner as much. As long as nothing has come, the slowest
+        link that is planned for is assumed."""
+        size_bytes = self._round_bytes[fragment]
+        if self._s_per_byte == 0.0:
+            return self._config.transfer_s(size_bytes)
+        return size_bytes * self._s_per_byte
 
     def laid(self, round_: PairRound, members: int) -> bool:
         """Whether the train side may go on without, of a round to come in a swarm of that size. A
@@ -91,7 +84,7 @@ class AnchorPrefetch:
         quiet_s = _QUIET_S
         slowest_s = self._config.transfer_s(len(round_.own[ANCHOR].raw))
         if len(self._met.get(round_.fragment, round_.group)) < 2:  # the others are exchanging
-            quiet_s += self._skew.lead_s(self._round_bytes[round_.fragment])
+            quiet_s += self.lead_s(round_.fragment)
         return min(max(round_.laid, round_.heard) + quiet_s, round_.laid + (quiet_s + slowest_s))
 
     def _awaits(self, round_: PairRound) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from murmuration.worker import wire
-from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch, ArrivalSkew
+from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
 from murmuration.worker.exchange.pairwise.round import ANCHOR, OwnPart, PairRound, TheirPart
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import View
@@ -16,9 +16,8 @@ class Prefetch(AnchorPrefetch):
     """That of peer `b`, whose partners send 24 bytes a round at 1 MB/s."""
 
     def __init__(self, *, told: bool = True, awaited: bool = True) -> None:
-        self.skew = ArrivalSkew(CONFIG)
-        self.skew.came(100, 0.0001)
-        super().__init__(CONFIG, self.skew, [24], told=told, awaited=awaited)
+        super().__init__(CONFIG, [24], told=told, awaited=awaited)
+        self.arrived(100, 0.0001)
 
 
 def lay(group: str = "abc") -> PairRound:
@@ -78,7 +77,7 @@ def test_who_has_not_exchanged_waits_for_as_long_as_the_others_do() -> None:
     prefetch, alone = Prefetch(), lay("b")
     alone.succeeded = True
     prefetch.ended(alone)
-    prefetch.skew.came(100, 200.0)  # 24 bytes take 48 s
+    prefetch.arrived(100, 200.0)  # 24 bytes take 48 s
     laid = lay()
     laid.own[ANCHOR] = own(120)
     assert prefetch.due_at(laid) == LAID_S + 49.0
@@ -109,23 +108,26 @@ def test_without_a_shared_momentum_there_is_nothing_to_tell() -> None:
     assert not prefetch.overdue(laid, LAID_S + 9)
 
 
+def of_rounds(size_bytes: int, config: RoundConfig = CONFIG) -> AnchorPrefetch:
+    return AnchorPrefetch(config, [size_bytes], told=True, awaited=True)
+
+
 def test_before_anything_has_come_the_slowest_link_is_assumed() -> None:
-    assert ArrivalSkew(RoundConfig(floor_mbps=8.0)).lead_s(3_000_000) == 3.0
+    assert of_rounds(3_000_000, RoundConfig(floor_mbps=8.0)).lead_s(0) == 3.0
 
 
 def test_a_round_takes_as_long_as_values_have_taken_last() -> None:
-    skew = ArrivalSkew(CONFIG)
-    skew.came(1_000_000, 0.5)
-    assert skew.lead_s(3_000_000) == 1.5
-    skew.came(0, 9.0)
-    assert skew.lead_s(3_000_000) == 1.5
+    prefetch = of_rounds(3_000_000)
+    for size_bytes, took_s in ((1_000_000, 0.5), (0, 9.0)):
+        prefetch.arrived(size_bytes, took_s)
+        assert prefetch.lead_s(0) == 1.5
 
 
 def test_what_was_slow_is_forgotten_by_halves() -> None:
-    skew = ArrivalSkew(CONFIG)
+    prefetch = of_rounds(1_000_000)
     for took_s in (8.0, 1.0, 1.0, 1.0, 1.0):
-        skew.came(1_000_000, took_s)
-    assert skew.lead_s(1_000_000) == 1.0
-    skew.came(1_000_000, 16.0)
-    skew.came(1_000_000, 1.0)
-    assert skew.lead_s(1_000_000) == 8.0
+        prefetch.arrived(1_000_000, took_s)
+    assert prefetch.lead_s(0) == 1.0
+    prefetch.arrived(1_000_000, 16.0)
+    prefetch.arrived(1_000_000, 1.0)
+    assert prefetch.lead_s(0) == 8.0
