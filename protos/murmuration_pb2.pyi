@@ -1177,6 +1177,7 @@ class ContributionHeader(_message.Message):
     NORM_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     fragment: _builtins.int
     round: _builtins.int
@@ -1201,6 +1202,8 @@ class ContributionHeader(_message.Message):
     """an earlier attempt may have left bytes there: wait for `resume`"""
     root: _builtins.bytes
     """over hashes of the encoded values, and the weight; BLAKE2b, 16 bytes"""
+    receipt: _builtins.bool
+    """it leaves: `resume` is to come when all of it is held"""
     def __init__(
         self,
         *,
@@ -1219,10 +1222,11 @@ class ContributionHeader(_message.Message):
         norm: _builtins.float = ...,
         resumed: _builtins.bool = ...,
         root: _builtins.bytes = ...,
+        receipt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "norm", b"norm", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "root", b"root", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "norm", b"norm", "receipt", b"receipt", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "root", b"root", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,11 @@ from murmuration.worker.training.saving import Saver
 T = TypeVar("T")
 
 CHECKPOINTS = "checkpoints"
+
+# What others take of this peer's work before it ends, at most: of the 10 s that containers have
+# after SIGTERM, and of the 30 s of the shortest notices.
+_GRACE_S, _NOTICE_S = 8.0, 25.0
+
 _STATES = 5  # in a checkpoint, each as large as the model: anchor, momentum, local, two of AdamW
 
 
@@ -381,10 +386,14 @@ class Worker:
                 stage.settle(trainer, session.agreed, AWAIT_OTHERS_S)
             elif self._config.plan.exchange != "none":
                 trainer.await_others(session.agreed, AWAIT_OTHERS_S)
-        if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
-            session.leave()
         whole = stage.end(trainer) if stage is not None else None
-        self._saver.begin(trainer.step, partial(self._snapshot, trainer, copied=False)).result()
+        # What is handed in after it was saved is taken out where this peer is started again.
+        saving = self._saver.begin(trainer.step, partial(self._snapshot, trainer, copied=False))
+        if trainer.stopped is not None:  # nobody is to wait for it while it saves and evaluates
+            if stage is None:
+                trainer.hand_in(_NOTICE_S if self._noticed else _GRACE_S)
+            session.leave()
+        saving.result()
         code = ExitCode.INTERRUPTED if self._interrupted_by == signal.SIGINT else ExitCode.DONE
         if self._saver.failed:
             code = ExitCode.CHECKPOINT

@@ -255,6 +255,8 @@ class Swarm:
                 trainer.await_others(
                     lambda: all_agree(node.gossip.me, node.gossip.others, problem.plan), SETTLE_S
                 )
+            elif trainer.stopped.error is None:
+                trainer.hand_in(SETTLE_S)
 
         await node.listen()
         train.start(work, node.deliver)
@@ -298,10 +300,11 @@ class Swarm:
         return await self.join(name, via, address=f"{before.address}'")
 
     async def leave(self, name: str) -> None:
-        """The peer ends in good order, wherever it is."""
+        """The peer ends in good order, as after SIGTERM, wherever it is."""
         peer = self.peers[name]
         assert peer.task is not None
-        peer.train.unwind()
+        peer.train.answer(Stop("SIGTERM"))
+        await self.until(lambda: peer.train.ended, SETTLE_S)
         peer.node.close()
         await peer.task
 

@@ -40,7 +40,7 @@ def test_a_frozen_peer_is_fenced_and_catches_up(seed: int) -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("frozen_s", [0.5, 2.0, 3.5])
+@pytest.mark.parametrize("frozen_s", [0.5, 2.0])
 def test_a_short_freeze_costs_nothing_but_time(frozen_s: float) -> None:
     async def scenario() -> None:
         async with Swarm(Problem(steps=15)) as swarm:

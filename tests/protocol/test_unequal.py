@@ -91,6 +91,57 @@ def test_means_are_by_work() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names: str) -> None:
+    """It leaves long before the others come to the round, and need not stay for it."""
+    plan = Plan(inner_steps=20, outer_lr=1.0, outer_momentum=0.0)
+    problem = Problem(layers=(64,), steps=20, plan=plan, step_s=dict.fromkeys(names, 2.0))
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*names)
+            start = swarm["a"].trainer.states[0].anchor
+            await swarm.sleep(10)
+            began_s, last = swarm.loop.time(), names[-1]
+            await swarm.leave(last)
+            assert swarm.loop.time() - began_s < 2.0 + 1.0  # it ends the step that it is in
+            await swarm.finished()
+            steps = dict.fromkeys(names, 20) | {last: inner_steps(swarm.peers.pop(last))}
+            assert 0 < steps[last] < 10
+            moved = [movement(problem, name, taken) for name, taken in steps.items()]
+            expected = start + torch.stack(moved).mean(dim=0)
+            swarm.assert_equal()
+            assert torch.allclose(swarm["a"].trainer.states[0].anchor, expected, atol=1e-6)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["stands still", "dies"])
+def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(dies: bool) -> None:
+    """Inner steps do not go by speed. It goes just before a round, or for 20 s."""
+    plan = Plan(inner_steps=50)
+    problem = Problem(steps=300, plan=plan, step_s=dict.fromkeys("abcd", 0.5))
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.sleep(49 if dies else 46)
+            if dies:
+                swarm.kill("d")
+            else:
+                swarm.freeze("d")
+                await swarm.sleep(20)
+                swarm.thaw("d")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert swarm["a"].trainer.metrics.stall_s < 2.5
+            rounds = [event["contributors"] for event in swarm["a"].of_kind("round")]
+            assert rounds == ([4, 3, 3, 3, 3, 3] if dies else [4, 3, 4, 4, 4, 4])
+            assert dies or swarm["d"].trainer.unsent_steps == 0
+
+    run(scenario())
+
+
 def movement(problem: Problem, peer: str, steps: int) -> torch.Tensor:
     """How far so many inner steps take a peer by itself."""
     replica = Synthetic(problem, peer)

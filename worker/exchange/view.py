@@ -65,12 +65,14 @@ class View:
         member = self.members.get(peer)
         return member is not None and member.live
 
-    def usable(self, peer: str) -> bool:
-        """Alive beyond doubt, reached and trusted: worth sending a shard to."""
-        if peer in self.avoided:
-            return False
+    def answers(self, peer: str) -> bool:
+        """Alive beyond doubt."""
         member = self.members.get(peer)
-        return member is not None and member.health is Health.ALIVE and peer not in self.cut_off
+        return member is not None and member.health is Health.ALIVE
+
+    def usable(self, peer: str) -> bool:
+        """The same, reached and trusted: worth sending a shard to."""
+        return self.answers(peer) and peer not in self.avoided and peer not in self.cut_off
 
     @cached_property
     def cut_off(self) -> frozenset[str]:

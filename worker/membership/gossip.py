@@ -241,9 +241,19 @@ class GossipService:
 
     # ---------------------------------------------------------------------------------- calling
 
+    async def retire(self) -> None:
+        """This peer is about to leave: none waits for it any more, and it reduces nothing."""
+        if self.me.peer not in self.me.idle:
+            self.leave_out(self.me.peer)
+            await self._tell_all()
+
     async def leave(self) -> None:
-        """Tells every live peer; waits a moment at most, for gossip will do the rest."""
+        """This peer leaves."""
         self._do(self.rules.leave())
+        await self._tell_all()
+
+    async def _tell_all(self) -> None:
+        """Tells every live peer; waits a moment at most, for gossip will do the rest."""
         targets = [member for member in self.others if member.live]
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):

@@ -81,6 +81,7 @@ from murmuration.worker.training.mailbox import (
     FastestPace,
     IterationStarted,
     Mailbox,
+    OthersWait,
     Published,
     RoundDone,
     RoundFailed,
@@ -188,6 +189,7 @@ class Node:
         self.figures = OwnFigures(node.peer, self.context.arrivals, self.clock)
         self._round_trips_s: dict[str, float] = {}
         self._fastest_s = 0.0
+        self._others_at = 0  # a step of the schedule
         self._closing = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
@@ -372,7 +374,10 @@ class Node:
     async def run(self) -> None:
         """Everything, until `close`. Raises ManifestRefused, PeersUnreachable."""
         work = [
-            _repeat([self.gossip.tick, self._close_unneeded], _MEMBERSHIP_TICK_S),
+            _repeat(
+                [self.gossip.tick, self._close_unneeded, self._tell_of_the_others],
+                _MEMBERSHIP_TICK_S,
+            ),
             _repeat([component.tick for component in self._components], _ROUNDS_TICK_S),
             self._read_messages(),
             self._take_turns(),
@@ -407,6 +412,17 @@ class Node:
         """Addresses that are dialled once keep no connection, nor do those that members had."""
         needed = {*self._configured, *(m.address for m in self.gossip.members if m.live)}
         self.tunnels.close_unneeded(needed | self.transport.close_unneeded(needed))
+
+    def _tell_of_the_others(self) -> None:
+        """Tells the train thread how far most of the others have come."""
+        plan = self._config.plan
+        if self.stages is not None or plan.exchange != "mean" or plan.payload == "gradient":
+            return
+        training = [m for m in self.replicas if m.live and m.phase is Phase.TRAINING]
+        steps = sorted(member.step for member in training)
+        if steps and (step := steps[(len(steps) - 1) // 2]) != self._others_at:
+            self._others_at = step
+            self.post(OthersWait(step))
 
     def close(self) -> None:
         """Leaves the swarm and ends `run`."""
@@ -488,6 +504,8 @@ class Node:
                 self._rounds.began(begin.fragment, begin.round)
                 self._tried_since.setdefault(begin.fragment, self.clock())
                 rounds = self._final if begin.everyone else self._own_rounds
+                if begin.leaves:
+                    self._turns.put_nowait(self.gossip.retire)
                 self._turns.put_nowait(partial(rounds.begin, begin))
             case Published() as published:
                 self._publish(published)

@@ -26,6 +26,7 @@ class Begin:
 
     In a plan of pairs `anchor` goes along, and there are partners instead of a group. `everyone`
     asks for the exact mean over all that ends a run. `weight` is what the values count in the mean.
+    `leaves`: this peer contributes before the others do, and then goes.
     """
 
     fragment: int
@@ -35,6 +36,7 @@ class Begin:
     anchor: Tensor | None = None
     everyone: bool = False
     weight: int = 1
+    leaves: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class RoundDone(RoundResult):
 
 @dataclass(frozen=True)
 class RoundFailed:
-    """A round was given up; nothing may be applied.
+    """A round was given up, or left to the others by a peer that leaves; nothing may be applied.
 
     `counted` are the ranges of the fragment whose reduction is known and has this peer in it: what
     was contributed there comes back with another peer's state, and must not be contributed again.
@@ -148,6 +150,13 @@ class FastestPace:
     """How long an inner step of the fastest peer takes (s)."""
 
     fastest_s: float
+
+
+@dataclass(frozen=True)
+class OthersWait:
+    """Most of the others have come to this step, where they began or applied a round."""
+
+    step: int
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,7 @@ ToTrain = (
     | PrefetchedAnchor
     | Adopt
     | FastestPace
+    | OthersWait
     | SkipAhead
     | Started
     | AllStarted

@@ -28,6 +28,7 @@ from murmuration.worker.training.mailbox import (
     FastestPace,
     IterationOver,
     Mailbox,
+    OthersWait,
     PrefetchedAnchor,
     RoundDone,
     RoundFailed,
@@ -135,6 +136,7 @@ class OuterLoop:
         clock: Callable[[], float],
     ) -> None:
         self._step = self._dealt_with = 0  # the position in the schedule
+        self._others_at = 0  # most of them have come so far
         self.moved = False
         self.stopped: Stop | None = None
         self.moves_to: StageMove | None = None
@@ -150,7 +152,7 @@ class OuterLoop:
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._order = RoundOrder(self.fragments, plan, self._schedule)
         self._before, self._loss = 0, math.nan
-        self._strides: Iterator[int] = (self.pace.stride() for _ in itertools.count())
+        self._strides: Iterator[int] = (self._stride() for _ in itertools.count())
         self._told_at_home: set[str] = set()
         specs = [spec for each in fragments for spec in each.specs]
         self._trained = [spec.name for spec in specs if not spec.averaged]
@@ -192,6 +194,12 @@ class OuterLoop:
         """Goes on in the schedule, by as many steps as an inner step counts for here."""
         self._before, self._step = self.step, min(self._steps, self.step + next(self._strides))
         self.moved = False
+
+    def _stride(self) -> int:
+        """By the pace; or to where the others wait for this peer, if it has stood still since it
+        was last in a round."""
+        stride, behind = self.pace.stride(), self._others_at - self.step
+        return behind if behind > stride and self.pace.lags(self._clock()) else stride
 
     def agree_ahead(self) -> tuple[int, ...]:
         """Settles how far each inner step goes in the schedule, whatever the pace, until the first
@@ -352,14 +360,32 @@ class OuterLoop:
             for each in applied:  # anchors go ahead when no round is on its way any more
                 self._await_next_anchor(each)
 
-    def _send(self, each: FragmentReplica) -> None:
+    def hand_in(self, timeout_s: float) -> None:
+        """This peer leaves: what it has learned since its last contribution goes into the next
+        round of the others. Returns when their reducers have it, with what was on its way before;
+        or after the time-out. Nothing is applied any more."""
+        if self._plan.exchange != "mean" or self._gradients:
+            return
+        for each in self._order.unsent():
+            if each.in_flight is None and not each.failed and each.is_finite:
+                self._send(each, leaves=True)
+        deadline = self._clock() + timeout_s
+        sent = {(f.fragment.index, f.in_flight_round) for f in self.fragments if f.awaits_result}
+        while sent and (left_s := deadline - self._clock()) > 0:
+            message = self._mailbox.wait(left_s)
+            if isinstance(message, RoundDone | RoundFailed):
+                sent.discard((message.fragment, message.round))
+            elif isinstance(message, Stop) and message.error is not None:
+                break
+
+    def _send(self, each: FragmentReplica, *, leaves: bool = False) -> None:
         start = each.as_held(each.start)
         local = each.local
         g = pseudo_gradient(start, local, out=local)
         if not is_finite(g):  # in a shard that another process of the site holds
             self._put_back([each])
             g = pseudo_gradient(start, each.local)
-        self._begin_round(each, g)
+        self._begin_round(each, g, leaves=leaves)
 
     def _put_back(self, known: Sequence[FragmentReplica] = ()) -> None:
         """Puts back all fragments that are not finite, to where this peer's last contribution has
@@ -409,21 +435,25 @@ class OuterLoop:
             self._apply(each)
 
     def _begin_round(
-        self, each: FragmentReplica, g: Tensor, weight: int | None = None
+        self, each: FragmentReplica, g: Tensor, weight: int | None = None, *, leaves: bool = False
     ) -> Contribution:
         sent = each.contribute(g, self.step)
         self.publish()
-        self._post(each, weight)
+        self._post(each, weight, leaves=leaves)
         return sent
 
-    def _post(self, each: FragmentReplica, weight: int | None = None) -> None:
+    def _post(
+        self, each: FragmentReplica, weight: int | None = None, *, leaves: bool = False
+    ) -> None:
         sent, state = each.in_flight, each.state
         assert sent is not None, "it was contributed"
         if weight is None:
             weight = max(1, min(sent.work_steps, self._plan.inner_steps))
         anchor = state.anchor if self._pairs else None
         index, values = each.fragment.index, sent.values
-        self._mailbox.post(Begin(index, sent.round, state.group, values, anchor, weight=weight))
+        self._mailbox.post(
+            Begin(index, sent.round, state.group, values, anchor, weight=weight, leaves=leaves)
+        )
 
     def _await_round(self, each: FragmentReplica) -> RoundDone | None:
         """The result of a round in flight; None when there is none, or it came to nothing."""
@@ -451,7 +481,7 @@ class OuterLoop:
             return None
         self.metrics.stalled(Stall(stall_s, index, sent.round, result.waited_for))
         self.metrics.rounds_completed += 1
-        self.pace.round_closed(counted=not result.missed)
+        self.pace.round_closed(self._clock(), counted=not result.missed)
         self.metrics.final_mean_rounds += sent.everyone
         self.reporter.round_done(result, stall_s, self.metrics)
         return result
@@ -502,6 +532,8 @@ class OuterLoop:
                 self._adopt(message)
             case FastestPace(fastest_s):
                 self.pace.fastest_s = fastest_s
+            case OthersWait(step):
+                self._others_at = step
             case SkipAhead(step):
                 self._skip_ahead(step)
             case StageJob() | IterationOver():
@@ -536,8 +568,9 @@ class OuterLoop:
         if not taken:
             return
         self.metrics.adoptions += 1
+        self.pace.took_over()
         if phase is Phase.TRAINING:
-            self.pace.round_closed(counted=False)
+            self.pace.round_closed(self._clock(), counted=False)
         self.metrics.rounds_given_up += lost
         if len(adopt.states) == len(self.fragments):
             # All of the other's state belongs to a step of its schedule, even an earlier one than

@@ -25,6 +25,7 @@ _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up
 _ALIKE = 0.9  # of the fastest peer's speed, and above, is as fast: speeds are measured with noise
 _NEWS = 0.1  # a change of the own step time that is published
+_STILL_S, _STILL = 5.0, 0.1  # of a peer that stood still, at least; of a period's time
 
 
 class Replica:
@@ -256,6 +257,8 @@ class Pace:
         self.fastest_s = 0.0  # an inner step of the fastest peer's; 0 at first
         self._published_s = self._rest = 0.0
         self._missed = 0  # rounds, one after another
+        self._counted_at: float | None = None  # the last round; -inf: it has another's state
+        self._since = 0  # inner steps
 
     @property
     def step_s(self) -> float:
@@ -277,6 +280,7 @@ class Pace:
     def stepped(self, seconds: float) -> None:
         """Takes the time of an inner step."""
         self._seen += 1
+        self._since += 1
         if self._seen > _FIRST_STEPS:
             self._seconds.append(seconds)
 
@@ -287,11 +291,25 @@ class Pace:
         self._rest = max(0.0, ahead - whole)
         return whole
 
-    def round_closed(self, *, counted: bool) -> None:
+    def lags(self, now: float) -> bool:
+        """Whether this peer is behind by what no inner step has taken: it stood still since its
+        last round that counted, or has gone on from another's state."""
+        if self._counted_at is None:
+            return False
+        still_s = now - self._counted_at - self._since * self._own_s
+        return still_s > max(_STILL_S, _STILL * self._inner_steps * self._own_s)
+
+    def took_over(self) -> None:
+        """It goes on from another's state, and from where that one was in the schedule."""
+        self._counted_at = -math.inf
+
+    def round_closed(self, now: float, *, counted: bool) -> None:
         """A round has closed, with this peer's part or without. Without, it goes on further in the
         schedule, so that its next part is sent earlier: by a quarter of a period, then by half. A
         part that is early waits for the others, and is in step with them afterwards.
         """
+        if counted:
+            self._counted_at, self._since = now, 0
         self._missed = 0 if counted or not self._waits_for_nobody else self._missed + 1
         if self._missed:
             self._rest += self._inner_steps * min(0.25 * self._missed, 0.5)

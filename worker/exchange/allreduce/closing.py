@@ -380,7 +380,9 @@ class ReducedShards:
         if entry.computing is not None or not entry.contributors:
             return False
         expected = self._expected(key, group)
-        count, awaited = len(entry.contributors), len(expected | entry.contributors.keys())
+        # One that leaves has contributed early: it does not say how far the others are.
+        here = {p for p in entry.contributors if self.view.live(p) and p not in self.view.late}
+        count, awaited = len(here), len(expected | here)
         if entry.quarter_at is None and count >= _PUNCTUAL * awaited:
             entry.quarter_at = now
         if count < math.ceil(self._config.quorum * awaited):
@@ -390,7 +392,7 @@ class ReducedShards:
             entry.quorum_at = now
             spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
             self._patience.has_quorum(key.fragment, key.round, now, spread_s)
-        late = expected - entry.contributors.keys()
+        late = self._late(entry, expected)
         wait_s, brief_s = self.wait_s(key.fragment), self._patience.brief_s(key.fragment)
         if brief_s is not None and len(group) > 2:  # of two nobody knows which is the slow one
             wait_s = min(wait_s, brief_s)
@@ -411,7 +413,7 @@ class ReducedShards:
             factors=factors,
             alike=alike({peer: _mark(entry.contributions[peer]) for peer in contributors}),
             left_out=left_out,
-            missing=tuple(sorted(self._expected(key, group) - entry.contributors.keys())),
+            missing=tuple(sorted(self._late(entry, self._expected(key, group)))),
             joiners=self._joiners(key, group, contributors),
             last=next(peer for peer in reversed(entry.contributors) if peer in contributors),
         )
@@ -444,6 +446,14 @@ class ReducedShards:
     def _expected(self, key: ShardKey, group: Group) -> set[str]:
         expected = (p for p in group if self.view.will_contribute(p, key.fragment, key.round))
         return {*expected}.difference(self._passed_over.get(key, ()))
+
+    def _late(self, entry: OpenShard, expected: set[str]) -> set[str]:
+        """The peers to wait for. Where most have contributed, one that has not begun to, and does
+        not answer, is none: before it is known to be dead, it brings its part to a later round."""
+        late = expected - entry.contributors.keys()
+        if len(entry.contributors) > len(late):
+            late = {p for p in late if p in entry.contributions or self.view.answers(p)}
+        return late
 
     def wait_s(self, fragment: int) -> float:
         """How long late peers are waited for."""

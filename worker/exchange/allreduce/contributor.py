@@ -55,6 +55,7 @@ class _Part:
         asked_at: when the target was first asked, in s; spoilt: its answers that were of no use.
         passed_over: peers that another is to reduce it in place of.
         refused_by: the last peer that said that the round cannot succeed.
+        handed_in: its reducer has all that this peer contributes, which leaves.
     """
 
     key: ShardKey
@@ -73,6 +74,7 @@ class _Part:
     spoilt: int = 0
     passed_over: tuple[str, ...] = ()
     refused_by: str = ""
+    handed_in: bool = False
 
     def told(self, me: str, reason: str) -> str:
         return reason if self.target == me else f"{self.target}: {reason}"
@@ -234,6 +236,7 @@ class Contributor:
                 resumed = part.target == best
                 if not resumed:
                     part.incoming, part.asked_at, part.spoilt = None, now, 0
+                    part.handed_in = False
                 part.target, part.away = best, part.away or best != self._context.me
                 part.task = self._spawn(round_, partial(self._try, round_, part, resumed))
         if not round_.open:
@@ -360,6 +363,9 @@ class Contributor:
                             header = wire.reduction_from_message(answer.header)
                             arrival.begins(peer)
                             self._expect(round_, part, header)
+                        case "resume" if header is None and _is_receipt(opening, answer):
+                            part.handed_in = True
+                            self._leave_to_others(round_)
                         case "resume" if header is None and sending is None:
                             offset = min(answer.resume.offset, part.shard.contribution_bytes)
                             send = partial(self._send, round_, part, stream, offset)
@@ -401,7 +407,15 @@ class Contributor:
             reduction_offset=part.incoming.received_bytes if part.incoming else 0,
             resumed=resumed,
             root=part.commitment.root if part.commitment else b"",
+            receipt=begin.leaves,
         )
+
+    def _leave_to_others(self, round_: _Round) -> None:
+        """This peer may leave, if the reducers have all that it contributes."""
+        if all(part.handed_in or part.target == self._context.me for part in round_.open):
+            fragment, number = round_.begin.fragment, round_.begin.round
+            self._drop(round_)
+            self._results.finished(RoundFailed(fragment, number, "the others go on with it", ()))
 
     async def _send(self, round_: _Round, part: _Part, stream: Stream, offset: int) -> None:
         """The frames go out when a lane to the peer is free."""
@@ -620,3 +634,7 @@ class Contributor:
         ]
         payloads = [context.compression.payload(codec, raw) for raw in raws]
         return payloads, committed, error, own_norm
+
+
+def _is_receipt(opening: pb.ContributionHeader, answer: pb.ExchangeDown) -> bool:
+    return opening.receipt and answer.resume.offset == opening.total_bytes

@@ -4,6 +4,7 @@ contributor                                  reducer
     | ContributionHeader ----------------------> |  redirects, refuses, or takes it
     | <---------------- resume, from which offset |  (only where an earlier try was broken)
     | frames of the contribution --------------> |  ... until everyone has contributed
+    | <------------------- resume, from the end   |  (only to one that leaves, which is to know)
     | <---------------------------- ReductionHeader |
     | <-------------------- frames of the reduction |
 
@@ -215,6 +216,9 @@ class Reducer:
             refused = None if offer.answer.done() else await self._take(offer, stream)
             if refused is not None and not offer.answer.done():
                 self._answer(offer, refused)
+            if offer.header.receipt and offer.is_whole:
+                held = pb.Resume(offset=offer.header.total_bytes)
+                await stream.send(pb.ExchangeDown(resume=held).SerializeToString())
             answer = await offer.answer
         finally:
             self._offers.pop(offer, None)

@@ -195,10 +195,10 @@ def test_all_go_step_by_step_unless_asked_to_differ() -> None:
 def test_a_peer_that_rounds_close_without_sends_earlier() -> None:
     pace = measured(20, 0.1, 0.1)
     for counted, stride in ((False, 6), (False, 11), (False, 11), (True, 1), (False, 6)):
-        pace.round_closed(counted=counted)
+        pace.round_closed(0.0, counted=counted)
         assert [pace.stride(), pace.stride()] == [stride, 1]
     pace = measured(20, 0.1, 0.1, unequal=False)
-    pace.round_closed(counted=False)
+    pace.round_closed(0.0, counted=False)
     assert pace.stride() == 1
 
 
