@@ -1,4 +1,4 @@
-"""Several ranks as one peer: DDP, FSDP2 and HSDP over Gloo. One test starts them by torchrun."""
+"""Several ranks as one peer, over Gloo. One test starts them by torchrun."""
 
 import json
 import re
@@ -9,35 +9,31 @@ from tests.support.fork_server import EXAMPLES
 from tests.support.site_loop import printed, python, site_of, two_sites
 from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
-STANDALONE = ("--rdzv-endpoint", "127.0.0.1:0")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 SITE = str(EXAMPLES / "site.py")
+
+
+SITES = [("onebit", "fsdp", 2), ("noloco", "hsdp", 4), ("streaming", "tp", 4)]
 
 
 def test_between_rounds_the_ranks_exchange_nothing() -> None:
     module = ("-m", "tests.support.site_loop", "11")
-    one, two = (
-        json.loads(printed(*site_of(n, *module, *kind))) for n, kind in ((1, ()), (2, ("ddp",)))
-    )
+    runs = (site_of(1, *module), site_of(2, *module, "ddp"))
+    one, two = (json.loads(printed(*run)) for run in runs)
     assert two["met"] == [4, 8, 11]
     assert two["values"] == pytest.approx(one["values"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("preset", "kind", "ranks"), [("onebit", "fsdp", 2), ("noloco", "hsdp", 4)]
-)
+@pytest.mark.parametrize(("preset", "kind", "ranks"), SITES)
 def test_two_sites_are_equal_to_two_processes(preset: str, kind: str, ranks: int) -> None:
     one, two = two_sites(preset), two_sites(preset, kind, ranks)
-    assert two[0] == two[1]
-    assert two[0] == pytest.approx(one[0], abs=1e-6)
+    assert two[0] == two[1] == pytest.approx(one[0], abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
-def test_a_site_and_a_process_train_one_model(kind: str) -> None:
+def test_a_site_and_a_process_train_one_model() -> None:
     (address,) = free_addresses(1)
-    site = (SITE, "--shard", kind, "--name", "w0", "--listen", address, "--min-peers", "2")
-    torchrun = kind == "fsdp"
-    peers = [python(*TORCHRUN, *STANDALONE, *site)] if torchrun else site_of(2, *site)
+    site = (SITE, "--name", "w0", "--listen", address, "--min-peers", "2")
+    peers = [python(*TORCHRUN, *site)]
     wait_until_listens(address)
     peers.append(python(SITE, "--name", "w1", "--join", address))
     # Both ranks of torchrun write to one pipe: the end of a line may come after the other's.

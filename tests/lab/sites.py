@@ -1,4 +1,4 @@
-"""Two sites of several ranks beside two processes: every preset, FSDP2, HSDP and DDP.
+"""Two sites of several ranks beside two processes: every preset, FSDP2, HSDP, with TP, and DDP.
 
     python -m tests.lab sites [--presets onebit noloco]
 
@@ -11,7 +11,7 @@ import argparse
 from murmuration.algorithms.presets import PRESETS
 from tests.support.site_loop import two_sites
 
-SITES = {"fsdp": (2, 4), "hsdp": (4,), "ddp": (2,)}
+SITES = {"fsdp": (2, 4), "hsdp": (4,), "tp": (4,), "ddp": (2,)}
 OTHERS = ("ddp", "kseed", "local")  # of one process, of tasks, of nothing to exchange
 
 

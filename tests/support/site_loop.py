@@ -1,7 +1,7 @@
 """The same steps by one process, or by ranks that each take their part of every batch.
 
     python -m tests.support.site_loop STEPS [one cuda] [--preset onebit --join HOST:PORT ...]
-    torchrun --nproc-per-node 2 -m tests.support.site_loop STEPS fsdp|hsdp|ddp [cuda] [...]
+    torchrun --nproc-per-node 2 -m tests.support.site_loop STEPS fsdp|hsdp|tp|ddp [cuda] [...]
 
 Rank 0 prints as JSON the final parameters, and the steps after which ranks have exchanged anything.
 """
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import murmuration
@@ -69,12 +70,17 @@ def two_sites(preset: str, kind: str = "one", ranks: int = 1) -> list[list[float
 
 
 def wrapped(model: nn.Module, kind: str) -> nn.Module:
-    """Sharded over all ranks, or over pairs of them (`hsdp`), or replicated."""
+    """Sharded over all ranks; over pairs of them, which are replicas (`hsdp`) or share each layer
+    (`tp`); or replicated."""
     if kind == "ddp":
         return DistributedDataParallel(model)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s")) if kind == "hsdp" else None
-    found: nn.Module = fully_shard(model, mesh=mesh)
-    return found
+    if kind == "fsdp":
+        return fully_shard(model)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    if kind == "hsdp":
+        return fully_shard(model, mesh=mesh)
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return fully_shard(parallelize_module(model, mesh["inner"], plan), mesh=mesh["outer"])
 
 
 def counted_words() -> list[None]:
@@ -83,7 +89,7 @@ def counted_words() -> list[None]:
 
     def counted(*arguments: object, **named: object) -> None:
         found.append(None)
-        tell(*arguments, **named)  # type: ignore[arg-type]
+        tell(*arguments, **named)
 
     dist.broadcast_object_list = counted
     return found
@@ -93,7 +99,9 @@ def main() -> None:
     """Trains with two optimizers, momentum and clipping, a round every four steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
-    parser.add_argument("kind", choices=["one", "ddp", "fsdp", "hsdp"], nargs="?", default="one")
+    parser.add_argument(
+        "kind", choices=["one", "ddp", "fsdp", "hsdp", "tp"], nargs="?", default="one"
+    )
     parser.add_argument("device", nargs="?", default="cpu")
     parser.add_argument("--preset")
     parser.add_argument("--settings", type=json.loads, help="as JSON")
@@ -103,7 +111,7 @@ def main() -> None:
     kind, device, samples = (options.pop(name) for name in ("kind", "device", "samples"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     torch.manual_seed(samples)
     inputs, targets = torch.randn(8, 20, 6), torch.randn(8, 20, 3)
     model, inputs, targets = (each.to(device) for each in (model, inputs, targets))
@@ -112,6 +120,7 @@ def main() -> None:
         dist.init_process_group("gloo")
         rank, ranks = dist.get_rank(), dist.get_world_size()
         model = wrapped(model, kind)
+    part, parts = (rank // 2, ranks // 2) if kind == "tp" else (rank, ranks)
     words, met = counted_words(), list[int]()
     first, *others = model.parameters()
     optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], others)]
@@ -119,7 +128,7 @@ def main() -> None:
     with swarm:
         while not swarm.done:
             chosen, before = swarm.step % 8, len(words)
-            mine = slice(rank * 20 // ranks, (rank + 1) * 20 // ranks)
+            mine = slice(part * 20 // parts, (part + 1) * 20 // parts)
             loss = (model(inputs[chosen, mine]) - targets[chosen, mine]).square().mean()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)

@@ -1,4 +1,4 @@
-"""Several processes of `torchrun` as one peer: DDP, FSDP2, or any DTensor parameters.
+"""Several processes of `torchrun` as one peer: DDP, FSDP2, HSDP, TP: any blocks of parameters.
 
 Rank 0 speaks for the site. Where the others would use the network, they follow: they do what rank
 0 says until it says go on, and until which step: between rounds ranks exchange nothing. No rank but
@@ -142,28 +142,34 @@ class Site:
         """Rank 0: the fragment's local values, fresh: 1-D fp32 on the CPU."""
         if any(shard.ranks[0] for spec in fragment.specs for shard in self._shards[spec.name]):
             self._say("read", fragment.index)
-        flat = fragment.empty()
+        flat, coming = fragment.empty(), []
         for name, view in fragment.views(flat).items():
             for shard in self._shards[name]:
-                own, sender = self._own(name), shard.ranks[0]
+                values, place, sender = self._own(name), shard.of(view), shard.ranks[0]
                 if sender:
-                    own = torch.empty(shard.shape, dtype=own.dtype)
-                    dist.recv(own, src=sender, group=self._group)
-                copy_values(shard.of(view), own)
+                    alike = place.dtype == values.dtype and place.is_contiguous()
+                    values = place if alike else torch.empty(shard.shape, dtype=values.dtype)
+                    work = dist.irecv(values, src=sender, group=self._group)
+                    coming.append((work, place, values))
+                else:
+                    copy_values(place, values)
+        for work, place, values in coming:
+            _wait_for(work)
+            copy_values(place, values)
         return flat
 
     def write(self, fragment: Fragment, values: Tensor) -> None:
         """Rank 0: makes these (1-D) the local values of all ranks."""
         self._say("write", fragment.index)
+        sent = []
         for name, value in fragment.views(values).items():
             own = self._own(name)
             for shard in self._shards[name]:
                 part = fitting(shard.of(value), own.dtype).to(own.dtype).contiguous()
-                sent = [dist.isend(part, rank, self._group) for rank in shard.ranks if rank]
+                sent += [dist.isend(part, rank, self._group) for rank in shard.ranks if rank]
                 if shard.ranks[0] == 0:
                     own.copy_(part)
-                for work in filter(None, sent):
-                    work.wait()
+        _wait_for(*sent)
 
     def reset_moments(self) -> None:
         """Rank 0: the others forget what their optimizers know."""
@@ -181,17 +187,18 @@ class Site:
         return message
 
     def _send_shards(self, fragment: Fragment) -> None:
-        for spec in fragment.specs:
-            if any(shard.ranks[0] == self.rank for shard in self._shards[spec.name]):
-                dist.send(self._own(spec.name).cpu().contiguous(), dst=0, group=self._group)
+        names = [spec.name for spec in fragment.specs]
+        mine = [n for n in names if any(s.ranks[0] == self.rank for s in self._shards[n])]
+        parts = (self._own(name).cpu().contiguous() for name in mine)
+        _wait_for(*[dist.isend(part, dst=0, group=self._group) for part in parts])
 
     def _take_shards(self, fragment: Fragment) -> None:
-        for spec in fragment.specs:
-            if any(self.rank in shard.ranks for shard in self._shards[spec.name]):
-                own = self._own(spec.name)
-                values = torch.empty(own.shape, dtype=own.dtype)
-                dist.recv(values, src=0, group=self._group)
-                own.copy_(values)
+        names = [spec.name for spec in fragment.specs]
+        mine = [n for n in names if any(self.rank in s.ranks for s in self._shards[n])]
+        taken = [(own, torch.empty_like(own, device="cpu")) for own in map(self._own, mine)]
+        _wait_for(*[dist.irecv(values, src=0, group=self._group) for _, values in taken])
+        for own, values in taken:
+            own.copy_(values)
 
     def _own(self, name: str) -> Tensor:
         parameter: Any = self._parameters[name]
@@ -361,6 +368,12 @@ def agreed(decide: Callable[[], Any] | None) -> Any:
 def is_site() -> bool:
     """Whether this process is one of several of `torchrun`, with a process group."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _wait_for(*works: dist.Work | None) -> None:
+    for work in works:
+        assert work is not None, "this process is in the group"
+        work.wait()
 
 
 def _shard(parameter: Any) -> _Shard:

@@ -13,11 +13,13 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 import murmuration
 from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
+from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.worker.library import arguments, loop_lines, swarm
+from murmuration.worker.library.site import Site
 from murmuration.worker.node import newcomer
 from murmuration.worker.training import optimizers
 from tests.support.workers import free_addresses
@@ -209,6 +211,16 @@ def test_a_site_of_several_processes_averages_no_gradients(
     monkeypatch.setattr(arguments, "is_site", lambda: True)
     with pytest.raises(UsageError, match="use diloco or streaming between sites"):
         Swarm(*model_of(), preset="ddp")
+
+
+def test_ranks_that_hold_layers_of_their_own_are_no_site() -> None:
+    fragment = Fragment(0, (TensorSpec("mine", (2,)), TensorSpec("another's", (2,))))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match=r"\"another's\" is not of shards .* no pipeline"):
+            Site([fragment], {"mine": torch.zeros(2)})
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_a_wrapper_of_a_model_in_a_swarm_is_the_same_model() -> None:
