@@ -3,7 +3,7 @@
     python -m tests.support.site_loop STEPS [one cuda] [--preset onebit --join HOST:PORT ...]
     torchrun --nproc-per-node 2 -m tests.support.site_loop STEPS fsdp|hsdp|tp|ddp [cuda] [...]
 
-Rank 0 prints as JSON the final parameters, and the steps after which ranks have exchanged anything.
+Rank 0 prints as JSON the final parameters, and after which steps ranks have exchanged anything.
 """
 
 import argparse
@@ -42,9 +42,8 @@ def site_of(ranks: int, *arguments: str) -> list[subprocess.Popen[str]]:
     (address,) = free_addresses(1)
     host, port = address.split(":")
     shared = {"MASTER_ADDR": host, "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": port}
-    shared["WORLD_SIZE"] = str(ranks)
-    each = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    return [python(*arguments, **shared, **own) for own in each]
+    shared["WORLD_SIZE"], numbers = str(ranks), map(str, range(ranks))
+    return [python(*arguments, **shared, RANK=each, LOCAL_RANK=each) for each in numbers]
 
 
 def printed(*processes: subprocess.Popen[str]) -> str:
@@ -58,7 +57,7 @@ def printed(*processes: subprocess.Popen[str]) -> str:
 
 
 def two_sites(preset: str, kind: str = "one", ranks: int = 1) -> list[list[float]]:
-    """The final parameters of both, which train with one another on samples of their own."""
+    """The final parameters of both, each with samples of its own."""
     (address,) = free_addresses(1)
     overlap = json.dumps({"diloco.overlap_steps": OVERLAPS.get(preset, 0)})
     loop = ("-m", "tests.support.site_loop", "11", kind, "--preset", preset, "--settings", overlap)
@@ -122,8 +121,8 @@ def main() -> None:
         model = wrapped(model, kind)
     part, parts = (rank // 2, ranks // 2) if kind == "tp" else (rank, ranks)
     words, met = counted_words(), list[int]()
-    first, *others = model.parameters()
-    optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], others)]
+    first, *rest = model.parameters()
+    optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], rest)]
     swarm = murmuration.Swarm(model, optimizers, inner_steps=4, **options)
     with swarm:
         while not swarm.done:
@@ -139,8 +138,8 @@ def main() -> None:
                 met.append(swarm.step)
         with swarm.anchor():
             pass
-    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-    values = [value for p in whole for value in p.detach().flatten().tolist()]
+    whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())
+    values = [value for p in whole for value in p.flatten().tolist()]
     if rank == 0:
         print(json.dumps({"values": values, "met": met}))
     if ranks > 1:
