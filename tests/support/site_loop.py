@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
@@ -82,18 +83,6 @@ def wrapped(model: nn.Module, kind: str) -> nn.Module:
     return fully_shard(parallelize_module(model, mesh["inner"], plan), mesh=mesh["outer"])
 
 
-def counted_words() -> list[None]:
-    """Grows by one with each object that ranks tell each other."""
-    found, tell = list[None](), dist.broadcast_object_list
-
-    def counted(*arguments: object, **named: object) -> None:
-        found.append(None)
-        tell(*arguments, **named)
-
-    dist.broadcast_object_list = counted
-    return found
-
-
 def main() -> None:
     """Trains with two optimizers, momentum and clipping, a round every four steps."""
     parser = argparse.ArgumentParser()
@@ -120,13 +109,14 @@ def main() -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         model = wrapped(model, kind)
     part, parts = (rank // 2, ranks // 2) if kind == "tp" else (rank, ranks)
-    words, met = counted_words(), list[int]()
+    dist.broadcast_object_list = words = Mock(wraps=dist.broadcast_object_list)
+    met = list[int]()
     first, *rest = model.parameters()
     optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], rest)]
     swarm = murmuration.Swarm(model, optimizers, inner_steps=4, **options)
     with swarm:
         while not swarm.done:
-            chosen, before = swarm.step % 8, len(words)
+            chosen, before = swarm.step % 8, words.call_count
             mine = slice(part * 20 // parts, (part + 1) * 20 // parts)
             loss = (model(inputs[chosen, mine]) - targets[chosen, mine]).square().mean()
             loss.backward()
@@ -134,7 +124,7 @@ def main() -> None:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            if len(words) > before:
+            if words.call_count > before:
                 met.append(swarm.step)
         with swarm.anchor():
             pass
