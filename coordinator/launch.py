@@ -106,7 +106,7 @@ class Launch(RunFlags):
         return launch
 
     def check(self) -> None:
-        """Says at once what workers would say after they have started. Raises Failure."""
+        """Says what no worker can know. The rest is theirs to refuse. Raises Failure."""
         if not 1 <= self.workers <= MAX_WORKERS:
             raise Failure(
                 f"--workers {self.workers}: one machine takes 1 to {MAX_WORKERS}, each a process "
@@ -114,17 +114,7 @@ class Launch(RunFlags):
                 "machines",
                 ExitCode.USAGE,
             )
-        for flag, value in (("--steps", self.steps), ("--inner-steps", self.inner_steps)):
-            if value is not None and value < 1:
-                raise Failure(f"{flag} {value}: must be at least 1", ExitCode.CONFIGURATION)
-        for setting in self.settings:
-            if "=" not in setting:
-                raise Failure(
-                    f"--set {setting}: write section.key=value, such as diloco.inner_steps=50",
-                    ExitCode.CONFIGURATION,
-                )
         self._check_stages()
-        self._check_routing()
         self.link_of()
         if self.resume and not self.out.is_dir():
             raise Failure(
@@ -145,23 +135,6 @@ class Launch(RunFlags):
         if found:
             raise Failure(
                 f"{found[0]}: the workers of a swarm are counted by --stages, such as --stages 2",
-                ExitCode.CONFIGURATION,
-            )
-
-    def _check_routing(self) -> None:
-        """A skip that the routing leaves no room for, where flags alone say so: the fix is a flag
-        too. Raises Failure."""
-        keys = {setting.partition("=")[0].strip() for setting in self.settings}
-        elsewhere = "stages.routing" in keys or (self.config and self.routing is None)
-        if not self.skip or elsewhere:
-            return
-        from murmuration.algorithms.skippipe.routing import NEVER_SKIP
-
-        routing = self.routing or "full"
-        if routing in NEVER_SKIP:
-            raise Failure(
-                f"--skip {self.skip:g}: routing {routing!r} visits every stage; say --routing skip "
-                "(or random), or leave --skip out",
                 ExitCode.CONFIGURATION,
             )
 

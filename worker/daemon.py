@@ -37,7 +37,7 @@ from murmuration.worker.node.supervision import (
 )
 from murmuration.worker.pipeline.lifecycle import StageLifecycle
 from murmuration.worker.pipeline.part import part_of
-from murmuration.worker.tasks import Batch, Cursor, SharesSamples, warnings_of
+from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import any_in
 from murmuration.worker.training.copies import Copies
@@ -167,7 +167,7 @@ class Worker:
     def run(self) -> int:
         """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
         folder = self._options.out / CHECKPOINTS
-        for text in warnings_of(self._task):
+        for text in self._task.warnings if isinstance(self._task, Warns) else ():
             self.warn(text)
         aside = checkpoint.set_aside(folder) if self._options.resume is False else None
         try:

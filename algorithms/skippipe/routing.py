@@ -120,9 +120,6 @@ class ReplicaQueue:
         return peer
 
 
-NEVER_SKIP = ("full", "stochastic")
-
-
 def origins_in_turns(pipeline: Pipeline, microbatches: int) -> list[int]:
     """Of an iteration: the replicas of stage 0 in turns, each for that many microbatches."""
     return [origin for _ in range(microbatches) for origin in pipeline.stages[0]]

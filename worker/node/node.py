@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from murmuration.algorithms.codecs import codec_by_name
@@ -437,14 +437,14 @@ class Node:
             transport=self.transport,
             progress=self._progress,
             rounds=self._rounds,
-            warnings=list(self.warnings),
             up_s=self.clock() - self._began_s,
-            loop_lag_ms=self.lag.summary_ms(),
             round_trips_s=self._round_trips_s,
-            stage_counts=self._node.stage_counts if self.stages is not None else None,
+            warnings=list(self.warnings),
             relayed=self.relay.table.document(),
-            figures=to_document(self.figures.figures()),
+            **({"microbatches": asdict(self._node.stage_counts)} if self.stages else {}),
+            loop_lag_ms=self.lag.summary_ms(),
             verdicts=self.locator.verdicts(),
+            measured=to_document(self.figures.figures()),
         )
 
     async def ask_peers(self) -> dict[str, bytes]:

@@ -4,8 +4,8 @@ rounds, and whom it knows. And what the other peers answer."""
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import float_of, int_of, text_of
@@ -14,7 +14,6 @@ from murmuration.worker.config import Config
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.membership import Member
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.transport import Method, Traffic, Transport, TransportError
 from murmuration.worker.views.summary import relays_of
@@ -178,25 +177,17 @@ def status_document(
     transport: Transport,
     progress: Mapping[str, object],
     rounds: RoundLog,
-    warnings: Sequence[str],
     up_s: float,
-    loop_lag_ms: Mapping[str, float],
     round_trips_s: Mapping[str, float],
-    stage_counts: StageCounts | None,
-    relayed: Mapping[str, object],
-    figures: Mapping[str, object],
-    verdicts: Sequence[Mapping[str, object]],
+    **more: object,
 ) -> dict[str, object]:
     """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
 
     Args:
         up_s: how long this peer has been listening: traffic is counted since then.
         round_trips_s: the latest of a small call, by peer.
-        stage_counts: None where the model is whole.
-        relayed: what this peer has carried for others, in bytes, and its tunnels that are open.
-        figures: of the last rounds; verdicts: the faults that were found by them.
         progress: what the latest events of the training say; empty as long as there are none.
-        warnings: the latest, each once.
+        more: plain values as they are.
     """
     counts, me, traffic = context.counts, gossip.me, transport.traffic
     names = {member.address: member.peer for member in gossip.members}
@@ -235,16 +226,11 @@ def status_document(
         },
         "recent_rounds": rounds.recent(),
         "waiting_s": rounds.waiting_s(),
-        "warnings": list(warnings),
         "encrypted": transport.encrypted,
-        "relayed": dict(relayed),
         "refused": dict(counts.refused),
         "quarantine": dict(counts.left_out),
         "accusations": _accusations(gossip),
-        **({"microbatches": asdict(stage_counts)} if stage_counts else {}),
-        "loop_lag_ms": dict(loop_lag_ms),
-        "verdicts": [dict(verdict) for verdict in verdicts],
-        "measured": dict(figures),
+        **more,
     }
 
 

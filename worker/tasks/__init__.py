@@ -18,7 +18,6 @@ from murmuration.worker.tasks.loading import (
     load_task,
     local_settings,
     task_factory,
-    warnings_of,
 )
 from murmuration.worker.tasks.task import (
     SPLITS,
@@ -63,5 +62,4 @@ __all__ = [
     "local_settings",
     "next_batch",
     "task_factory",
-    "warnings_of",
 ]

@@ -11,13 +11,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 from murmuration.worker.errors import TaskError
 from murmuration.worker.tasks.huggingface import HuggingFace
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.tasks.task import Task, Warns, nearest
+from murmuration.worker.tasks.task import Task, nearest
 
 OWN_LOOP = "own-loop"  # the name in the manifest of a run whose peers bring loops of their own
 BUILT_IN: Mapping[str, Callable[..., Task]] = {
@@ -123,7 +122,7 @@ def import_factory(name: str, what: str = "task") -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        module = _imported(module_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise TaskError(
             f"{what} {name!r}: no module named {error.name!r}: install it, or start in the folder "
@@ -176,31 +175,6 @@ def _check_options(name: str, factory: Callable[..., Task], options: Mapping[str
     ]
     if needed:
         raise TaskError(f"task {name!r} needs the option {needed[0]!r}: set it in the run's TOML")
-
-
-def _imported(name: str) -> ModuleType:
-    """A user's module, which may import `worker.tasks`: the name that this package once had."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != "worker":
-            raise
-    sys.modules["worker"] = former = ModuleType("worker")  # without a path: nothing loads twice
-    former.tasks = sys.modules["murmuration.worker.tasks"]  # type: ignore[attr-defined]
-    for ours in [key for key in sys.modules if key.startswith("murmuration.worker.tasks")]:
-        sys.modules[ours.removeprefix("murmuration.")] = sys.modules[ours]
-    return importlib.import_module(name)
-
-
-def warnings_of(task: Task) -> list[str]:
-    """What a peer tells of its task, once."""
-    told = list(task.warnings) if isinstance(task, Warns) else []
-    if sys.modules.get("worker.tasks") is sys.modules["murmuration.worker.tasks"]:
-        told.append(
-            "the task imports worker.tasks, which is murmuration.worker.tasks now: change the "
-            "import, since the former name will go"
-        )
-    return told
 
 
 def _one_line(error: BaseException) -> str:

@@ -17,10 +17,6 @@ from murmuration.worker.identity import IdentityError, Role
     [
         (cli.swarm, ["--workers", "0"], 2, "--workers 0: one machine takes 1 to 64"),
         (cli.swarm, ["--workers", "65"], 2, "--workers 65: one machine takes 1 to 64"),
-        (cli.swarm, ["--inner-steps", "0"], 3, "--inner-steps 0: must be at least 1"),
-        (cli.swarm, ["--steps", "-1"], 3, "--steps -1: must be at least 1"),
-        (cli.swarm, ["--set", "steps"], 3, "write section.key=value"),
-        (cli.swarm, ["--stages", "4", "--skip", "0.25"], 3, "say --routing skip"),
         (cli.swarm, ["--resume"], 2, "name the folder"),
         (cli.swarm, ["--resume", "--out", "nowhere"], 2, "no folder nowhere"),
         (cli.swarm, ["--out", "file/below"], 2, "cannot be made"),

@@ -12,30 +12,6 @@ def staged(**changes: object) -> Launch:
     return Launch(**{"workers": 4, "stages": 2, "resume": True, "out": Path("o"), **changes})
 
 
-@pytest.mark.parametrize("routing", [None, "full", "stochastic"])
-def test_a_skip_that_the_flags_leave_no_room_for_is_refused_with_a_flag(
-    routing: str | None,
-) -> None:
-    with pytest.raises(Failure, match=r"^--skip 0.25: .* --routing skip .* leave --skip out$"):
-        staged(resume=False, skip=0.25, routing=routing).check()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"routing": "skip"},
-        {"routing": "random"},
-        {"config": Path("run.toml")},
-        {"settings": ('stages.routing="skip"',)},
-        {"skip": 0.0},
-    ],
-)
-def test_whether_routes_may_skip_is_the_workers_to_say_elsewhere(
-    changes: dict[str, object],
-) -> None:
-    staged(**{"resume": False, "skip": 0.25, **changes}).check()
-
-
 def stages_of(launch: Launch) -> list[str]:
     commands = launch.commands(["h:1", "h:2", "h:3", "h:4"], None).values()
     return [c[c.index("--stage") + 1] for c in commands if "--stage" in c]

@@ -12,7 +12,6 @@ from murmuration.algorithms.skippipe import routing as routings
 from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.algorithms.skippipe.route import Draws, Route, Rules, stage_refusals
 from murmuration.algorithms.skippipe.routing import (
-    NEVER_SKIP,
     ROUTINGS,
     ReplicaQueue,
     full,
@@ -22,7 +21,7 @@ from murmuration.algorithms.skippipe.routing import (
 )
 from murmuration.algorithms.skippipe.search import search_routes
 from murmuration.algorithms.skippipe.simulator import simulate
-from tests.lab.placement import predict, rules_of
+from tests.lab.placement import NEVER_SKIP, predict, rules_of
 from tests.lab.skippipe_routes import lower_bound_s
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, whole_waves
 

@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from murmuration.worker.tasks import (
-    Batch,
     Cursor,
     Generates,
     Task,
     TaskError,
     TextError,
     load_task,
-    warnings_of,
 )
 
 OWN_TASK = '''
@@ -104,29 +102,6 @@ def test_a_task_of_ones_own_is_found_in_the_working_directory() -> None:
     with torch.no_grad():
         next(model.parameters()).fill_(3.0)
         assert task.loss(model, batch).item() == 0.0
-
-
-@pytest.mark.parametrize("module", ["worker.tasks", "worker.tasks.task"])
-def test_a_task_that_imports_the_former_name_is_loaded_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
-    (tmp_path / "own_task.py").write_text(OWN_TASK.replace("murmuration.worker.tasks", module))
-    checkout = Path(__file__).parents[4]  # has folders of the former names
-    elsewhere = [place for place in sys.path if Path(place).resolve() != checkout]
-    monkeypatch.setattr(sys, "path", elsewhere)
-    task = load_task("own_task:build", seed=7)
-    assert type(next(task.batches("train", Cursor(seed=7, stream="a")))) is Batch
-    (line,) = warnings_of(task)
-    assert "imports worker.tasks, which is murmuration.worker.tasks now" in line
-
-
-def test_a_worker_of_the_users_is_not_taken_for_the_former_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "worker.py").touch()
-    (tmp_path / "own_task.py").write_text(OWN_TASK.replace("murmuration.worker", "worker"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert "no module named 'worker.tasks'" in message("own_task:build")
 
 
 def test_a_factory_may_take_any_option() -> None:
