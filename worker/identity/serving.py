@@ -1,32 +1,22 @@
 """The certificate that a server of gRPC shows, which may be renewed while it serves."""
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
+if TYPE_CHECKING:
+    from murmuration.worker.identity.certificates import Identity
+
 _HANDSHAKES_BEGIN_S = 0.25  # a handshake begins within microseconds, where it is not held up
-
-
-class Shown(Protocol):
-    """A key, its certificate, and the authority that callers' certificates must be of (PEM)."""
-
-    @property
-    def key(self) -> bytes: ...
-
-    @property
-    def certificate(self) -> bytes: ...
-
-    @property
-    def authority(self) -> bytes: ...
 
 
 class ServerCertificate:
     """What one server shows. Whoever calls must have a certificate of the same authority."""
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: "Identity") -> None:
         self._first = shown
-        self._renewed: Shown | None = None  # that the server does not show yet
+        self._renewed: Identity | None = None  # that the server does not show yet
 
     def credentials(self) -> grpc.ServerCredentials:
         """Of one port."""
@@ -36,7 +26,7 @@ class ServerCertificate:
             require_client_authentication=True,
         )
 
-    def renew(self, shown: Shown) -> None:
+    def renew(self, shown: "Identity") -> None:
         """New connections are made with this one; those that there are stay. any thread."""
         self._renewed = shown
 
@@ -54,7 +44,7 @@ class ServerCertificate:
         return server_configuration(renewed)
 
 
-def server_configuration(shown: Shown) -> "grpc.ServerCertificateConfiguration":
+def server_configuration(shown: "Identity") -> "grpc.ServerCertificateConfiguration":
     """As gRPC takes it."""
     return grpc.ssl_server_certificate_configuration(
         [(shown.key, shown.certificate)], shown.authority

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -443,20 +443,15 @@ def _name(message: pb.Member) -> str:
 
 
 def to_gossip_message(
-    message: GossipMessage, sender: str, run: int, signed: Sequence[pb.Member] | None = None
+    message: GossipMessage, sender: str, run: int, members: Sequence[pb.Member]
 ) -> pb.GossipMessage:
-    """Args: signed: the message's members as they travel, where they are signed."""
-    members = signed
-    if members is None:
-        members = [wire.member_to_message(member) for member in message.members]
-    progress = None
-    if (mine := message.progress) is not None:
-        progress = pb.MemberProgress(epoch=mine.epoch, heartbeat=mine.heartbeat, step=mine.step)
+    """Args: members: those of the message, as they travel."""
+    mine = message.progress
     return pb.GossipMessage(
         sender=sender,
         run=run,
         members=members,
-        progress=progress,
+        progress=None if mine is None else pb.MemberProgress(**asdict(mine)),
         number=message.number,
         acknowledged=message.acknowledged,
         reset=message.reset,

@@ -15,7 +15,7 @@ Never tried on an accelerator: this module is all that names one.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,34 +77,6 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-class Done(Protocol):
-    """A copy that was ordered."""
-
-    def synchronize(self) -> None:
-        """The host waits for it."""
-        ...
-
-
-class SideStream(Protocol):
-    """A stream of copies beside the model's own. Its copies are in order."""
-
-    def pinned(self, like: Tensor) -> Tensor:
-        """A fresh tensor on the host of the same shape and type, which copies need not wait for."""
-        ...
-
-    def follow(self) -> None:
-        """Copies that are ordered from now on come after all that the model's stream has now."""
-        ...
-
-    def copy(self, into: Tensor, source: Tensor) -> Done:
-        """Orders a copy between the device and a pinned tensor."""
-        ...
-
-    def lead(self) -> None:
-        """What the model's stream is given from now on comes after all copies ordered so far."""
-        ...
-
-
 class Copies:
     """Copies of parameters to the host and back, a tensor at a time. train thread only.
 
@@ -112,7 +84,7 @@ class Copies:
         side: the stream for them; None where each copy is waited for, or none is needed.
     """
 
-    def __init__(self, side: SideStream | None = None) -> None:
+    def __init__(self, side: "_CudaStreams | None" = None) -> None:
         self._side = side
 
     def read(self, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -124,7 +96,7 @@ class Copies:
             yield from (each.cpu() for each in parameters)
             return
         side.follow()
-        ordered: deque[tuple[Tensor, Done]] = deque()
+        ordered: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         for each in parameters:
             host = side.pinned(each)
             ordered.append((host, side.copy(host, each)))
@@ -152,27 +124,30 @@ def copies_for(parameters: Iterable[Tensor]) -> Copies:
     return Copies(_CudaStreams(devices)) if devices else Copies()
 
 
-def _arrived(host: Tensor, done: Done) -> Tensor:
+def _arrived(host: Tensor, done: torch.cuda.Event) -> Tensor:
     done.synchronize()
     return host
 
 
 class _CudaStreams:
-    """Implements `SideStream`, by one on each device: a copy is on the stream of its own device
-    alone. torch keeps a pinned tensor's memory until its copies are done."""
+    """A stream of copies beside the model's own, on each device: a copy is on the stream of its own
+    device alone, in order. torch keeps a pinned tensor's memory until its copies are done."""
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
         streams = {each: torch.cuda.Stream(each) for each in devices}  # type: ignore[no-untyped-call]  # torch leaves it so
         self._streams: dict[torch.device, torch.cuda.Stream] = streams
 
     def pinned(self, like: Tensor) -> Tensor:
+        """A fresh tensor on the host of the same shape and type, which copies need not wait for."""
         return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
 
     def follow(self) -> None:
+        """Copies that are ordered from now on come after all that the model's stream has now."""
         for device, stream in self._streams.items():
             stream.wait_stream(torch.cuda.current_stream(device))
 
     def copy(self, into: Tensor, source: Tensor) -> torch.cuda.Event:
+        """Orders a copy between the device and a pinned tensor."""
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         stream = self._streams.get(source.device if into.device.type == "cpu" else into.device)
         with torch.cuda.stream(stream):
@@ -182,5 +157,6 @@ class _CudaStreams:
         return done
 
     def lead(self) -> None:
+        """What the model's stream is given from now on comes after all copies ordered so far."""
         for device, stream in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)

@@ -286,9 +286,7 @@ class Mailbox:
 
     def wait_lease(self) -> LeaseMessage | Stop:
         """train: the next message of a stream of samples; at the end of the run always a Stop."""
-        return self._kept(self._to_share.get())
-
-    def _kept(self, message: LeaseMessage | Stop) -> LeaseMessage | Stop:
+        message = self._to_share.get()
         if isinstance(message, Stop):
             self._to_share.put(message)
         return message

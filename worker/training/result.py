@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -63,7 +62,7 @@ def build_result(
     until_s = time.monotonic() + (math.inf if trainer.stopped is None else _LAST_WORDS_S)
     found, sample = None, None
     if not hurried():
-        wanted = partial(_wanted, hurried, until_s)
+        wanted = lambda: not hurried() and time.monotonic() <= until_s  # noqa: E731
         found, sample = _evaluate(task, config, part, trainer, whole, wanted)
     result = {
         "preset": config.preset,
@@ -132,10 +131,6 @@ def _evaluate(
         each.write(each.state.anchor)
     found = validate(task, model, config.run.seed, wanted)
     return found, generate_sample(task, model, config.run.seed) if wanted() else None
-
-
-def _wanted(hurried: Callable[[], bool], until_s: float) -> bool:
-    return not hurried() and time.monotonic() <= until_s
 
 
 def _of_stage(config: Config, stages: StageNode) -> dict[str, object]:

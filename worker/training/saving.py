@@ -23,37 +23,6 @@ _USUAL_BYTES_PER_S = 1e9  # of the first, before one was measured
 _WORTH_TELLING_S = 5.0
 
 
-class Spacing:
-    """When the next checkpoint is due: every so often, or later where one costs too much.
-
-    Args:
-        every_s: as the user wants it.
-        expected_bytes: of a checkpoint.
-        now_s: when the training begins.
-    """
-
-    def __init__(self, every_s: float, expected_bytes: int, now_s: float) -> None:
-        self._every_s, self._began_s = every_s, now_s
-        self._cost_s = expected_bytes / _USUAL_BYTES_PER_S
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds from one to the next."""
-        return max(self._every_s, self._cost_s / SHARE)
-
-    def is_due(self, now_s: float) -> bool:
-        """Whether one may begin."""
-        return now_s - self._began_s >= self.interval_s
-
-    def begun(self, now_s: float) -> None:
-        """One begins."""
-        self._began_s = now_s
-
-    def ended(self, cost_s: float) -> None:
-        """The last one has cost the training so long."""
-        self._cost_s = cost_s
-
-
 class Saver:
     """train thread only.
 
@@ -83,25 +52,29 @@ class Saver:
         self._copier = ThreadPoolExecutor(1, "murmur-copy")
         self._copying: Future[None] | None = None
         self._folder, self._config, self._log, self._saved = folder, config, log, saved
-        self._spacing = Spacing(config.every_s, expected_bytes, time.monotonic())
+        self._cost_s, self._began_s = expected_bytes / _USUAL_BYTES_PER_S, time.monotonic()
         self._thread = ThreadPoolExecutor(1, "murmur-save")
         self._saving: Future[None] | None = None
         self._is_told = False
         self.path: Path | None = None  # of the last one
         self.failed = False  # what was to be saved last is not
 
+    @property
+    def interval_s(self) -> float:
+        """Seconds from one to the next: as the user wants it, or more where one costs too much."""
+        return max(self._config.every_s, self._cost_s / SHARE)
+
     def save_if_due(self, step: int, snapshot: Callable[[], Snapshot]) -> None:
         """Begins one if it is time, and none is on its way."""
         busy = self._saving is not None and not self._saving.done()
-        if not busy and self._spacing.is_due(time.monotonic()):
+        if not busy and time.monotonic() - self._began_s >= self.interval_s:
             self.begin(step, snapshot)
 
     def begin(self, step: int, snapshot: Callable[[], Snapshot]) -> Future[None]:
         """Begins one: it ends beside the training."""
-        began_s = time.monotonic()
-        self._spacing.begun(began_s)
+        self._began_s = time.monotonic()
         tensors, values = snapshot()
-        copied_s = time.monotonic() - began_s
+        copied_s = time.monotonic() - self._began_s
         self._saving = self._thread.submit(self._save, step, tensors, values, copied_s)
         return self._saving
 
@@ -135,7 +108,7 @@ class Saver:
             self._saved(took_s)
             where = {"path": str(self.path), "step": step}
             self._log(new_event("checkpoint", **where, seconds=round(took_s, 3)))
-        self._spacing.ended(copied_s + time.thread_time() - busy_s)
+        self._cost_s = copied_s + time.thread_time() - busy_s
         self._tell_if_stretched()
 
     def _copy_if_due(self, path: Path) -> None:
@@ -158,7 +131,7 @@ class Saver:
             self._copied = path
 
     def _tell_if_stretched(self) -> None:
-        interval_s = self._spacing.interval_s
+        interval_s = self.interval_s
         if interval_s > max(self._config.every_s, _WORTH_TELLING_S) and not self._is_told:
             self._is_told = True
             text = (

@@ -13,7 +13,7 @@ from torch import Tensor
 from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.training import checkpoint, saving
 from murmuration.worker.training.checkpoint import write_tensors
-from murmuration.worker.training.saving import SHARE, Saver, Spacing
+from murmuration.worker.training.saving import SHARE, Saver
 
 
 class Clock:
@@ -97,11 +97,13 @@ def test_one_that_fails_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyP
     assert not case.saver.failed
 
 
-def test_the_first_waits_as_long_as_its_size_lets_expect() -> None:
-    spacing = Spacing(30.0, 3_000_000_000, 0.0)
-    assert not spacing.is_due(99.0)
-    assert spacing.is_due(100.0)
-    assert Spacing(30.0, 1_000_000, 0.0).is_due(30.0)
+@pytest.mark.parametrize(("expected_bytes", "waits_s"), [(3_000_000_000, 100.0), (10**6, 30.0)])
+def test_the_first_waits_as_long_as_its_size_lets_expect(
+    expected_bytes: int, waits_s: float
+) -> None:
+    config = CheckpointConfig(every_s=30.0)
+    saver = Saver(Path("out"), config, expected_bytes, lambda _: None, lambda _: None)
+    assert saver.interval_s == waits_s
 
 
 def test_only_one_is_on_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
