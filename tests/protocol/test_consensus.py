@@ -283,7 +283,7 @@ def test_two_fragments_at_a_time_in_the_same_order_everywhere(
                 nonlocal most
                 me = rounds._context.me
                 orders[me].setdefault(begin.fragment)
-                in_flight = [each.in_flight for each in swarm[me].trainer.outer.fragments]
+                in_flight = [each.in_flight for each in swarm[me].trainer.fragments]
                 most = max(most, sum(sent is not None and sent.everyone for sent in in_flight))
 
             watch(monkeypatch, note)

@@ -80,7 +80,7 @@ def test_means_are_by_work() -> None:
     async def scenario() -> None:
         async with Swarm(problem) as swarm:
             await swarm.start("a", "b")
-            swarm["b"].trainer.outer.pace.stride = lambda: 2
+            swarm["b"].trainer.pace.stride = lambda: 2
             start = swarm["a"].trainer.states[0].anchor
             await swarm.finished()
             swarm.assert_equal()

@@ -332,7 +332,7 @@ class Swarm:
                     self._inside = False
             else:
                 self._inside = False
-                self._loop.outer.handle(Stop(f"{type(error).__name__} in the training loop"))
+                self._loop.handle(Stop(f"{type(error).__name__} in the training loop"))
 
     @staticmethod
     def leave_all() -> None:
@@ -443,7 +443,7 @@ class Swarm:
     def _settle_ahead(self) -> None:
         """On a site: until when no rank says a word to another."""
         if self._site is not None:
-            self._strides = self._loop.outer.agree_ahead()
+            self._strides = self._loop.agree_ahead()
             self._meets_at = self.step + sum(self._strides)
 
     def _tell_over(self) -> None:
@@ -660,7 +660,7 @@ class Swarm:
     def warn(self, text: str) -> None:
         """Tells of it: a warning in the log, in `events.jsonl` and, within the block, in status."""
         if self._inside:
-            self._loop.outer.reporter.event("warning", text=text)
+            self._loop.reporter.event("warning", text=text)
             return
         events = EventLog(self._out, self._lines, self._complete)
         events(new_event("warning", text=text))

@@ -17,10 +17,10 @@ from murmuration.algorithms.fragments import Fragment
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.membership import Phase
 from murmuration.worker.pipeline.stage_replica import Iterations, StageReplica
-from murmuration.worker.training.mailbox import AllStarted, Mailbox, StageMove, Started, Stop
+from murmuration.worker.training.mailbox import AllStarted, Mailbox, Started
 from murmuration.worker.training.model import buffers_left_out
 from murmuration.worker.training.outer import OuterLoop
-from murmuration.worker.training.replica import InnerReplica, Replica, RunIsOver
+from murmuration.worker.training.replica import InnerReplica, RunIsOver
 
 if TYPE_CHECKING:
     from murmuration.worker.training.evaluation import Evaluation
@@ -31,60 +31,20 @@ _POLL_S = 0.1
 _USUAL_PERIODS, _LEAST_S = 2, 5.0  # that loops may end apart
 
 
-class TrainingLoop:
+class TrainingLoop(OuterLoop):
     """A training loop's way through a run, whoever writes the loop. train thread only.
 
     `begin`; then for each step `begin_step`, `average_gradients`, the optimizer's step, `end_step`;
     after the last one `end`. `Trainer` goes through it with a task, `murmuration.Swarm` with the
     user's own loop.
 
-    Args:
-        replica: model and inner optimizer.
-        fragments, plan, steps: what is exchanged, how, and until when.
-        mailbox: the way to the I/O thread.
-        clock: monotonic seconds.
+    Attributes:
+        in_step: whether a step has begun that has not ended.
     """
 
-    def __init__(
-        self,
-        *,
-        replica: Replica,
-        fragments: Sequence[Fragment],
-        plan: Plan,
-        steps: int,
-        mailbox: Mailbox,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.outer = OuterLoop(
-            replica=replica,
-            fragments=fragments,
-            plan=plan,
-            steps=steps,
-            mailbox=mailbox,
-            clock=clock,
-        )
-        self.fragments, self.metrics = self.outer.fragments, self.outer.metrics
-        self._pace, self._reporter = self.outer.pace, self.outer.reporter
-        self._plan, self._steps, self._replica = plan, steps, replica
-        self._mailbox, self._clock = mailbox, clock
-        self._started_s = self._averaging_s = 0.0
-        self._in_flight = self._in_step = False
-        self._iterations: Iterations | None = None
-
-    @property
-    def step(self) -> int:
-        """Position in the schedule."""
-        return self.outer.step
-
-    @property
-    def stopped(self) -> Stop | None:
-        """Why the run ends before the schedule does."""
-        return self.outer.stopped
-
-    @property
-    def moves_to(self) -> StageMove | None:
-        """The stage to serve next, where that is why."""
-        return self.outer.moves_to
+    in_step = _in_flight = False
+    _started_s = _averaging_s = 0.0
+    _iterations: Iterations | None = None
 
     @property
     def states(self) -> list[FragmentState]:
@@ -101,24 +61,19 @@ class TrainingLoop:
     @property
     def trains(self) -> bool:
         """Whether a step is to come: neither the schedule is over nor the run."""
-        return self.outer.step < self._steps and self.outer.stopped is None
+        return self.step < self._steps and self.stopped is None
 
     @property
     def exchanges(self) -> bool:
         """Whether there are rounds: else the anchors stay as they began, until the end."""
         return self._plan.exchange != "none"
 
-    @property
-    def in_step(self) -> bool:
-        """Whether a step has begun that has not ended."""
-        return self._in_step
-
     def begin(self) -> None:
         """Waits until the run starts, or until this peer is where the others are in it."""
-        self.outer.publish()
+        self.publish()
         if self.exchanges and (words := self._words_on_buffers()):
-            self._reporter.event("warning", text=words)
-        self._reporter.event("progress", state="ready")
+            self.reporter.event("warning", text=words)
+        self.reporter.event("progress", state="ready")
         self._await_start()
 
     def end(self, *, early: bool = False) -> None:
@@ -129,26 +84,25 @@ class TrainingLoop:
         Raises:
             Exception: what ended the I/O thread, if it has ended.
         """
-        outer = self.outer
         self.metrics.trained()
-        if outer.stopped is not None and outer.stopped.error is not None:
-            raise outer.stopped.error
+        if self.stopped is not None and self.stopped.error is not None:
+            raise self.stopped.error
         if self._plan.exchange == "none":
-            outer.commit_parameters()
-        if self._plan.consensus and outer.stopped is None:
-            outer.average_replicas(early=early)
-        if outer.stopped is None:  # else nobody may take the run for ended
-            self._reporter.phase = Phase.DONE
-        outer.publish()
+            self.commit_parameters()
+        if self._plan.consensus and self.stopped is None:
+            self.average_replicas(early=early)
+        if self.stopped is None:  # else nobody may take the run for ended
+            self.reporter.phase = Phase.DONE
+        self.publish()
 
     def take_last_rounds(self, *, alone: bool) -> None:
         """The loop ends before the schedule does: what was learned since the last rounds is in one
         more, where that closes. The rest is counted in `unsent_steps`."""
         self.metrics.trained()
         if alone:  # nothing is exchanged, and all stays in the model
-            self.outer.apply_in_flight()
+            self.apply_in_flight()
         else:
-            self.outer.take_last_rounds()
+            self.send_last_rounds()
 
     def hand_in(self, timeout_s: float) -> None:
         """Stopped before the last step: the others go on with what was learned here, as
@@ -163,13 +117,13 @@ class TrainingLoop:
 
         Args: timeout_s: at most; two periods of H steps are enough, and some seconds at least.
         """
-        self._reporter.phase = Phase.LEAVING
-        self.outer.publish()
-        usual_s = _USUAL_PERIODS * self._plan.inner_steps * self._pace.step_s
+        self.reporter.phase = Phase.LEAVING
+        self.publish()
+        usual_s = _USUAL_PERIODS * self._plan.inner_steps * self.pace.step_s
         if not self.await_others(everybody_leaves, min(timeout_s, max(_LEAST_S, usual_s))):
             return False
         if self._plan.consensus:
-            self._reporter.phase = Phase.TRAINING
+            self.reporter.phase = Phase.TRAINING
             self.end(early=True)
         return True
 
@@ -193,11 +147,6 @@ class TrainingLoop:
             not torch.equal(each.as_held(each.state.anchor), each.local) for each in self.fragments
         )
 
-    @property
-    def unsent_steps(self) -> int:
-        """Inner steps of this peer's that are in no round."""
-        return self.outer.unsent_steps
-
     def hold(self, *, locally: bool) -> None:
         """At the end, makes the anchor the model.
 
@@ -216,12 +165,12 @@ class TrainingLoop:
         while self.stopped is None and self._clock() < deadline:
             if done():
                 return True
-            self.outer.handle(self._mailbox.wait(_POLL_S))
+            self.handle(self._mailbox.wait(_POLL_S))
         return False
 
     def report(self, state: str) -> None:
         """Says what this worker is at after the last step."""
-        self._reporter.progress(self.step, state)
+        self.reporter.progress(self.step, state)
 
     def evaluated(self, found: "Evaluation | None", seconds: float) -> None:
         """What the anchors are worth at this step, None where that was cut short, and how long it
@@ -230,12 +179,12 @@ class TrainingLoop:
         if found is not None:
             self.metrics.validated(self.step, found.loss)
             took_s = round(seconds, 3)
-            self._reporter.event("validation", step=self.step, seconds=took_s, **found.plain())
+            self.reporter.event("validation", step=self.step, seconds=took_s, **found.plain())
 
     def withdraw_done(self) -> None:
         """Stopped after the last step: nobody may take what is done last for done by this peer."""
-        self._reporter.phase = Phase.TRAINING
-        self.outer.publish()
+        self.reporter.phase = Phase.TRAINING
+        self.publish()
 
     def _words_on_buffers(self) -> str:
         """What there is to say of saved buffers that are not exchanged; empty without any."""
@@ -250,13 +199,13 @@ class TrainingLoop:
         for each in self.fragments if group else ():
             each.commit(group=group)
         if started is not None:
-            self._reporter.event("started", group=list(self.states[0].group), step=self.step)
-        self._reporter.phase = Phase.TRAINING
-        self.outer.publish()
+            self.reporter.event("started", group=list(self.states[0].group), step=self.step)
+        self.reporter.phase = Phase.TRAINING
+        self.publish()
         if self._plan.exchange == "pairs" and group:
             self._await(AllStarted)
         if self.stopped is None:
-            self.outer.begin_again()
+            self.begin_again()
 
     def _await(self, kind: type[T]) -> T | None:
         """The next message of that kind; None when the run is stopping."""
@@ -264,7 +213,7 @@ class TrainingLoop:
             message = self._mailbox.wait()
             if isinstance(message, kind):
                 return message
-            self.outer.handle(message)
+            self.handle(message)
         return None
 
     # ------------------------------------------------------------------------------ one step
@@ -272,16 +221,16 @@ class TrainingLoop:
     def begin_step(self, started_s: float | None = None) -> None:
         """A step begins, or has begun at `started_s` by the clock."""
         self._in_flight = any(each.awaits_result for each in self.fragments)
-        self._in_step = True
-        self.outer.begin_inner_step()
+        self.in_step = True
+        self.begin_inner_step()
         self._started_s = self._clock() if started_s is None else started_s
         if self.metrics.first_step_at is None:
             self.metrics.first_step_at = self._started_s
 
     def average_gradients(self, gradients: dict[str, Tensor], weight: int = 1) -> None:
-        """After the backward pass, as `OuterLoop.average_gradients`."""
+        """After the backward pass, as `OuterLoop.exchange_gradients`."""
         began_s = self._clock()
-        self.outer.average_gradients(gradients, weight)
+        self.exchange_gradients(gradients, weight)
         self._averaging_s = self._clock() - began_s
 
     def end_step(self, waited_s: float = 0.0, *, exchange: bool = True) -> None:
@@ -290,15 +239,15 @@ class TrainingLoop:
         Args:
             exchange: False where no parameter may move now: the next step makes up for what is due.
         """
-        metrics, self._in_step = self.metrics, False
+        metrics, self.in_step = self.metrics, False
         metrics.last_step_at = self._clock()
         seconds = metrics.last_step_at - self._started_s - self._averaging_s - waited_s
         metrics.stepped(seconds, in_flight=self._in_flight)
-        self._pace.stepped(seconds)
-        self.outer.after_inner_step(self._replica.loss, exchange=exchange)
+        self.pace.stepped(seconds)
+        self.after_inner_step(self._replica.loss, exchange=exchange)
         if self._iterations is not None:
-            self.outer.publish()  # other stages wait for those that are not done with an iteration
-        self._reporter.progress(self.outer.step)
+            self.publish()  # other stages wait for those that are not done with an iteration
+        self.reporter.progress(self.step)
 
 
 class Trainer(TrainingLoop):
@@ -345,27 +294,29 @@ class Trainer(TrainingLoop):
         self.end()
 
     def _one_step(self) -> None:
-        outer = self.outer
         self.begin_step()
-        waited_s = self._iterations.serve(outer) if self._iterations is not None else 0.0
+        waited_s = self._iterations.serve(self) if self._iterations is not None else 0.0
         self.metrics.visits_wait_s += waited_s
-        if outer.stopped is not None:
-            outer.undo_inner_step()
+        if self.stopped is not None:
+            self.undo_inner_step()
             return
-        if outer.moved:
+        if self.moved:
             return
         try:
-            gradients = dict(self.replica.backward(outer.step))
+            gradients = dict(self.replica.backward(self.step))
         except RunIsOver:
-            while self.stopped is None:
-                outer.handle(self._mailbox.wait())
-            outer.undo_inner_step()
+            self._await_stop()
+            self.undo_inner_step()
             return
         visits = self._iterations.visits if self._iterations is not None else 1
         if self._iterations is not None:
-            self._reporter.iteration(outer.step, visits)
+            self.reporter.iteration(self.step, visits)
         self.average_gradients(gradients, visits)
-        self.replica.inner_step(outer.step, gradients)
+        self.replica.inner_step(self.step, gradients)
         gradients.clear()
         self.end_step(waited_s)
         self._between_steps(self)
+
+    def _await_stop(self) -> None:
+        while self.stopped is None:
+            self.handle(self._mailbox.wait())

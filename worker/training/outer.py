@@ -7,6 +7,7 @@ peer's state. When a round closed without this peer, what it has learned is carr
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -111,7 +112,7 @@ class RoundOrder:
 
 
 class OuterLoop:
-    """train thread only.
+    """What a training loop does between its inner steps. train thread only.
 
     Args:
         replica: model, inner optimizer and samples.
@@ -133,7 +134,7 @@ class OuterLoop:
         plan: Plan,
         steps: int,
         mailbox: Mailbox,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._step = self._dealt_with = 0  # the position in the schedule
         self._others_at = 0  # most of them have come so far
@@ -250,7 +251,7 @@ class OuterLoop:
         while (message := self._mailbox.poll()) is not None:
             self.handle(message)
 
-    def average_gradients(self, gradients: dict[str, Tensor], weight: int) -> None:
+    def exchange_gradients(self, gradients: dict[str, Tensor], weight: int) -> None:
         """In a plan that exchanges gradients, before the inner step: replaces them by their mean
         over the group; keeps them where a round fails.
 
@@ -287,7 +288,7 @@ class OuterLoop:
         for each in self._order.in_flight():
             self._apply(each)
 
-    def take_last_rounds(self) -> None:
+    def send_last_rounds(self) -> None:
         """Before the schedule's end: one more round of what was learned since the last. What no
         round takes stays in the local parameters, and in `work_steps`."""
         self.apply_in_flight()

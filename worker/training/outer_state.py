@@ -57,7 +57,7 @@ def restore_state(
     Args:
         steps: of the run as it is now, which may be longer than it was.
     """
-    loop.outer.step = state["step"]
+    loop.step = state["step"]
     prolonged = Manifest(state["manifest"]).steps != steps
     for index, (each, plain) in enumerate(zip(loop.fragments, state["fragments"], strict=True)):
         each.restore(plain)
@@ -65,7 +65,7 @@ def restore_state(
             start, stop = map(int, place.split("-"))
             left.load(index, each.state.version, [(start, stop, values)])
     if prolonged:
-        loop.outer.prolong()
+        loop.prolong()
 
 
 def refusal(state: Mapping[str, Any], manifest: Manifest) -> str | None:

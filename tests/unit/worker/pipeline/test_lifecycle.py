@@ -173,7 +173,7 @@ class Ending:
             mailbox=mailbox,
             between_steps=lambda _: None,
         )
-        self.trainer.outer.step = PROBLEM.steps
+        self.trainer.step = PROBLEM.steps
         mailbox.answer(Started(("me",)))
         self.trainer.run()
         me = replace(peer("me", stage), phase=Phase.DONE)

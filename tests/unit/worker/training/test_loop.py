@@ -99,7 +99,7 @@ def test_a_loop_that_ends_waits_for_two_periods_within_limits(
         clock=lambda: now[0],
     )
     for _ in range(20):  # the first ones count for nothing
-        trainer._pace.stepped(step_s)
+        trainer.pace.stepped(step_s)
 
     def nobody_else_ends() -> bool:
         now[0] += 1.0
