@@ -10,7 +10,6 @@ from murmuration.protos.events import new_event
 from murmuration.worker import wire
 from murmuration.worker.catchup.choices import (
     Repair,
-    TakeOver,
     any_has_begun,
     at_end,
     choose_repair,
@@ -93,8 +92,7 @@ class Bootstrap:
             if node.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
-                    taken = self._take_over()
-                    fetched, under_way = await self._fetched(taken), taken.under_way
+                    fetched, under_way = await self._take_over()
                 if fetched and under_way:
                     node.post(Started(()))
                     return
@@ -201,17 +199,14 @@ class Bootstrap:
             "of them again, or begin a run with `murmur up`"
         )
 
-    def _take_over(self) -> TakeOver:
-        gossip = self._gossip
-        replicas = self._donors.first_choices(gossip.replicas)
-        return choose_take_over(gossip.me, replicas, self._digests_at_start(), self._plan)
-
-    async def _fetched(self, take_over: TakeOver) -> bool:
-        """Whether there is nothing to fetch before the start, or it is here."""
-        fragments = range(len(self._gossip.me.digests))
-        return take_over.donor is None or await self._donors.fetch(
-            take_over.donor, fragments, "joining"
-        )
+    async def _take_over(self) -> tuple[bool, bool]:
+        """(there is nothing to fetch before the start, or it is here; a run is under way)."""
+        gossip, donors = self._gossip, self._donors
+        replicas = donors.first_choices(gossip.replicas)
+        chosen = choose_take_over(gossip.me, replicas, self._digests_at_start(), self._plan)
+        fragments, donor = range(len(gossip.me.digests)), chosen.donor
+        fetched = donor is None or await donors.fetch(donor, fragments, "joining")
+        return fetched, chosen.under_way
 
     def _joinable(self) -> tuple[str, ...]:
         return tuple(sorted(self._gossip.view.joinable()))

@@ -22,7 +22,7 @@ from murmuration.worker.identity.authority import (
 )
 from murmuration.worker.identity.certificates import Identity, IdentityError, Role, Verifier
 from murmuration.worker.membership.gossip import MOST_REVOCATIONS
-from murmuration.worker.transport import Caller, Method, Refused, Stream, Transport, TransportError
+from murmuration.worker.transport import Caller, Method, Refused, Transport, TransportError
 
 _MAX_REASON = 200  # characters
 _MEMBERS = (Role.PEER, Role.COORDINATOR)
@@ -80,10 +80,6 @@ class Gate:
         self._refused()
         raise Refused(shown(problem, _MAX_REASON))
 
-    def checked(self, method: str, stream: Stream, caller: Caller) -> Stream:
-        """The stream, whose first message is checked when it comes."""
-        return _CheckedStream(stream, lambda raw: self.check(method, raw, caller))
-
     async def enrol(self, request: bytes, caller: Caller) -> bytes:
         """Signs a newcomer's certificate, or a member's later one, where this peer holds the run's
         key. Raises WireError."""
@@ -100,19 +96,6 @@ class Gate:
             else:
                 self._log(new_event("enrolled", name=asked.name, token=caller.name))
         return reply.SerializeToString()
-
-
-class _CheckedStream:
-    def __init__(self, stream: Stream, check: Callable[[bytes], None]) -> None:
-        self._stream, self._check, self._checked = stream, check, False
-        self.send, self.done, self.cancel = stream.send, stream.done, stream.cancel
-
-    async def receive(self) -> bytes | None:
-        message = await self._stream.receive()
-        if message is not None and not self._checked:
-            self._check(message)
-            self._checked = True
-        return message
 
 
 def _problem(method: str, raw: bytes, caller: Caller) -> str | None:

@@ -10,6 +10,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
@@ -88,9 +89,9 @@ class NodeServer:
                 self.admit(method, caller)
                 places = self._tunnels if method in RELAY_METHODS else self._places
                 with places.taken(caller):
-                    in_time = _InTime(method, stream)
+                    check = partial(self._gate.check, method, caller=caller)
                     async with self._until_expelled(caller):
-                        await serve(self._gate.checked(method, in_time, caller))
+                        await serve(_Served(method, stream, check))
 
     def end_streams_of(self, peer: str) -> None:
         """Ends those that the peer has open here: it was expelled."""
@@ -135,13 +136,12 @@ class NodeServer:
         self._warnings.add(text, shown(str(error), _MAX_REASON))
 
 
-class _InTime:
-    """A served stream whose first message must come soon, and that takes what it is sent.
+class _Served:
+    """A served stream whose first message must come soon, and is checked, and that takes what it is
+    sent. What else is waited for, and how long, is for the protocol on it to say."""
 
-    What else is waited for, and how long, is for the protocol on it to say."""
-
-    def __init__(self, method: str, stream: Stream) -> None:
-        self._method, self._stream, self._begun = method, stream, False
+    def __init__(self, method: str, stream: Stream, check: Callable[[bytes], None]) -> None:
+        self._method, self._stream, self._check, self._begun = method, stream, check, False
         self.done, self.cancel = stream.done, stream.cancel
 
     async def receive(self) -> bytes | None:
@@ -153,6 +153,8 @@ class _InTime:
         except TimeoutError:
             raise Refused(f"{self._method}: no header in {_HEADER_S:g} s") from None
         self._begun = True
+        if message is not None:
+            self._check(message)
         return message
 
     async def send(self, message: bytes) -> None:
