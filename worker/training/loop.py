@@ -104,12 +104,6 @@ class TrainingLoop(OuterLoop):
         else:
             self.send_last_rounds()
 
-    def hand_in(self, timeout_s: float) -> None:
-        """Stopped before the last step: the others go on with what was learned here, as
-        `OuterLoop.hand_in`."""
-        if self._reporter.phase is Phase.TRAINING:
-            self.outer.hand_in(timeout_s)
-
     def leave(self, everybody_leaves: Callable[[], bool], timeout_s: float) -> bool:
         """After the last rounds: stays until all loops have ended, and takes over what the last of
         them has; then comes the mean that ends a run, where the plan has one. Returns whether all

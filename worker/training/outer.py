@@ -362,10 +362,11 @@ class OuterLoop:
                 self._await_next_anchor(each)
 
     def hand_in(self, timeout_s: float) -> None:
-        """This peer leaves: what it has learned since its last contribution goes into the next
-        round of the others. Returns when their reducers have it, with what was on its way before;
-        or after the time-out. Nothing is applied any more."""
-        if self._plan.exchange != "mean" or self._gradients:
+        """Stopped before the last step: what this peer has learned since its last contribution
+        goes into the next round of the others. Returns when their reducers have it, with what was
+        on its way before; or after the time-out. Nothing is applied any more."""
+        means = self._plan.exchange == "mean" and not self._gradients
+        if not means or self.reporter.phase is not Phase.TRAINING:
             return
         for each in self._order.unsent():
             if each.in_flight is None and not each.failed and each.is_finite:
