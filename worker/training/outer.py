@@ -208,7 +208,7 @@ class OuterLoop:
         strides: list[int] = []
         position, over = self.step, self.step >= self._steps
         while not over and len(strides) < self._plan.inner_steps:
-            went = min(self.pace.stride(), self._steps - position)
+            went = min(self.pace.stride() if strides else self._stride(), self._steps - position)
             strides.append(went)
             position += went
             over = self._order.is_due(range(position - went + 1, position + 1))

@@ -12,11 +12,11 @@ from murmuration.algorithms.fragments import partition
 from murmuration.algorithms.presets import PRESETS
 from murmuration.worker.node.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Batch, Cursor
-from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.loop import Trainer, TrainingLoop
 from murmuration.worker.training.mailbox import Mailbox, Started, Stop, TrainingEvent
 from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.optimizers import InnerConfig
-from murmuration.worker.training.replica import InnerReplica, RunIsOver
+from murmuration.worker.training.replica import InnerReplica, Replica, RunIsOver
 from tests.support.statistics_task import Normalised
 
 
@@ -78,6 +78,25 @@ def test_a_step_whose_batch_does_not_come_before_the_end_is_not_taken() -> None:
     assert (trainer.step, trainer.stopped) == (2, Stop("SIGTERM"))
     assert after
     assert all(map(torch.equal, after, model.parameters()))
+
+
+def test_how_far_steps_go_is_settled_until_a_round_is_due() -> None:
+    model = Normalised(seed=1).model()
+    loop = TrainingLoop(
+        replica=Replica(model, []),
+        fragments=partition(schema_of(model), 1),
+        plan=replace(PRESETS["diloco"], inner_steps=10),
+        steps=15,
+        mailbox=Mailbox(),
+    )
+    outer = loop.outer
+    for stride, strides, then in ((3, (3, 3, 3, 3), 12), (1, (1, 1, 1), 15)):
+        outer.pace.stride = lambda stride=stride: stride
+        assert outer.agree_ahead() == strides
+        outer.pace.stride = lambda: 2
+        for _ in strides:
+            outer.begin_inner_step()
+        assert outer.step == then
 
 
 @pytest.mark.parametrize(
