@@ -6,7 +6,7 @@ pipeline.py      links, what a hop and a visit cost, who serves which stage, whi
 Routes
 route.py         a route, what it may not do, how two routes trade, and equal coverage by seed
 routing.py       the presets full, random, stochastic and skip
-simulator.py     one iteration, event by event, with deadlocks
+simulator.py     one iteration, event by event
 
 The search behind skip
 search.py        its phases in order; the best route of one microbatch alone; A and B: equal

@@ -1,4 +1,4 @@
-"""One iteration, event by event: which peer computes what when, what waits, and whether it ends.
+"""One iteration, event by event: which peer computes what when, and what waits.
 
 Every peer computes one visit at a time. Backwards (and the loss) go first, in order of arrival, and
 always may run: they free memory. A forward starts when nothing else is ready and the peer holds
@@ -7,112 +7,41 @@ arrival. A microbatch is held from the start of its forward to the end of its ba
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
 from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.algorithms.skippipe.route import Route
 
-
-class Kind(Enum):
-    FORWARD = "forward"
-    LOSS = "loss"
-    BACKWARD = "backward"
+Started = Callable[[int, int, int, float, float], None]
+"""(peer, microbatch, step, when it starts, when it ends)"""
 
 
-@dataclass(frozen=True)
-class Span:
-    """One visit of one microbatch on one peer."""
-
-    peer: int
-    microbatch: int
-    kind: Kind
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Deadlock:
-    """Args: cycle: (peer, microbatch that it holds and that the next peer defers), closed."""
-
-    cycle: tuple[tuple[int, int], ...]
-
-    @property
-    def reason(self) -> str:
-        peers = [peer for peer, _ in self.cycle]
-        waits = (
-            f"peer {peer} is full and holds microbatch {microbatch}, which waits for peer {next_}"
-            for (peer, microbatch), next_ in zip(self.cycle, [*peers[1:], peers[0]], strict=True)
-        )
-        return "; ".join(waits)
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What happened.
-
-    Args:
-        spans: of each peer, in order of time.
-        finish_s: of each microbatch, the end of its last backward; None where it never ended.
-        peak: of each peer, the most microbatches that it held at once.
-        deadlock: why the rest never ended.
-    """
-
-    spans: tuple[tuple[Span, ...], ...]
-    finish_s: tuple[float | None, ...]
-    peak: tuple[int, ...]
-    deadlock: Deadlock | None
-
-    @property
-    def iteration_s(self) -> float:
-        """Until the last microbatch has finished.
-
-        Raises:
-            ValueError: it never does.
-        """
-        if self.deadlock is not None:
-            raise ValueError(f"the iteration never ends: {self.deadlock.reason}")
-        return max((end_s for end_s in self.finish_s if end_s is not None), default=0.0)
-
-    def busy_s(self, peer: int) -> float:
-        """How long a peer computes; the rest of the iteration it is idle."""
-        return sum(span.end_s - span.start_s for span in self.spans[peer])
-
-
-def simulate(
+def finish_times(
     pipeline: Pipeline, routes: Sequence[Route], *, shared_uplinks: bool = False
-) -> Timeline:
-    """Runs one iteration.
+) -> list[float]:
+    """Of each microbatch, the end of its last backward, in seconds. Routes must not deadlock.
 
     Args:
         routes: of the microbatches, in the order in which their origins begin them.
         shared_uplinks: whether the messages of a peer leave one after another, as they do where
             its own line is what limits the rate, rather than each as if it were alone.
     """
-    run = _IterationRun(pipeline, routes, shared_uplinks)
-    spans: list[list[Span]] = [[] for _ in range(pipeline.peers)]
-    run.run(spans)
-    finish_s = tuple(None if end_s < 0 else end_s for end_s in run.finish_s)
-    deadlock = None if None not in finish_s else run.deadlock()
-    return Timeline(tuple(map(tuple, spans)), finish_s, tuple(run.peak), deadlock)
-
-
-def finish_times(
-    pipeline: Pipeline, routes: Sequence[Route], *, shared_uplinks: bool = False
-) -> list[float]:
-    """Of each microbatch, as `simulate` gives them, but faster. Routes must not deadlock."""
-    run = _IterationRun(pipeline, routes, shared_uplinks)
-    run.run(None)
+    run = IterationRun(pipeline, routes, shared_uplinks)
+    run.run()
     assert min(run.finish_s, default=0.0) >= 0, "the schedule deadlocks"
     return run.finish_s
 
 
-class _IterationRun:
+class IterationRun:
     """The state of a simulation.
 
     A microbatch that visits k stages takes steps 0..2k: k forwards, the loss, k backwards.
+
+    Attributes:
+        path: of each microbatch, the peer of each step.
+        deferred: of each peer, the (microbatch, step) that wait for memory.
+        finish_s: of each microbatch, when it has ended; -1 before.
     """
 
     def __init__(self, pipeline: Pipeline, routes: Sequence[Route], shared_uplinks: bool) -> None:
@@ -121,20 +50,19 @@ class _IterationRun:
         times_s = [each.tolist() for each in (costs.forward_s, costs.loss_s, costs.backward_s)]
         self._costs, self._edges = costs, pipeline.edges
         self._visited = [len(route.peers) for route in routes]
-        self._path = [(*route.peers, *route.peers[:1], *route.peers[::-1]) for route in routes]
+        self.path = [(*route.peers, *route.peers[:1], *route.peers[::-1]) for route in routes]
         self._lasts_s = [_durations(route, times_s) for route in routes]
         peers = pipeline.peers
         self._returning = [deque[tuple[int, int]]() for _ in range(peers)]
-        self._deferred = [deque[tuple[int, int]]() for _ in range(peers)]
+        self.deferred = [deque[tuple[int, int]]() for _ in range(peers)]
         self._holds = [0] * peers
         self._busy = [False] * peers
         self._uplink_free_s = [0.0] * peers
-        self.peak = [0] * peers
         self.finish_s = [-1.0] * len(routes)
 
-    def run(self, spans: list[list[Span]] | None) -> None:
-        """Until nothing happens any more; records the spans unless they are None."""
-        path, lasts_s, visited = self._path, self._lasts_s, self._visited
+    def run(self, started: Started | None = None) -> None:
+        """Until nothing happens any more. Args: started: is told of each step as it starts."""
+        path, lasts_s, visited = self.path, self._lasts_s, self._visited
         # (time, serial number: ties in order of cause, microbatch, step, whether it ends there)
         events = [(0.0, index, index, 0, False) for index in range(len(path))]
         heapify(events)
@@ -148,7 +76,7 @@ class _IterationRun:
                 peer = path[microbatch][step]
                 touched.append(peer)
                 if not ended:
-                    arrived = self._deferred if step < visited[microbatch] else self._returning
+                    arrived = self.deferred if step < visited[microbatch] else self._returning
                     arrived[peer].append((microbatch, step))
                     continue
                 self._busy[peer] = False
@@ -161,15 +89,14 @@ class _IterationRun:
                 heappush(events, (there_s, serial, microbatch, step + 1, False))
                 serial += 1
             for peer in touched:
-                if (started := self._start(peer)) is None:
+                if (chosen := self._start(peer)) is None:
                     continue
-                microbatch, step = started
+                microbatch, step = chosen
                 end_s = now_s + lasts_s[microbatch][step]
                 heappush(events, (end_s, serial, microbatch, step, True))
                 serial += 1
-                if spans is not None:
-                    kind = _kind(step, visited[microbatch])
-                    spans[peer].append(Span(peer, microbatch, kind, now_s, end_s))
+                if started is not None:
+                    started(peer, microbatch, step, now_s, end_s)
 
     def _send(self, sender: int, receiver: int, now_s: float) -> float:
         """When a message that is ready now has arrived."""
@@ -186,33 +113,13 @@ class _IterationRun:
             return None
         if self._returning[peer]:
             chosen = self._returning[peer].popleft()
-        elif self._deferred[peer] and self._holds[peer] < self._memory[peer]:
-            chosen = self._deferred[peer].popleft()
+        elif self.deferred[peer] and self._holds[peer] < self._memory[peer]:
+            chosen = self.deferred[peer].popleft()
             self._holds[peer] += 1
-            self.peak[peer] = max(self.peak[peer], self._holds[peer])
         else:
             return None
         self._busy[peer] = True
         return chosen
-
-    def deadlock(self) -> Deadlock:
-        """The peers that wait for each other in a circle, once nothing happens any more."""
-        # All that is left are forwards that full peers defer. Each full peer holds microbatches
-        # that are deferred elsewhere, so following them leads back to where one was.
-        waits_for = {
-            self._path[microbatch][at]: (microbatch, peer)
-            for peer, queue in enumerate(self._deferred)
-            for microbatch, step in reversed(queue)
-            for at in range(step)
-        }
-        here = next(peer for peer, queue in enumerate(self._deferred) if queue)
-        walked: list[tuple[int, int]] = []
-        while here not in [peer for peer, _ in walked]:
-            microbatch, there = waits_for[here]
-            walked.append((here, microbatch))
-            here = there
-        first = [peer for peer, _ in walked].index(here)
-        return Deadlock(tuple(walked[first:]))
 
 
 def _durations(route: Route, times_s: Sequence[Sequence[float]]) -> list[float]:
@@ -223,9 +130,3 @@ def _durations(route: Route, times_s: Sequence[Sequence[float]]) -> list[float]:
         loss_s[route.origin],
         *(backward_s[peer] for peer in reversed(route.peers)),
     ]
-
-
-def _kind(step: int, visited: int) -> Kind:
-    if step == visited:
-        return Kind.LOSS
-    return Kind.FORWARD if step < visited else Kind.BACKWARD

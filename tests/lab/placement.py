@@ -14,7 +14,7 @@ from murmuration.algorithms.skippipe.pipeline import Costs, Floats, Links, Pipel
 from murmuration.algorithms.skippipe.route import Draws, Route, Rules
 from murmuration.algorithms.skippipe.routing import ROUTINGS, origins_in_turns
 from murmuration.algorithms.skippipe.search import EFFORT_S, Found, search_routes
-from murmuration.algorithms.skippipe.simulator import Timeline, simulate
+from tests.lab.timeline import Timeline, simulate
 
 NEVER_SKIP = ("full", "stochastic")
 _BYTES_PER_S = 125e3  # in 1 Mbit/s

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.simulator import Kind
 from murmuration.protos.figures import percent
 from murmuration.worker.config import load_config
 from tests.lab.placement import RoutingPrediction
 from tests.lab.plan_stages import Options, StagesAnswer, case_of
+from tests.lab.timeline import Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

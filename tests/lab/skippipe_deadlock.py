@@ -16,7 +16,7 @@ import numpy as np
 from murmuration.algorithms.skippipe.pipeline import Links, Pipeline
 from murmuration.algorithms.skippipe.route import Route, Rules
 from murmuration.algorithms.skippipe.routing import random
-from murmuration.algorithms.skippipe.simulator import Deadlock, simulate
+from tests.lab.timeline import Deadlock, simulate
 from tests.support.stage_costs import costs_of
 
 MEMORIES = (1, 2, 3)

@@ -33,9 +33,9 @@ from murmuration.algorithms.skippipe.pipeline import (
 from murmuration.algorithms.skippipe.route import Rules
 from murmuration.algorithms.skippipe.routing import full, random
 from murmuration.algorithms.skippipe.search import Planner, search_routes
-from murmuration.algorithms.skippipe.simulator import simulate
 from tests.lab.placement import StageCandidates, propose_placement
 from tests.lab.plan_stages import stage_sizes
+from tests.lab.timeline import simulate
 
 MEMORY = 3
 WAVES = 2

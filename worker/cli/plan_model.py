@@ -1,9 +1,9 @@
-"""What the run's model takes on this machine: a step of it, or each layer and so each stage."""
+"""What a step of the run's model takes on this machine."""
 
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,6 @@ from murmuration.worker.training.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from murmuration.worker.config import Config
-
-StageBounds = Sequence[tuple[int, int]]  # the first and the last layer of each, both included
-
-_SWEEPS = 2  # the cut that the first one asks for is judged by the second
-_WORTH = 0.05  # of the slowest stage
 
 
 def run_workload(config: "Config", step_s: float | None, threads: int) -> Workload:

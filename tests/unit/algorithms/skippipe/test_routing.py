@@ -20,9 +20,9 @@ from murmuration.algorithms.skippipe.routing import (
     stochastic,
 )
 from murmuration.algorithms.skippipe.search import search_routes
-from murmuration.algorithms.skippipe.simulator import simulate
 from tests.lab.placement import NEVER_SKIP, predict, rules_of
 from tests.lab.skippipe_routes import lower_bound_s
+from tests.lab.timeline import simulate
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline, whole_waves
 
 Case = tuple[Pipeline, Rules, list[int], int]

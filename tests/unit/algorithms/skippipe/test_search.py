@@ -29,8 +29,9 @@ from murmuration.algorithms.skippipe.search import (
     keep_limits,
     search_routes,
 )
-from murmuration.algorithms.skippipe.simulator import finish_times, simulate
+from murmuration.algorithms.skippipe.simulator import finish_times
 from tests.lab.skippipe_routes import placed, scattered_links
+from tests.lab.timeline import simulate
 from tests.unit.algorithms.skippipe.pipelines import (
     assert_fit_together,
     cases,

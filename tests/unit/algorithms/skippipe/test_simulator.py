@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from murmuration.algorithms.skippipe.pipeline import Costs, Pipeline
 from murmuration.algorithms.skippipe.route import Route, Rules
 from murmuration.algorithms.skippipe.routing import random
-from murmuration.algorithms.skippipe.simulator import Kind, Timeline, finish_times, simulate
+from murmuration.algorithms.skippipe.simulator import finish_times
 from tests.lab.skippipe_deadlock import schedule_deadlock
+from tests.lab.timeline import Kind, Timeline, simulate
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 
 Case = tuple[Pipeline, Rules, list[int], int]
