@@ -43,9 +43,11 @@ def brief_end(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------ kills
 
 
-@pytest.mark.parametrize("peers", [4, 5])
 @pytest.mark.parametrize("victim", ["speaker", "listener"])
-@pytest.mark.parametrize("kind", ["contribution part", "contribution frame", "staged"])
+@pytest.mark.parametrize(
+    ("kind", "peers"),
+    [("contribution part", 5), ("contribution frame", 4), ("staged", 4), ("staged", 5)],
+)
 def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
     kind: str, victim: str, peers: int
 ) -> None:
@@ -88,18 +90,18 @@ def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() -> Non
 
 
 @EACH
-def test_a_peer_frozen_for_a_minute_comes_back_where_the_others_are(plan: Plan) -> None:
+def test_a_peer_frozen_for_half_a_minute_comes_back_where_the_others_are(plan: Plan) -> None:
     async def scenario() -> None:
-        async with Swarm(steady(200, plan)) as swarm:
+        async with Swarm(steady(120, plan)) as swarm:
             await swarm.start(*"abcd")
             await swarm.until(lambda: swarm["a"].versions[0] == 2, 30)
             await swarm.sleep(0.7)
             swarm.freeze("d")
             stood = swarm["d"].versions
-            await swarm.sleep(60)
+            await swarm.sleep(30)
             assert swarm["d"].versions == stood
             others = [swarm[name] for name in "abc"]
-            assert all(peer.versions[0] >= stood[0] + 15 for peer in others)
+            assert all(peer.versions[0] >= stood[0] + 7 for peer in others)
             back_at = min(peer.trainer.step for peer in others)
             swarm.thaw("d")
             await swarm.finished()
@@ -108,7 +110,7 @@ def test_a_peer_frozen_for_a_minute_comes_back_where_the_others_are(plan: Plan) 
             (skipped,) = swarm["d"].of_kind("skipped")
             assert skipped["step"] >= back_at - 5
             late = [event for event in swarm["d"].of_kind("round") if event["round"] > stood[0] + 1]
-            assert len(late) >= 10
+            assert len(late) >= 5
             assert late[-1]["contributors"] == 2
 
     run(scenario())

@@ -71,15 +71,15 @@ def test_four_peers_in_steady_training_say_little() -> None:
     assert max(rates(swarm, 120, steps_per_round=20)[0]) < 600
 
 
-def test_a_hundred_peers_take_two_kilobytes_a_second_each() -> None:
+def test_fifty_peers_take_a_kilobyte_and_a_half_a_second_each() -> None:
     """At a round every 30 s; with signatures at a round a minute. What it brings is told for some
     seconds, here those at either end; what is between them goes on until the next."""
-    swarm = Simulation(100, seed=0, signed=True)
+    swarm = Simulation(50, seed=0, signed=True)
     train(swarm, 6, steps_per_round=44)
     last_told, between, told = (rates(swarm, s, steps_per_round=44) for s in (10, 4, 8))
     for round_s, *each in zip((30, 60), last_told, between, told, strict=True):
         for last, middle, first in zip(*each, strict=True):
-            assert (10 * last + (round_s - 18) * middle + 8 * first) / round_s <= 2000
+            assert (10 * last + (round_s - 18) * middle + 8 * first) / round_s <= 1500
     known = [member.digests for name in swarm.names for member in swarm.members(name)]
     assert known.count(digests(1)) > 0.97 * len(known)
     assert swarm.deaths() == []

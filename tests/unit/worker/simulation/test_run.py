@@ -52,7 +52,7 @@ def mean(**changes: object) -> Scenario:
     return Scenario(**{"preset": "diloco", "rounds": 5} | changes)
 
 
-@pytest.mark.parametrize("peers", [2, 5, 16])
+@pytest.mark.parametrize("peers", [2, 9])
 def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers: int) -> None:
     found = simulate(mean(peers=peers))
     payload_s = 2 * (peers - 1) / peers * 1.6
@@ -85,9 +85,9 @@ def test_after_a_partition_all_have_one_anchor_again() -> None:
 
 
 def test_what_replicas_keep_brings_them_as_far_as_exact_rounds() -> None:
-    exact = simulate(mean(peers=5, rounds=40))
+    exact = simulate(mean(peers=3, rounds=40))
     for codec in ("sign", "ternary"):
-        kept = simulate(mean(peers=5, rounds=40, codec=codec, merge="keep"))
+        kept = simulate(mean(peers=3, rounds=40, codec=codec, merge="keep"))
         assert kept.spread == 0
         assert kept.distance < 2 * exact.distance < 0.2
 
@@ -113,7 +113,7 @@ TROUBLED = Scenario(
 )
 
 
-@pytest.mark.parametrize(("preset", "peers"), [("noloco", 14), ("diloco", 7)])
+@pytest.mark.parametrize(("preset", "peers"), [("noloco", 14), ("diloco", 5)])
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     preset: str, peers: int
 ) -> None:
