@@ -125,7 +125,6 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
         ("links", link and f"{link} each way"),
         ("bits per value", _bits(report)),
         ("computing", _computing(report)),
-        ("inner step", _step_times(report)),
         *(stage_lines(report) if "stages" in report else []),
         ("waited for", _waits(report)),
         *(("slow", verdict_words(verdict)) for verdict in report["verdicts"]),
@@ -157,14 +156,6 @@ def sparkline(curve: Curve) -> str:
     low, high = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
-
-
-def _step_times(report: Report) -> str | None:
-    """The time of steps while rounds are on their way; nothing without both kinds of steps."""
-    idle, in_flight = report["step_s_idle"], report["step_s_in_flight"]
-    if idle is None or in_flight is None:
-        return None
-    return f"{1e3 * idle:.1f} ms; {1e3 * in_flight:.1f} ms while a round is in flight"
 
 
 def _under_way(report: Report) -> str | None:

@@ -19,13 +19,12 @@ _LINK_KEYS = ("link", "link_bytes")  # None where workers were on loopback
 _SETTING_COUNTS = ("inner_steps", "seed", "params", "fragments")
 _PEER_COUNTS = (
     "tokens", "payload_bytes_sent", "payload_bytes_received", "payload_bytes_per_round",
-    "ddp_bytes", "probe_bytes_sent", "probe_bytes_received", "steps_in_flight",
+    "ddp_bytes", "probe_bytes_sent", "probe_bytes_received",
 )  # fmt: skip
 _MEANS = (
     "compute_s", "stall_s", "wall_s", "compute_utilization", "val_loss", "val_loss_error",
     "blocked_s", "spread",
 )  # fmt: skip
-_STEP_MEASURES = ("step_s_idle", "step_s_in_flight")
 _PEER_TEXTS = ("anchor_hash", "momentum_hash", "reason", "checkpoint")
 _STAGE_COUNTS = (
     "visits", "repeated", "rerouted", "skipped", "dropped", "lost", "other_snapshots", "discarded",
@@ -43,8 +42,7 @@ def build_report(
 
     `val_loss val_loss_error val_metrics compute_s stall_s wall_s compute_utilization` are means
     over the workers that reported them. They evaluate on the same batches, so `val_loss_error` is
-    the standard error of each. `step_s_idle step_s_in_flight` are the workers' median inner steps
-    while no round is on its way and while one is, weighted by the number of such steps.
+    the standard error of each.
     `rounds_completed` is the most that one worker saw, `rounds_failed` the sum over workers. The
     mean that ends a run is part of `rounds_completed` and `stall_s`, and stands apart in
     `final_mean_rounds final_mean_stall_s`. `spread` is how far replicas in pairs were from their
@@ -78,7 +76,6 @@ def build_report(
         "loss_unit": told.first("loss_unit"),
         **{key: known.get(key) for key in _LINK_KEYS},
         **{key: told.mean(key) for key in _MEANS},
-        **_step_times(peers),
         "elapsed_s": round(elapsed_s, 3),
         "rounds_completed": max((record.rounds_completed or 0 for record in records), default=0),
         "rounds_failed": sum(record.rounds_failed or 0 for record in records),
@@ -195,7 +192,7 @@ def _peer(record: Record) -> dict[str, Any]:
         "steps": int_of(result, "steps") if record.result else record.step,
         **{key: getattr(record, key) for key in COUNTS},
         **{key: int_of(result, key) for key in _PEER_COUNTS},
-        **{key: float_of(result, key) for key in (*_MEANS, *_STEP_MEASURES)},
+        **{key: float_of(result, key) for key in _MEANS},
         **{key: text_of(result, key) for key in _PEER_TEXTS},
         "loop_lag_ms": _numbers(result.get("loop_lag_ms")),
     }
@@ -211,22 +208,6 @@ def _bits(flow: Mapping[str, float]) -> dict[str, float] | None:
         "bits_encoded": 8 * encoded / values,
         "bits_travelled": 8 * payload / values,
         "payload_bytes": payload,
-    }
-
-
-def _step_times(peers: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The workers' median inner steps, by the number of steps that each is the median of."""
-    reporting = [peer for peer in peers if peer["steps_in_flight"] is not None]
-    counts = {
-        "step_s_idle": [peer["steps"] - peer["steps_in_flight"] for peer in reporting],
-        "step_s_in_flight": [peer["steps_in_flight"] for peer in reporting],
-    }
-    return {
-        key: sum(count * (peer[key] or 0.0) for count, peer in zip(weights, reporting, strict=True))
-        / sum(weights)
-        if sum(weights)
-        else None
-        for key, weights in counts.items()
     }
 
 

@@ -109,14 +109,6 @@ def test_means_are_over_the_workers_that_reported(finished: Make) -> None:
     assert (report["hashes_agree"], report["reason"], report["steps_lost"]) == (True, "finished", 5)
 
 
-def test_step_times_count_by_the_steps_that_they_are_of(finished: Make) -> None:
-    w0 = finished(steps=100, steps_in_flight=10, step_s_idle=0.05, step_s_in_flight=0.09)
-    w1 = finished(steps=100, steps_in_flight=90, step_s_idle=0.06, step_s_in_flight=0.06)
-    report = report_of(w0, w1)
-    assert report["step_s_idle"] == pytest.approx((90 * 0.05 + 10 * 0.06) / 100)
-    assert report["step_s_in_flight"] == pytest.approx((10 * 0.09 + 90 * 0.06) / 100)
-
-
 def test_a_dead_worker_stands_with_its_last_numbers(finished: Make) -> None:
     report = report_of(finished(), killed("w1"))
     dead = report["peers"][1]
@@ -289,8 +281,6 @@ def test_nonsense_from_outside_is_passed_over(staged: Make) -> None:
          "1.00 in contributions (2.00 before zstd)"),
         ("computing", {},
          "80.0 % of the 10 s from first to last inner step; 1.0 s stalled on average"),
-        ("inner step", {"steps_in_flight": 50, "step_s_idle": 0.051, "step_s_in_flight": 0.063},
-         "51.0 ms; 63.0 ms while a round is in flight"),
         ("waited for", {"stall_s_by_peer": {"w2": 1.5}, "longest_stalls": [
             {"stall_s": 0.75, "fragment": 0, "round": 3, "waited_for": "w2"}]},
          "w2 1.5 s; longest 0.75 s, w0 for round 3 of fragment 0 from w2"),
