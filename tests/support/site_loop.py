@@ -69,10 +69,11 @@ def two_sites(preset: str, kind: str = "one", ranks: int = 1) -> list[list[float
     return [json.loads(line)["values"] for line in lines if line.startswith("{")]
 
 
-def wrapped(model: nn.Module, kind: str) -> nn.Module:
+def wrapped(model: nn.Sequential, kind: str) -> nn.Module:
     """Sharded over all ranks; over pairs of them, which are replicas (`hsdp`) or share each layer
     (`tp`); or replicated."""
     if kind == "ddp":
+        model[0].weight.data = model[0].weight.data.t().contiguous().t()  # as channels_last is
         return DistributedDataParallel(model)
     if kind == "fsdp":
         return fully_shard(model)
@@ -99,7 +100,7 @@ def main() -> None:
     kind, device, samples = (options.pop(name) for name in ("kind", "device", "samples"))
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     torch.manual_seed(samples)
     inputs, targets = torch.randn(8, 20, 6), torch.randn(8, 20, 3)
     model, inputs, targets = (each.to(device) for each in (model, inputs, targets))

@@ -195,7 +195,7 @@ class Site:
     def _take_shards(self, fragment: Fragment) -> None:
         names = [spec.name for spec in fragment.specs]
         mine = [n for n in names if any(self.rank in s.ranks for s in self._shards[n])]
-        taken = [(own, torch.empty_like(own, device="cpu")) for own in map(self._own, mine)]
+        taken = [(own, torch.empty(own.shape, dtype=own.dtype)) for own in map(self._own, mine)]
         _wait_for(*[dist.irecv(values, src=0, group=self._group) for _, values in taken])
         for own, values in taken:
             own.copy_(values)
