@@ -190,7 +190,11 @@ def load_config(
     Raises:
         ConfigError: with the file or flag, the key, and the fix.
     """
-    return parse_config(*read_all(path, *_with_preset(settings, preset, flags)))
+    settings, flags = [*settings], dict(flags or {})
+    if preset is not None:
+        settings.append(f'diloco.preset="{preset}"')
+        flags[settings[-1]] = f"--preset {preset}"
+    return parse_config(*read_all(path, settings, flags))
 
 
 def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Config:
@@ -354,18 +358,6 @@ def to_document(config: Config) -> dict[str, Any]:
         "stages": {**dataclasses.asdict(config.stages), "layers": list(config.stages.layers)},
         "diloco": {"preset": config.preset, **dataclasses.asdict(config.plan)},
     }
-
-
-def _with_preset(
-    settings: Iterable[str], preset: str | None, flags: Mapping[str, str] | None
-) -> tuple[list[str], dict[str, str]]:
-    """Settings and flags with the preset, which wins."""
-    settings, flags = list(settings), dict(flags or {})
-    if preset is not None:
-        chosen = f'diloco.preset="{preset}"'
-        settings.append(chosen)
-        flags[chosen] = f"--preset {preset}"
-    return settings, flags
 
 
 def read_all(

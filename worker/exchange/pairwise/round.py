@@ -195,7 +195,7 @@ class PairRound:
 
         Args:
             payload_bytes: what goes to each partner.
-            lead_s: how far this peer may be ahead of its partners (`ArrivalSkew`).
+            lead_s: how far this peer may be ahead of its partners (`AnchorPrefetch.lead_s`).
         """
         config = self._config
         self.begun, self.began = True, now
