@@ -334,11 +334,12 @@ class PartnerStream:
             self._drain(round_)
             self._pairs.look()
             raise _OvertakenError
-        if found != kind or (kind != "header" and self.round is None):
+        round_ = None if kind == "header" else self.round
+        if found != kind or (kind != "header" and round_ is None):
             early = self.calls and self._held is None  # before its header: another time may be
             error = wire.Again if early else wire.WireError
-            begins = "a pair round must begin with its header"
-            raise error(begins if kind == "header" else f"{self.round}: {found} in place of {kind}")
+            begins = "a pair round must begin with its header, and wait for its answer"
+            raise error(f"{round_}: {found} in place of {kind}" if round_ else begins)
         return message
 
     def _refused(self, round_: PairRound, kind: str, reason: str) -> None:
