@@ -51,6 +51,7 @@ EventKind = Literal[
     "unreachable",  # peers: that this one does not reach, though they are alive
     # step, others: that go on; unsent_steps: that are in no round; apart: its model is its own
     "left",
+    "handed_in",  # fragment, round, steps: that others have of this peer's, which leaves
     "preempted",  # source: of the notice that this machine will go away
     # donor, step, reason, confirmed_by: another peer's state was taken over; rounds_given_up: of
     # this peer's; kept_steps: inner steps of these that it contributes again; apart

@@ -13,25 +13,29 @@ An inner step is useful once it was in a contribution to a round that most of th
 and which did not miss it. So the event `round` of its worker says, in the process that took the
 step. What a peer contributes again after rounds of a minority is useful too. Steps that a kill has
 lost, other steps of rounds of a minority, repeated steps and waiting are not. Nor is work that a
-process restores from its checkpoint. Of several fragments each counts alike.
+process restores from its checkpoint. Of several fragments each counts alike. What a worker hands
+in when it leaves is useful if the others' events say that so many contributed to the round.
 
 Goodput is the useful steps, from the first fault to the end of the plan, over those that the
 workers could have taken at the rate of the quiet minutes: of all workers at all times, and of the
-workers that live by the plan. By the plan a worker lives but for a `kill` or `replace` until the
-next process is started, and for a `stop`. The rate is corrected for the mean time in which a step
-is computed, then and in the quiet minutes: others may use this machine too.
+workers that live by the plan. A second table has what these have lost, by cause. By the plan a
+worker lives but for a `kill` or `replace` until the next process is started, and for a `stop`. The
+rate is corrected for the mean time in which a step is computed, then and in the quiet minutes:
+others may use this machine too.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -99,15 +103,33 @@ def lived_s(faults: Iterable[Fault], until_s: float) -> float:
 
 @dataclass
 class Life:
-    """The events of one process."""
+    """The events of one process, and when it was started, and killed or told to end by the plan."""
 
     events: list[Event]
+    began: float = math.inf
+    ended: float | None = None
+    leaves: bool = False
 
-    def useful(self, overlap_steps: int) -> Iterator[tuple[float, float]]:
-        """(time, steps): steps that have ended in the model."""
+    def of_kind(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def in_rounds(self) -> set[tuple[int, int]]:
+        """Fragment and number of those that this process says it was in."""
+        rounds = (each for each in self.of_kind("round") if not each["missed"])
+        return {(each["fragment"], each["round"]) for each in rounds}
+
+    def useful(
+        self, overlap_steps: int, unnamed: Mapping[tuple[int, int], int] | None = None
+    ) -> Iterator[tuple[float, float]]:
+        """(time, steps): steps that have ended in the model. Args: unnamed: contributors to a round
+        that do not say themselves that they were in it."""
         taken, seen = 0, defaultdict[int, int](int)
         fragments = {each["fragment"] for each in self.events if each["event"] == "round"}
         for event in self.events:
+            handed_in = event["event"] == "handed_in"
+            if handed_in and unnamed and unnamed.get((event["fragment"], event["round"])):
+                yield at(event), event["steps"] / max(1, len(fragments))
             if event["event"] == "adopted":
                 for fragment in event["fragments"]:
                     seen[fragment] -= event["kept_steps"]
@@ -150,6 +172,7 @@ class Outcome:
         useful: steps in these; possible: at that rate; living: by the workers that live.
         stalled_s: that the workers' loops have waited for rounds, of all together.
         unasked: processes that have ended by themselves.
+        lost_s: as `losses` has them.
     """
 
     step_s: tuple[float, float]
@@ -161,6 +184,17 @@ class Outcome:
     living: float
     stalled_s: float
     unasked: int
+    lost_s: dict[str, float]
+
+    def causes(self) -> Iterator[str]:
+        """Lines of the second table. What no cause explains is late contributions, other waits and
+        slower steps."""
+        lived_s = self.living / self.rate
+        rest_s = (self.living - self.useful) / self.rate - sum(self.lost_s.values())
+        yield f"| lost, of {lived_s:.0f} s that the workers lived | s | share |"
+        yield "| --- | ---: | ---: |"
+        for cause, seconds in (*self.lost_s.items(), ("the rest", rest_s)):
+            yield f"| {cause} | {seconds:.0f} | {seconds / lived_s:.1%} |"
 
     def row(self, name: str, faults: int) -> str:
         """A line of the table."""
@@ -199,6 +233,7 @@ def outcome(
     """Counts between ends of rounds: the first of all, the last before the faults, the first after
     the plan. Args: begins, ends: of the plan, in seconds since the epoch."""
     found = [life for each in workers.values() for life in each]
+    unnamed = missing_names(found)
     rounds = [each for life in found for each in life.events if each["event"] == "round"]
     ended = defaultdict[int, list[float]](list)
     for each in rounds:
@@ -210,7 +245,7 @@ def outcome(
     first, start = marks[0], max(mark for mark in marks if mark <= begins)
     stop = min((mark for mark in marks if mark >= ends), default=marks[-1])
     slack = STEP_S  # the others learn of the same end a little later
-    useful = [each for life in found for each in life.useful(overlap_steps)]
+    useful = [each for life in found for each in life.useful(overlap_steps, unnamed)]
 
     def taken(since: float, until: float) -> float:
         return sum(steps for when, steps in useful if since + slack < when <= until + slack)
@@ -236,7 +271,41 @@ def outcome(
             each["stall_s"] for each in rounds if start + slack < at(each) <= stop + slack
         ),
         unasked=unasked,
+        lost_s=losses(found, first, start, stop, overlap_steps),
     )
+
+
+def missing_names(found: Iterable[Life]) -> dict[tuple[int, int], int]:
+    """Contributors to each round that do not say themselves that they were in it: those that have
+    left, or died, since they contributed."""
+    said = Counter(each for life in found for each in life.in_rounds)
+    rounds = [each for life in found for each in life.of_kind("round") if not each["missed"]]
+    told = {(each["fragment"], each["round"]): each["contributors"] for each in rounds}
+    return {key: told[key] - said[key] for key in told}
+
+
+def losses(
+    found: Sequence[Life], first: float, start: float, stop: float, overlap_steps: int
+) -> dict[str, float]:
+    """Seconds that workers which live by the plan have lost between two moments, by cause."""
+    unnamed, lost = missing_names(found), defaultdict[str, float](float)
+    stalls = [each for life in found for each in life.of_kind("round")]
+    quiet = [each["stall_s"] for each in stalls if first < at(each) <= start]
+    usual_s = statistics.median(quiet) if quiet else 0.0
+    within = [each for each in stalls if start < at(each) <= stop + STEP_S]
+    lost["rounds that waited, above the usual"] = sum(
+        max(0.0, each["stall_s"] - usual_s) for each in within
+    )
+    for life in found:
+        began = [at(each) for each in (*life.of_kind("started"), life.events[-1])][:1]
+        if start < life.began < stop:
+            lost["starts, until the first step"] += min(began[0], stop) - life.began
+        if life.ended is not None and start < life.ended <= stop:
+            counted = [when for when, _ in life.useful(overlap_steps, unnamed)]
+            since_s = life.ended - max([*began, *counted])
+            how = "left" if life.leaves else "were killed"
+            lost[f"since the last round, of workers that {how}"] += max(0.0, since_s)
+    return dict(lost)
 
 
 # --------------------------------------------------------------------------------- what is done
@@ -260,6 +329,8 @@ class Swarm:
     away: set[int] = field(default_factory=set)  # places whose process is to be gone
     unasked: int = 0
     everybody: list[str] = field(default_factory=list)
+    began: list[tuple[float, str]] = field(default_factory=list)  # of each process, and whose it is
+    ended: list[tuple[float, str, bool]] = field(default_factory=list)  # by the plan; whether asked
 
     def start(self, place: int) -> None:
         name = self.names[place]
@@ -275,6 +346,7 @@ class Swarm:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
             )
         self.away.discard(place)
+        self.began.append((time.time(), name))
 
     def begin(self, fault: Fault) -> None:
         process = self.processes[fault.place]
@@ -282,6 +354,7 @@ class Swarm:
             case "kill":
                 self.away.add(fault.place)
                 process.kill()
+                self.ended.append((time.time(), self.names[fault.place], False))
             case "stop":
                 process.send_signal(signal.SIGSTOP)
             case "cut":
@@ -291,6 +364,7 @@ class Swarm:
             case "replace":
                 self.away.add(fault.place)
                 process.terminate()
+                self.ended.append((time.time(), self.names[fault.place], True))
 
     def end(self, fault: Fault) -> None:
         process = self.processes[fault.place]
@@ -317,7 +391,15 @@ class Swarm:
                 self.start(place)
 
     def lives(self) -> dict[str, list[Life]]:
-        return {name: lives(self.folder / name) for name in self.everybody}
+        found = {name: lives(self.folder / name) for name in self.everybody}
+        for when, name in self.began:
+            heard = [life for life in found[name] if at(life.events[0]) > when]
+            for life in heard:
+                life.began = when
+        for when, name, asked in self.ended:
+            for life in [each for each in found[name] if each.began < when][-1:]:
+                life.ended, life.leaves = when, asked
+        return found
 
     def _link(self, place: int, state: str) -> None:
         hub, port = self._hub_port(place)
@@ -430,7 +512,7 @@ def main() -> int:
         raise SystemExit(f"goodput: {reason}") from reason
     ours = ", ".join([f"ours, {options.preset}", *options.set])
     name = ours if options.system == "murmuration" else "torchft 0.2.0, DiLoCo"
-    print(f"\n{HEAD}\n{found.row(name, len(faults))}")
+    print(f"\n{HEAD}\n{found.row(name, len(faults))}\n", *found.causes(), sep="\n")
     return 0 if found.useful / found.living >= TARGET else 1
 
 

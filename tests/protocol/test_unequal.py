@@ -134,7 +134,7 @@ def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(dies: 
                 swarm.thaw("d")
             await swarm.finished()
             swarm.assert_equal()
-            assert swarm["a"].trainer.metrics.stall_s < 2.5
+            assert swarm["a"].trainer.metrics.stall_s < 3.5
             rounds = [event["contributors"] for event in swarm["a"].of_kind("round")]
             assert rounds == ([4, 3, 3, 3, 3, 3] if dies else [4, 3, 4, 4, 4, 4])
             assert dies or swarm["d"].trainer.unsent_steps == 0

@@ -107,6 +107,7 @@ class RoundFailed:
 
     `counted` are the ranges of the fragment whose reduction is known and has this peer in it: what
     was contributed there comes back with another peer's state, and must not be contributed again.
+    `handed_in`: the reducers have all of it.
     """
 
     fragment: int
@@ -115,6 +116,7 @@ class RoundFailed:
     waiting_for: tuple[str, ...]
     counted: Ranges = ()
     error: Tensor | None = None
+    handed_in: bool = False
 
 
 @dataclass(frozen=True)

@@ -372,13 +372,16 @@ class OuterLoop:
             if each.in_flight is None and not each.failed and each.is_finite:
                 self._send(each, leaves=True)
         deadline = self._clock() + timeout_s
-        sent = {(f.fragment.index, f.in_flight_round) for f in self.fragments if f.awaits_result}
+        sent = {each.fragment.index: each.in_flight for each in self._order.in_flight()}
         while sent and (left_s := deadline - self._clock()) > 0:
-            message = self._mailbox.wait(left_s)
-            if isinstance(message, RoundDone | RoundFailed):
-                sent.discard((message.fragment, message.round))
-            elif isinstance(message, Stop) and message.error is not None:
-                break
+            match self._mailbox.wait(left_s):
+                case RoundDone() | RoundFailed() as end if given := sent.pop(end.fragment, None):
+                    counts = end.handed_in if isinstance(end, RoundFailed) else not end.missed
+                    if counts and given.round == end.round:
+                        where = {"fragment": end.fragment, "round": end.round}
+                        self.reporter.event("handed_in", **where, steps=given.work_steps)
+                case Stop(error=error) if error is not None:
+                    break
 
     def _send(self, each: FragmentReplica, *, leaves: bool = False) -> None:
         start = each.as_held(each.start)

@@ -289,6 +289,7 @@ _WORDS: Mapping[str, str | Callable[[Event], str | None]] = {
     ).format_map(_Fields(event)),
     "located": _located,
     "left": _left,
+    "handed_in": "the others have the {steps} inner steps since the last round",
     "preempted": "{source} says that this machine will go away: leaving",
     "adopted": _adopted,
     "resumed": "goes on from {path} (--fresh starts from step 0)",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
 _UNHEARD = 2  # times this round's limit, for that of the round before, if this peer was not in it
 _LEFT_ROUNDS = 16  # in which something may be left of a mean: of 4 bits, 0.55 of it a round
+_SILENT_S = 2.0  # from the quorum on, that a peer which does not answer is waited for
 _USUAL_ROUNDS = 3  # that late peers are waited for
 _LEAST_GRACE_S = 5.0
 _REMEMBERED = 8  # rounds
@@ -392,7 +393,7 @@ class ReducedShards:
             entry.quorum_at = now
             spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
             self._patience.has_quorum(key.fragment, key.round, now, spread_s)
-        late = self._late(entry, expected)
+        late = self._late(entry, expected, now)
         wait_s, brief_s = self.wait_s(key.fragment), self._patience.brief_s(key.fragment)
         if brief_s is not None and len(group) > 2:  # of two nobody knows which is the slow one
             wait_s = min(wait_s, brief_s)
@@ -413,7 +414,7 @@ class ReducedShards:
             factors=factors,
             alike=alike({peer: _mark(entry.contributions[peer]) for peer in contributors}),
             left_out=left_out,
-            missing=tuple(sorted(self._late(entry, self._expected(key, group)))),
+            missing=tuple(sorted(self._late(entry, self._expected(key, group), now))),
             joiners=self._joiners(key, group, contributors),
             last=next(peer for peer in reversed(entry.contributors) if peer in contributors),
         )
@@ -447,11 +448,12 @@ class ReducedShards:
         expected = (p for p in group if self.view.will_contribute(p, key.fragment, key.round))
         return {*expected}.difference(self._passed_over.get(key, ()))
 
-    def _late(self, entry: OpenShard, expected: set[str]) -> set[str]:
-        """The peers to wait for. Where most have contributed, one that has not begun to, and does
-        not answer, is none: before it is known to be dead, it brings its part to a later round."""
+    def _late(self, entry: OpenShard, expected: set[str], now: float) -> set[str]:
+        """The peers to wait for. Where most have contributed, and 2 s ago a quorum had, one that
+        has not begun to and does not answer is none, long before it is known to be dead."""
         late = expected - entry.contributors.keys()
-        if len(entry.contributors) > len(late):
+        quorum_at = math.inf if entry.quorum_at is None else entry.quorum_at
+        if len(entry.contributors) > len(late) and now >= quorum_at + _SILENT_S:
             late = {p for p in late if p in entry.contributions or self.view.answers(p)}
         return late
 

@@ -415,7 +415,8 @@ class Contributor:
         if all(part.handed_in or part.target == self._context.me for part in round_.open):
             fragment, number = round_.begin.fragment, round_.begin.round
             self._drop(round_)
-            self._results.finished(RoundFailed(fragment, number, "the others go on with it", ()))
+            left = RoundFailed(fragment, number, "left to the others", (), handed_in=True)
+            self._results.finished(left)
 
     async def _send(self, round_: _Round, part: _Part, stream: Stream, offset: int) -> None:
         """The frames go out when a lane to the peer is free."""

@@ -295,6 +295,8 @@ def test_it_does_not_wait_for_the_dead_nor_where_most_are_here_for_the_silent(
         made.offer("d")
     assert told(streams) == {""}
     streams += made.contribute("c")
+    assert told(streams) == {""}
+    made.tick(2.0)
     assert told(streams) == {"" if begun else "mean of abc"}
     made.on_view(view("abc", dead="d"))
     assert told(streams) == {"mean of abc"}
