@@ -291,11 +291,9 @@ def losses(
     unnamed, lost = missing_names(found), defaultdict[str, float](float)
     stalls = [each for life in found for each in life.of_kind("round")]
     quiet = [each["stall_s"] for each in stalls if first < at(each) <= start]
-    usual_s = statistics.median(quiet) if quiet else 0.0
+    usual_s = statistics.fmean(quiet) if quiet else 0.0  # as in the rate
     within = [each for each in stalls if start < at(each) <= stop + STEP_S]
-    lost["rounds that waited, above the usual"] = sum(
-        max(0.0, each["stall_s"] - usual_s) for each in within
-    )
+    lost["rounds that waited, above the usual"] = sum(each["stall_s"] - usual_s for each in within)
     for life in found:
         began = [at(each) for each in (*life.of_kind("started"), life.events[-1])][:1]
         if start < life.began < stop:
