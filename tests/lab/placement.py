@@ -131,8 +131,6 @@ class StageCandidates:
     Args:
         links: between them.
         message_bytes: of one microbatch's activations, and of their gradient.
-        exchange_s: what two replicas of a stage take to exchange its parameters, spread over the
-            iterations from one exchange to the next, shape (P, P); zeros leave it out.
         memory: of each peer, how many microbatches it may hold.
         forward_s, backward_s: of a visit of each stage on each peer, shape (P, S).
         loss_s: on each peer, shape (P,).
@@ -140,7 +138,6 @@ class StageCandidates:
 
     links: Links
     message_bytes: float
-    exchange_s: Floats
     memory: tuple[int, ...]
     forward_s: Floats
     backward_s: Floats
@@ -174,8 +171,7 @@ def propose_placement(
 ) -> Groups:
     """The peers of each stage: the best of some drawn placements, then of swaps of two peers.
 
-    Each is judged by its predicted iteration, after a quick search where routes are searched, and
-    by its slowest exchange inside a stage.
+    Each is judged by its predicted iteration, after a quick search where routes are searched.
 
     Args:
         sizes: replicas of each stage.
@@ -186,7 +182,7 @@ def propose_placement(
     Raises:
         ValueError: sizes that do not add up to the peers.
     """
-    peers, exchange_s = range(candidates.links.peers), candidates.exchange_s
+    peers = range(candidates.links.peers)
     if sum(sizes) != len(peers) or min(sizes) < 1:
         raise ValueError(f"stages of sizes {tuple(sizes)} do not share out {len(peers)} peers")
 
@@ -201,8 +197,7 @@ def propose_placement(
             shared_uplinks=shared_uplinks,
             effort_s=_JUDGING_EFFORT_S,
         )
-        slowest_s = max(exchange_s[np.ix_(group, group)].max() for group in stages)
-        return told.iteration_s + float(slowest_s), stages
+        return told.iteration_s, stages
 
     draws = Draws(seed)
     best = min(judged(_cut(draws.shuffled(peers), sizes)) for _ in range(_DRAWN))

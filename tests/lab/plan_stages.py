@@ -1,27 +1,24 @@
 """An iteration of a model in stages by each routing, and who would serve which stage.
 
-    python -m tests.lab plan-stages --stages 4 --link 20mbit [--set task.model=small]
+    python -m tests.lab plan-stages --stages 4 --link 20mbit --forward-ms 100 \
+        --activation-bytes 98304
     python -m tests.lab plan-stages --links runs/NAME/w0/links.json
 
 The links are given, one for all peers or one for each, or are what a swarm in stages has measured.
-Where no time of a forward is known, the layers of the run's model are timed here, and the cut whose
-slowest stage is fastest is shown beside the run's own. Nothing is started and nothing is sent.
+Nothing is started and nothing is sent.
 """
 
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
-from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.link import Link, parse_link
 from murmuration.algorithms.skippipe.pipeline import (
     BACKWARD_RATIO,
@@ -29,7 +26,6 @@ from murmuration.algorithms.skippipe.pipeline import (
     Floats,
     Links,
     Pipeline,
-    stage_layers,
 )
 from murmuration.algorithms.skippipe.route import Rules, visited_stages
 from murmuration.algorithms.skippipe.routing import (
@@ -38,11 +34,6 @@ from murmuration.algorithms.skippipe.routing import (
 )
 from murmuration.algorithms.skippipe.search import EFFORT_S
 from murmuration.protos.figures import count, percent, seconds, size
-from murmuration.worker.cli.plan_model import medians, torch_threads
-from murmuration.worker.config import Config, load_config, task_of
-from murmuration.worker.pipeline.part import cut_of_run
-from murmuration.worker.pipeline.stages_config import StagesConfig, cut_of
-from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule
 from murmuration.worker.views.summary import text_table
 from tests.lab.placement import (
     Groups,
@@ -54,18 +45,15 @@ from tests.lab.placement import (
 )
 
 T = TypeVar("T")
-StageBounds = Sequence[tuple[int, int]]  # the first and the last layer of each, both included
 
-_REPLICAS, _SKIP, _MEMORY = 2, 0.25, 3
+_REPLICAS, _SKIP, _MEMORY, _MICROBATCHES = 2, 0.25, 3, 8
 _RANDOM_DRAWS = 20
 _RECOMPUTED_RATIO = 1 + BACKWARD_RATIO  # a backward computes its stage's forward again
-_SWEEPS = 2  # the cut that the first one asks for is judged by the second
-_WORTH = 0.05  # of the slowest stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is asked; None where the file, the run or a default says it. `main` has the words."""
+    """What is asked; None where the file or a default says it. `main` has the words."""
 
     links: tuple[str, ...]
     stages: int | None = None
@@ -76,14 +64,11 @@ class Options:
     memory: int | None = None
     forward_ms: float | None = None
     activation_bytes: int | None = None
-    threads: int = 1
 
 
 def main() -> int:
     """Predicts on the measured placement or else on the proposed one, and prints."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", nargs="?", type=Path, help="the run's TOML file")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     text = "RATE[,delay=TIME], again for each peer or with ; between, or FILE.json"
     parser.add_argument("--links", "--link", action="append", required=True, help=text)
     parser.add_argument("--stages", type=int)
@@ -92,16 +77,11 @@ def main() -> int:
     parser.add_argument("--spread", type=int, help="half visit this many stages more, half fewer")
     parser.add_argument("--microbatches", type=int, help="of each origin")
     parser.add_argument("--memory", type=int, help=f"microbatches that a peer holds; {_MEMORY}")
-    parser.add_argument("--forward-ms", type=float, help="of a visit; else timed here")
-    parser.add_argument("--activation-bytes", type=int, help="of a hop; else from the model")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, while timing")
+    parser.add_argument("--forward-ms", type=float, help="of a visit; else of the file")
+    parser.add_argument("--activation-bytes", type=int, help="of a hop; else of the file")
     given = vars(parser.parse_args())
-    run, settings = given.pop("run"), given.pop("set")
-    options = Options(**given | {"links": tuple(given["links"])})
-    if options.stages is not None:
-        settings.append(f"stages.count={options.stages}")
     try:
-        case = case_of(load_config(run, settings), options)
+        case = case_of(Options(**given | {"links": tuple(given["links"])}))
     except ValueError as error:
         raise SystemExit(f"plan-stages: {error}") from error
     proposed = case.proposed()
@@ -208,158 +188,6 @@ def read_links(path: Path) -> Measurements:
     )
 
 
-# -------------------------------------------------------------------------------- a model in stages
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageCut:
-    """Layers cut into S stages. Args: layers, visit_s: how many, and all that a microbatch takes
-    of each stage."""
-
-    layers: tuple[int, ...]
-    visit_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageCuts:
-    """The run's own cut and the one with the fastest slowest stage. Layers are timed in two sweeps:
-    what suits only the noise of the first is not better."""
-
-    own: StageCut
-    from_settings: bool
-    measured: StageCut
-
-    @property
-    def better(self) -> StageCut | None:
-        """What to take instead of the run's own; None where that is about as fast."""
-        faster = max(self.measured.visit_s) < (1 - _WORTH) * max(self.own.visit_s)
-        return self.measured if faster else None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StagedModel:
-    """A model that is cut into S stages.
-
-    Args:
-        stage_parameters: of the largest stage.
-        activation_bytes: of one microbatch's hidden states, encoded.
-        times_s: forward, backward and loss of each stage, shape (S, 3), the loss on stage 0; None
-            where not timed.
-        cuts: None where not timed.
-    """
-
-    stage_parameters: int
-    activation_bytes: int
-    times_s: Floats | None = None
-    cuts: StageCuts | None = None
-
-
-def staged_model(config: Config, stages: int, *, timed: bool, threads: int) -> StagedModel:
-    """Cuts the run's model, and times each layer on a batch of the run's own.
-
-    Raises:
-        TaskError: as `load_task`.
-        ConfigError, ValueError: the task cannot be cut into these stages.
-    """
-    task = task_of(config)
-    if not isinstance(task, Staged):
-        raise ValueError(
-            f"task {config.task.name!r} cannot be cut into stages: it has no layer_sizes(), "
-            "outer_size() and stage(); add --forward-ms and --activation-bytes instead"
-        )
-    own = config.stages if config.stages.count == stages else StagesConfig(count=stages)
-    try:
-        cut = cut_of_run(task, config) if own.layers else cut_of(task, own)
-    except ValueError as error:
-        raise ValueError(
-            f"--stages {stages}: {error}; take fewer, a larger model, or --forward-ms and "
-            "--activation-bytes of another model"
-        ) from error
-    batch = next(task.batches("train", Cursor(seed=config.run.seed, stream="plan")))
-    with torch_threads(threads):
-        outer = task.stage(0, -1, outer=True)
-        hidden = outer.embed(batch).detach()
-        sweeps = [_sweep(task, outer, hidden, batch) for _ in range(_SWEEPS if timed else 0)]
-    sizes = np.array([*task.layer_sizes(), task.outer_size()])
-    model = StagedModel(
-        stage_parameters=int(_of_stages(sizes, cut).max()),
-        activation_bytes=codec_by_name(config.stages.activations).encoded_bytes(hidden.numel()),
-    )
-    if not timed:
-        return model
-    cuts = compared_cuts(cut, bool(own.layers), *sweeps)
-    return replace(model, times_s=_of_stages(sweeps[-1], cut), cuts=cuts)
-
-
-def compared_cuts(
-    own: StageBounds, from_settings: bool, chosen_by: Floats, judged_by: Floats
-) -> StageCuts:
-    """Args: chosen_by, judged_by: of two sweeps, as `_sweep` has them."""
-    visits_s = chosen_by.sum(axis=1).tolist()
-
-    def told(cut: StageBounds) -> StageCut:
-        taken_s = _of_stages(judged_by, cut).sum(axis=1).tolist()
-        layers = tuple(last - first + 1 for first, last in cut)
-        return StageCut(layers=layers, visit_s=tuple(taken_s))
-
-    measured = stage_layers(visits_s[:-1], visits_s[-1], len(own))
-    return StageCuts(own=told(own), from_settings=from_settings, measured=told(measured))
-
-
-def _of_stages(costs: Floats, cut: StageBounds) -> Floats:
-    """Adds up the rows of each stage's layers, and for stage 0 the last: what it holds besides."""
-    stages = np.array([costs[first : last + 1].sum(axis=0) for first, last in cut])
-    stages[0] += costs[-1]
-    return stages
-
-
-def _sweep(task: Staged, outer: StageModule, hidden: torch.Tensor, batch: Batch) -> Floats:
-    """Seconds of forward, backward and loss of each layer, and of what stage 0 holds besides them.
-
-    One layer after another, so that no more than one is in memory. Shape (layers + 1, 3).
-    """
-    rows = []
-    for index in range(len(task.layer_sizes())):
-        module = task.stage(index, index, outer=False)
-        rows.append([*_visit_s(module, hidden, None), 0.0])
-    rows.append([*_visit_s(outer, hidden, batch), *_loss_s(outer, hidden, batch)])
-    return np.array(rows)
-
-
-def _visit_s(module: StageModule, hidden: torch.Tensor, batch: Batch | None) -> list[float]:
-    """(forward, backward with its forward again).
-
-    Args:
-        batch: of stage 0, which embeds; its backward has the gradient of norm and head in it.
-    """
-
-    def visit() -> tuple[float, float]:
-        module.zero_grad(set_to_none=True)
-        begun_s = time.perf_counter()
-        entered = hidden.clone().requires_grad_() if batch is None else module.embed(batch)
-        left: Any = module(entered)
-        turned_s = time.perf_counter()
-        if batch is not None:
-            loss: Any = module.loss(hidden, batch)
-            loss.backward()
-        left.backward(left.detach())
-        return turned_s - begun_s, time.perf_counter() - begun_s
-
-    return medians(visit, most=30, enough_s=0.2)
-
-
-def _loss_s(module: StageModule, hidden: torch.Tensor, batch: Batch) -> list[float]:
-    """The loss with the gradient of what enters it."""
-
-    def loss() -> tuple[float]:
-        begun_s = time.perf_counter()
-        entered = hidden.clone().requires_grad_()
-        torch.autograd.grad(module.loss(entered, batch), [entered])
-        return (time.perf_counter() - begun_s,)
-
-    return medians(loss, most=30, enough_s=0.2)
-
-
 # -------------------------------------------------------------------------------- what is predicted
 
 
@@ -373,7 +201,6 @@ class StageCase:
         rules: of routes that skip.
         microbatches: of each origin.
         swarm: the peers with their costs.
-        cuts: the run's own cut, and one that is better; None where layers are not timed.
         source: where the times of visits come from.
     """
 
@@ -382,7 +209,6 @@ class StageCase:
     rules: Rules
     microbatches: int
     swarm: StageCandidates
-    cuts: StageCuts | None
     source: str
 
     def proposed(self) -> Groups:
@@ -434,65 +260,58 @@ class StagesAnswer:
         return max(max(draw.timeline.peak) for draw in self.draws[routing])
 
 
-def case_of(config: Config, options: Options) -> StageCase:
-    """Raises ValueError, ConfigError or TaskError, with the fix."""
-    settings = config.stages
-    asked = settings.count if options.stages is None and settings.count > 1 else options.stages
+def case_of(options: Options) -> StageCase:
+    """Raises ValueError, with the fix."""
     first, *others = options.links
     if first.endswith(".json"):
         if others:
             raise ValueError(f"--links {first} has all links; leave the other --links out")
         known = read_links(Path(first))
     else:
-        known = _of_lines(asked, options)
-    stages = _stages(known, asked, options)
-    rules = _rules(known, stages, settings, options)
-    model = _model(known, stages, config, options)
-    visits, source = _visits(known, model, options)
+        known = _of_lines(options)
+    stages = _stages(known, options)
+    rules = _rules(known, stages, options)
+    visits, source = _visits(known, options)
     memory = known.memory
     if options.memory is not None or memory is None:
         memory = (_first(options.memory, _MEMORY),) * len(known.names)
-    of_model = None if model is None else model.activation_bytes
-    exchange_s = np.zeros_like(known.links.latency_s)
-    if model is not None and config.plan.exchange != "none":
-        encoded_bytes = codec_by_name(config.plan.codec).encoded_bytes(model.stage_parameters)
-        exchange_s = known.links.edge_s(encoded_bytes) / config.plan.inner_steps
+    message_bytes = _first(options.activation_bytes, known.activation_bytes, 0)
+    if not message_bytes:
+        raise ValueError("how many bytes is a hop? add --activation-bytes")
     rows = (len(known.names), stages)
     return StageCase(
         known=known,
         sizes=_sizes(known, rules, options),
         rules=rules,
-        microbatches=_first(options.microbatches, known.microbatches, settings.microbatches),
+        microbatches=_first(options.microbatches, known.microbatches, _MICROBATCHES),
         swarm=StageCandidates(
             links=known.links,
-            message_bytes=_first(options.activation_bytes, known.activation_bytes, of_model),
-            exchange_s=exchange_s,
+            message_bytes=message_bytes,
             memory=memory,
             forward_s=np.broadcast_to(visits.forward_s, rows),
             backward_s=np.broadcast_to(visits.backward_s, rows),
             loss_s=np.broadcast_to(visits.loss_s, rows)[:, 0],
         ),
-        cuts=None if model is None else model.cuts,
         source=source,
     )
 
 
-def _of_lines(stages: int | None, options: Options) -> Measurements:
+def _of_lines(options: Options) -> Measurements:
     """Peers w0, w1, ...: one link for all, or one for each."""
     links = [parse_link(part) for text in options.links for part in text.split(";")]
     if any(link.jitter_s or link.loss for link in links):
         raise ValueError("--link: stages are predicted without jitter and loss; drop them")
     if len(links) == 1:
-        links *= (stages or 1) * (options.replicas or _REPLICAS)
+        links *= (options.stages or 1) * (options.replicas or _REPLICAS)
     names = tuple(f"w{index}" for index in range(len(links)))
     return Measurements(names=names, links=links_of_lines(links), given=tuple(links))
 
 
-def _stages(known: Measurements, asked: int | None, options: Options) -> int:
-    """How many there are. Args: asked: by the command line or else the run."""
-    peers, replicas = len(known.names), options.replicas
+def _stages(known: Measurements, options: Options) -> int:
+    """How many there are."""
+    peers, asked, replicas = len(known.names), options.stages, options.replicas
     if known.stages is not None:
-        if options.stages not in (None, len(known.stages)) or replicas is not None:
+        if asked not in (None, len(known.stages)) or replicas is not None:
             raise ValueError("the file says who serves which stage: no --stages and --replicas")
         return len(known.stages)
     if asked is None or peers < asked or (replicas or 0) * asked not in (0, peers):
@@ -500,13 +319,11 @@ def _stages(known: Measurements, asked: int | None, options: Options) -> int:
     return asked
 
 
-def _rules(known: Measurements, stages: int, run: StagesConfig, options: Options) -> Rules:
-    # A run that is not in stages says nothing of skips.
-    run_skip = run.skip if run.skip or options.stages is None else _SKIP
-    visited = visited_stages(stages, _first(options.skip, known.skip, run_skip))
+def _rules(known: Measurements, stages: int, options: Options) -> Rules:
+    visited = visited_stages(stages, _first(options.skip, known.skip, _SKIP))
     spread = options.spread
-    if spread is None:  # where nothing is skipped, whatever the others say of routes that skip
-        spread = 0 if visited == stages else _first(known.spread, run.spread)
+    if spread is None:  # where nothing is skipped, whatever the file says of routes that skip
+        spread = 0 if visited == stages else _first(known.spread, 0)
     return Rules(stages=stages, visited=visited, spread=spread)
 
 
@@ -540,36 +357,17 @@ def _sizes(known: Measurements, rules: Rules, options: Options) -> tuple[int, ..
     return stage_sizes(peers, [1.0, *[share] * (rules.stages - 1)])
 
 
-def _model(
-    known: Measurements,
-    stages: int,
-    config: Config,
-    options: Options,
-) -> StagedModel | None:
-    """The run's model; None where the bytes and the times of visits are known without it."""
-    sized = options.activation_bytes is not None or known.activation_bytes is not None
-    timed = options.forward_ms is None and known.visits is None
-    if not sized or timed:
-        return staged_model(config, stages, timed=timed, threads=options.threads)
-    return None
-
-
-def _visits(
-    known: Measurements, model: StagedModel | None, options: Options
-) -> tuple[VisitTimes, str]:
+def _visits(known: Measurements, options: Options) -> tuple[VisitTimes, str]:
     """(times that broadcast to peers times stages, where they come from)."""
     if options.forward_ms is not None:
         forward_s = np.array(options.forward_ms / 1e3)
         return VisitTimes(
             forward_s, _RECOMPUTED_RATIO * forward_s, LOSS_RATIO * forward_s
         ), "as given"
-    if known.visits is not None:
-        # What a peer took on its own stage; stages are cut to take about the same.
-        return VisitTimes(*(each[:, None] for each in known.visits)), "as measured by the swarm"
-    assert model is not None
-    assert model.times_s is not None
-    forward_s, backward_s, loss_s = model.times_s.T
-    return VisitTimes(forward_s, backward_s, loss_s[:1]), "measured on this machine"
+    if known.visits is None:
+        raise ValueError("how long does a visit take? add --forward-ms")
+    # What a peer took on its own stage; stages are cut to take about the same.
+    return VisitTimes(*(each[:, None] for each in known.visits)), "as measured by the swarm"
 
 
 def _first(*values: T | None) -> T:
@@ -583,8 +381,6 @@ def _first(*values: T | None) -> T:
 def blocks_of(case: StageCase, answer: StagesAnswer, better: StagesAnswer | None) -> list[str]:
     """For people: what was asked, the placement, a row for each routing, the routes of `skip`."""
     blocks = [*_summary(case, answer), ""]
-    if case.cuts is not None:
-        blocks += [_cut_table(case.cuts), f"  {cut_remark(case.cuts)}\n"]
     blocks += [_placement_table(case, answer, better), _routings_table(answer, better)]
     blocks += [f"  {line}" for line in _remarks(case, answer, better)]
     return [*blocks, "", _routes_table(case, answer)]
@@ -628,31 +424,6 @@ def _remarks(case: StageCase, answer: StagesAnswer, better: StagesAnswer | None)
     elif case.known.stages is not None:
         lines.append("placement: none better was found")
     return lines
-
-
-def cut_remark(cuts: StageCuts) -> str:
-    """Whether another cut is better, by how much, and how to take it."""
-    source, own_s = (
-        "of the settings" if cuts.from_settings else "by parameters",
-        max(cuts.own.visit_s),
-    )
-    told = f"layers {source}: the slowest stage takes {seconds(own_s)}"
-    if cuts.better is None:
-        return f"{told}; no cut by measured time is much better"
-    better_s = max(cuts.better.visit_s)
-    share = percent(better_s / own_s - 1, 0, signed=True)
-    layers = ",".join(map(str, cuts.better.layers))
-    return f"{told}; better {seconds(better_s)} ({share}) by --set 'stages.layers=[{layers}]'"
-
-
-def _cut_table(cuts: StageCuts) -> str:
-    shown = [cuts.own, *([cuts.better] if cuts.better else [])]
-    heads = ("layers", "a microbatch", "better", "a microbatch")[: 2 * len(shown)]
-    rows = [
-        [str(n), *(t for cut in shown for t in (str(cut.layers[n]), seconds(cut.visit_s[n])))]
-        for n in range(len(cuts.own.layers))
-    ]
-    return text_table(("stage", *heads), rows, align=">" * (1 + len(heads)))
 
 
 def _placement_table(case: StageCase, answer: StagesAnswer, better: StagesAnswer | None) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.protos.figures import percent
-from murmuration.worker.config import load_config
 from tests.lab.placement import RoutingPrediction
 from tests.lab.plan_stages import Options, StagesAnswer, case_of
 from tests.lab.timeline import Kind
@@ -39,7 +38,7 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, default=Path("docs/evidence/schedule.png"))
     options = parser.parse_args()
     asked = Options(links=LINKS, stages=4, microbatches=6, forward_ms=100.0, activation_bytes=98304)
-    case = case_of(load_config(None, ("stages.count=4",)), asked)
+    case = case_of(asked)
     draw(options.picture, case.known.names, StagesAnswer.of(case, case.proposed()))
     return 0
 

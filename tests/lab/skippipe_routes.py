@@ -224,7 +224,6 @@ def placed(links: Links, stages: int, *, visited: int, seed: int) -> Pipeline:
     candidates = StageCandidates(
         links=links,
         message_bytes=MESSAGE_BYTES,
-        exchange_s=np.zeros((peers, peers)),
         memory=(MEMORY,) * peers,
         forward_s=forward_s,
         backward_s=BACKWARD_RATIO * forward_s,
