@@ -26,8 +26,8 @@ from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ShardKey, ShardRange
 from murmuration.worker.transport import Stream, TransportError
 
-_SHARE = 0.01  # of the bytes of a round, for checking it
-_LEAST_BYTES = 16 * 1024  # the same, for small fragments
+_SHARE = 0.015  # of the bytes of a round, for checking it
+_LEAST_BYTES = 2048  # the same, for small fragments
 _OVERHEAD_BYTES = 300  # of a leaf: its path and what is around it
 _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
 # The most that an encoding of four bits leaves out: of the norm of a mean, and of the mean that was
@@ -188,10 +188,11 @@ class Checks:
             each = rng.choice(by_reducer[reducer])
             found = self._drawn(each, rng.randrange(max(1, self._leaves(each.shard).count)))
             if found is not None:
-                one = context.codec.encoded_bytes(found.elements) + _OVERHEAD_BYTES
-                left -= one * len(each.header.contributors)
-                if left < 0:
+                leaf_bytes = context.codec.encoded_bytes(found.elements) + _OVERHEAD_BYTES
+                one = leaf_bytes * len(each.header.contributors)
+                if left < one * rng.random():  # of small fragments one in some rounds
                     break
+                left -= one
                 drawn.append(found)
         return drawn
 
