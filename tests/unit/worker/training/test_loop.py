@@ -89,14 +89,13 @@ def test_how_far_steps_go_is_settled_until_a_round_is_due() -> None:
         steps=15,
         mailbox=Mailbox(),
     )
-    outer = loop.outer
     for stride, strides, then in ((3, (3, 3, 3, 3), 12), (1, (1, 1, 1), 15)):
-        outer.pace.stride = lambda stride=stride: stride
-        assert outer.agree_ahead() == strides
-        outer.pace.stride = lambda: 2
+        loop.pace.stride = lambda stride=stride: stride
+        assert loop.agree_ahead() == strides
+        loop.pace.stride = lambda: 2
         for _ in strides:
-            outer.begin_inner_step()
-        assert outer.step == then
+            loop.begin_inner_step()
+        assert loop.step == then
 
 
 @pytest.mark.parametrize(
