@@ -205,10 +205,15 @@ class WorkerFlags:
         return False if self.fresh else self.resume or None
 
     def held_stage(self) -> int | None:
-        """The stage of the checkpoint to go on from; None where there is none."""
-        from murmuration.worker.training.checkpoint import held_stage
+        """The stage of the checkpoint to go on from; None where there is none. Raises
+        CheckpointError: with --resume there must be one."""
+        from murmuration.worker.training.checkpoint import held_stage, load
 
-        return None if self.fresh else held_stage(self.out / "checkpoints")
+        folder = self.out / "checkpoints"
+        held = None if self.fresh else held_stage(folder)
+        if held is None and self.resume:
+            load(folder)  # says what is wrong
+        return held
 
     @contextmanager
     def tracked(self, worker: "WorkerOptions", config: "Config") -> "Iterator[WorkerOptions]":
