@@ -113,7 +113,7 @@ TROUBLED = Scenario(
 )
 
 
-@pytest.mark.parametrize(("preset", "peers"), [("noloco", 14), ("diloco", 5)])
+@pytest.mark.parametrize(("preset", "peers"), [("noloco", 14), ("diloco", 7)])
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     preset: str, peers: int
 ) -> None:
