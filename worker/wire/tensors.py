@@ -22,7 +22,7 @@ class Again(WireError):
 
 BLOCK_ELEMENTS = 256 * 1024  # 1 MiB of fp32: short enough not to hold the loop up
 _EXACT = codec_by_name("fp32")
-_NONE = torch.empty(0, device="cpu")
+_NONE = torch.empty(0, dtype=torch.float32, device="cpu")
 _MOST_NORM = 2.0**64
 _NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
 
