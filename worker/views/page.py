@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
 from murmuration.protos.reach import cannot_listen
@@ -38,6 +39,7 @@ EVERY_S = 2.0
 PEERS_PER_S = 32  # a large swarm is asked less often
 _AT_ONCE = 64  # connections
 _END_S = 5.0
+_REQUEST_S = 15.0  # a connection that begins no request in it, or in twice as long, is closed
 _STATIC = Path(__file__).with_name("static")
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -135,6 +137,27 @@ class _Headers:
         await self._app(scope, receive, sent)
 
 
+class _Connection(H11Protocol):
+    """One connection, which holds an open file: it is closed where there are too many, or where it
+    asks nothing."""
+
+    _before: RequestResponseCycle | None = None  # its request at the last look
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _AT_ONCE:
+            transport.close()
+        else:
+            self.loop.call_later(_REQUEST_S, self._look)
+
+    def _look(self) -> None:
+        if self.cycle is self._before:
+            self.transport.close()
+        else:
+            self._before = self.cycle
+            self.loop.call_later(_REQUEST_S, self._look)
+
+
 class PageServer:
     """Serves the page from a thread of its own, until closed.
 
@@ -173,7 +196,7 @@ class PageServer:
             timeout_keep_alive=10,
             timeout_graceful_shutdown=1,
             lifespan="on",
-            http="h11",
+            http=_Connection,
             ws="none",
             loop="asyncio",
         )

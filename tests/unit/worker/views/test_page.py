@@ -2,19 +2,22 @@
 
 import json
 import re
+import socket
 import ssl
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
 from starlette.testclient import TestClient
 
+from murmuration.protos.addresses import split_address
 from murmuration.worker.identity import Authority, Role
 from murmuration.worker.views import PagePlace, page
 from murmuration.worker.views.history import History, Look
@@ -156,6 +159,22 @@ def test_off_loopback_an_encrypted_run_speaks_https_and_wants_the_token(tmp_path
             asked(server.url)
         refused.value.close()
         assert "peers" in asked(server.url, server.token_path.read_text())
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTT"], ids=["nothing", "half a line"])
+def test_connections_that_ask_nothing_are_closed(
+    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "_REQUEST_S", 0.1)
+    with serving(PagePlace("127.0.0.1:0", tmp_path)) as server, ExitStack() as up:
+        address = split_address(urlsplit(server.url).netloc)
+        idle = [up.enter_context(socket.create_connection(address, 60)) for _ in range(100)]
+        for each in idle:
+            with suppress(ConnectionError):  # above the limit it is closed already
+                each.sendall(said)
+                assert each.recv(1) == b""
+        monkeypatch.setattr(page, "_REQUEST_S", 60.0)
+        assert "peers" in asked(server.url)
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
