@@ -40,7 +40,7 @@ from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import any_in
-from murmuration.worker.training.copies import Copies
+from murmuration.worker.training.copies import RemoteCopies
 from murmuration.worker.training.device import chosen_device
 from murmuration.worker.training.evaluation import PeriodicEvaluation
 from murmuration.worker.training.export import load_initial
@@ -101,7 +101,7 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
     return_large_blocks()
     few = few_open_files(allow_open_files())
     with alone_in(options.out):
-        copies = Copies.begun(
+        copies = RemoteCopies.begun(
             config.checkpoint, options.out / CHECKPOINTS, fresh=options.resume is False
         )
         while True:
@@ -120,7 +120,7 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
 class Worker:
     """One peer's process. Args: copies: where checkpoints go too."""
 
-    def __init__(self, config: Config, options: WorkerOptions, copies: Copies | None) -> None:
+    def __init__(self, config: Config, options: WorkerOptions, copies: RemoteCopies | None) -> None:
         self._config, self._options = config, options
         self._task = task_of(config)
         self._part = part_of(self._task, config, options.node.stage)

@@ -19,7 +19,7 @@ from murmuration.worker.catchup.choices import all_agree
 from murmuration.worker.identity import Authority, Identity, Role
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.node import Node
-from murmuration.worker.relay.router_port import NoRouterPort, Router
+from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter
 from murmuration.worker.simulation.virtual_loop import Stalled, VirtualLoop, context_of
 from murmuration.worker.status import LagMonitor
 from murmuration.worker.training.loop import Trainer
@@ -115,7 +115,7 @@ class Peer:
         return self.node.context.counts.refused
 
 
-class NoRouter(Router):
+class NoRouter(UpnpRouter):
     """Opens no port."""
 
     def open(self, bound: str, before: str) -> str:
@@ -138,7 +138,7 @@ class Swarm:
         self._identities: dict[str, Identity] = {}
         self.kept_revoked: dict[str, Sequence[pb.Revocation]] = {}  # by peer, on its disk
         self.network = MemoryNetwork(delay_s)
-        self.router: Router = NoRouter()
+        self.router: UpnpRouter = NoRouter()
         self.peers: dict[str, Peer] = {}
         self.epochs_by_clock = False
         self.tap: Tap | None = None

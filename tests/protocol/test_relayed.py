@@ -6,7 +6,7 @@ import pytest
 
 from murmuration.protos.addresses import split_relayed
 from murmuration.worker.identity import Authority
-from murmuration.worker.relay.router_port import Router
+from murmuration.worker.relay.router_port import UpnpRouter
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
@@ -39,7 +39,7 @@ def test_a_peer_that_nobody_can_dial_trains_through_relays(silent: bool) -> None
     run(scenario())
 
 
-class HomeRouter(Router):
+class HomeRouter(UpnpRouter):
     """Opens ports of the modelled network. Args: leads: whether what it opens leads anywhere."""
 
     def __init__(self, network: MemoryNetwork, leads: bool) -> None:

@@ -228,11 +228,11 @@ def _own_address(
 ) -> tuple[str | None, Finding]:
     """At which address others are to dial this machine; None where there is none."""
     from murmuration.worker.node.own_address import ROUTER, source_host
-    from murmuration.worker.relay.router_port import NoRouterPort, Router
+    from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter
 
     if flags.advertise == ROUTER:
         try:
-            where = Router().open(flags.listen, "")  # it ends in an hour without a worker
+            where = UpnpRouter().open(flags.listen, "")  # it ends in an hour without a worker
         except NoRouterPort as error:
             return None, Finding.refused("address", error)
         return where, Finding("address", True, f"{where}, which the router opens")

@@ -14,7 +14,7 @@ from murmuration.worker.exchange.view import View
 from murmuration.worker.identity import Authority, Identity
 from murmuration.worker.leases import Ledger
 from murmuration.worker.pipeline.context import StageCounts
-from murmuration.worker.relay.router_port import Router
+from murmuration.worker.relay.router_port import UpnpRouter
 from murmuration.worker.training.mailbox import Begin
 from murmuration.worker.views import PagePlace
 
@@ -108,4 +108,4 @@ class Environment:
     keep_members: Callable[[Sequence[str]], None] = lambda addresses: None
     authority: Authority | None = None
     rng: Random = field(default_factory=SystemRandom)
-    router: Router = field(default_factory=Router)
+    router: UpnpRouter = field(default_factory=UpnpRouter)

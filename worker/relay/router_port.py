@@ -30,7 +30,7 @@ class NoRouterPort(Exception):
     """No router gives a port; says why."""
 
 
-class Router:
+class UpnpRouter:
     """The router that this machine is behind, if it speaks UPnP. Its methods block for seconds."""
 
     def open(self, bound: str, before: str) -> str:

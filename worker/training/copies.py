@@ -26,7 +26,7 @@ class NotCopied(Exception):
     """A copy could not be made; says why in one line."""
 
 
-class Copies:
+class RemoteCopies:
     """Where this process copies checkpoints to. any thread, one at a time.
 
     Args:
@@ -52,7 +52,7 @@ class Copies:
         self._root = root.rstrip("/")
 
     @classmethod
-    def begun(cls, config: CheckpointConfig, folder: Path, *, fresh: bool) -> "Copies | None":
+    def begun(cls, config: CheckpointConfig, folder: Path, *, fresh: bool) -> "RemoteCopies | None":
         """None where nothing is to be copied. Into a folder without checkpoints comes the newest
         copy that is whole.
 

@@ -14,7 +14,7 @@ from murmuration.protos.events import new_event
 from murmuration.protos.figures import duration
 from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.training import checkpoint
-from murmuration.worker.training.copies import Copies, NotCopied
+from murmuration.worker.training.copies import NotCopied, RemoteCopies
 
 Snapshot = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors, plain values
 
@@ -44,7 +44,7 @@ class Saver:
         expected_bytes: int,
         log: Callable[[dict[str, object]], None],
         saved: Callable[[float], None],
-        copies: Copies | None = None,
+        copies: RemoteCopies | None = None,
     ) -> None:
         self._copies, self._copied_at = copies, -math.inf
         self._copied: Path | None = None

@@ -11,7 +11,7 @@ from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.errors import CheckpointError, ConfigError
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import load, save
-from murmuration.worker.training.copies import Copies, NotCopied
+from murmuration.worker.training.copies import NotCopied, RemoteCopies
 from murmuration.worker.training.saving import Saver
 
 
@@ -22,8 +22,8 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointConfig:
     return CheckpointConfig(copy_to=place[request.param], copy_every_s=0.0)
 
 
-def begun(config: CheckpointConfig, folder: Path, *, fresh: bool = False) -> Copies:
-    copies = Copies.begun(config, folder, fresh=fresh)
+def begun(config: CheckpointConfig, folder: Path, *, fresh: bool = False) -> RemoteCopies:
+    copies = RemoteCopies.begun(config, folder, fresh=fresh)
     assert copies is not None
     return copies
 
