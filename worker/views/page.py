@@ -137,7 +137,7 @@ class _Headers:
         await self._app(scope, receive, sent)
 
 
-class _Connection(H11Protocol):
+class _PageConnection(H11Protocol):
     """One connection, which holds an open file: it is closed where there are too many, or where it
     asks nothing."""
 
@@ -196,7 +196,7 @@ class PageServer:
             timeout_keep_alive=10,
             timeout_graceful_shutdown=1,
             lifespan="on",
-            http=_Connection,
+            http=_PageConnection,
             ws="none",
             loop="asyncio",
         )
