@@ -289,8 +289,8 @@ def undisturbed(world: PairWorld) -> Iterator[tuple[tuple[str, ...], list[Attend
 
 
 def is_cut_off(world: PairWorld, peer: int, start_s: float, end_s: float) -> bool:
-    """Whether most of the others that live may not reach it in this time: then no round waits for
-    it (docs/adr/0014)."""
+    """Whether most of the others that train may not reach it in this time: then no round waits for
+    it (docs/adr/0014). A peer that stands still or has ended the run may have no say in that."""
     crashed = {f.peer for f in world.faults if isinstance(f, Crash) and f.at_s <= end_s}
     others = {number for number in range(len(world.peers)) if number != peer} - crashed
     cut = {
@@ -301,7 +301,16 @@ def is_cut_off(world: PairWorld, peer: int, start_s: float, end_s: float) -> boo
         and fault.from_s <= end_s
         and start_s <= fault.to_s + 10.0 + NEWS_S
     }
-    return 2 * len(cut & others) > len(others)
+    silent = {f.peer for f in world.faults if isinstance(f, Freeze) and f.at_s <= end_s}
+    silent |= {number for number in others if has_ended(world, number, end_s)}
+    return 2 * len(cut & others) > len(others - silent)
+
+
+def has_ended(world: PairWorld, peer: int, at_s: float) -> bool:
+    """Whether the peer's last round is over at this time."""
+    last = world.swarm.scenario.rounds - 1
+    ends = (part.ended_at for part in world.peers[peer].attended if part.round == last)
+    return any(end is not None and end <= at_s for end in ends)
 
 
 def exchange_s(world: PairWorld, group: tuple[str, ...]) -> float:
