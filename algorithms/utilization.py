@@ -13,7 +13,6 @@ to H, and bits from n peers and two codecs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -63,17 +62,10 @@ class Workload:
         Raises:
             ValueError: fewer layers than fragments, or an unknown pattern.
         """
-        return _partition(self.layers, self.outside, count, pattern)
-
-
-@lru_cache(maxsize=64)  # a search asks for the same few thousands of times
-def _partition(
-    layers: tuple[int, ...], outside: int, count: int, pattern: str
-) -> tuple[Fragment, ...]:
-    schema = [TensorSpec(f"layers.{index}", (size,)) for index, size in enumerate(layers)]
-    if outside:
-        schema.append(TensorSpec(_OUTSIDE, (outside,)))
-    return partition(schema, count, pattern)
+        schema = [TensorSpec(f"layers.{index}", (size,)) for index, size in enumerate(self.layers)]
+        if self.outside:
+            schema.append(TensorSpec(_OUTSIDE, (self.outside,)))
+        return partition(schema, count, pattern)
 
 
 def workload_of(parameters: dict[str, int], step_s: float) -> Workload:
@@ -289,21 +281,6 @@ def needed_mbps(
 def latency_s(link: Link) -> float:
     """Seconds that an exchange takes beside its bytes: two hops, each with all of the jitter."""
     return _HOPS * (link.delay_s + link.jitter_s)
-
-
-def most_utilization(rounds: PlannedRounds, workload: Workload, link: Link) -> float:
-    """A bound from above that costs no simulation.
-
-    A period lasts as long as the link needs for all of it; and after the largest fragment was sent,
-    tau steps pass or the time that it takes, whichever is longer, and H - tau steps besides.
-    """
-    computing_s = rounds.inner_steps * workload.step_s
-    if not rounds.fragments:
-        return 1.0
-    s_per_bit = 1 / (link.rate_mbps * 1e6)
-    takes_s = max(rounds.fragment_bits) * s_per_bit + latency_s(link)
-    stall_s = max(0.0, takes_s - rounds.overlap_steps * workload.step_s)
-    return computing_s / max(computing_s + stall_s, rounds.bits_per_period * s_per_bit)
 
 
 def utilization(

@@ -1,7 +1,8 @@
 """`murmur plan`: what a run's settings cost on a link, and which ones would reach a target."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,9 +90,9 @@ def plan(run: Path | None, given: PlanOptions) -> int:
     from murmuration.worker.cli.plan_report import PlanReport, print_report
 
     name, workload, step_source = _model(config, given)
-    bases = _bases(config, run, given.settings)
+    plans = dict(_plans(config, run, given.settings))
     try:
-        answers = tuple(_answer(link, workload, bases, config.preset, given) for link in links)
+        answers = tuple(_answer(link, workload, config.plan, plans, given) for link in links)
     except ValueError as error:
         where = config.source.of_named("diloco", str(error))
         raise ConfigError(f"{where}: [diloco] {error}") from error
@@ -102,7 +103,7 @@ def plan(run: Path | None, given: PlanOptions) -> int:
         peers=given.peers,
         target=given.target,
         preset=config.preset,
-        bases=bases,
+        own=config.plan,
         answers=answers,
     )
     if given.as_json:
@@ -113,19 +114,26 @@ def plan(run: Path | None, given: PlanOptions) -> int:
 
 
 def _answer(
-    link: "Link", workload: "Workload", bases: "dict[str, Plan]", preset: str, given: PlanOptions
+    link: "Link",
+    workload: "Workload",
+    own: "Plan",
+    plans: "dict[str, list[Plan]]",
+    given: PlanOptions,
 ) -> "LinkAnswer":
-    """Raises ValueError where the run's own plan, `bases[preset]`, does not fit the model."""
-    from murmuration.algorithms.proposals import propose
+    """Raises ValueError where the run's own plan does not fit the model."""
+    from murmuration.algorithms.proposals import least_mbps, propose
     from murmuration.algorithms.utilization import needed_mbps, predict
     from murmuration.worker.cli.plan_report import LinkAnswer
 
-    own, place = bases[preset], (workload, link, given.peers)
+    place = workload, link, given.peers
+    prediction = predict(own, *place)
+    proposals = propose(given.target, plans, *place)
     return LinkAnswer(
         link=link,
-        prediction=predict(own, *place),
+        prediction=prediction,
         needed_mbps={share: needed_mbps(own, *place, share) for share in _SPEED_TARGETS},
-        proposals=propose(given.target, bases, *place),
+        proposals=proposals,
+        least_mbps=None if proposals else least_mbps(given.target, plans, *place),
     )
 
 
@@ -145,26 +153,27 @@ def _check_numbers(given: PlanOptions) -> None:
         raise UsageError(f"--layers {given.layers} is more than --params {given.params}")
 
 
-def _bases(config: "Config", run: Path | None, settings: Sequence[str]) -> "dict[str, Plan]":
-    """By preset, the plan that typing `--preset` gives with this file and these settings.
+def _plans(
+    config: "Config", run: Path | None, settings: tuple[str, ...]
+) -> "Iterator[tuple[str, list[Plan]]]":
+    """By preset, what typing `--preset` and H gives with this file and these settings, by H.
 
     The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
     they are proposed only to a run that has chosen them; likewise another inner optimizer.
     """
     from murmuration.algorithms.presets import PRESETS
+    from murmuration.algorithms.proposals import PERIODS
     from murmuration.worker.config import load_config
 
-    bases = {config.preset: config.plan}
-    for name in PRESETS:
-        if name not in bases:
-            try:
-                other = load_config(run, settings, name)
-            except ConfigError:
-                continue  # the run's own settings do not go with this preset
-            paired = other.plan.exchange == "pairs" and config.plan.exchange != "pairs"
-            if other.inner == config.inner and not paired:
-                bases[name] = other.plan
-    return bases
+    for preset in dict.fromkeys([config.preset, *PRESETS]):
+        plans: list[Plan] = []
+        for period in PERIODS:
+            with suppress(ConfigError):  # the run's own settings do not go with this preset, or H
+                other = load_config(run, (*settings, f"diloco.inner_steps={period}"), preset)
+                paired = other.plan.exchange == "pairs" and config.plan.exchange != "pairs"
+                if other.inner == config.inner and not paired:
+                    plans.append(other.plan)
+        yield preset, list(dict.fromkeys(plans))
 
 
 def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":

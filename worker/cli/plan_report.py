@@ -8,7 +8,7 @@ import click
 
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.proposals import MAX_INNER_STEPS, Proposal, Proposals
+from murmuration.algorithms.proposals import PERIODS, Proposal, bits_per_parameter
 from murmuration.algorithms.utilization import PlanPrediction, Workload
 from murmuration.protos.figures import count, optional, percent, rate, ratio, seconds, size
 from murmuration.worker.views.summary import text_table
@@ -16,12 +16,18 @@ from murmuration.worker.views.summary import text_table
 
 @dataclass(frozen=True, kw_only=True)
 class LinkAnswer:
-    """For one link. Args: needed_mbps: by utilization, of the run's own plan."""
+    """For one link.
+
+    Args:
+        needed_mbps: by utilization, of the run's own plan.
+        least_mbps: without a proposal, the speed at which there would be one.
+    """
 
     link: Link
     prediction: PlanPrediction
     needed_mbps: dict[float, float | None]
-    proposals: Proposals
+    proposals: list[Proposal]
+    least_mbps: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +36,7 @@ class PlanReport:
 
     Args:
         name, workload, step_source: the model, and where the time of its step comes from.
-        preset: of the run's own plan, which is `bases[preset]`.
-        bases: by preset, the plan that typing `--preset` gives; proposals are told against them.
+        preset, own: of the run.
     """
 
     name: str
@@ -40,25 +45,8 @@ class PlanReport:
     peers: int
     target: float
     preset: str
-    bases: dict[str, Plan]
+    own: Plan
     answers: tuple[LinkAnswer, ...]
-
-    @property
-    def own(self) -> Plan:
-        return self.bases[self.preset]
-
-    def arguments(self, proposal: Proposal) -> list[str]:
-        """What to add to the command line of `murmur up` for a proposed plan."""
-        base = self.bases[proposal.base]
-        arguments = ["--preset", proposal.base]
-        for field in dataclasses.fields(base):
-            value = getattr(proposal.plan, field.name)
-            # Another period would bring another overlap with it.
-            moved = field.name == "overlap_steps" and proposal.plan.inner_steps != base.inner_steps
-            if value != getattr(base, field.name) or (moved and value):
-                text = str(value).lower() if isinstance(value, bool) else str(value)
-                arguments += ["--set", f"diloco.{field.name}={text}"]
-        return arguments
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -84,15 +72,22 @@ class PlanReport:
             "needed_mbps": {str(share): mbps for share, mbps in answer.needed_mbps.items()},
             "proposals": [
                 {
-                    "arguments": self.arguments(proposal),
+                    "arguments": arguments_of(proposal),
                     "plan": dataclasses.asdict(proposal.plan),
-                    "bits_per_parameter": proposal.bits,
+                    "bits_per_parameter": bits_per_parameter(proposal.plan),
                     "prediction": dataclasses.asdict(proposal.prediction),
                 }
-                for proposal in answer.proposals.ranked
+                for proposal in answer.proposals
             ],
-            "needed_for_any_proposal_mbps": answer.proposals.needed_mbps,
+            "needed_for_any_proposal_mbps": answer.least_mbps,
         }
+
+
+def arguments_of(proposal: Proposal) -> list[str]:
+    """What to add to the command line of `murmur up`. A step is a round of ddp by itself."""
+    period = f"diloco.inner_steps={proposal.plan.inner_steps}"
+    ddp = proposal.plan.payload == "gradient"
+    return ["--preset", proposal.preset, *(() if ddp else ("--set", period))]
 
 
 def print_report(report: PlanReport) -> None:
@@ -107,13 +102,13 @@ def print_report(report: PlanReport) -> None:
         click.secho(f"\n{report.peers} peers, each on {answer.link}", bold=True)
         for label, text in own_lines(report, answer):
             click.echo(f"  {label:<13} {text}")
-        if not answer.proposals.ranked:
+        if not answer.proposals:
             click.echo(f"  {unreachable(report, answer)}")
             continue
         click.echo(_table(report, answer))
-        for rank, proposal in enumerate(answer.proposals.ranked, 1):
-            click.echo(f"  {rank}  {' '.join(report.arguments(proposal)) or 'as it is'}")
-        if answer.proposals.ranked[0].plan.payload == "gradient":
+        for rank, proposal in enumerate(answer.proposals, 1):
+            click.echo(f"  {rank}  {' '.join(arguments_of(proposal))}")
+        if answer.proposals[0].plan.payload == "gradient":
             click.echo("  This link carries the gradients of every step: nothing is lost with ddp.")
 
 
@@ -156,10 +151,10 @@ def own_lines(report: PlanReport, answer: LinkAnswer) -> list[tuple[str, str]]:
 
 def unreachable(report: PlanReport, answer: LinkAnswer) -> str:
     """Why nothing is proposed."""
-    tried = f"no H up to {MAX_INNER_STEPS} reaches {percent(report.target)} on this link"
-    if answer.proposals.needed_mbps is None:
+    tried = f"no H up to {PERIODS[-1]} reaches {percent(report.target)} on this link"
+    if answer.least_mbps is None:
         return f"{tried}, nor on any with its delay; lower --target"
-    return f"{tried}; it takes {_speed(answer.proposals.needed_mbps)}, or a lower --target"
+    return f"{tried}; it takes {_speed(answer.least_mbps)}, or a lower --target"
 
 
 def _table(report: PlanReport, answer: LinkAnswer) -> str:
@@ -167,20 +162,20 @@ def _table(report: PlanReport, answer: LinkAnswer) -> str:
     return text_table(
         (f"for {percent(report.target)}", *heads, "codec"),
         [
-            (str(rank), *_cells(proposal))
-            for rank, proposal in enumerate(answer.proposals.ranked, 1)
+            (str(rank), *_cells(report.workload, proposal))
+            for rank, proposal in enumerate(answer.proposals, 1)
         ],
         align="<>>>>>>>><",
     )
 
 
-def _cells(proposal: Proposal) -> tuple[str, ...]:
+def _cells(work: Workload, proposal: Proposal) -> tuple[str, ...]:
     plan, told = proposal.plan, proposal.prediction
     return (
         str(plan.inner_steps),
-        str(proposal.fragments),
+        str(len(work.fragments(plan.fragments, plan.pattern))),
         str(plan.overlap_steps),
-        f"{proposal.bits:.3g}",
+        f"{bits_per_parameter(plan):.3g}",
         percent(told.utilization),
         f"{seconds(told.stall_s_per_period)} of {seconds(told.period_s)}",
         size(told.bytes_per_step),
