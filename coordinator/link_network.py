@@ -108,25 +108,13 @@ class RelayProcess:
             self.close()
             raise
 
-    def cut(self, *names: str) -> None:
-        """Between two workers, or of one from all others; connections stand still, none ends.
-
-        Raises:
-            ValueError: no such worker.
-        """
-        self._command("cut", *names)
-
-    def heal(self) -> None:
-        """All links pass again."""
-        self._command("heal")
-
     def counters(self) -> dict[str, Counters]:
         """What each worker has sent and received over the relay: TCP payload."""
-        return {name: Counters(*counts) for name, counts in self._command("counters").items()}
+        return {name: Counters(*counts) for name, counts in self._ask("")["bytes"].items()}
 
     def broken(self) -> int:
         """How many connections have been broken so far."""
-        return int(self._command("broken")["broken"])
+        return int(self._ask("")["broken"])
 
     @property
     def pid(self) -> int:
@@ -150,12 +138,6 @@ class RelayProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _command(self, *words: str) -> dict[str, Any]:
-        answer = self._ask(" ".join(words))
-        if "error" in answer:
-            raise ValueError(answer["error"])
-        return answer
 
     def _ask(self, line: str) -> dict[str, Any]:
         """Raises RuntimeError: it has ended."""

@@ -6,7 +6,6 @@ delay line. Times are seconds of any monotonic clock.
 
 import math
 import random
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from murmuration.algorithms.link import Link
@@ -124,35 +123,6 @@ class ShapedPipe:
     def full(self) -> bool:
         """Whether nothing more may be read until some bytes were delivered."""
         return self._held_bytes >= self._most_bytes
-
-
-class CutLinks:
-    """Which links between workers are cut."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._pairs: set[frozenset[str]] = set()
-
-    def cut(self, *names: str) -> None:
-        """Between two workers, or of one from all others.
-
-        Raises:
-            ValueError: nobody of that name, or not one or two names.
-        """
-        if len(names) not in (1, 2) or len(set(names)) != len(names):
-            raise ValueError("cut takes one worker, or two different ones")
-        for name in names:
-            if name not in self._names:
-                raise ValueError(f"there is no {name!r}; there are {', '.join(self._names)}")
-        others = names[1:] or [name for name in self._names if name != names[0]]
-        self._pairs |= {frozenset((names[0], other)) for other in others}
-
-    def heal(self) -> None:
-        self._pairs.clear()
-
-    def between(self, one: str, other: str) -> bool:
-        """Whether nothing passes between these."""
-        return frozenset((one, other)) in self._pairs
 
 
 def next_break_s(loss: float, chance: random.Random) -> float:

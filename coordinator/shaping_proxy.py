@@ -2,14 +2,9 @@
 
 The port says which worker connects, the CONNECT to which one. What passes between them is shaped
 as `shaping` decides. No root needed. Run as a process (`python -m
-murmuration.coordinator.shaping_proxy`) it reads commands from stdin and answers each with a line of
-JSON; `RelayProcess` speaks that:
-
-    {"host": ..., "seed": ..., "members": ..., "others": ...}    first
-    cut w0 w1 | cut w2 | heal | counters | broken                                      then
-
-It ends with its stdin. A cut link swallows nothing and answers nothing, like a network whose way is
-gone: connections over it stand still until `heal`, and those attempted wait.
+murmuration.coordinator.shaping_proxy`) it reads what it is to do from the first line of stdin, and
+answers each further one with what has passed, as a line of JSON; `RelayProcess` speaks that. It
+ends with its stdin.
 """
 
 import asyncio
@@ -21,12 +16,12 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.shaping import CutLinks, LinkedPeer, ShapedPipe, next_break_s
+from murmuration.coordinator.shaping import LinkedPeer, ShapedPipe, next_break_s
 from murmuration.protos.addresses import split_address
 
 _LEAST_SLEEP_S = 0.001  # shorter waits are made up for by the next one
@@ -39,7 +34,6 @@ class Connection:
 
     Args:
         client, server: connected, non-blocking sockets; the caller closes them after `run`.
-        passable: returns once the link between two members is not cut.
         seed: of the jitter.
     """
 
@@ -49,13 +43,11 @@ class Connection:
         target: LinkedPeer | None,
         client: socket.socket,
         server: socket.socket,
-        passable: Callable[[LinkedPeer | None, LinkedPeer | None], Awaitable[None]],
         seed: float,
     ) -> None:
         self.number = next(_number)
         self._member, self._target = member, target
         self._client, self._server = client, server
-        self._passable = passable
         self._seed = seed
         self._task: asyncio.Task[None] | None = None
 
@@ -93,12 +85,9 @@ class Connection:
                 (there, self._client, self._server),
                 (back, self._server, self._client),
             ):
-                way = _Way(pipe, source, target, self._clear)
+                way = _Way(pipe, source, target)
                 group.create_task(way.read())
                 group.create_task(way.write())
-
-    async def _clear(self) -> None:
-        await self._passable(self._member, self._target)
 
     def _reset(self) -> None:
         for end in (self._client, self._server):
@@ -109,14 +98,8 @@ class Connection:
 class _Way:
     """One direction: `read` and `write` run side by side, with what is under way between them."""
 
-    def __init__(
-        self,
-        pipe: ShapedPipe,
-        source: socket.socket,
-        target: socket.socket,
-        clear: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._pipe, self._source, self._target, self._clear = pipe, source, target, clear
+    def __init__(self, pipe: ShapedPipe, source: socket.socket, target: socket.socket) -> None:
+        self._pipe, self._source, self._target = pipe, source, target
         self._under_way: deque[tuple[float, bytes]] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
@@ -124,7 +107,6 @@ class _Way:
     async def read(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._clear()
             chunk = await loop.sock_recv(self._source, self._pipe.chunk_bytes)
             more_s, due_s = self._pipe.enter(len(chunk), loop.time())
             self._under_way.append((due_s, chunk))
@@ -144,7 +126,6 @@ class _Way:
                 await self._news.wait()
             due_s, chunk = self._under_way.popleft()
             await _until(due_s)
-            await self._clear()
             if not chunk:
                 self._target.shutdown(socket.SHUT_WR)
                 return
@@ -191,8 +172,6 @@ class Relay:
         self.members, self._targets = members, targets
         self._chance = random.Random(seed)
         self._connections: set[Connection] = set()
-        self._cuts = CutLinks(tuple(members))
-        self._healed = asyncio.Event()
         self._broken = 0
 
     async def serve(self, listeners: Mapping[str, socket.socket]) -> None:
@@ -205,32 +184,11 @@ class Relay:
                     group.create_task(self._accept(group, self.members[name], listener))
                     group.create_task(self._break_now_and_then(self.members[name]))
 
-    def handle(self, line: str) -> dict[str, Any]:
-        """Carries out one command; returns the answer."""
-        word, *names = line.split()
-        try:
-            match word:
-                case "cut":
-                    self._cuts.cut(*names)
-                case "heal":
-                    self._cuts.heal()
-                    self._healed.set()
-                    self._healed = asyncio.Event()
-                case "counters":
-                    each = self.members.values()
-                    return {m.name: [m.sent_bytes, m.received_bytes] for m in each}
-                case "broken":
-                    return {"broken": self._broken}
-                case _:
-                    raise ValueError(f"{word!r} is none of cut, heal, counters, broken")
-        except ValueError as error:
-            return {"error": str(error)}
-        return {"done": line}
-
-    async def passable(self, one: LinkedPeer | None, other: LinkedPeer | None) -> None:
-        """Returns once the link between these is not cut."""
-        while one and other and self._cuts.between(one.name, other.name):
-            await self._healed.wait()
+    def counters(self) -> dict[str, Any]:
+        """Bytes that each member has sent and received, and how many connections were broken."""
+        each = self.members.values()
+        bytes_of = {member.name: [member.sent_bytes, member.received_bytes] for member in each}
+        return {"bytes": bytes_of, "broken": self._broken}
 
     # --------------------------------------------------------------------------------- inside
 
@@ -249,14 +207,11 @@ class Relay:
         server: socket.socket | None = None
         try:
             host, port, target = self._meant(*await _head(client))
-            await self.passable(member, target)
             # The handshakes with the proxy took no time; those with the peer would have.
             await asyncio.sleep(member.delay_s + (target.delay_s if target else 0.0))
             server = await _reached(host, port, target)
             await loop.sock_sendall(client, b"HTTP/1.1 200 OK\r\n\r\n")
-            connection = Connection(
-                member, target, client, server, self.passable, self._chance.random()
-            )
+            connection = Connection(member, target, client, server, self._chance.random())
             self._connections.add(connection)
             try:
                 await connection.run()
@@ -365,8 +320,8 @@ async def _main() -> None:
     _answer({name: f"{options['host']}:{port}" for name, port in ports.items()})
     relay = Relay(members, targets, options["seed"])
     serving = asyncio.create_task(relay.serve(listeners))
-    while line := (await reader.readline()).decode().strip():
-        _answer(relay.handle(line))
+    while await reader.readline():
+        _answer(relay.counters())
     serving.cancel()
     await asyncio.wait([serving])
 

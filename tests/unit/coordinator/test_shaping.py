@@ -12,7 +12,6 @@ from murmuration.algorithms.link import Link
 from murmuration.coordinator.shaping import (
     BURST_S,
     Bucket,
-    CutLinks,
     DelayLine,
     LinkedPeer,
     ShapedPipe,
@@ -104,23 +103,6 @@ def test_what_is_under_way_is_what_fits_on_the_link() -> None:
     assert RATE * 0.25 <= held <= RATE * 0.25 + 5 * pipe.chunk_bytes
     pipe.leave(20_000)
     assert not pipe.full
-
-
-def test_cuts() -> None:
-    cuts = CutLinks(["w0", "w1", "w2"])
-    cuts.cut("w0", "w1")
-    assert cuts.between("w1", "w0")
-    assert not cuts.between("w0", "w2")
-    cuts.heal()
-    cuts.cut("w2")
-    assert [cuts.between(*pair) for pair in (("w0", "w2"), ("w2", "w1"), ("w0", "w1"))] == [
-        True,
-        True,
-        False,
-    ]
-    for wrong, said in (((), "one worker, or two"), (("w0", "w0"), "two"), (("w7",), "no 'w7'")):
-        with pytest.raises(ValueError, match=said):
-            cuts.cut(*wrong)
 
 
 def test_connections_break_as_often_as_asked_and_by_seed() -> None:
