@@ -4,7 +4,6 @@ What a run does      plan, presets, fragments, schedule
 One outer round      diloco (means over all), noloco (small groups), fragment_state (what is kept),
                      codecs (how values travel), robust (norms), counted (weights by work)
 Which peers          pairing (small groups), reducers (of which shard)
-All of it            reference: all peers in one process, the executable specification
 Model in stages      skippipe
 Before a run         link, utilization, diagnosis, proposals: how fast it is, and which plan fits
 

@@ -18,8 +18,8 @@ reductions that a worker sends, before zstd, beside data-parallel training in bf
 that ends a run counts in a column of its own. The picture has the bytes without it, of the first
 length and size; and R over lengths and over sizes, where there are several.
 
-Runs are `algorithms/reference.py` with the gradients of all workers in one pass, on one core. A
-step has 256 bytes of text on each worker; `--set task.batch_size=64` makes that 4 kB. The inner
+Runs are `tests.support.specification` with the gradients of all workers in one pass, on one core.
+A step has 256 bytes of text on each worker; `--set task.batch_size=64` makes that 4 kB. The inner
 optimizer is Muon; `--set 'inner.optimizer="adamw"'` takes the product's default. `MEAN` is one
 of `one_process.MEANS`: what a plan takes for the mean pseudo-gradient. A finished run is a line of
 the results file and is not run again, as long as settings and code that matter are the same.
@@ -51,6 +51,7 @@ from murmuration.algorithms.codecs import has_few_bits
 from murmuration.algorithms.fragments import TensorSpec, partition
 from murmuration.algorithms.presets import PRESETS
 from tests.lab.one_process import MEANS, Trained, Training, last_mean_bytes, sent, train
+from tests.support import specification
 
 TUNING_SEED = 100
 TUNING_TEXT = str(Path(torch.__file__).parent / "nn")
@@ -77,10 +78,11 @@ LINES = (
 )
 _ROOT = Path(murmuration.algorithms.__path__[0]).parent
 CODE = (  # that decides how a run ends
-    *(_ROOT / "algorithms" / f"{name}.py" for name in ("reference", "diloco", "schedule")),
+    *(_ROOT / "algorithms" / f"{name}.py" for name in ("diloco", "schedule")),
     *(_ROOT / "algorithms" / "fragments.py", *sorted((_ROOT / "algorithms/codecs").glob("*.py"))),
-    *(Path(__file__).with_name("one_process.py"), _ROOT / "worker/tasks/llama.py"),
-    *(_ROOT / "worker/tasks/text.py", _ROOT / "worker/training/optimizers.py"),
+    *(Path(__file__).with_name("one_process.py"), Path(specification.__file__)),
+    *(_ROOT / "worker/tasks/llama.py", _ROOT / "worker/tasks/text.py"),
+    _ROOT / "worker/training/optimizers.py",
 )
 
 

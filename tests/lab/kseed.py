@@ -7,7 +7,7 @@ One worker trains a language model of 175 thousand parameters on the sources of 
 Then a swarm teaches it to tell whether 63 bytes are of these or of torch's C++ headers: the answer
 is the byte that the model gives the greater probability to, P or C. All swarms go on from the same
 values and see the same samples, with the best of the learning rates that each was given, by the
-loss on a seed of its own. Everything is `algorithms/reference.py`, in one process each; real
+loss on a seed of its own. Everything is `tests/support/specification.py`, in one process each; real
 workers end with the same bits. Finished runs are lines of the results file: delete it when numerics
 have changed, and the pretrained values beside it. Prints Markdown.
 """

@@ -3,12 +3,12 @@
     python -m tests.lab losses [--steps 1600] [--workers 4] [--seed 0] [--head-start-after 0]
         [--only NAME ...]
 
-Every variant trains the built-in task as `--workers` workers would, by `algorithms/reference.py`
-with the gradients of all in one pass. Several run at once, a core each. Bytes are those of the
-encoded contributions and reductions, or anchors, that a worker sends, before zstd. With pairs the
-loss is the mean over the replicas; beside it that of the mean of their anchors, which a consensus
-pass would end with, and the spread: how far a replica is from that mean, relative to its size.
-Writes a Markdown table.
+Every variant trains the built-in task as `--workers` workers would, by
+`tests.support.specification` with the gradients of all in one pass. Several run at once, a core
+each. Bytes are those of the encoded contributions and reductions, or anchors, that a worker sends,
+before zstd. With pairs the loss is the mean over the replicas; beside it that of the mean of their
+anchors, which a consensus pass would end with, and the spread: how far a replica is from that mean,
+relative to its size. Writes a Markdown table.
 
 A preset of pairs is set beside `diloco` with the same H where both were asked for; exits with 1
 when the mean anchor costs it more than 3 %.
@@ -98,7 +98,7 @@ class Asked:
     head_start_after: int
 
     def head_start(self, peer: str, fragment: int, round_: int, applied_at: int) -> int:
-        """As `reference.train` asks for it."""
+        """As `specification.train` asks for it."""
         return applied_at + self.head_start_after
 
 

@@ -1,4 +1,4 @@
-"""A whole run in one process, as `murmuration.algorithms.reference` has it, and what the run sends.
+"""A whole run in one process, as `tests.support.specification` has it, and what the run sends.
 
 Real workers end with the same bits (`make parity`), so what else the machine does changes no loss.
 A batched run computes the gradients of all workers in one pass, and differs by rounding alone.
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from murmuration.algorithms import reference
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment, partition
 from murmuration.algorithms.plan import Plan
@@ -27,6 +26,7 @@ from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.training.model import schema_of, trained_parameters
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.replica import InnerReplica
+from tests.support import specification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Trained:
     task: Task
     replica: InnerReplica
     fragments: tuple[Fragment, ...]
-    outer: Mapping[str, Sequence[reference.Outer]]
+    outer: Mapping[str, Sequence[specification.Outer]]
 
     def anchors(self, peer: str = "w0") -> list[Tensor]:
         """What a worker ends with, by fragment: 1-D fp32."""
@@ -98,7 +98,9 @@ class Sent:
     values: float
 
 
-def train(training: Training, prefetch: reference.AnchorPrefetch = reference.at_once) -> Trained:
+def train(
+    training: Training, prefetch: specification.AnchorPrefetch = specification.at_once
+) -> Trained:
     """Trains in this process, on one thread.
 
     Args:
@@ -226,7 +228,7 @@ class _Loss(nn.Module):
 
 @dataclass(frozen=True)
 class _BatchedReplica:
-    """One of a batch; implements `reference.TrainedReplica`."""
+    """One of a batch; implements `specification.TrainedReplica`."""
 
     batch: GradientBatch
     place: int
@@ -247,7 +249,7 @@ Mean = Callable[[Fragment, Tensor, Sequence[Tensor]], Tensor]
 """Of (fragment, mean of the contributions as all decode it, contributions before encoding)."""
 
 
-class _Run(reference.ReferenceRun):
+class _Run(specification.ReferenceRun):
     """A run that may take something else for the mean pseudo-gradient; on each peer the same."""
 
     mean: Mean

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from murmuration.algorithms import reference
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.config import Config, RunConfig
@@ -16,6 +15,7 @@ from murmuration.worker.exchange.measured import ExchangeConfig
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import MembershipConfig
+from tests.support import specification
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,16 @@ class Problem:
         return 4 * sum(self.layers)
 
     def reference(
-        self, peers: Sequence[str], head_starts: reference.AnchorPrefetch = reference.at_once
-    ) -> dict[str, list[reference.Outer]]:
+        self,
+        peers: Sequence[str],
+        head_starts: specification.AnchorPrefetch = specification.at_once,
+    ) -> dict[str, list[specification.Outer]]:
         """The outer states that these peers must end with, when all are in every round."""
         replicas = {peer: Synthetic(self, peer) for peer in peers}
         run = self.manifest.run
-        return reference.train(self.plan, self.fragments, replicas, self.steps, run, head_starts)
+        return specification.train(
+            self.plan, self.fragments, replicas, self.steps, run, head_starts
+        )
 
 
 class Synthetic:

@@ -9,7 +9,7 @@ Event = Mapping[str, Any]
 
 
 class AnchorPrefetch:
-    """What `algorithms.reference.train` takes, by the `head_start` events of each peer."""
+    """What `specification.train` takes, by the `head_start` events of each peer."""
 
     def __init__(self, events: Mapping[str, Iterable[Event]]) -> None:
         self._steps = {

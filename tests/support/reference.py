@@ -1,10 +1,9 @@
-"""The same run as real workers make, by `murmuration.algorithms.reference` in one process."""
+"""The same run as real workers make, by `specification` in one process."""
 
 from collections.abc import Sequence
 
 import torch
 
-from murmuration.algorithms import reference
 from murmuration.algorithms.fragments import partition
 from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
@@ -14,13 +13,14 @@ from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.wire import tensor_hash
+from tests.support import specification
 from tests.support.workers import Hashes
 
 
 def reference_hashes(
     config: Config,
     peers: Sequence[str],
-    head_starts: reference.AnchorPrefetch = reference.at_once,
+    head_starts: specification.AnchorPrefetch = specification.at_once,
     run: int | None = None,
 ) -> dict[str, Hashes]:
     """Trains all peers here, one after another, and hashes each one's outer state.
@@ -35,7 +35,7 @@ def reference_hashes(
         plan = config.plan
         fragments = partition(schema, plan.fragments, plan.pattern)
         run = Manifest.of(config, schema).run if run is None else run
-        outer = reference.train(plan, fragments, replicas, config.run.steps, run, head_starts)
+        outer = specification.train(plan, fragments, replicas, config.run.steps, run, head_starts)
     finally:
         torch.set_num_threads(threads)
     no_momentum = plan.payload == "gradient"

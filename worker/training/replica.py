@@ -106,8 +106,6 @@ class RunIsOver(Exception):
 class InnerReplica(Replica):
     """One peer's model, inner optimizer and place in its stream of samples. train thread only.
 
-    Implements `murmuration.algorithms.reference.TrainedReplica`.
-
     Attributes:
         batches: to learn from.
         optimizers: of its parameters, each of which is in one of them.

@@ -10,8 +10,8 @@ from torch import Tensor
 from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.reference import Outer, ReferenceRun, TrainedReplica
-from murmuration.algorithms.reference import train as train_each
+from tests.support.specification import Outer, ReferenceRun, TrainedReplica
+from tests.support.specification import train as train_each
 
 
 @dataclass
