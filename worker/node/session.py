@@ -25,7 +25,6 @@ from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.node.node import Node
-from murmuration.worker.status import MetricsServer
 from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.transport import AddressInUse
 from murmuration.worker.transport.grpc import GrpcTransport
@@ -34,7 +33,7 @@ from murmuration.worker.views.lines import page_event
 
 if TYPE_CHECKING:
     from murmuration.worker.views.history import Look
-    from murmuration.worker.views.page import PageServer
+    from murmuration.worker.views.web_server import WebServer
 
 T = TypeVar("T")
 
@@ -82,21 +81,20 @@ class Session:
         self._out = out
         self.transport, self._mailbox = GrpcTransport(listen, proxy, identity), mailbox
         self.io = IOThread(self._make_node, mailbox, log)
-        self._metrics: MetricsServer | None = None
-        self._page: PageServer | None = None
+        self._servers: list[WebServer] = []
 
     def start(self) -> str:
         """Starts serving and joining; returns the advertised address. Raises AddressInUse."""
         if FORKS_CRASH:
             self._log(new_event("warning", text=_FORKS_TEXT))
         address = self.io.start()
-        if self._node.metrics is not None:
-            node = self.io.node
-            self._metrics = MetricsServer(self._node.metrics, lambda: self.io.ask(node.status))
-            self._log(new_event("metrics", url=self._metrics.url))
-        if self._node.page is not None:
-            self._page = self._serve_page(self._node.page)
-            self._log(page_event(self._page.url, self._page.token_path))
+        try:
+            if self._node.metrics is not None:
+                self._serve_metrics(self._node.metrics)
+            if self._node.page is not None:
+                self._serve_page(self._node.page)
+        except OSError as error:
+            raise AddressInUse(str(error)) from error
         return address
 
     @property
@@ -155,20 +153,26 @@ class Session:
 
     def close(self) -> None:
         """Leaves if it has not left, and ends the I/O thread."""
-        if self._metrics is not None:
-            self._metrics.close()
-        if self._page is not None:
-            self._page.close()
+        for server in self._servers:
+            server.close()
         self.io.close()
 
-    def _serve_page(self, place: PagePlace) -> "PageServer":
-        """Raises AddressInUse."""
+    def _serve_metrics(self, address: str) -> None:
+        """Raises OSError."""
+        from murmuration.worker.status.exporter import metrics_server
+
+        node = self.io.node
+        server = metrics_server(address, lambda: self.io.ask(node.status))
+        self._servers.append(server)
+        self._log(new_event("metrics", url=f"{server.url}metrics"))
+
+    def _serve_page(self, place: PagePlace) -> None:
+        """Raises OSError."""
         from murmuration.worker.views.page import PageServer
 
-        try:
-            return PageServer(place, self._look, encrypted=self.transport.encrypted)
-        except OSError as error:
-            raise AddressInUse(str(error)) from error
+        page = PageServer(place, self._look, encrypted=self.transport.encrypted)
+        self._servers.append(page)
+        self._log(page_event(page.url, page.token_path))
 
     def _look(self) -> "Look":
         """What all peers say of themselves. On the page's thread."""

@@ -1,7 +1,7 @@
 """What a peer says of itself to whoever watches it.
 
 document.py  the answer to `murmur status`, and those of the other peers
-exporter.py  the same numbers for Prometheus
+exporter.py  the same numbers for Prometheus; a caller that serves them imports it itself
 results.py   what all peers have come to, brought together at the end of the run
 locator.py   what the peer measures of its rounds, links and disk, and faults: these compared with
              the other peers'
@@ -13,14 +13,12 @@ from murmuration.worker.status.document import (
     ask_peers,
     status_document,
 )
-from murmuration.worker.status.exporter import MetricsServer
 from murmuration.worker.status.locator import FaultLocator, OwnFigures, to_document
 from murmuration.worker.status.results import ResultExchange
 
 __all__ = [
     "FaultLocator",
     "LagMonitor",
-    "MetricsServer",
     "OwnFigures",
     "ResultExchange",
     "RoundLog",

@@ -3,25 +3,19 @@
 Nothing is counted here. What `murmur status` shows and what a scrape returns is one document.
 """
 
-import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector, make_wsgi_app
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, make_asgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
 
-from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
-from murmuration.protos.reach import cannot_listen
+from murmuration.protos.addresses import THIS_MACHINE, is_loopback, split_address
 from murmuration.worker.membership import Health, Phase
-from murmuration.worker.transport import AddressInUse
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from murmuration.worker.views.web_server import WebServer
 
 Document = Mapping[str, Any]
 
@@ -47,8 +41,6 @@ _ROUND_COUNTERS = {
     "takeovers": "Shards of own rounds whose reducer was lost.",
 }
 _WAYS = ("sent", "received")
-_AT_ONCE = 16  # connections, each of which has a thread
-_IDLE_S = 5.0
 
 
 class StatusCollector(Collector):
@@ -152,84 +144,21 @@ def _filled(
     return family
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, so many at once; others are closed."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._places = threading.BoundedSemaphore(_AT_ONCE)
-        super().__init__(address, _Request)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that goes away is no event."""
-
-
-class _Request(WSGIRequestHandler):
-    timeout = _IDLE_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are logged nowhere."""
-
-
-def _of_this_machine(app: "WSGIApplication") -> "WSGIApplication":
-    """Answers only under names of this machine: a name that somebody else points here would let any
-    page that is open in a browser read along."""
-
-    def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
-        host = str(environ.get("HTTP_HOST", "")).lower()
-        name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
-        if name in THIS_MACHINE:
-            return app(environ, start)
-        start("400 Bad Request", [("Content-Type", "text/plain")])
-        return [b"this is served under names of this machine alone\n"]
-
-    return answer
-
-
-class MetricsServer:
-    """Serves `/metrics` over HTTP, from threads of its own.
+def metrics_server(address: str, status: Callable[[], Document]) -> WebServer:
+    """Serves the figures over HTTP. On loopback only under names of this machine: a name that
+    somebody else points here would let any page that is open in a browser read along.
 
     Args:
         address: HOST:PORT; port 0 takes a free one.
         status: as `StatusCollector` takes it.
 
     Raises:
-        AddressInUse: another process listens there, or the address is not this machine's.
+        OSError: another process listens there, or the address is not this machine's.
     """
-
-    def __init__(self, address: str, status: Callable[[], Document]) -> None:
-        host, port = split_address(address)
-        registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        registry.register(StatusCollector(status))
-        try:
-            self._server = _Server((host, port))
-        except OSError as error:
-            raise AddressInUse(cannot_listen("--metrics", address, error)) from error
-        app = make_wsgi_app(registry)
-        self._server.set_app(_of_this_machine(app) if is_loopback(host) else app)
-        serve = self._server.serve_forever
-        self._thread = threading.Thread(target=serve, name="murmur-metrics", daemon=True)
-        self._thread.start()
-        self.url = f"http://{join_address(host, self._server.server_port)}/metrics"
-
-    def close(self) -> None:
-        """Serves no more, and frees the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(StatusCollector(status))
+    app: ASGIApp = make_asgi_app(registry)
+    if is_loopback(split_address(address)[0]):
+        app = TrustedHostMiddleware(app, allowed_hosts=THIS_MACHINE, www_redirect=False)
+    return WebServer("--metrics", address, app)

@@ -9,15 +9,11 @@ reader shows a token.
 import asyncio
 import hmac
 import secrets
-import socket
-import ssl
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -26,20 +22,16 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
-from murmuration.protos.reach import cannot_listen
+from murmuration.protos.addresses import THIS_MACHINE, is_loopback, split_address
 from murmuration.worker.identity import FOLDER
 from murmuration.worker.identity.certificates import write_secret
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import History, Look
+from murmuration.worker.views.web_server import WebServer
 
 EVERY_S = 2.0
 PEERS_PER_S = 32  # a large swarm is asked less often
-_AT_ONCE = 64  # connections
-_END_S = 5.0
-_REQUEST_S = 15.0  # a connection that begins no request in it, or in twice as long, is closed
 _STATIC = Path(__file__).with_name("static")
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -137,28 +129,7 @@ class _Headers:
         await self._app(scope, receive, sent)
 
 
-class _PageConnection(H11Protocol):
-    """One connection, which holds an open file: it is closed where there are too many, or where it
-    asks nothing."""
-
-    _before: RequestResponseCycle | None = None  # its request at the last look
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > _AT_ONCE:
-            transport.close()
-        else:
-            self.loop.call_later(_REQUEST_S, self._look)
-
-    def _look(self) -> None:
-        if self.cycle is self._before:
-            self.transport.close()
-        else:
-            self._before = self.cycle
-            self.loop.call_later(_REQUEST_S, self._look)
-
-
-class PageServer:
+class PageServer(WebServer):
     """Serves the page from a thread of its own, until closed.
 
     Args:
@@ -167,7 +138,6 @@ class PageServer:
         encrypted: whether to speak HTTPS off loopback, with the certificate in the folder.
 
     Attributes:
-        url: of the page, without its token.
         token_path: the file with what readers have to show; None on loopback.
 
     Raises:
@@ -175,48 +145,16 @@ class PageServer:
     """
 
     def __init__(self, place: PagePlace, look: Callable[[], Look], *, encrypted: bool) -> None:
-        host, port = split_address(place.address)
-        public = not is_loopback(host)
+        public = not is_loopback(split_address(place.address)[0])
         token: str | None = None
         self.token_path: Path | None = None
         if public:
             token, self.token_path = page_token(place.folder)
         self._look, self.history = look, History(EVERY_S)
-        try:
-            self._socket = _bound(host, port)
-        except OSError as error:
-            raise OSError(cannot_listen("--web", place.address, error)) from error
-        secure = encrypted and public
-        config = uvicorn.Config(
-            page_app(self.history, token, self._looking),
-            log_config=None,  # requests are logged nowhere
-            access_log=False,
-            server_header=False,
-            limit_concurrency=_AT_ONCE,
-            timeout_keep_alive=10,
-            timeout_graceful_shutdown=1,
-            lifespan="on",
-            http=_PageConnection,
-            ws="none",
-            loop="asyncio",
+        app = page_app(self.history, token, self._looking)
+        super().__init__(
+            "--web", place.address, app, place.folder if encrypted and public else None
         )
-        config.load()
-        if secure:
-            config.ssl = _tls(place.folder)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="murmur-page", daemon=True)
-        self._thread.start()
-        bound = self._socket.getsockname()[1]
-        self.url = f"http{'s' if secure else ''}://{join_address(host, bound)}/"
-
-    def close(self) -> None:
-        """Serves no more, and frees the port."""
-        self._server.should_exit = True
-        self._thread.join(_END_S)
-        self._socket.close()
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve([self._socket]))
 
     @asynccontextmanager
     async def _looking(self) -> AsyncIterator[None]:
@@ -245,24 +183,3 @@ def page_token(folder: Path) -> tuple[str, Path]:
     token = secrets.token_urlsafe(24)
     write_secret(path, token.encode())
     return token, path
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen()
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _tls(folder: Path) -> ssl.SSLContext:
-    """Raises OSError: there is no certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / FOLDER / "certificate.pem", folder / FOLDER / "key.pem")
-    return context
