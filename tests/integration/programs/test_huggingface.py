@@ -27,7 +27,7 @@ from tests.support.regression import (
 
 # What the library warns of by itself.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")  # its parts are imported when a test uses them
 
 
 def hf(
@@ -158,24 +158,21 @@ def test_the_best_model_of_a_trainer_stays(tmp_path: Path, caplog: Any) -> None:
     assert callback.swarm.metrics["rounds_completed"] == 5
 
 
-class KeepsEma(transformers.TrainerCallback):
-    """An average of the weights, which a user's callback puts into the model at the end."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.average = torch.optim.swa_utils.AveragedModel(others["model"])
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.average.update_parameters(others["model"])
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        others["model"].load_state_dict(self.average.module.state_dict())
-
-
 @row("EMA or SWA by a callback of a trainer", "told", "the model holds the average at the end")
 @pytest.mark.parametrize("first", [True, False])
 def test_an_average_that_a_callback_puts_into_the_model_stays(
     tmp_path: Path, first: bool, caplog: Any
 ) -> None:
+    class KeepsEma(transformers.TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            self.average = torch.optim.swa_utils.AveragedModel(others["model"])
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            self.average.update_parameters(others["model"])
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            others["model"].load_state_dict(self.average.module.state_dict())
+
     callback, ema = murmuration.hf.SwarmCallback(**swarm_of("diloco")), KeepsEma()
     trainer = hf(tmp_path, [ema, callback] if first else [callback, ema])
     trainer.train()
@@ -186,16 +183,17 @@ def test_an_average_that_a_callback_puts_into_the_model_stays(
     assert ("does not hold what the swarm agrees on" in caplog.text) is first
 
 
-class Fails(transformers.TrainerCallback):
-    """Raises once, at a step."""
+def failing(error: BaseException, at: int = 6) -> Any:
+    """A callback that raises once, at a step."""
 
-    def __init__(self, error: BaseException, at: int = 6) -> None:
-        self.error, self._at = error, at
+    class Fails(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            nonlocal at
+            if state.global_step == at:
+                at = 0
+                raise error
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if state.global_step == self._at:
-            self._at = 0
-            raise self.error
+    return Fails()
 
 
 @row("An exception in trainer.train(), as in a notebook", "told", "the peer leaves; train again")
@@ -211,7 +209,7 @@ def test_a_trainer_that_failed_can_train_again(
     tmp_path: Path, error: BaseException, again: str, caplog: Any
 ) -> None:
     callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
-    trainer = hf(tmp_path, [callback, Fails(error)])
+    trainer = hf(tmp_path, [callback, failing(error)])
     with pytest.raises(type(error)):
         trainer.train()
     if again == "a loop":
@@ -231,7 +229,7 @@ def test_a_trainer_that_failed_can_train_again(
 def fails(peer: Peer) -> None:
     """The second peer's trainer is interrupted, and its process lives on, as a notebook does."""
     callback = murmuration.hf.SwarmCallback(inner_steps=H, **peer.arguments)
-    trainer = hf(peer.out, [callback, Fails(KeyboardInterrupt())])
+    trainer = hf(peer.out, [callback, failing(KeyboardInterrupt())])
     try:
         trainer.train()
     except KeyboardInterrupt:

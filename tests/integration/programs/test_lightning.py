@@ -1,6 +1,7 @@
 """Lightning's trainer as a peer: what it saves, how fast it learns, whose word is last, and several
 optimizers."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,29 +28,39 @@ from tests.support.regression import (
 
 # What the library warns of by itself.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-lightning = pytest.importorskip("lightning.pytorch")
 
 
-class Module(lightning.LightningModule):
-    """The same for Lightning."""
+class Lightning:
+    """The library, imported when a test first uses it: that takes seconds."""
 
-    def __init__(self, make: Callable[[Any], Any] | None = None) -> None:
-        super().__init__()
-        self.inner, self._make = Regression(), make
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("lightning.pytorch"), name)
 
-    def training_step(self, batch: Any, _number: int) -> Tensor:
-        loss = self.inner(*batch)["loss"]
-        self.log("loss", loss)
-        return loss
 
-    def configure_optimizers(self) -> Any:
-        if self._make is not None:
-            return self._make(self)
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+lightning = Lightning()
+
+
+def module_of(make: Callable[[Any], Any] | None = None) -> Any:
+    """The regression for Lightning; `make` gives its optimizers."""
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Regression()
+
+        def training_step(self, batch: Any, _number: int) -> Tensor:
+            loss = self.inner(*batch)["loss"]
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2) if make is None else make(self)
+
+    return Module()
 
 
 def fitted(
-    folder: Path, module: Module, callbacks: list[Any], ckpt: str | None = None, **more: Any
+    folder: Path, module: Any, callbacks: list[Any], ckpt: str | None = None, **more: Any
 ) -> Any:
     given = {"max_steps": STEPS, "max_epochs": -1, "enable_checkpointing": False, **more}
     trainer = lightning.Trainer(
@@ -75,7 +86,7 @@ def test_lightning_resumes_to_the_same_bits(tmp_path: Path, preset: str) -> None
         keeps = lightning.callbacks.ModelCheckpoint(
             tmp_path, every_n_train_steps=8, save_top_k=-1, filename="{step}"
         )
-        callback, module = murmuration.lightning.LightningCallback(**swarm_of(preset)), Module()
+        callback, module = murmuration.lightning.LightningCallback(**swarm_of(preset)), module_of()
         given = {"enable_checkpointing": True, "max_steps": 16, **more}
         fitted(tmp_path, module, [callback, keeps], ckpt, **given)
         return ends(callback.swarm, module)
@@ -86,9 +97,9 @@ def test_lightning_resumes_to_the_same_bits(tmp_path: Path, preset: str) -> None
 
 def test_a_lightning_checkpoint_without_a_swarms_state_is_told(tmp_path: Path, caplog: Any) -> None:
     keeps = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{step}")
-    fitted(tmp_path, Module(), [keeps], enable_checkpointing=True, max_steps=8)
+    fitted(tmp_path, module_of(), [keeps], enable_checkpointing=True, max_steps=8)
     callback = murmuration.lightning.LightningCallback(**swarm_of("diloco"))
-    fitted(tmp_path, Module(), [callback], str(tmp_path / "step=8.ckpt"), max_steps=16)
+    fitted(tmp_path, module_of(), [callback], str(tmp_path / "step=8.ckpt"), max_steps=16)
     assert "goes on from step 8, and its checkpoint has no state of a swarm" in caplog.text
     assert callback.swarm is not None
     assert callback.swarm.step == 8
@@ -99,14 +110,14 @@ def test_a_lightning_checkpoint_of_another_run_is_refused(tmp_path: Path) -> Non
         tmp_path, every_n_train_steps=8, save_top_k=-1, filename="{step}"
     )
     callback = murmuration.lightning.LightningCallback(**swarm_of("diloco"))
-    fitted(tmp_path, Module(), [callback, keeps], enable_checkpointing=True, max_steps=8)
+    fitted(tmp_path, module_of(), [callback, keeps], enable_checkpointing=True, max_steps=8)
     other = murmuration.lightning.LightningCallback(**swarm_of("diloco", inner_steps=5))
     with pytest.raises(murmuration.UsageError, match=r"diloco.inner_steps: 4 in it, 5 asked for"):
-        fitted(tmp_path, Module(), [other], str(tmp_path / "step=8.ckpt"), max_steps=16)
+        fitted(tmp_path, module_of(), [other], str(tmp_path / "step=8.ckpt"), max_steps=16)
 
 
 def starts_module(peer: Peer) -> None:
-    starts(peer, Module())
+    starts(peer, module_of())
 
 
 def rates_of_lightning(peer: Peer) -> dict[str, Any]:
@@ -122,7 +133,7 @@ def rates_of_lightning(peer: Peer) -> dict[str, Any]:
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     callback = murmuration.lightning.LightningCallback(**peer.arguments)
-    trainer = fitted(peer.out, Module(linear), [callback, Rates()], max_steps=60)
+    trainer = fitted(peer.out, module_of(linear), [callback, Rates()], max_steps=60)
     return {"seen": seen, "end": trainer.global_step}
 
 
@@ -131,38 +142,40 @@ def test_a_trainer_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path: 
     check_rates(rates_beside(tmp_path, starts_module, rates_of_lightning))
 
 
-class Gan(lightning.LightningModule):
+def gan() -> Any:
     """Two optimizers that the module steps by itself, one of them five times as often."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.automatic_optimization = False
-        self.generator, self.critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    class Gan(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.automatic_optimization = False
+            self.generator, self.critic = nn.Linear(4, 4), nn.Linear(4, 1)
 
-    def training_step(self, batch: Any, number: int) -> None:
-        generator, critic = self.optimizers()
-        real, fake = batch[0], self.generator(torch.randn_like(batch[0]))
-        loss = self.critic(fake.detach()).mean() - self.critic(real).mean()
-        critic.zero_grad()
-        self.manual_backward(loss)
-        critic.step()
-        if number % 5 == 4:
-            generator.zero_grad()
-            self.manual_backward(-self.critic(fake).mean())
-            generator.step()
+        def training_step(self, batch: Any, number: int) -> None:
+            generator, critic = self.optimizers()
+            real, fake = batch[0], self.generator(torch.randn_like(batch[0]))
+            loss = self.critic(fake.detach()).mean() - self.critic(real).mean()
+            critic.zero_grad()
+            self.manual_backward(loss)
+            critic.step()
+            if number % 5 == 4:
+                generator.zero_grad()
+                self.manual_backward(-self.critic(fake).mean())
+                generator.step()
 
-    def configure_optimizers(self) -> Any:
-        return [
-            torch.optim.SGD(each.parameters(), lr=1e-2) for each in (self.generator, self.critic)
-        ]
+        def configure_optimizers(self) -> Any:
+            return [
+                torch.optim.SGD(each.parameters(), lr=1e-2)
+                for each in (self.generator, self.critic)
+            ]
+
+    return Gan()
 
 
 def fits_a_gan(peer: Peer) -> list[str]:
-    callback, module = (
-        murmuration.lightning.LightningCallback(**peer.arguments, inner_steps=H),
-        Gan(),
-    )
+    callback = murmuration.lightning.LightningCallback(**peer.arguments, inner_steps=H)
+    module = gan()
     fitted(peer.out, module, [callback], max_steps=-1, max_epochs=5)
     assert callback.swarm is not None
     assert callback.swarm.metrics["rounds_completed"]
@@ -178,7 +191,7 @@ def test_a_module_with_two_optimizers_is_shared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ema", "swa", "swa with batch norm"])
 def test_an_average_of_lightnings_stays(tmp_path: Path, kind: str, caplog: Any) -> None:
-    module = Module()
+    module = module_of()
     if kind == "swa with batch norm":
         module.inner.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
     average: Any = (
