@@ -1,10 +1,7 @@
-"""Reducing: who may contribute, what is taken, when a shard closes, and what the late are told."""
+"""Reducing: who may contribute, when a shard closes, and what the late are told."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from statistics import median
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,8 +11,7 @@ from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import Patience
-from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.view import Group, ShardKey, View
+from murmuration.worker.exchange.view import ShardKey
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import (
@@ -23,169 +19,18 @@ from tests.unit.worker.exchange.allreduce.layouts import (
     CONFIG,
     ROUND_S,
     TRANSFER_S,
-    Bench,
-    FakeStream,
-    encoded,
-    frame,
     on_a_loop,
 )
+from tests.unit.worker.exchange.allreduce.reducing import KEY, Reducing, told
 
-GROUP = ("a", "b", "c", "d")
 OTHER_GROUP = ("a", "b", "c", "d", "e")
-KEY = ShardKey(0, 0, 0)
 GRACE_S = CONFIG.grace_s + TRANSFER_S
-LEARNED = wire.Reduction(
-    wire.ReductionHeader(("a", "d"), GROUP, 1, BYTES // 2, 9, "d"),
-    wire.Payload(memoryview(bytes(BYTES // 2)), 9),
-)
 
 
 @pytest.fixture
 def clock() -> Iterator[Clock]:
     with on_a_loop() as clock:
         yield clock
-
-
-class Contribution(FakeStream):
-    """One peer's stream to the reducer."""
-
-    def __init__(self, bench: "Reducing", header: pb.ContributionHeader, raw: memoryview) -> None:
-        super().__init__()
-        self._bench, self._raw, self._sent = bench, raw, 0
-        self.gives(pb.ExchangeUp(header=header).SerializeToString())
-        self.task = asyncio.ensure_future(self._served(bench.reducer))
-        bench.settle()
-
-    async def _served(self, reducer: Reducer) -> None:
-        with suppress(asyncio.CancelledError):
-            await reducer.serve(self)
-
-    def send_up_to(self, end: int) -> "Contribution":
-        """The bytes up to there."""
-        self.gives(frame(pb.ExchangeUp, self._raw[self._sent : end], self._sent))
-        self._sent = end
-        self._bench.settle()
-        return self
-
-    def ends(self) -> None:
-        self.gives(None)
-        self._bench.settle()
-
-    def breaks(self) -> None:
-        self.task.cancel()
-        self._bench.settle()
-
-    @property
-    def told(self) -> list[str]:
-        """What came back, in a word each; of an answer, its offset."""
-        said, answer = list[str](), None
-        for raw in self.sent:
-            down = pb.ExchangeDown.FromString(raw)
-            match down.WhichOneof("body"):
-                case "resume":
-                    said.append(f"resume {down.resume.offset}")
-                case "redirect":
-                    said.append(f"to {down.redirect.peer}")
-                case "refusal":
-                    assert down.refusal.reason
-                    said.append(wire.refusal_kind(down.refusal))
-                case "header":
-                    answer = "".join(down.header.contributors)
-                    said.append(f"mean of {answer}")
-                case "frame":
-                    said.append(f"from {down.frame.offset}") if down.frame.offset else None
-        return said
-
-    @property
-    def answer(self) -> pb.ReductionHeader:
-        return next(
-            down.header
-            for down in map(pb.ExchangeDown.FromString, self.sent)
-            if down.HasField("header")
-        )
-
-
-class Reducing(Bench):
-    """One reducer, and its contributors."""
-
-    def __init__(
-        self, clock: Clock, me: str = "a", seen: View | None = None, version: int | None = 0
-    ) -> None:
-        super().__init__(me, clock)
-        self.reducer = Reducer(self.context)
-        self.on_view(view("abcd") if seen is None else seen)
-        if version is not None:
-            self.advanced(version)
-
-    def on_view(self, seen: View) -> None:
-        self.reducer.on_view(seen)
-        self.settle()
-
-    def advanced(self, version: int, group: Group = GROUP, fragment: int = 0) -> None:
-        self.reducer.advanced(fragment, version, group)
-        self.settle()
-
-    def tick(self, now: float) -> None:
-        self.now = now
-        self.reducer.tick()
-        self.settle()
-
-    def learned(self, key: ShardKey = KEY) -> None:
-        self.reducer.learned(key, LEARNED)
-        self.settle()
-
-    def offer(
-        self,
-        peer: str = "d",
-        key: ShardKey = KEY,
-        group: Group = GROUP,
-        value: float | None = None,
-        **changes: Any,
-    ) -> Contribution:
-        """A peer wants to contribute."""
-        raw = encoded(ord(peer) if value is None else value)
-        return Contribution(self, self.header(peer, key, group, raw, **changes), raw)
-
-    def header(
-        self, peer: str, key: ShardKey, group: Group, raw: memoryview, **changes: Any
-    ) -> pb.ContributionHeader:
-        codecs = self.context.codec, self.context.reduction_codec
-        leaves = wire.Leaves.of(10, codecs)
-        plain: dict[str, Any] = {
-            "root": wire.Commitment(codecs[0], leaves, raw, changes.get("weight", 1)).root,
-            "run": self.context.run,
-            "fragment": key.fragment,
-            "round": key.round,
-            "shard": key.shard,
-            "sender": peer,
-            "group": wire.group_hash(group),
-            "codec": self.context.codec.wire_id,
-            "elements": 10,
-            "total_bytes": BYTES,
-            "hash": wire.hash64(raw),
-            "norm": 1000.0,
-            "weight": 1,
-        }
-        return pb.ContributionHeader(**(plain | changes))
-
-    def contribute(self, peers: str, group: Group = GROUP) -> list[Contribution]:
-        """Whole contributions."""
-        return [self.offer(peer, group=group).send_up_to(BYTES) for peer in peers]
-
-    def answer(self, key: ShardKey = KEY, group: Group = GROUP) -> str:
-        """What a peer that offers a contribution is told at once."""
-        stream = self.offer("d", key, group)
-        reads, told = stream.is_read, " ".join(stream.told)
-        stream.breaks()
-        return told or ("take" if reads else "hold")
-
-    @property
-    def awaited(self) -> str:
-        return "".join(sorted(self.reducer.shards.awaited(KEY)))
-
-
-def told(streams: list[Contribution]) -> set[str]:
-    return {" ".join(stream.told) for stream in streams}
 
 
 def closed(clock: Clock) -> Reducing:
@@ -407,6 +252,58 @@ def test_who_comes_after_the_others_closed_gets_the_answer_and_is_not_in_it(cloc
     assert told(streams) == {"mean of abd"}
     assert late.told == []
     assert late.send_up_to(BYTES).told == ["mean of abd"]
+
+
+# ------------------------------------------------------------------------------ what comes again
+
+
+def test_of_what_a_peer_sends_again_the_newest_counts_once(clock: Clock) -> None:
+    made = Reducing(clock)
+    streams = [made.offer("a", value=50.0).send_up_to(BYTES), *made.contribute("aabcd")]
+    assert told(streams) == {"mean of abcd"}
+    assert streams[-1].mean == {98.5}  # by their letters
+
+
+def test_a_contribution_goes_on_where_it_broke_off(clock: Clock) -> None:
+    """Though the reducer has not seen it break: old frames still arrive."""
+    made = Reducing(clock)
+    old = made.offer("a").send_up_to(16)
+    new = made.offer("a", resumed=True)
+    assert new.told == ["resume 16"]
+    old.send_up_to(24)
+    new.send_up_to(BYTES, start=16)
+    made.contribute("bcd")
+    assert (new.told, new.mean) == (["resume 16", "mean of abcd"], {98.5})
+
+
+def test_a_round_laid_out_anew_just_before_its_mean_is_computed(clock: Clock) -> None:
+    """Another state came in at the same moment: nothing of the former layout is computed."""
+    made = Reducing(clock)
+    streams = made.contribute("abc")
+    made.context.gate.clear()
+    streams += made.contribute("d")
+    made.advanced(0, ("a", "b"))
+    made.context.gate.set()
+    made.settle()
+    assert told(streams) == {"again"}
+
+
+def test_who_comes_while_the_mean_is_computed_is_not_said_to_have_come_last(clock: Clock) -> None:
+    """It is no contributor, and an answer that names it would be refused by everybody."""
+    made = Reducing(clock, seen=view("abc", done="d"))
+    made.contribute("ab")
+    made.context.gate.clear()
+    streams = made.contribute("cd")
+    made.context.gate.set()
+    made.settle()
+    assert [each.answer.last for each in streams] == ["c", "c"]
+    assert told(streams) == {"mean of abc"}
+
+
+def test_a_reduction_is_given_from_the_offset_that_is_asked_for(clock: Clock) -> None:
+    stream = closed(clock).offer("a", resumed=True, reduction_offset=12)
+    assert stream.told == ["mean of abcd", "from 12"]
+    assert len(pb.ExchangeDown.FromString(stream.sent[-1]).frame.payload) == BYTES // 2 - 12
 
 
 # ------------------------------------------------------------------------------ who may contribute

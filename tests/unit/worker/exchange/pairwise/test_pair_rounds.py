@@ -318,7 +318,7 @@ def test_a_caller_waits_until_this_peer_has_come_to_its_round(clock: Clock) -> N
     early = pair.calls(round=3)
     assert early.said == []
     pair.run(pair.advanced(version=4))
-    assert early.said == [pb.RefusalCode.REFUSAL_PRUNED]
+    assert early.said == [CODES.REFUSAL_PRUNED]
     assert early.is_over
     assert line.is_over
 
@@ -340,13 +340,103 @@ def test_a_later_stream_of_a_partner_takes_the_place_of_the_earlier(clock: Clock
     assert pair.suspected == []
 
 
+CODES = pb.RefusalCode
+AGAIN, INVALID = CODES.REFUSAL_AGAIN, CODES.REFUSAL_INVALID
+
+
+def refusal(line: Line) -> pb.Refusal:
+    """With which the stream has ended."""
+    assert line.is_over
+    return line.messages[-1].refusal
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "reason", "counted"),
+    [
+        ({"run": 5}, CODES.REFUSAL_RUN, "another run", "declined"),
+        ({"group": 1}, CODES.REFUSAL_GROUP, "another partner", "declined"),
+        ({"sender": "c"}, CODES.REFUSAL_GROUP, "another partner", "declined"),
+        ({"sender": "b"}, CODES.REFUSAL_GROUP, "another partner", "declined"),
+        ({"round": 0}, CODES.REFUSAL_PRUNED, "round 0 is over", "declined"),
+        ({"fragment": 1}, INVALID, "fragment 1 of 1", "invalid"),
+        ({"sender": "x"}, AGAIN, "x is not a member", "again"),
+        ({"sender": "x", "round": 9}, AGAIN, "x is not a member", "again"),
+        ({"sender": ""}, AGAIN, "nobody is not a member", "again"),
+    ],
+    ids=[
+        *("another run", "another group", "who is called, not who calls", "itself"),
+        *("a round that is over", "a fragment that does not exist", "a stranger"),
+        *("a stranger to a round to come", "nobody"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(
+    clock: Clock, changes: dict[str, Any], code: int, reason: str, counted: str
+) -> None:
+    pair = Pair(clock, peers="abc")
+    pair.run(pair.advanced(version=1))
+    found = refusal(pair.calls(**{"sender": "a", "round": 1, **changes}))
+    assert found.code == code
+    assert reason in found.reason
+    assert pair.context.counts.refused == {counted: 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "reason"),
+    [
+        (b"\xff\xff\xff", AGAIN, "not a PairMessage"),
+        (b"", INVALID, "begin with its header"),
+        (pb.PairMessage(staged=pb.Staged()).SerializeToString(), INVALID, "begin with its header"),
+    ],
+    ids=["garbage", "an empty message", "no header"],
+)
+def test_what_is_no_header_is_refused(clock: Clock, message: bytes, code: int, reason: str) -> None:
+    line = Pair(clock).lay().accepts()
+    line.gives(message)
+    clock.settle()
+    assert refusal(line).code == code
+    assert reason in refusal(line).reason
+
+
+def of_number(number: float) -> bytes:
+    return wire.tensor_bytes(torch.full((VALUES,), number)).tobytes()
+
+
+@pytest.mark.parametrize("me", "ab")
+@pytest.mark.parametrize(
+    ("changes", "payload", "reason"),
+    [
+        ({"total_bytes": 20}, b"", "20 bytes"),
+        ({"total_bytes": 2**40}, b"", f"{2**40} bytes"),
+        ({"codec": 2}, b"", "of codec 2"),
+        ({"part": 2}, b"", "part 2"),
+        ({}, of_number(float("nan")), "NaN"),
+        ({}, of_number(1e38), "large"),
+    ],
+    ids=["another size", "a terabyte", "another codec", "no such part", "NaN", "too large"],
+)
+def test_a_contribution_that_does_not_fit_ends_the_round_at_once(
+    clock: Clock, me: str, changes: dict[str, int], payload: bytes, reason: str
+) -> None:
+    """Not at a deadline: it would be the same the next time."""
+    pair = Pair(clock, me).lay()
+    line = pair.calls() if me == "b" else pair.answers(pair.opened[0])
+    pair.begin()
+    line.gives_part(ANCHOR)
+    line.announces(**{"part": CONTRIBUTION, **(changes or {"hash": wire.hash64(payload)})})
+    if payload:
+        line.hears(frame=pb.Frame(payload=payload, hash=wire.hash64(payload)))
+    assert reason in line.messages[-1].refusal.reason
+    assert pair.context.counts.refused == {"invalid": 1}
+    assert len(pair.reasons) == 1
+
+
 # ------------------------------------------------------------------------------------- resumption
 
 
 def test_a_part_that_goes_on_elsewhere_is_wanted_again(clock: Clock) -> None:
     line = Pair(clock).lay().calls()
     line.announces(ANCHOR, offset=12)
-    assert line.said[2:] == [pb.RefusalCode.REFUSAL_AGAIN]
+    assert line.said[2:] == [CODES.REFUSAL_AGAIN]
     assert line.is_over
 
 
@@ -355,7 +445,7 @@ def test_a_part_that_is_damaged_is_dropped_and_wanted_again(clock: Clock) -> Non
     line = pair.calls()
     line.announces(ANCHOR, hash=5)
     line.brings(ANCHOR)
-    assert line.said[2:] == [pb.RefusalCode.REFUSAL_AGAIN]
+    assert line.said[2:] == [CODES.REFUSAL_AGAIN]
     assert held(pair.calls()) == [(0, 0), (0, 0)]
 
 
@@ -389,7 +479,7 @@ def test_a_refusal_overtakes_the_frames_that_have_not_left(clock: Clock) -> None
         pair.passes(0.9)
         assert line.said == ["header", ANCHOR]
         pair.passes(0.2)
-    assert line.said == ["header", ANCHOR, pb.RefusalCode.REFUSAL_PRUNED]
+    assert line.said == ["header", ANCHOR, CODES.REFUSAL_PRUNED]
 
 
 def test_a_served_stream_that_is_cancelled_blames_nobody(clock: Clock) -> None:
