@@ -29,6 +29,16 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
             temporary.unlink()
 
 
+def sync_folder(path: Path) -> None:
+    """Makes new names in it last. Raises OSError."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def read_ordinary(path: Path, most_bytes: int = -1) -> bytes:
     """What is in a file. Raises OSError: it is a pipe or a device, which would be waited for."""
     if path.exists() and not path.is_file():

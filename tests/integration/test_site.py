@@ -2,23 +2,21 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.support.fork_server import EXAMPLES
-from tests.support.site_loop import printed, python, site_of, two_sites
+from tests.support.site_loop import loop_of, printed, python, site_of, two_sites
 from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 SITE = str(EXAMPLES / "site.py")
-
-
 SITES = [("onebit", "fsdp", 2), ("noloco", "hsdp", 4), ("streaming", "tp", 4)]
 
 
 def test_between_rounds_the_ranks_exchange_nothing() -> None:
-    module = ("-m", "tests.support.site_loop", "11")
-    runs = (site_of(1, *module), site_of(2, *module, "ddp"))
+    runs = (loop_of("diloco", "one", 1), loop_of("diloco", "ddp", 2))
     one, two = (json.loads(printed(*run)) for run in runs)
     assert two["met"] == [4, 8, 11]
     assert two["values"] == pytest.approx(one["values"], abs=1e-6)
@@ -28,6 +26,20 @@ def test_between_rounds_the_ranks_exchange_nothing() -> None:
 def test_two_sites_are_equal_to_two_processes(preset: str, kind: str, ranks: int) -> None:
     one, two = two_sites(preset), two_sites(preset, kind, ranks)
     assert two[0] == two[1] == pytest.approx(one[0], abs=1e-6)
+
+
+def test_a_checkpoint_of_torch_is_gone_on_from_by_any_number_of_ranks(tmp_path: Path) -> None:
+    """Each loop goes on from where the one before has ended, also while a round is on its way."""
+    whole = json.loads(printed(*loop_of("onebit", "one", 1)))
+    sites = [(2, "one", 1), (4, "fsdp", 2), (5, "hsdp", 4), (8, "fsdp", 2), (11, "one", 1)]
+    load: tuple[str, ...] = ()
+    ends = whole["hashes"][0]
+    for step, kind, ranks in sites:
+        save = ("--save", str(step), str(tmp_path / str(step)))
+        found = json.loads(printed(*loop_of("onebit", kind, ranks, *load, *save)))
+        assert found["hashes"][0] == ends
+        load, ends = ("--load", save[-1]), found["hashes"][1]
+    assert found["values"] == pytest.approx(whole["values"], abs=1e-6)
 
 
 def test_a_site_and_a_process_train_one_model() -> None:

@@ -21,6 +21,7 @@ import murmuration
 from murmuration.worker.config import Config, parse_config, task_of
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import Batch, Cursor, Task, next_batch
+from murmuration.worker.training.outer_state import unpacked
 from murmuration.worker.wire import tensor_hash
 
 
@@ -149,7 +150,7 @@ def train(config: Config, arguments: dict[str, Any], trainer: str) -> dict[str, 
 
 
 def ends_of(swarm: murmuration.Swarm, model: nn.Module) -> dict[str, object]:
-    state, figures = swarm.state_dict(), swarm.metrics
+    state, figures = unpacked(swarm.state_dict()), swarm.metrics
     fragments = state["fragments"]
     return {
         "event": "result",

@@ -3,7 +3,9 @@
     python -m tests.support.site_loop STEPS [one cuda] [--preset onebit --join HOST:PORT ...]
     torchrun --nproc-per-node 2 -m tests.support.site_loop STEPS fsdp|hsdp|tp|ddp [cuda] [...]
 
-Rank 0 prints as JSON the final parameters, and after which steps ranks have exchanged anything.
+Rank 0 prints as JSON the final parameters, after which steps ranks have exchanged anything, and the
+hashes of anchors and momenta where the loop begins and ends. With `--load FOLDER` it begins with a
+checkpoint of torch's, and with `--save STEP FOLDER` it ends with one.
 """
 
 import argparse
@@ -11,17 +13,21 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import murmuration
+from murmuration.worker.wire import tensor_hash
 from tests.support.fork_server import ForkedPopen
 from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
@@ -57,14 +63,20 @@ def printed(*processes: subprocess.Popen[str]) -> str:
     return "".join(out for out, _ in said)
 
 
+def loop_of(preset: str, kind: str, ranks: int, *more: str) -> list[subprocess.Popen[str]]:
+    """Such a loop of 11 steps, as a peer."""
+    overlap = json.dumps({"diloco.overlap_steps": OVERLAPS.get(preset, 0)})
+    peer = (kind, "--preset", preset, "--settings", overlap, *more)
+    return site_of(ranks, "-m", "tests.support.site_loop", "11", *peer)
+
+
 def two_sites(preset: str, kind: str = "one", ranks: int = 1) -> list[list[float]]:
     """The final parameters of both, each with samples of its own."""
     (address,) = free_addresses(1)
-    overlap = json.dumps({"diloco.overlap_steps": OVERLAPS.get(preset, 0)})
-    loop = ("-m", "tests.support.site_loop", "11", kind, "--preset", preset, "--settings", overlap)
-    first = site_of(ranks, *loop, "--name", "a", "--listen", address, "--min-peers", "2")
+    beginning = ("--name", "a", "--listen", address, "--min-peers", "2")
+    first = loop_of(preset, kind, ranks, *beginning)
     wait_until_listens(address)
-    second = site_of(ranks, *loop, "--name", "b", "--join", address, "--samples", "1")
+    second = loop_of(preset, kind, ranks, "--name", "b", "--join", address, "--samples", "1")
     lines = printed(*first, *second).splitlines()
     return [json.loads(line)["values"] for line in lines if line.startswith("{")]
 
@@ -84,6 +96,25 @@ def wrapped(model: nn.Sequential, kind: str) -> nn.Module:
     return fully_shard(parallelize_module(model, mesh["inner"], plan), mesh=mesh["outer"])
 
 
+class Trained:
+    """Model and optimizers, as torch saves them for any number of ranks."""
+
+    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._of = model, optimizers
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(zip(("model", "optimizers"), get_state_dict(*self._of), strict=True))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        model, optimizers = state["model"], state["optimizers"]
+        set_state_dict(*self._of, model_state_dict=model, optim_state_dict=optimizers)
+
+
+def outer_hashes(swarm: murmuration.Swarm) -> list[str]:
+    fragments = swarm.state_dict().get("fragments", ())
+    return [tensor_hash(each.values()) for each in fragments]
+
+
 def main() -> None:
     """Trains with two optimizers, momentum and clipping, a round every four steps."""
     parser = argparse.ArgumentParser()
@@ -95,9 +126,12 @@ def main() -> None:
     parser.add_argument("--preset")
     parser.add_argument("--settings", type=json.loads, help="as JSON")
     parser.add_argument("--samples", type=int, default=0, help="a seed for the data")
+    parser.add_argument("--load")
+    parser.add_argument("--save", nargs=2, metavar=("STEP", "FOLDER"), default=("11", ""))
     murmuration.add_arguments(parser)
     options = vars(parser.parse_args())
     kind, device, samples = (options.pop(name) for name in ("kind", "device", "samples"))
+    load, (last, save) = options.pop("load"), options.pop("save")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -115,8 +149,12 @@ def main() -> None:
     first, *rest = model.parameters()
     optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], rest)]
     swarm = murmuration.Swarm(model, optimizers, inner_steps=4, **options)
+    checkpointed = {"trained": Trained(model, optimizers), "swarm": swarm}
+    if load:
+        dcp.load(checkpointed, checkpoint_id=load)
+    hashes = [outer_hashes(swarm)]
     with swarm:
-        while not swarm.done:
+        while swarm.step < int(last):
             chosen, before = swarm.step % 8, words.call_count
             mine = slice(part * 20 // parts, (part + 1) * 20 // parts)
             loss = (model(inputs[chosen, mine]) - targets[chosen, mine]).square().mean()
@@ -127,12 +165,15 @@ def main() -> None:
                 optimizer.zero_grad()
             if words.call_count > before:
                 met.append(swarm.step)
+        if save:
+            dcp.async_save(checkpointed, checkpoint_id=save).result()
+        hashes.append(outer_hashes(swarm))
         with swarm.anchor():
             pass
     whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())
     values = [value for p in whole for value in p.flatten().tolist()]
     if rank == 0:
-        print(json.dumps({"values": values, "met": met}))
+        print(json.dumps({"values": values, "met": met, "hashes": hashes}))
     if ranks > 1:
         dist.destroy_process_group()
 

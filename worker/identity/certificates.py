@@ -34,7 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from murmuration.protos.addresses import split_address
 from murmuration.protos.exit_codes import ExitCode, MurmurError
-from murmuration.protos.files import write_atomically
+from murmuration.protos.files import sync_folder, write_atomically
 from murmuration.protos.reach import HANDSHAKE_S, UnknownName, connected
 
 FOLDER = "identity"  # in a worker's or coordinator's folder
@@ -381,12 +381,7 @@ def write_secret(path: Path, content: bytes) -> None:
     """As a whole or not at all, readable for its user alone. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, content, mode=0o600)
-    if os.name == "posix":  # the new name lasts too
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    sync_folder(path.parent)
 
 
 def check_private(path: Path) -> None:

@@ -26,7 +26,6 @@ from torch.optim import Optimizer
 from murmuration.algorithms.fragments import Fragment, TensorSpec, copy_values
 from murmuration.worker.config import Config, fragments_of
 from murmuration.worker.errors import MurmurError, UsageError
-from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.hooks import UserReplica, is_sharded
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.steps import catch_up
@@ -34,7 +33,7 @@ from murmuration.worker.training.fragment import fitting
 
 T = TypeVar("T")
 
-_Kind = Literal["read", "write", "forget", "go on", "lease", "failed"]
+_Kind = Literal["read", "write", "forget", "go on", "share", "failed"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class SwarmProgress:
 @dataclass(frozen=True)
 class _Word:
     """What rank 0 says: `read` or `write` a fragment, by its index; `forget` what the optimizers
-    know; `go on` with this progress; a `lease` of samples, or None; or the error that it `failed`
+    know; `go on` with this progress; `share` what it alone was told; or the error that it `failed`
     with."""
 
     kind: _Kind
@@ -175,16 +174,15 @@ class Site:
         """Rank 0: the others forget what their optimizers know."""
         self._say("forget")
 
-    def share(self, message: LeaseMessage | None) -> None:
-        """Rank 0: what it was told of its samples, as all ranks draw."""
-        self._say("lease", message)
+    def share(self, value: Any) -> None:
+        """Rank 0: makes all ranks know a lease, as all of them draw, or where streams go on."""
+        self._say("share", value)
 
-    def shared(self) -> LeaseMessage | None:
+    def shared(self) -> Any:
         """Other ranks: the same."""
         word = self._heard()
-        assert word.kind == "lease", "all ranks draw the same"
-        message: LeaseMessage | None = word.value
-        return message
+        assert word.kind == "share", "all ranks do the same"
+        return word.value
 
     def _send_shards(self, fragment: Fragment) -> None:
         names = [spec.name for spec in fragment.specs]
@@ -244,6 +242,7 @@ class SiteRank:
         """Waits until rank 0 is in the swarm."""
         with ExitStack() as opening:
             self._steps = opening.enter_context(self._replica.followed(self))
+            self._shares.load_streams(self._site.shared())
             self._follow()
             self._open = opening.pop_all()
         return self
@@ -332,8 +331,7 @@ class SiteRank:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Rank 0 loads it; where streams go on, all ranks read from its state."""
-        self._shares.load_streams(state.get("streams", ()))
+        """Rank 0 loads it, and shares it with the others."""
 
     def shard(
         self, loader: Iterable[T], *, name: str = "", block: int | None = None

@@ -62,9 +62,9 @@ from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.node.own_address import Addresses, served_at
 from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
+from murmuration.worker.training import outer_state
 from murmuration.worker.training.loop import TrainingLoop
 from murmuration.worker.training.mailbox import Mailbox, Stop
-from murmuration.worker.training.outer_state import plain_state, refusal, restore_state
 from murmuration.worker.views import PagePlace
 from murmuration.worker.wire import tensor_hash
 
@@ -296,6 +296,8 @@ class Swarm:
             self._steps = opening.enter_context(self._replica.followed(self))
             opening.callback(self._session.close)
             with self._speaking():
+                if self._site is not None:
+                    self._site.share(self._shares.streams())
                 self._replica.refresh()
                 self._check_model()
                 if not self._resumes:
@@ -615,7 +617,8 @@ class Swarm:
         beside the model's and the optimizer's own of the same moment.
 
         Its values are numbers, lists and tensors, beside the states of streams that have one.
-        Tensors are not copied: they are never written again.
+        Tensors are not copied: they are never written again. On a site all but rank 0's are empty,
+        so that `torch.distributed.checkpoint` saves one, for any number of ranks.
 
         Raises:
             UsageError: in a block of `anchor`, where the model is not what is trained.
@@ -625,9 +628,9 @@ class Swarm:
                 "state_dict goes with the parameters that are trained, and in swarm.anchor() the "
                 "model holds others: call it, and the model's own, outside of that block"
             )
-        outer = plain_state(self._loop, self._manifest, self._ask, self._node.residuals)
+        outer = outer_state.plain_state(self._loop, self._manifest, self._ask, self._node.residuals)
         used = {"samples": self._used_samples(), "streams": self._shares.streams()}
-        return outer | {"model": self.model_hash(), **used}
+        return outer_state.packed(outer | {"model": self.model_hash(), **used})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's
@@ -638,18 +641,19 @@ class Swarm:
         """
         if self._session is not None:
             raise UsageError("load_state_dict comes before `with`: create the Swarm, load, enter")
-        if "manifest" not in state:
+        if "rest" not in state:
             what = "no state of swarm.state_dict(), or one of an earlier version"
             what = (
                 what if state else "empty, as on all ranks of a site but the first: load rank 0's"
             )
             raise UsageError(f"this state is {what}")
-        if (reason := refusal(state, self._manifest)) is not None:
+        state = outer_state.unpacked(state)
+        if (reason := outer_state.refusal(state, self._manifest)) is not None:
             raise UsageError(
                 f"this state {reason}; make Swarm with the model and the settings of then"
             )
         self._resumes = True
-        restore_state(self._loop, state, self._config.run.steps, self._node.residuals)
+        outer_state.restore_state(self._loop, state, self._config.run.steps, self._node.residuals)
         self._saved_model = state.get("model", "")
         if "samples" in state:
             self._node.ledger.load(state["samples"])

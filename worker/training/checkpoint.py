@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from murmuration.protos.documents import canonical
-from murmuration.protos.files import read_json
+from murmuration.protos.files import read_json, sync_folder, write_atomically
 from murmuration.worker.config import Config
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.manifest import Manifest, restored_config
@@ -99,7 +99,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
         shutil.rmtree(before, ignore_errors=True)
         final.rename(before)
     partial.rename(final)
-    _sync(folder)
+    sync_folder(folder)
     shutil.rmtree(before, ignore_errors=True)
     return final
 
@@ -110,9 +110,8 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any
     written = write_tensors(folder / _TENSORS, tensors)
     record = {**values, "mark": _mark(values.get("manifest")), "tensors": written}
     sealed = {"record": record, "xxh3_128": _record_hash(record)}
-    (folder / MANIFEST).write_text(json.dumps(sealed, indent=1))
-    _sync(folder / MANIFEST)
-    _sync(folder)
+    write_atomically(folder / MANIFEST, json.dumps(sealed, indent=1).encode())
+    sync_folder(folder)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
@@ -216,17 +215,13 @@ def set_aside(folder: Path) -> Path | None:
     Returns its new name, None where there is nothing to rename."""
     if not any_in(folder):
         return None
-    number = next(n for n in itertools.count(1) if not _aside(folder, n).exists())
-    return folder.rename(_aside(folder, number))
+    names = (folder.with_name(f"{folder.name}{_EARLIER}{n}") for n in itertools.count(1))
+    return folder.rename(next(name for name in names if not name.exists()))
 
 
 def is_set_aside(folder: Path) -> bool:
     """Whether `set_aside` has renamed this folder."""
     return _EARLIER in folder.name
-
-
-def _aside(folder: Path, number: int) -> Path:
-    return folder.with_name(f"{folder.name}{_EARLIER}{number}")
 
 
 def load(folder: Path) -> tuple[Checkpoint, list[str]]:
@@ -323,16 +318,5 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _file_hash(path: Path) -> str:
-    whole = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_PIECE_BYTES):
-            whole.update(block)
-    return whole.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -82,6 +82,22 @@ def refusal(state: Mapping[str, Any], manifest: Manifest) -> str | None:
     return None
 
 
+def packed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state of a loop of one's own, in the form that torch.distributed.checkpoint loads: each
+    state of a run has the same keys, with tensors of the same shapes. The rest is in a tuple, which
+    is one value there."""
+    held = [{kind: each[kind] for kind in _BY_PARAMETER} for each in state["fragments"]]
+    rest = [{k: v for k, v in e.items() if k not in _BY_PARAMETER} for e in state["fragments"]]
+    return {"fragments": held, "rest": ({**state, "fragments": rest},)}
+
+
+def unpacked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse."""
+    (rest,) = state["rest"]
+    each = zip(state["fragments"], rest["fragments"], strict=True)
+    return {**rest, "fragments": [{**held, **others} for held, others in each]}
+
+
 def split(
     fragments: Iterable[Mapping[str, Any]], views: Views = lambda *_: None
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -190,11 +206,12 @@ def _restore(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -
 def save_state(folder: Path, state: Mapping[str, Any]) -> Path:
     """Writes what `Swarm.state_dict` gives below the folder, durable when this returns. Raises
     OSError."""
-    tensors, fragments = split(state["fragments"])
-    return checkpoint.save(folder, state["step"], tensors, {**state, "fragments": fragments})
+    whole = unpacked(state)
+    tensors, fragments = split(whole["fragments"])
+    return checkpoint.save(folder, whole["step"], tensors, {**whole, "fragments": fragments})
 
 
 def load_state(folder: Path) -> dict[str, Any]:
     """The inverse. Raises CheckpointError: nothing below the folder is whole."""
     saved, _ = checkpoint.load(folder)
-    return {**saved.values, "fragments": joined(saved.values["fragments"], saved.tensors)}
+    return packed({**saved.values, "fragments": joined(saved.values["fragments"], saved.tensors)})

@@ -16,22 +16,16 @@ from murmuration.worker.training.checkpoint import write_tensors
 from murmuration.worker.training.saving import SHARE, Saver
 
 
-class Clock:
-    """Of the train thread, and of the processor's time that saving takes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = self.busy_s = 0.0
-        monkeypatch.setattr(saving.time, "monotonic", lambda: self.now_s)
-        monkeypatch.setattr(saving.time, "thread_time", lambda: self.busy_s)
-
-
 class Case:
     """A saver whose checkpoints cost what the test says: (copying, writing) in seconds."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, every_s: float, costs: tuple[float, float]
     ) -> None:
-        self.clock, self.costs = Clock(monkeypatch), costs
+        self.now_s = self.busy_s = 0.0  # of the train thread, and of the thread that saves
+        monkeypatch.setattr(saving.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(saving.time, "thread_time", lambda: self.busy_s)
+        self.costs = costs
         self.told: list[dict[str, object]] = []
         self.steps: list[int] = []
         self.fails = False
@@ -41,11 +35,11 @@ class Case:
         )
 
     def _snapshot(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        self.clock.now_s += self.costs[0]
+        self.now_s += self.costs[0]
         return {}, {}
 
     def _save(self, _folder: Path, step: int, *_: object) -> Path:
-        self.clock.busy_s += self.costs[1]
+        self.busy_s += self.costs[1]
         self.steps.append(step)
         if self.fails:
             raise OSError(28, "No space left on device")
@@ -53,7 +47,7 @@ class Case:
 
     def train(self, seconds: int) -> None:
         for second in range(seconds):
-            self.clock.now_s += 1.0
+            self.now_s += 1.0
             self.saver.save_if_due(second, self._snapshot)
             if self.saver._saving is not None:
                 self.saver._saving.result()
