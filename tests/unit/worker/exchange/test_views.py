@@ -1,27 +1,145 @@
-"""What a view of the swarm says of peers that others do not reach."""
+"""View: who is worth sending to, who is waited for, who lays out the next round, who is cut off."""
 
 from dataclasses import replace
 
 import pytest
 
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import View
-from murmuration.worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.membership import Health, Phase
+from tests.protocol.views import member, view
+
+MEMBERS = {
+    **view("ab", suspect="s", dead="x", left="l", done="d", starting="n", ahead="h").members,
+    "r": member("r", phase=Phase.READY),
+    "u": member("u", versions=()),  # its digests are not known yet
+    "q": member("q", Health.DEAD, Phase.READY),
+}
+SEEN = View(MEMBERS)
 
 
-def view(**unreachable: str) -> View:
+@pytest.mark.parametrize(
+    ("peer", "live", "usable", "contributes"),
+    [
+        ("a", True, True, True),
+        ("s", True, False, True),
+        ("x", False, False, False),
+        ("l", False, False, False),
+        ("d", True, True, False),
+        ("n", True, True, False),
+        ("h", True, True, False),
+        ("r", True, True, True),
+        ("u", True, True, True),
+        ("q", False, False, False),
+        ("nobody", False, False, False),
+    ],
+)
+def test_peers(peer: str, live: bool, usable: bool, contributes: bool) -> None:
+    assert SEEN.live(peer) is live
+    assert SEEN.usable(peer) is usable
+    assert SEEN.will_contribute(peer, 0, 0) is contributes
+
+
+def test_who_lays_out_the_next_round_and_who_is_drawn_for_pairs() -> None:
+    assert SEEN.joinable() == frozenset("abshru")
+    assert SEEN.in_draw(0) == frozenset("abdhrsu")
+
+
+def test_who_is_done_without_a_fragment_is_in_no_draw_of_it() -> None:
+    assert View({"d": member("d", phase=Phase.DONE, versions=())}).in_draw(0) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("round_", "ended"), [(2, True), (3, False), (4, False)], ids=["before", "its last", "later"]
+)
+def test_who_has_ended_the_run_holds_none_of_the_rounds_before_its_last(
+    round_: int, ended: bool
+) -> None:
+    """It has applied its last round, so it is at the next; others may still be in it."""
+    done = View({"d": member("d", phase=Phase.DONE, versions=(9, 4))})
+    assert done.has_ended_before("d", 1, round_) is ended
+    trains = View({"d": member("d", versions=(9, 4))})
+    assert not trains.has_ended_before("d", 1, round_)
+    assert not done.has_ended_before("nobody", 1, round_)
+
+
+@pytest.mark.parametrize(("round_", "waited_for"), [(3, False), (4, True), (5, True)])
+def test_a_peer_is_waited_for_from_its_version_on(round_: int, waited_for: bool) -> None:
+    seen = View({"a": member("a", versions=(9, 4))})
+    assert seen.will_contribute("a", 1, round_) is waited_for
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"quorum": 0.0}, {"quorum": 1.1}, {"grace_s": 0.0}, {"floor_mbps": -1.0}, {"retry_s": 0.0}],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        RoundConfig(**wrong)
+
+
+def test_the_deadline_of_a_round_covers_all_that_may_happen_in_it() -> None:
+    config = RoundConfig(floor_mbps=8.0, grace_s=20.0, slack_s=30.0)
+    assert config.transfer_s(5_000_000) == 5.0
+    longest_s = config.transfer_s(5_000_000) + 7.0 + config.grace_s + config.transfer_s(5_000_000)
+    assert config.round_s(5_000_000, detection_s=7.0) > longest_s
+
+
+def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
+    members = {
+        "b": replace(member("b"), unreachable=("a", "x", "nobody")),
+        "a": member("a"),
+        "c": replace(member("c"), unreachable=("b",)),
+        "x": replace(member("x", Health.DEAD), unreachable=("c",)),
+    }
+    assert View(members).unreachable == {("a", "b"), ("b", "c")}
+
+
+@pytest.mark.parametrize(
+    ("seen", "reducer"),
+    [
+        (view("abcd"), "d"),
+        (view("abc", suspect="d"), "a"),
+        (view("abc", dead="d"), "a"),
+        (view("abcd", unreachable="da"), "b"),
+        (view("abd", suspect="c", unreachable="da"), "b"),
+        (view("bcd", dead="a", unreachable="da"), "d"),
+        (view("abcdx", unreachable="dx"), "d"),
+        (view("ad", dead="bc", unreachable="ad"), "a"),
+        (view("yx", dead="abcd"), "x"),
+        (view("x", dead="abc", suspect="d"), None),
+        (view("", dead="abcd"), None),
+    ],
+    ids=[
+        "all",
+        "not the suspect",
+        "not the dead",
+        "not who is cut off from another",
+        "nor the suspect besides",
+        "a cut to the dead does not matter",
+        "nor one to who is not in the round",
+        "of two, the one that is reached",
+        "where all are gone, a peer outside",
+        "but not while one is only suspected",
+        "nobody",
+    ],
+)
+def test_a_shard_goes_to_a_peer_that_everybody_reaches(seen: View, reducer: str | None) -> None:
+    assert seen.reducer("dabc") == reducer
+
+
+def test_where_nobody_is_reached_by_all_anyone_reduces() -> None:
+    cut = {peer: replace(member(peer), unreachable=(other,)) for peer, other in ("ad", "da")}
+    assert View(cut).reducer("dabc") == "d"
+
+
+# --------------------------------------------------------------- whom others do not reach
+
+
+def marked(**unreachable: str) -> View:
     """Peers a to d that train; each does not reach those named, letter by letter."""
-    members = [
-        Member(
-            peer,
-            f"at-{peer}",
-            1,
-            phase=Phase.TRAINING,
-            unreachable=tuple(unreachable.get(peer, "")),
-            digests=(Digest(3, 4, 0),),
-        )
-        for peer in "abcd"
-    ]
-    return View({member.peer: member for member in members})
+    return View({p: replace(member(p), unreachable=tuple(unreachable.get(p, ""))) for p in "abcd"})
 
 
 @pytest.mark.parametrize(
@@ -38,14 +156,14 @@ def view(**unreachable: str) -> View:
 def test_who_most_of_the_others_do_not_reach_is_cut_off(
     unreachable: dict[str, str], cut_off: str
 ) -> None:
-    assert view(**unreachable).cut_off == frozenset(cut_off)
+    assert marked(**unreachable).cut_off == frozenset(cut_off)
 
 
 def test_no_round_waits_for_a_peer_that_is_cut_off() -> None:
-    seen = view(a="d", b="d", c="d")
+    seen = marked(a="d", b="d", c="d")
     assert seen.live("d")
     assert not seen.usable("d")
-    assert not seen.will_contribute("d", 0, 3)
+    assert not seen.will_contribute("d", 0, 0)
     assert seen.joinable() == frozenset("abc") == seen.in_draw(0)
     assert seen.reducer("dcba") == "c"
 
@@ -56,31 +174,29 @@ def test_up_to_half_of_the_peers_are_believed_that_they_do_not_keep_up(
 ) -> None:
     members = {
         peer: replace(member, idle=(peer,) if peer in late else ())
-        for peer, member in view().members.items()
+        for peer, member in marked().members.items()
     }
     seen = View(members)
     assert seen.late == seen.cut_off == frozenset(found)
-    assert {peer for peer in "abcd" if seen.will_contribute(peer, 0, 3)} == {*"abcd"} - {*found}
+    assert {peer for peer in "abcd" if seen.will_contribute(peer, 0, 0)} == {*"abcd"} - {*found}
     assert seen.joinable() == frozenset("abcd")
     assert seen.reducer("dcba") == max({*"abcd"} - {*found})
 
 
 def test_what_the_dead_said_does_not_count() -> None:
-    members = view(a="d", b="d", c="d").members
-    dead = {
-        peer: Member(peer, f"at-{peer}", 1, health=Health.DEAD, unreachable=("d",)) for peer in "ab"
-    }
+    members = marked(a="d", b="d", c="d").members
+    dead = {peer: replace(members[peer], health=Health.DEAD) for peer in "ab"}
     assert View({**members, **dead}).cut_off == frozenset("d")  # c is all the others
-    quiet = Member("c", "at-c", 1)
+    quiet = member("c")
     assert View({**members, **dead, "c": quiet}).cut_off == frozenset()
 
 
 def test_for_a_group_that_is_cut_off_another_stands_in() -> None:
-    assert view(a="d", b="d", c="d").reducer("d") == "a"
+    assert marked(a="d", b="d", c="d").reducer("d") == "a"
 
 
 def test_what_the_ended_say_does_not_count_nor_what_those_say_that_never_contributed() -> None:
-    members = view(a="d", b="d", c="d").members
+    members = marked(a="d", b="d", c="d").members
     assert View(members, contributors=frozenset("cdx")).cut_off == frozenset("d")
     assert View(members, contributors=frozenset("d")).cut_off == frozenset()
     ended = {peer: replace(members[peer], phase=Phase.DONE) for peer in "ab"}

@@ -65,12 +65,6 @@ def rates(swarm: Simulation, seconds: float, steps_per_round: int) -> tuple[list
     )
 
 
-def test_four_peers_in_steady_training_say_little() -> None:
-    swarm = Simulation(4, seed=0)
-    train(swarm, 5, steps_per_round=20)
-    assert max(rates(swarm, 120, steps_per_round=20)[0]) < 600
-
-
 def test_fifty_peers_take_a_kilobyte_and_a_half_a_second_each() -> None:
     """At a round every 30 s; with signatures at a round a minute. What it brings is told for some
     seconds, here those at either end; what is between them goes on until the next."""
@@ -85,8 +79,9 @@ def test_fifty_peers_take_a_kilobyte_and_a_half_a_second_each() -> None:
     assert swarm.deaths() == []
 
 
-@pytest.mark.parametrize(("peers", "seeds"), [(13, 2), (30, 1)])
-def test_a_crash_is_noticed_as_fast_where_not_everybody_probes_all(peers: int, seeds: int) -> None:
+@pytest.mark.parametrize(("peers", "seeds"), [(2, 3), (4, 3), (13, 2), (30, 1)])
+def test_a_crash_is_noticed_by_all_in_the_documented_time(peers: int, seeds: int) -> None:
+    """Of a large swarm too, where not everybody probes all."""
     for seed in range(seeds):
         swarm = Simulation(peers, seed)
         train(swarm, 4, steps_per_round=1000)

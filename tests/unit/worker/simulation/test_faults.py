@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from murmuration.worker.exchange.pairwise.pair_rounds import draw_group
 from murmuration.worker.membership import Health
 from murmuration.worker.simulation import Scenario
 from murmuration.worker.simulation.network import SimulatedStream
@@ -22,7 +21,7 @@ from murmuration.worker.simulation.scenario import (
     Partition,
     last_s,
 )
-from murmuration.worker.simulation.simulated_swarm import RUN, SimulatedSwarm
+from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from tests.support.fault_plans import random_faults
 
 
@@ -178,22 +177,3 @@ def test_who_is_late_takes_longer_for_its_steps_of_that_time() -> None:
     assert swarm.late_s(1, 0.0, 3.0) == 0.0
     assert swarm.late_s(1, 0.0, 3.1) == 2.5
     assert swarm.late_s(0, 0.0, 3.1) == 0.0
-
-
-def group(swarm: SimulatedSwarm, peer: int) -> tuple[str, ...]:
-    """That of round 3, as the peer draws it."""
-    return draw_group(swarm.names[peer], RUN, 2, swarm.view(peer), (0, 3))
-
-
-def test_who_is_only_suspected_stays_in_the_draw_and_who_is_dead_does_not() -> None:
-    swarm, _ = watched(Freeze(3, 1.0, 120.0), peers=8)
-    name, draw = swarm.names[3], [group(swarm, peer) for peer in range(8)]
-    run(swarm, 6.0)
-    assert not swarm.view(0).usable(name)
-    assert swarm.view(0).live(name)
-    assert [group(swarm, peer) for peer in range(8)] == draw
-    run(swarm, 20.0)
-    assert not swarm.view(0).live(name)
-    others = [group(swarm, peer) for peer in range(8) if peer != 3]
-    assert not any(name in group for group in others)
-    assert [len(group) for group in others].count(1) == 1

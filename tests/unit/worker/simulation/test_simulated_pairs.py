@@ -2,13 +2,8 @@
 
 import pytest
 
-import murmuration.worker.simulation.pairs as pairs
 from murmuration.algorithms.link import Link
 from murmuration.worker.simulation import Figures, Scenario, simulate
-from murmuration.worker.simulation.bowl import Quadratic
-from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
-from murmuration.worker.simulation.virtual_loop import running
 
 
 def calm(**changes: object) -> Scenario:
@@ -87,39 +82,6 @@ def test_a_partner_that_has_not_begun_yet_hears_that_the_round_is_given_up() -> 
     }
     # One has waited for its patience of 5 s and what a round would take, the other not at all.
     assert found.idle_share == pytest.approx(8.2 / (5 + 25 + 8.2))
-
-
-@pytest.mark.parametrize("lasts_s", [0.02, 0.3])
-def test_who_has_succeeded_calls_until_its_partner_knows(lasts_s: float) -> None:
-    swarm, account = (
-        SimulatedSwarm(calm(peers=2, rounds=1, slow_factor=1.2, slow_share=0.5)),
-        Account(),
-    )
-    swarm.slow = frozenset({1})
-    peers: list[pairs.PairPeer] = []
-    task = Quadratic(2, 0)
-    peers += (pairs.PairPeer(swarm, number, task, account, peers) for number in range(2))
-    swarm.endpoints = peers
-    broken: list[int] = []
-
-    def break_all() -> None:
-        for stream in list(swarm.network._streams.values()):
-            broken.append(stream.number)
-            swarm.network.break_off(stream)
-
-    with running(swarm.clock) as loop:
-        for peer in peers:
-            peer.start()
-        swarm.clock.run(lambda: peers[0].done, 60.0)
-        assert sum(account.applied.values()) == 1
-        for tenth in range(10):  # before what is under way for 0.05 s can arrive
-            swarm.clock.after(lasts_s * (tenth + 1) / 10, break_all)
-        swarm.clock.run(lambda: False, 60.0)
-    assert loop.problems == []
-    assert broken
-    assert account.failures == 0
-    assert set(account.applied.values()) == {2}
-    assert not swarm.network._streams  # the last one is ended on both sides
 
 
 def test_stragglers_with_fewer_steps_cost_nobody_time() -> None:
