@@ -33,7 +33,6 @@ _NAMED = {
     "keep, streaming": replace(KEEP, inner_steps=6, fragments=2, overlap_steps=3),
     "keep in pairs": replace(NOLOCO, codec="sign", merge="keep"),
 }
-PLANS = pytest.mark.parametrize("plan", _NAMED.values(), ids=_NAMED)
 # Under faults: both kinds of exchange, one fragment and two.
 FEW = pytest.mark.parametrize("plan", [NOLOCO, _NAMED["keep, streaming"]], ids=["noloco", "keep"])
 PAIRS = pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
@@ -82,8 +81,11 @@ def last_of(peer: Peer) -> object:
 # ------------------------------------------------------------------------------------- who is in it
 
 
-@PLANS
-@pytest.mark.parametrize("peers", [2, 5])
+@pytest.mark.parametrize(
+    ("plan", "peers"),
+    [*((plan, 5) for plan in _NAMED.values()), (NOLOCO, 2)],
+    ids=[*_NAMED, "noloco, of two"],
+)
 def test_all_end_with_the_mean_of_all_anchors(plan: Plan, peers: int) -> None:
     async def scenario() -> None:
         async with Swarm(steady(plan)) as swarm:
@@ -206,7 +208,7 @@ def test_a_fault_amid_the_pass_holds_the_others_up_for_a_moment(
     run(scenario())
 
 
-@PLANS
+@FEW
 @pytest.mark.parametrize(("at_s", "frozen_s"), [(9.0, 15.0), (13.0, 40.0)])
 def test_who_was_frozen_takes_what_the_others_have_agreed_on(
     plan: Plan, at_s: float, frozen_s: float

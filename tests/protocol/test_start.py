@@ -24,7 +24,7 @@ def fast(seed: int) -> Problem:
     return replace(FAST, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("delay_s", [0.001, 0.05, 0.3])
 @pytest.mark.parametrize("gap_s", [0.0, 0.07, 0.4])
 def test_all_are_in_the_first_round(gap_s: float, delay_s: float, seed: int) -> None:
@@ -46,7 +46,7 @@ def test_all_are_in_the_first_round(gap_s: float, delay_s: float, seed: int) -> 
 
 
 @pytest.mark.parametrize("at_s", [0.05, 0.2, 0.35, 0.5, 0.65])
-@pytest.mark.parametrize("stopped", NAMES)
+@pytest.mark.parametrize("stopped", "ad")
 def test_who_hears_the_news_late_is_in_the_first_round_too(stopped: str, at_s: float) -> None:
     """One peer gets no time to run for a while, about when all start. No pair meets twice running:
     two would be far enough ahead by then that who wakes up would follow them."""
@@ -71,7 +71,7 @@ def test_who_hears_the_news_late_is_in_the_first_round_too(stopped: str, at_s: f
     run(scenario())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("first", NAMES)
 def test_who_leaves_the_start_to_another_draws_with_all_that_it_knows(
     first: str, seed: int
@@ -96,7 +96,8 @@ def test_who_waits_for_more_than_there_are_does_not_wait_for_ever() -> None:
     """Two have started, with others than this peer sees: it goes along some seconds later."""
 
     async def scenario() -> None:
-        async with Swarm(replace(FAST, steps=3000)) as swarm:
+        slow = replace(FAST, steps=400, step_s=dict.fromkeys(NAMES, 0.01))
+        async with Swarm(slow) as swarm:
             await swarm.start("a", "b")
             await swarm.join("c", via="a", min_peers=9)
             await swarm.until(lambda: swarm["c"].of_kind("started") != [], 4)
