@@ -78,14 +78,6 @@ def acquainted(*names: str) -> list[Peer]:
     return peers
 
 
-def test_the_first_exchange_holds_all_that_both_know() -> None:
-    a, b = Peer("a", "b", "c"), Peer("b", "a", "d")
-    request, answer = exchange(a, b)
-    assert (told(request), request.full) == (["a", "b", "c"], True)
-    assert (told(answer), answer.full) == (["a", "b", "c", "d"], True)
-    assert a.known == b.known
-
-
 def test_then_nothing_is_said_twice() -> None:
     a, b, _ = acquainted("a", "b", "c")
     for _ in range(3):
@@ -147,15 +139,6 @@ def test_a_failed_exchange_delivers_nothing_and_the_next_says_all() -> None:
     assert (told(answer), answer.full) == (["a", "b"], True)
     assert b.known["a"].digests == NEW
     assert [told(said) for said in exchange(a, b)] == [[], []]
-
-
-def test_a_lost_answer_is_repeated_when_the_asker_speaks_again() -> None:
-    a, b = acquainted("a", "b")
-    b.train(NEW)
-    assert told(b.reply(a, a.ask(b))) == ["b"]  # and lost
-    a.deltas.failed("b")
-    assert "b" in told(exchange(a, b)[1])
-    assert a.known["b"].digests == NEW
 
 
 def test_a_lost_answer_is_repeated_when_the_other_side_speaks_first() -> None:

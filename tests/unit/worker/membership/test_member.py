@@ -28,28 +28,6 @@ def members(draw: st.DrawFn) -> Member:
     )
 
 
-@given(members(), members())
-def test_it_is_commutative(one: Member, other: Member) -> None:
-    assert newest(one, other) == newest(other, one)
-
-
-@given(members(), members(), members())
-def test_it_is_associative(a: Member, b: Member, c: Member) -> None:
-    assert newest(newest(a, b), c) == newest(a, newest(b, c))
-
-
-@given(members())
-def test_it_is_idempotent(member: Member) -> None:
-    assert newest(member, member) == member
-
-
-@given(members(), members())
-def test_what_is_known_absorbs_what_went_into_it(one: Member, other: Member) -> None:
-    merged = newest(one, other)
-    assert newest(merged, one) == merged
-    assert newest(merged, other) == merged
-
-
 @given(st.lists(members(), min_size=1, max_size=6), st.data())
 def test_rumours_give_the_same_member_in_whatever_order_and_number(
     rumours: list[Member], data: st.DataObject
@@ -77,19 +55,6 @@ def test_health_goes_by_incarnation_and_the_rest_by_heartbeat(one: Member, other
         assert merged.health is max(one.health, other.health)
     else:
         assert merged.health is max((one, other), key=lambda member: member.incarnation).health
-
-
-def test_a_refutation_beats_suspicion_and_death_of_an_earlier_incarnation() -> None:
-    alive = Member("w0", "host:1", epoch=1, incarnation=3)
-    for rumour in (Health.SUSPECT, Health.DEAD):
-        assert newest(replace(alive, incarnation=2, health=rumour), alive) == alive
-        assert newest(alive, replace(alive, health=rumour)).health is rumour
-
-
-def test_who_left_stays_gone_for_that_life() -> None:
-    left = Member("w0", "host:1", epoch=1, health=Health.LEFT)
-    assert newest(left, replace(left, health=Health.ALIVE, incarnation=9)).health is Health.LEFT
-    assert newest(left, replace(left, health=Health.ALIVE, epoch=2)).live
 
 
 def test_the_suspected_still_count_as_live_and_the_gone_do_not() -> None:

@@ -14,7 +14,6 @@ from murmuration.worker.membership import (
     Membership,
     MembershipConfig,
     Phase,
-    Probe,
     ViewChanged,
     newest,
 )
@@ -54,15 +53,6 @@ def test_a_peer_is_not_probed_again_before_the_probe_has_ended() -> None:
         assert probes(membership.tick(tick / 10)) == []
     membership.probed("w1", 2.0, answered=True)
     assert probes(membership.tick(2.1)) == ["w1"]
-
-
-def test_a_probe_names_the_address_and_the_time_it_may_take() -> None:
-    (action,) = machine("w1").tick(0.0)
-    assert action == Probe("w1", "at-w1", CONFIG.probe_timeout_s)
-
-
-def test_a_peer_alone_has_nothing_to_do() -> None:
-    assert machine().tick(0.0) == []
 
 
 def test_who_is_gone_is_tried_now_and_then() -> None:
@@ -207,13 +197,6 @@ def test_leaving_tells_everyone_who_lives_and_cannot_be_talked_out_of() -> None:
 # --------------------------------------------------------------------------- coming and going
 
 
-def test_leaving_is_not_death() -> None:
-    membership = machine("w1", "w2")
-    assert ViewChanged() in membership.hear((member("w1", health=Health.LEFT),), "w1", 0.0)
-    tick_until(membership, 0.0, 30.0)
-    assert health(membership, "w1") is Health.LEFT
-
-
 def test_who_left_while_suspected_left() -> None:
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
@@ -248,13 +231,6 @@ def test_the_view_changes_with_peers_health_and_phase_and_with_nothing_else() ->
     assert membership.hear((member("w2", heartbeat=1, step=5),), None, 0.0) == []
     phase = member("w2", heartbeat=2, phase=Phase.TRAINING)
     assert ViewChanged() in membership.hear((phase,), None, 0.0)
-
-
-def test_cards_are_sorted_and_addresses_known() -> None:
-    membership = machine("w2", "w1")
-    assert [each.peer for each in membership.members] == ["me", "w1", "w2"]
-    assert membership.address("w1") == "at-w1"
-    assert membership.address("stranger") is None
 
 
 # ------------------------------------------------------------------------------------- settings
