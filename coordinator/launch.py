@@ -170,7 +170,6 @@ class Launch(RunFlags):
         shared += ["--resume"] if self.resume else ["--fresh"]
         shared += ["--insecure"] if self.insecure else []
         shared += ["--coordinator", coordinator] if coordinator else []
-        shared += ["--preset", self.preset] if self.preset else []
         shared += ["--threads", str(self.threads)] if self.threads else []
         shared += ["--device", self.device] if self.device else []
         for name in self.track:

@@ -100,6 +100,7 @@ class RunFlags:
 
     preset: str | None = option(
         "--preset",
+        key="diloco.preset",
         shell_complete=complete_preset,
         help=f"The preset: {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.",
     )
@@ -138,11 +139,9 @@ class RunFlags:
         }
 
     def read(self) -> tuple[list[str], dict[str, str]]:
-        """(the settings, the preset last; the options that were typed for them, by setting)."""
-        typed, preset = self.typed(), {}
-        if self.preset is not None:
-            preset[f"diloco.preset={json.dumps(self.preset)}"] = f"--preset {self.preset}"
-        return [*typed, *self.settings, *preset], typed | preset
+        """(the settings, those with options of their own last; these options, by setting)."""
+        typed = self.typed()
+        return [*self.settings, *typed], typed
 
 
 track_option = option(

@@ -23,7 +23,6 @@ from murmuration.worker.membership.swim import (
     Membership,
     MembershipConfig,
     Probe,
-    ViewChanged,
 )
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "Phase",
     "Probe",
     "Signed",
-    "ViewChanged",
     "newest",
     "with_progress",
 ]

@@ -13,7 +13,6 @@ from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import (
-    Action,
     Dissemination,
     GossipMessage,
     IndirectProbe,
@@ -22,7 +21,6 @@ from murmuration.worker.membership import (
     MemberProgress,
     Membership,
     Probe,
-    ViewChanged,
     with_progress,
 )
 from murmuration.worker.transport import Method, Stream, TransportError
@@ -144,7 +142,8 @@ class GossipService:
             silent: peers for whose answer the round was given up.
         """
         before = self.me.idle
-        self._do(self.rules.round_ended(fragment, late, self._clock()))
+        self.rules.round_ended(fragment, late, self._clock())
+        self._do()
         for peer in set(silent).difference(self.me.unreachable):  # else it is the link's fault
             self.leave_out(peer)
         for peer in sorted({*self.me.idle} - {*before}):
@@ -156,7 +155,8 @@ class GossipService:
 
     def leave_out(self, peer: str) -> None:
         """Where most peers say so no round waits for this one for a while."""
-        self._do(self.rules.waited_in_vain(peer, self._clock()))
+        self.rules.waited_in_vain(peer, self._clock())
+        self._do()
 
     def connect(self, peers: Iterable[str]) -> None:
         """Begins to open the data connections to these peers, without waiting."""
@@ -171,12 +171,14 @@ class GossipService:
 
     def update(self, **changes: Any) -> None:
         """This peer's own state has changed: fields of `Member`."""
-        self._carry_out(self.rules.update(**changes))
+        self.rules.update(**changes)
+        self._carry_out()
         self._node.on_view(self.view)
 
     def expel(self, peer: str) -> None:
         """The run's authority has taken a peer's certificate back."""
-        self._do(self.rules.expel(peer))
+        self.rules.expel(peer)
+        self._do()
 
     def hear(self, members: Iterable[Member], sender: str | None = None) -> None:
         """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
@@ -184,21 +186,18 @@ class GossipService:
         self._meet()
         self._node.on_view(self.view)
 
-    def _do(self, actions: Sequence[Action]) -> None:
-        if self._carry_out(actions):
+    def _do(self, probes: Sequence[Probe | IndirectProbe] = ()) -> None:
+        if self._carry_out(probes):
             self._node.on_view(self.view)
 
-    def _carry_out(self, actions: Sequence[Action]) -> bool:
-        """Does what membership asks for. Returns whether the view has changed."""
-        for action in actions:
-            match action:
-                case Probe():
-                    self._node.spawn(self._probe(action))
-                case IndirectProbe():
-                    self._node.spawn(self._ask_probe(action))
-                case ViewChanged():
-                    self._log_members()
-        return ViewChanged() in actions
+    def _carry_out(self, probes: Sequence[Probe | IndirectProbe] = ()) -> bool:
+        """Begins what membership asks for. Returns whether the view has changed."""
+        for probe in probes:
+            begin = self._probe(probe) if isinstance(probe, Probe) else self._ask_probe(probe)
+            self._node.spawn(begin)
+        if changed := self.rules.view_changed():
+            self._log_members()
+        return changed
 
     def _meet(self) -> None:
         """Probes those that have only just begun: no round is laid out over them before they have
@@ -280,7 +279,8 @@ class GossipService:
                 self._at(probe.via),
             )
             alive = wire.parse(pb.ProbeReply, raw).alive
-        self._do(self.rules.probed_for(probe.peer, self._clock(), alive=alive))
+        self.rules.probed_for(probe.peer, self._clock(), alive=alive)
+        self._do()
 
     async def answers(self, peer: str, address: str, timeout_s: float) -> bool:
         """Whether the peer of this run answers there. Nothing is told or learned of members."""

@@ -1,4 +1,4 @@
-"""Membership as pure rules: what happens is a method, which returns what to do.
+"""Membership as pure rules: what happens is a method, which returns whom to probe.
 
 Every `gossip_s` a peer exchanges news of members with others (push-pull); `dissemination` says what
 each message holds. The answer, empty or not, is evidence of life, so this is the probe too. A peer
@@ -50,12 +50,7 @@ class IndirectProbe:
     timeout_s: float
 
 
-@dataclass(frozen=True)
-class ViewChanged:
-    """A peer's health, phase or unreachable peers changed, or the set of peers did."""
-
-
-Action = Probe | IndirectProbe | ViewChanged
+Action = Probe | IndirectProbe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +167,38 @@ class Membership:
         """Who has said of the peer that it has ended, and how often; of a live peer it is wrong."""
         return self._suspicions.words_against(peer)
 
-    # ------------------------------------------------------- what happens; each says what to do
+    # ----------------------------------------- what happens; then `view_changed` says what follows
 
     def tick(self, now: float) -> list[Action]:
         """Time passes; expected a few times per `gossip_s`. Args: now: monotonic seconds, here and
         below."""
-        return self._with_changes(self._tick(now))
+        if self._ticked_at is not None:
+            asleep_s = now - self._ticked_at - self.config.gossip_s
+            if asleep_s > 0:  # this process was starved or frozen, not the others
+                self._suspicions.postpone(asleep_s)
+        self._ticked_at = now
+        self._idle.tick(now)
+        config = self.config
+        most_s = config.suspicion_s(len(self._members))
+        for peer in self._suspicions.end_due(now, config.least_suspicion_s, most_s):
+            self._suspicions.forget_words(peer)  # they were true
+            self._put(replace(self._members[peer], health=Health.DEAD))
+        actions: list[Action] = []
+        if now >= self._gossip_at:
+            self._gossip_at = now + self.config.gossip_s
+            actions += self._probe([*self._reach.in_question, *self._next_targets()])
+            actions += self._look_into(self._suspicions.accused)
+        if now >= self._reconnect_at:
+            self._reconnect_at = now + self.config.reconnect_s
+            gone = [
+                member.peer
+                for member in self._others()
+                if not member.live and member.peer not in self._expelled
+            ]
+            actions += self._probe(
+                [*self._rng.sample(gone, min(1, len(gone))), *self.me.unreachable]
+            )
+        return actions
 
     def hear(self, members: Iterable[Member], sender: str | None, now: float) -> list[Action]:
         """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
@@ -185,64 +206,101 @@ class Membership:
         if sender is not None and (case := self._suspicions.get(sender)) is not None:
             # It speaks, and its refutation takes another message: its time starts again.
             case.since = now
-        return self._with_changes(actions)
+        return actions
 
     def probed(self, peer: str, now: float, *, answered: bool) -> list[Action]:
         """A `Probe` has ended."""
-        return self._with_changes(self._probed(peer, answered, now))
+        self._probing.discard(peer)
+        if answered:
+            self._prove(peer)
+            self._reach.answered(peer, now)
+            self._lives(peer, now)
+        member = self._members.get(peer)
+        if answered or member is None or not member.live or peer in self._asking:
+            return []
+        helpers = [
+            other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
+        ]
+        chosen = self._rng.sample(helpers, min(self.config.indirect_probes, len(helpers)))
+        self._asking[peer], self._asked_at[peer] = len(chosen), now
+        if not chosen:
+            # Nobody else to ask: this peer tries once more itself.
+            return [
+                IndirectProbe(self.me.address, peer, member.address, self.config.probe_timeout_s)
+            ]
+        return [
+            IndirectProbe(helper.address, peer, member.address, self.config.probe_timeout_s)
+            for helper in chosen
+        ]
 
-    def probed_for(self, peer: str, now: float, *, alive: bool) -> list[Action]:
+    def probed_for(self, peer: str, now: float, *, alive: bool) -> None:
         """An `IndirectProbe` has ended; `alive` is False as well when the asked peer did not
         answer."""
-        self._probed_for(peer, alive, now)
-        return self._with_changes([])
+        if peer not in self._asking:
+            return
+        if alive:
+            # By another peer, not by this one's second try; and where that took longer than a probe
+            # of one's own may, the fault is this peer's link.
+            swift = now - self._asked_at[peer] <= self.config.probe_timeout_s
+            if self._asking.pop(peer) > 0 and swift:
+                self._reach.answered_to_others(peer, now)
+            self._prove(peer)
+            self._lives(peer, now)
+            return
+        self._asking[peer] -= 1
+        if self._asking[peer] > 0:
+            return
+        del self._asking[peer]
+        member = self._members[peer]
+        if member.live:
+            case = self._suspicions.accuse(peer, _life(member), self._me, now)
+            case.failed = True
+            self._put(replace(member, health=Health.LEFT if case.left else Health.SUSPECT))
+            if case.left:
+                self._suspicions.close(peer)
 
     def suspect(self, peer: str) -> list[Action]:
         """A data stream to the peer broke: it is probed now."""
         member = self._members.get(peer)
-        return self._with_changes(self._probe([peer]) if member and member.live else [])
+        return self._probe([peer]) if member and member.live else []
 
-    def waited_in_vain(self, peer: str, now: float) -> list[Action]:
+    def waited_in_vain(self, peer: str, now: float) -> None:
         """A round of this peer has waited for the other's part, which never came."""
         if (member := self._members.get(peer)) and member.live:
             self._idle.waited_for(peer, now)
-        return self._with_changes([])
 
-    def round_ended(self, fragment: int, late: Sequence[str], now: float) -> list[Action]:
+    def round_ended(self, fragment: int, late: Sequence[str], now: float) -> None:
         """A round of this peer is over, as `IdlePeers` takes it; it may be late itself."""
         known = [p for p in late if (m := self._members.get(p)) and m.live]
         self._idle.round_ended(fragment, known, now)
-        return self._with_changes([])
 
-    def update(self, **changes: Any) -> list[Action]:
+    def update(self, **changes: Any) -> None:
         """This peer's own state has changed: fields of `Member`."""
         self._put(replace(self.me, **changes, heartbeat=self.me.heartbeat + 1))
-        return self._with_changes([])
 
-    def expel(self, peer: str) -> list[Action]:
+    def expel(self, peer: str) -> None:
         """The run's authority has taken a peer's certificate back."""
         self._expelled.add(peer)
         if member := self._members.get(peer):
             self._suspicions.close(peer)
             self._put(replace(member, health=Health.LEFT))
-        return self._with_changes([])
 
     def leave(self) -> list[Action]:
         """This peer goes away on purpose."""
         self._put(replace(self.me, health=Health.LEFT))
-        live = [member.peer for member in self._others() if member.live]
-        return self._with_changes(self._probe(live))
+        return self._probe([member.peer for member in self._others() if member.live])
 
-    # --------------------------------------------------------------------------------- inside
-
-    def _with_changes(self, actions: list[Action]) -> list[Action]:
-        """Together with what else has changed by what has happened."""
+    def view_changed(self) -> bool:
+        """Whether the view is another than at the last call, by what has happened since: a peer's
+        health or phase, whom it does not reach, or the set of peers."""
         lacking = (self._reach.unreachable, self._idle.peers)
         if lacking != (self.me.unreachable, self.me.idle):
             beat = self.me.heartbeat + 1
             self._put(replace(self.me, unreachable=lacking[0], idle=lacking[1], heartbeat=beat))
         changed, self._outline_changed = self._outline_changed, False
-        return [*actions, ViewChanged()] if changed else actions
+        return changed
+
+    # --------------------------------------------------------------------------------- inside
 
     def _others(self) -> Iterable[Member]:
         return (member for member in self.members if member.peer != self._me)
@@ -274,35 +332,6 @@ class Membership:
         del self._members[peer], self._forgettable[peer]
         self._sorted, self._outline_changed = None, True
         return True
-
-    def _tick(self, now: float) -> list[Action]:
-        if self._ticked_at is not None:
-            asleep_s = now - self._ticked_at - self.config.gossip_s
-            if asleep_s > 0:  # this process was starved or frozen, not the others
-                self._suspicions.postpone(asleep_s)
-        self._ticked_at = now
-        self._idle.tick(now)
-        config = self.config
-        most_s = config.suspicion_s(len(self._members))
-        for peer in self._suspicions.end_due(now, config.least_suspicion_s, most_s):
-            self._suspicions.forget_words(peer)  # they were true
-            self._put(replace(self._members[peer], health=Health.DEAD))
-        actions: list[Action] = []
-        if now >= self._gossip_at:
-            self._gossip_at = now + self.config.gossip_s
-            actions += self._probe([*self._reach.in_question, *self._next_targets()])
-            actions += self._look_into(self._suspicions.accused)
-        if now >= self._reconnect_at:
-            self._reconnect_at = now + self.config.reconnect_s
-            gone = [
-                member.peer
-                for member in self._others()
-                if not member.live and member.peer not in self._expelled
-            ]
-            actions += self._probe(
-                [*self._rng.sample(gone, min(1, len(gone))), *self.me.unreachable]
-            )
-        return actions
 
     def _next_targets(self) -> list[str]:
         """Round robin over a shuffled list, so that nobody waits long for a probe.
@@ -347,54 +376,6 @@ class Membership:
         self._suspicions.answered(peer, now)
         if (member := self._members.get(peer)) and member.health is Health.SUSPECT:
             self._put(replace(member, health=Health.ALIVE))
-
-    def _probed(self, peer: str, answered: bool, now: float) -> list[Action]:
-        self._probing.discard(peer)
-        if answered:
-            self._prove(peer)
-            self._reach.answered(peer, now)
-            self._lives(peer, now)
-        member = self._members.get(peer)
-        if answered or member is None or not member.live or peer in self._asking:
-            return []
-        helpers = [
-            other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
-        ]
-        chosen = self._rng.sample(helpers, min(self.config.indirect_probes, len(helpers)))
-        self._asking[peer], self._asked_at[peer] = len(chosen), now
-        if not chosen:
-            # Nobody else to ask: this peer tries once more itself.
-            return [
-                IndirectProbe(self.me.address, peer, member.address, self.config.probe_timeout_s)
-            ]
-        return [
-            IndirectProbe(helper.address, peer, member.address, self.config.probe_timeout_s)
-            for helper in chosen
-        ]
-
-    def _probed_for(self, peer: str, alive: bool, now: float) -> None:
-        if peer not in self._asking:
-            return
-        if alive:
-            # By another peer, not by this one's second try; and where that took longer than a probe
-            # of one's own may, the fault is this peer's link.
-            swift = now - self._asked_at[peer] <= self.config.probe_timeout_s
-            if self._asking.pop(peer) > 0 and swift:
-                self._reach.answered_to_others(peer, now)
-            self._prove(peer)
-            self._lives(peer, now)
-            return
-        self._asking[peer] -= 1
-        if self._asking[peer] > 0:
-            return
-        del self._asking[peer]
-        member = self._members[peer]
-        if member.live:
-            case = self._suspicions.accuse(peer, _life(member), self._me, now)
-            case.failed = True
-            self._put(replace(member, health=Health.LEFT if case.left else Health.SUSPECT))
-            if case.left:
-                self._suspicions.close(peer)
 
     def _merge(self, members: Iterable[Member], sender: str | None, now: float) -> list[Action]:
         accused: list[str] = []

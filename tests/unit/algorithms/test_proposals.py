@@ -58,9 +58,8 @@ def test_each_has_the_smallest_h_that_reaches_the_target(target: float, mbps: fl
 
 
 def test_on_a_link_that_carries_gradients_ddp_comes_first() -> None:
-    first, *others = proposed(0.9, Link(rate_mbps=1e4))
+    first = proposed(0.9, Link(rate_mbps=1e4))[0]
     assert (first.preset, first.plan) == ("ddp", PRESETS["ddp"])
-    assert all(other.preset != "ddp" for other in others)
 
 
 @pytest.mark.parametrize(

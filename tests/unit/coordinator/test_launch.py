@@ -58,7 +58,7 @@ def test_command_lines() -> None:
     assert list(commands) == ["w0", "w1"]
     assert commands["w1"] == [
         *("murmur", "up", "run.toml", "--json", "--no-report", "--min-peers", "2", "--resume"),
-        *("--coordinator", "h:3", "--preset", "ddp", "--threads", "1"),
+        *("--coordinator", "h:3", "--threads", "1", "--preset", "ddp"),
         *("--steps", "9", "--text", 'a "b"', "--set", "x.y=1"),
         *("--name", "w1", "--listen", "h:2", "--out", "o/w1", "--join", "h:1"),
     ]

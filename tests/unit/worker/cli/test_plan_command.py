@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from murmuration.worker.cli.plan_command import plan
 from murmuration.worker.config import load_config
@@ -188,28 +187,6 @@ def test_bad_input_is_one_line_and_a_documented_exit_code(
     code: int, args: list[str], link: str, words: str
 ) -> None:
     assert words in refused(code, *args, link=link)
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["--peers", "1"],
-        ["--target", "1"],
-        ["--target", "95"],
-        ["--step-time", "0"],
-        ["--params", "0"],
-        ["--threads", "0"],
-    ],
-    ids=" ".join,
-)
-def test_values_out_of_range_are_usage(args: list[str]) -> None:
-    assert CliRunner().invoke(plan, linked(tuple(args), "1mbit")).exit_code == 2
-
-
-def test_a_link_is_required() -> None:
-    result = CliRunner().invoke(plan, [])
-    assert result.exit_code == 2
-    assert "Missing option '--links'" in result.output
 
 
 def test_a_file_named_in_the_message_is_the_users(folder: Path) -> None:

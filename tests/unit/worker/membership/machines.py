@@ -1,8 +1,9 @@
 """One peer's machine of membership, what it wants done, and short ways to make it suspect."""
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from murmuration.worker.membership import (
     Action,
@@ -24,9 +25,29 @@ def member(peer: str, **changes: object) -> Member:
     return replace(Member(peer, f"at-{peer}", epoch=1), **changes)
 
 
-def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
+class Watched(Membership):
+    """`changed` says whether the last event has changed the view."""
+
+    changed: bool
+
+
+def _watched(name: str) -> Callable[..., list[Action]]:
+    def event(self: Watched, *given: Any, **named: Any) -> list[Action]:
+        actions = getattr(Membership, name)(self, *given, **named)
+        self.changed = self.view_changed()
+        return actions or []
+
+    return event
+
+
+_EVENTS = "tick hear probed probed_for suspect waited_in_vain round_ended update expel leave"
+for _name in _EVENTS.split():
+    setattr(Watched, _name, _watched(_name))
+
+
+def machine(*others: str, config: MembershipConfig = CONFIG) -> Watched:
     """`me`, who knows `others` and has not ticked yet."""
-    membership = Membership(member("me"), config, random.Random(0))
+    membership = Watched(member("me"), config, random.Random(0))
     membership.hear(tuple(member(other) for other in others), None, 0.0)
     return membership
 

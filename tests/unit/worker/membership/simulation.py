@@ -28,7 +28,6 @@ from murmuration.worker.membership import (
     Phase,
     Probe,
     Signed,
-    ViewChanged,
     with_progress,
 )
 from murmuration.worker.membership.gossip import to_gossip_message
@@ -111,7 +110,8 @@ class Simulation:
         if self.processes[name].running:
             machine = self.processes[name].machine
             changes = {"phase": Phase.TRAINING, "step": step, "digests": digests}
-            self._done(name, machine.update(**changes))
+            machine.update(**changes)
+            self._done(name)
 
     def say(self, name: str, word: Member, sender: str) -> None:
         """The peer hears this from the sender, true or not."""
@@ -190,7 +190,7 @@ class Simulation:
             self._done(name, machine.tick(self.now))
             self._at(TICK_S, name, lambda: self._tick(name, machine))
 
-    def _done(self, name: str, actions: Sequence[Action]) -> None:
+    def _done(self, name: str, actions: Sequence[Action] = ()) -> None:
         """Does what the peer's rules ask for."""
         for action in actions:
             match action:
@@ -198,14 +198,16 @@ class Simulation:
                     self._exchange(name, address, timeout_s, partial(self._probed, name, peer))
                 case IndirectProbe(via, peer, address, timeout_s):
                     self._ask(name, via, peer, address, timeout_s)
-                case ViewChanged():
-                    self._note(name, self.processes[name].machine)
+        machine = self.processes[name].machine
+        if machine.view_changed():
+            self._note(name, machine)
 
     def _probed(self, name: str, peer: str, answered: bool) -> None:
         self._done(name, self.processes[name].machine.probed(peer, self.now, answered=answered))
 
     def _probed_for(self, name: str, peer: str, alive: bool) -> None:
-        self._done(name, self.processes[name].machine.probed_for(peer, self.now, alive=alive))
+        self.processes[name].machine.probed_for(peer, self.now, alive=alive)
+        self._done(name)
 
     def _note(self, name: str, machine: Membership) -> None:
         for member in machine.members:

@@ -111,21 +111,14 @@ def test_a_port_that_is_taken_is_told_and_a_closed_server_frees_its_own() -> Non
     socket.create_server(address).close()
 
 
-@pytest.fixture
-def served() -> Iterator[tuple[str, int]]:
-    server = metrics_server("127.0.0.1:0", lambda: STATUS)
-    yield split_address(server.url.removeprefix("http://").rstrip("/"))
-    server.close()
-
-
 @pytest.mark.parametrize(
     ("host", "status"),
     [("localhost:9", 200), ("127.0.0.1", 200), ("[::1]:9", 200), ("somebody.example", 400)],
 )
-def test_it_is_served_under_names_of_this_machine(
-    served: tuple[str, int], host: str, status: int
-) -> None:
-    connection = HTTPConnection(*served, timeout=20)
+def test_it_is_served_under_names_of_this_machine(host: str, status: int) -> None:
+    server = metrics_server("127.0.0.1:0", lambda: STATUS)
+    connection = HTTPConnection(*split_address(server.url[7:-1]), timeout=20)
     connection.request("GET", "/metrics", headers={"Host": host})
     assert connection.getresponse().status == status
     connection.close()
+    server.close()
