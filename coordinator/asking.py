@@ -49,13 +49,11 @@ def ask(
     address: str,
     timeout_s: float = TIMEOUT_S,
     identity: "Identity | None" = None,
-    only: str = "",
 ) -> dict[str, Any]:
     """The status document of the worker or coordinator that answers at `address`.
 
     Args:
         identity: of a member of the run; None where it is not encrypted.
-        only: a key of the document, where nothing else is wanted.
 
     Raises:
         Failure: nobody answered in time, or not with a status; says what was tried.
@@ -76,7 +74,7 @@ def ask(
         for stub in (rpc.ControlStub(channel), rpc.CoordinatorStub(channel)):
             left_s = max(0.1, timeout_s - (time.monotonic() - began_s))
             try:
-                reply = stub.Status(pb.StatusRequest(only=only), timeout=left_s)
+                reply = stub.Status(pb.StatusRequest(), timeout=left_s)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     continue

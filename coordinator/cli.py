@@ -125,33 +125,18 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
 
 
 @click.command()
-@click.argument("target", metavar="RUN|HOST:PORT")
+@click.argument("run", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--picture/--no-picture", default=True, help="Draw loss.png too.", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Write the files in RUN, and print nothing.")
-@_member_option
-def report(target: str, as_json: bool, picture: bool, quiet: bool, run: Path | None) -> None:
-    """Report on all peers of a run that has ended or is under way.
+def report(run: Path, as_json: bool, picture: bool, quiet: bool) -> None:
+    """Report on all peers of a run that has ended.
 
-    RUN is the folder of `murmur swarm` or of one of the run's workers. HOST:PORT is any live peer:
-    then the report is about what its peers say now.
+    RUN is the folder of `murmur swarm` or of one of the run's workers.
     """
-    from murmuration.coordinator.report_files import report_of_folder, report_of_swarm
-    from murmuration.worker.identity import member_identity
+    from murmuration.coordinator.report_files import report_of_folder
 
-    console = None if as_json or quiet else _console()
-    if Path(target).is_dir():
-        found = report_of_folder(Path(target), console, picture=picture)
-    elif ":" not in target or "/" in target:
-        raise Failure(
-            f"{target}: there is no such folder; name that of a worker or a swarm, or HOST:PORT of "
-            "a peer that lives",
-            ExitCode.USAGE,
-        )
-    else:
-        _check_address(target)
-        identity = member_identity(run) if run is not None else None
-        found = report_of_swarm(target, identity, console)
+    found = report_of_folder(run, None if as_json or quiet else _console(), picture=picture)
     if as_json:
         click.echo(json.dumps(found, indent=1))
 

@@ -1,7 +1,6 @@
 """The final report for people."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -34,7 +33,6 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _MAX_SAMPLE_LINES = 24
 _WIDE = 100  # columns of a terminal
-_AT_THE_END = "measured at the end"
 _NOT_KNOWN = "not known: no worker reported to the end"
 _WORTH_A_WORD_S = 0.05
 _WORTH_A_WORD_BYTES = 100_000
@@ -115,10 +113,9 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
     lag, link = report["loop_lag_ms"], report.get("link")
     lags = ", ".join(f"{key} {lag[key]:.1f} ms" for key in ("p50", "p99", "max") if key in lag)
     lines: list[tuple[str, str | None]] = [
-        ("under way", _under_way(report)),
         ("validation loss", _validation(report)),
         ("on the way", _curve(report["val_loss_curve"])),
-        ("training loss", _training_loss(report)),
+        ("training loss", _curve(report["train_loss_curve"])),
         ("bytes sent", _traffic(report)),
         ("probes", _probes(report)),
         ("final mean", _final_mean(report)),
@@ -140,13 +137,6 @@ def _curve(curve: Curve) -> str | None:
     return f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}" if curve else None
 
 
-def _training_loss(report: Report) -> str | None:
-    curve = report["train_loss_curve"]
-    if curve and report.get("under_way"):
-        return f"{sum(loss for _, loss in curve) / len(curve):.2f} now"
-    return _curve(curve)
-
-
 def sparkline(curve: Curve) -> str:
     """The curve in one line of text, on a logarithmic scale."""
     values = [math.log(max(loss, 1e-9)) for _, loss in curve]
@@ -158,20 +148,8 @@ def sparkline(curve: Curve) -> str:
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
-def _under_way(report: Report) -> str | None:
-    """Says that nothing is amiss where figures are missing."""
-    if not report.get("under_way"):
-        return None
-    states = Counter(str(peer["state"]) for peer in report["peers"])
-    said = ", ".join(f"{number} {state}" for state, number in states.most_common())
-    of = f" of {report['steps']:,}" if report["steps"] else ""
-    return f"the run goes on, at step {report['step']:,}{of}; peers: {said}"
-
-
 def _validation(report: Report) -> str:
     loss = report["val_loss"]
-    if loss is None and report.get("under_way"):
-        return _AT_THE_END
     if loss is None:
         stopped = report["reason"] not in (None, "finished")
         return f"not measured: {'stopped before the end' if stopped else 'no worker reported one'}"
@@ -195,8 +173,6 @@ def _traffic(report: Report) -> str:
             line += f", of which {size(exchanged)} to agree within stages"
         if not times:
             return line
-    elif report.get("under_way"):
-        return f"{line} so far"
     if not report["ddp_bytes_per_worker"]:
         return line
     line += f"; {ddp} {megabytes(report['ddp_bytes_per_worker'])}"
@@ -258,8 +234,6 @@ def _waits(report: Report) -> str | None:
 
 def _computing(report: Report) -> str:
     utilization, wall_s = report["compute_utilization"], report["wall_s"]
-    if report.get("under_way"):
-        return _AT_THE_END
     if utilization is None or wall_s is None:
         return _NOT_KNOWN
     return (
@@ -286,8 +260,6 @@ def _replicas(report: Report) -> str:
     if "stages" in report:
         return _staged_replicas(report["stages"], report["preset"])
     reported = sum(1 for peer in report["peers"] if peer["anchor_hash"])
-    if report["hashes_agree"] is None and report.get("under_way"):
-        return "compared at the end"
     if report["hashes_agree"] is None:
         return f"nothing to compare: {count(reported, 'worker')} reported to the end"
     if report["hashes_agree"]:

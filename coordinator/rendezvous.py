@@ -315,9 +315,9 @@ class CoordinatorRun:
         self._say(event, page_words(event, terminal=sys.stdout.isatty()))
         return page
 
-    def _ask(self, address: str, timeout_s: float = TIMEOUT_S, only: str = "") -> dict[str, Any]:
+    def _ask(self, address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """With the certificate of now."""
-        return ask(address, timeout_s, self._identity, only)
+        return ask(address, timeout_s, self._identity)
 
     def _over(self) -> bool:
         return self._expect is not None and self.registry.all_over(

@@ -36,7 +36,6 @@ def build_report(
     *,
     settings: Mapping[str, object],
     elapsed_s: float,
-    under_way: bool = False,
 ) -> Report:
     """Puts the workers' results together.
 
@@ -58,16 +57,14 @@ def build_report(
             link and link_bytes (sent and received of each worker) of shaped links;
             reporter, the worker whose folder this is: its checkpoint is the one to name.
         elapsed_s: from the command's start to its end.
-        under_way: the run goes on: bytes are those of all workers so far.
     """
     told, peers = _Results(records), [_peer(record) for record in records]
     known = dict(settings) | told.settings()
-    counted = [peer for peer in peers if peer["anchor_hash"] or under_way]
+    counted = [peer for peer in peers if peer["anchor_hash"]]
     own_first = sorted(peers, key=lambda peer: peer["peer"] != known.get("reporter"))
     sent = _mean([float(p["bytes_sent"]) for p in counted if p["bytes_sent"] is not None])
     ddp, reasons = told.mean("ddp_bytes"), told.texts("reason")
     return {
-        "under_way": under_way,
         "preset": known.get("preset"),
         "workers": len(records),
         "steps": max((record.steps or 0 for record in records), default=0) or known.get("steps"),

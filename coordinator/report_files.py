@@ -1,38 +1,30 @@
 """The files that a run leaves: the report, its picture, and the report for people.
 
-Records of the workers come from their events, from what a worker has kept of all peers, or from
-what the peers say while they live.
+Records of the workers come from their events, or from what a worker has kept of all peers.
 """
 
 import io
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.printer import print_report
 from murmuration.coordinator.records import COUNTS, Record
 from murmuration.coordinator.report import Report, build_report, write_report
 from murmuration.protos.events import (
     Curve,
-    address_in,
     float_of,
     int_of,
-    names_of,
-    place_of,
     text_of,
 )
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import count
 from murmuration.protos.files import RESULTS, read_json, write_atomically
-from murmuration.worker.identity import Identity, IdentityError
-from murmuration.worker.views.summary import Document, map_of, maps_of, name_of, summary_of
+from murmuration.worker.views.summary import Document, map_of, maps_of
 
 _REPORT = "report.json"
 _ASK_S = 5.0
@@ -85,8 +77,7 @@ def leave_results(
 
 def report_of_folder(folder: Path, console: Console | None, *, picture: bool = True) -> Report:
     """The report of the run that a worker, a swarm or a coordinator has left there; printed if
-    there is a console. A worker's is made again, and written beside it; of a run that goes on, it
-    is that of its peers now.
+    there is a console. A worker's is made again, and written beside it.
 
     Raises:
         Failure: there is none.
@@ -102,33 +93,11 @@ def report_of_folder(folder: Path, console: Console | None, *, picture: bool = T
             records, folder, console, settings=settings, elapsed_s=elapsed_s, picture=picture
         )
     if not (folder / _REPORT).exists():
-        if (address := address_in(folder)) is not None:
-            with suppress(Failure, IdentityError):  # nobody there any more, or not for this peer
-                return report_of_swarm(address, Identity.load(folder), console)
         raise _nothing(folder)
     report = _read(folder / _REPORT)
-    return _printed(report, console)
-
-
-def report_of_swarm(address: str, identity: Identity | None, console: Console | None) -> Report:
-    """The report of a run under way, or just over, by what its peers say. Raises Failure: nobody
-    answers."""
-    look = AskedSwarm(address, partial(ask, identity=identity)).look()
-    members = maps_of(look.first, "members")
-    known = {
-        name: _live(each, look.answers.get(name)) for each in members if (name := name_of(each))
-    }
-    ended = ask(address, _ASK_S, identity, only="results")  # of those that have given theirs
-    known |= {peer: each for peer, each in records_of(ended).items() if each.result is not None}
-    first = look.first
-    settings = {"preset": text_of(first, "preset"), "steps": int_of(first, "steps")}
-    report = build_report(
-        list(known.values()),
-        settings=settings,
-        elapsed_s=max((float_of(each, "up_s") or 0.0 for each in look.answers.values()), default=0),
-        under_way=any(each.result is None and each.state not in _GONE for each in known.values()),
-    )
-    return _printed(report, console)
+    if console is not None:
+        print_report(report, console)
+    return report
 
 
 def records_of(document: Document) -> dict[str, Record]:
@@ -151,27 +120,6 @@ def records_of(document: Document) -> dict[str, Record]:
     return records
 
 
-def _live(member: Document, own: Document | None) -> Record:
-    """A record of a peer that lives: by its own word, if it has answered."""
-    said: Document = member if own is None else own
-    record = Record(**vars(summary_of(member, own)), started=True)
-    if own is None:
-        record.rounds_completed = None  # its position is known, and not its count
-    if record.loss is not None:
-        record.curve = [(record.step, record.loss)]
-    if record.val_loss is not None:
-        record.val_curve = [(record.step, record.val_loss)]
-    record.warn(names_of(said, "warnings"))
-    record.located = {place_of(verdict): dict(verdict) for verdict in maps_of(said, "verdicts")}
-    return record
-
-
-def _printed(report: Report, console: Console | None) -> Report:
-    if console is not None:
-        print_report(report, console)
-    return report
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = read_json(path)
@@ -185,7 +133,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _nothing(folder: Path) -> Failure:
     return Failure(
         f"{folder} holds neither {RESULTS} nor {_REPORT}: name the folder of a worker or a swarm "
-        "that has ended, or HOST:PORT of a peer that lives",
+        "that has ended; `murmur status` shows a run under way",
         ExitCode.USAGE,
     )
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from murmuration.coordinator.report_files import report_of_swarm
 from tests.support.workers import QUICK, running_swarm, settings_of
 
 RUN = settings_of(run__steps=200, diloco__inner_steps=10)
@@ -28,10 +27,6 @@ def test_every_peer_ends_with_the_report_of_all_and_names_the_dead(tmp_path: Pat
     with running_swarm(3, tmp_path, *PACED, *QUICK, *RUN) as swarm:
         swarm.start_all()
         swarm.workers["w2"].wait_for_round(1)
-        live = report_of_swarm(swarm.addresses["w0"], None, None)
-        assert [peer["peer"] for peer in live["peers"]] == swarm.names
-        assert {peer["state"] for peer in live["peers"]} == {"training"}
-        assert all(peer["bytes_sent"] > 0 for peer in live["peers"])
         swarm.workers["w2"].send(signal.SIGKILL)
         results = swarm.wait("w0", "w1")
     reports = {name: report_of(tmp_path / name) for name in ("w0", "w1")}

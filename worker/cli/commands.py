@@ -556,10 +556,10 @@ def _report(flags: WorkerFlags) -> None:
         peers = json.loads((flags.out / RESULTS).read_text())["peers"]
         if len(peers) > 1 and isinstance(group, click.Group):
             command = group.get_command(context, "report")
-            options = {"run": None, "as_json": False, "picture": False}
+            options = {"as_json": False, "picture": False}
             quiet = flags.as_json or flags.quiet
             if command is not None:
-                context.invoke(command, target=str(flags.out), quiet=quiet, **options)
+                context.invoke(command, run=flags.out, quiet=quiet, **options)
     except Exception as error:  # the run is over, and its exit code says how
         click.echo(f"murmur: no report of all peers: {error}", err=True)
 

@@ -456,8 +456,6 @@ class Node:
         only = wire.parse(pb.StatusRequest, request).only
         if only == "measured":  # by every peer, often
             return wire.status_reply({"measured": to_document(self.figures.figures())})
-        if only == "results":
-            return wire.status_reply(self.results.document())
         return wire.status_reply(self.status())
 
     async def _on_measure(self, _request: bytes) -> bytes:

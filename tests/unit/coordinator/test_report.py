@@ -365,17 +365,6 @@ def test_a_run_of_stages_in_words(staged: Make) -> None:
     assert "stages" not in report_of(killed("w0"))
 
 
-def test_a_run_under_way_in_words(finished: Make) -> None:
-    goes_on = Record("w1", state="training", step=50, curve=[(50, 2.0)], loss=2.0)
-    report = build_report([goes_on], settings={"steps": 60}, elapsed_s=1.0, under_way=True)
-    said = dict(figure_lines(report))
-    assert said["under way"] == "the run goes on, at step 50 of 60; peers: 1 training"
-    assert said["training loss"] == "2.00 now"
-    assert said["bytes sent"] == "0.0 MB per worker so far"
-    assert said["validation loss"] == said["computing"] == "measured at the end"
-    assert not [line for line in said.values() if line.startswith(("not ", "nothing"))]
-
-
 def test_a_whole_report_as_it_is_printed(finished: Make) -> None:
     records = [finished(f"w{n}", sample="def f():\n\treturn \x1b[2J1\n") for n in range(2)]
     report = report_of(*records, killed("w2")) | {"loss_png": "out/loss.png", "out": "report.json"}

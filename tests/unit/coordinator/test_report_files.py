@@ -9,18 +9,15 @@ import pytest
 from rich.console import Console
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator import report_files as results
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report_files import (
     draw_loss_curve,
     leave_results,
     records_of,
     report_of_folder,
-    report_of_swarm,
     smoothed,
     thinned,
 )
-from murmuration.protos.exit_codes import ExitCode
 
 RESULT = {
     "reason": "finished",
@@ -88,59 +85,6 @@ def test_what_is_no_report_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(Failure):
         report_of_folder(tmp_path, None)
-
-
-def test_of_a_run_under_way_by_what_each_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    members = [
-        {"peer": "w0", "address": "w0:7700", "health": "alive", "phase": "training", "step": 40},
-        {"peer": "w1", "address": "w1:7700", "health": "alive", "phase": "done", "step": 60},
-        {"peer": "w2", "address": "w2:7700", "health": "dead", "phase": "training", "step": 30},
-    ]
-    verdict = {"kind": "disk", "peer": "w0", "cost": 0.0}
-    said = {
-        "peer": "w0",
-        "preset": "noloco",
-        "phase": "training",
-        "step": 50,
-        "steps": 60,
-        "loss": 2.0,
-        "up_s": 9.0,
-        "members": members,
-        "traffic": {"bytes_sent": 7, "bytes_received": 8},
-        "rounds": {"completed": 2, "failed": 1},
-        "verdicts": [verdict],
-        "warnings": ["w0 and w1 contribute the same values"],
-    }
-
-    def ask(address: str, timeout_s: float, identity: object = None, only: str = "") -> Any:
-        if only == "results":
-            return kept(peer("w1", RESULT), peer("w2", None, "dead"))
-        if address != "w0:7700":
-            raise Failure(f"{address} does not answer", ExitCode.UNREACHABLE)
-        return said
-
-    monkeypatch.setattr(results, "ask", ask)
-    report = report_of_swarm("w0:7700", None, None)
-    assert [(each["peer"], each["state"], each["step"]) for each in report["peers"]] == [
-        ("w0", "training", 50),
-        ("w1", "done", 100),
-        ("w2", "dead", 30),
-    ]
-    assert (report["steps"], report["elapsed_s"], report["verdicts"]) == (60, 9.0, [verdict])
-    assert report["under_way"]
-    assert report["warnings"] == ["w0 and w1 contribute the same values"]
-    folder = tmp_path / "w0"  # of a worker that runs: it has left no results yet
-    folder.mkdir()
-    with pytest.raises(Failure, match="holds neither"):
-        report_of_folder(folder, None)
-    events = [{"event": "listening", "address": "w0:7700"}, {"event": "started"}]
-    (folder / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
-    assert report_of_folder(folder, None) == report
-    (folder / "events.jsonl").write_text(json.dumps(events[0] | {"address": "w9:7700"}))
-    with pytest.raises(Failure, match="holds neither"):
-        report_of_folder(folder, None)
 
 
 @pytest.fixture
