@@ -18,8 +18,8 @@ _LONGEST = 5
 _LINK_KEYS = ("link", "link_bytes")  # None where workers were on loopback
 _SETTING_COUNTS = ("inner_steps", "seed", "params", "fragments")
 _PEER_COUNTS = (
-    "tokens", "payload_bytes_sent", "payload_bytes_received", "payload_bytes_per_round",
-    "ddp_bytes", "probe_bytes_sent", "probe_bytes_received",
+    "tokens", "payload_bytes_sent", "payload_bytes_received", "ddp_bytes", "probe_bytes_sent",
+    "probe_bytes_received",
 )  # fmt: skip
 _MEANS = (
     "compute_s", "stall_s", "wall_s", "compute_utilization", "val_loss", "val_loss_error",

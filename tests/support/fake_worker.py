@@ -109,7 +109,6 @@ def result(steps: int, reason: str) -> dict[str, object]:
         "bytes_received": 900 * steps,
         "payload_bytes_sent": 990 * steps,
         "payload_bytes_received": 890 * steps,
-        "payload_bytes_per_round": 660,
         "anchor_hash": "aa" * 16,
         "momentum_hash": "bb" * 16,
         "rounds_completed": steps,

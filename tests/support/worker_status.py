@@ -32,7 +32,6 @@ STATUS: dict[str, Any] = {
         "late": 2,
         "takeovers": 3,
         "exchange_s": 4.5,
-        "last_exchange_s": 0.7,
     },
     "relayed": {"for": ["w3"], "tunnels": 2, "relayed_bytes": {"w3": 7000}},
     "refused": {"invalid": 2, "again": 5},

@@ -87,14 +87,13 @@ class RoundLog:
     Attributes:
         done, failed: rounds so far.
         steps_lost: inner steps, since something was not finite.
-        exchange_s: how long those that were completed were on their way, and the last of them.
+        exchange_s: how long those that were completed were on their way.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.done, self.failed, self.exchange_s = 0, 0, 0.0
         self.steps_lost = 0
-        self.last_exchange_s: float | None = None
         self._on_the_way: dict[int, _LoggedRound] = {}  # by fragment
         self._recent: deque[_LoggedRound] = deque(maxlen=_REMEMBERED)
         self._waiting_since: float | None = None
@@ -108,7 +107,6 @@ class RoundLog:
         """One has closed. Args: exchange_s: how long it was on its way."""
         self.done += 1
         self.exchange_s += exchange_s
-        self.last_exchange_s = round(exchange_s, 3)
         ended = self._end(fragment, round_)
         ended.began_s, ended.waited_for = self._clock() - exchange_s, waited_for
 
@@ -222,7 +220,6 @@ def status_document(
             "late": counts.late,
             "takeovers": counts.takeovers,
             "exchange_s": round(rounds.exchange_s, 3),
-            "last_exchange_s": rounds.last_exchange_s,
         },
         "recent_rounds": rounds.recent(),
         "waiting_s": rounds.waiting_s(),

@@ -169,7 +169,6 @@ class TrainingLoop(OuterLoop):
     def evaluated(self, found: "Evaluation | None", seconds: float) -> None:
         """What the anchors are worth at this step, None where that was cut short, and how long it
         took to say."""
-        self.metrics.evaluate_s += seconds
         if found is not None:
             self.metrics.validated(self.step, found.loss)
             took_s = round(seconds, 3)

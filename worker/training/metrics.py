@@ -44,7 +44,6 @@ class Metrics:
     """Of this process's life; counts and seconds. train thread only."""
 
     inner_steps: int = 0
-    steps_in_flight: int = 0
     compute_s: float = 0.0
     stall_s: float = 0.0
     visits_wait_s: float = 0.0  # of a stage, that has nothing to compute until a microbatch comes
@@ -55,16 +54,13 @@ class Metrics:
     final_mean_rounds: int = 0
     final_mean_stall_s: float = 0.0  # of stall_s
     most_overlap_steps: int = 0  # tau at its longest, where it is measured
-    adoptions: int = 0
     put_back: int = 0  # times that parameters, moments or a gradient were not finite
     steps_lost: int = 0  # inner steps that were undone for it
     rounds_given_up: int = 0  # for the state of the other side of a partition
-    evaluate_s: float = 0.0  # between two steps
     peak_rss_bytes: int = 0  # of the process, up to the last step
     curve: list[tuple[int, float]] = field(default_factory=list)
     val_curve: list[tuple[int, float]] = field(default_factory=list)  # of the anchors
     stall_s_by_peer: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    stall_s_by_fragment: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _waited_s: tuple[float, float] = (0.0, 0.0)  # up to the last step: for microbatches, for rounds
     _recent: list[float] = field(default_factory=list)
     _stepped_at: float | None = None
@@ -90,7 +86,6 @@ class Metrics:
         """The train thread has waited for a round to come back."""
         self.stall_s += stall.stall_s
         self.stall_s_by_peer[stall.waited_for] += stall.stall_s
-        self.stall_s_by_fragment[stall.fragment] += stall.stall_s
         heapq.heappush(self._longest, stall)
         if len(self._longest) > _LONGEST:
             heapq.heappop(self._longest)
@@ -113,7 +108,6 @@ class Metrics:
     def stepped(self, seconds: float, *, in_flight: bool) -> None:
         """Takes the time of an inner step, with or without a round on its way."""
         self.inner_steps += 1
-        self.steps_in_flight += in_flight
         self.compute_s += seconds
         self._steps[in_flight].append(seconds)
         before = self.first_step_at if self._stepped_at is None else self._stepped_at
@@ -153,21 +147,21 @@ class Metrics:
             "wall_s": round(self.wall_s, 3),
             "compute_s": round(self.compute_s, 3),
             "stall_s": round(self.stall_s, 3),
-            "evaluate_s": round(self.evaluate_s, 3),
             "compute_utilization": round(self.compute_utilization, 4),
             "rounds_completed": self.rounds_completed,
             "rounds_failed": self.rounds_failed,
             "final_mean_rounds": self.final_mean_rounds,
             "final_mean_stall_s": round(self.final_mean_stall_s, 3),
             "most_overlap_steps": self.most_overlap_steps,
-            "adoptions": self.adoptions,
             "rounds_given_up": self.rounds_given_up,
             "steps_lost": self.steps_lost,
             "peak_rss_bytes": self.peak_rss_bytes,
-            "stall_s_by_peer": _rounded(self.stall_s_by_peer),
-            "stall_s_by_fragment": _rounded(self.stall_s_by_fragment),
+            "stall_s_by_peer": {
+                peer: round(stall_s, 3)
+                for peer, stall_s in sorted(self.stall_s_by_peer.items())
+                if stall_s >= 0.001
+            },
             "longest_stalls": [asdict(stall) for stall in sorted(self._longest, reverse=True)],
-            "steps_in_flight": self.steps_in_flight,
             "step_s_idle": _median(self._steps[False]),
             "step_s_in_flight": _median(self._steps[True]),
         }
@@ -313,10 +307,6 @@ class Reporter:
     def _loss(self) -> float | None:
         """None on a stage without a loss of its own."""
         return None if math.isnan(self._replica.loss) else self._replica.loss
-
-
-def _rounded(seconds: Mapping[str, float] | Mapping[int, float]) -> dict[str, float]:
-    return {str(key): round(value, 3) for key, value in sorted(seconds.items()) if value >= 0.001}
 
 
 def _short(value: float | None, decimals: int = 3) -> float | None:

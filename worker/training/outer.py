@@ -572,7 +572,6 @@ class OuterLoop:
                 taken.append(index)
         if not taken:
             return
-        self.metrics.adoptions += 1
         self.pace.took_over()
         if phase is Phase.TRAINING:
             self.pace.round_closed(self._clock(), counted=False)

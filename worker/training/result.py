@@ -87,9 +87,6 @@ def build_result(
             "final_mean": asdict(counts.final_mean_sent),
         },
         "blocked_s": round(counts.blocked_s, 3),
-        "payload_bytes_per_round": sum(
-            node.context.codec.encoded_bytes(f.elements) for f in fragments
-        ),
         "ddp_bytes": round(2 * (peers - 1) / peers * 4 * params * metrics.inner_steps),
         "spread": trainer.spread,
         "anchor_hash": tensor_hash(state.anchor for state in trainer.states),

@@ -50,7 +50,6 @@ def result_event() -> Callable[..., Event]:
             "seed": 0,
             "reason": "finished",
             "loop_lag_ms": {"p50": 0.2, "p99": 2.0, "max": 5.0},
-            "payload_bytes_per_round": 6_000_000,
             "ddp_bytes": 100_000_000,
             **changes,
         }

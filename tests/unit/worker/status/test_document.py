@@ -50,7 +50,7 @@ def test_a_round_from_its_start_to_the_step_after_it() -> None:
         }
     ]
     assert rounds.waiting_s() is None
-    assert (rounds.done, rounds.exchange_s, rounds.last_exchange_s) == (1, 2.0, 2.0)
+    assert (rounds.done, rounds.exchange_s) == (1, 2.0)
 
 
 def test_a_round_that_fails_ends_the_wait_and_names_whom_it_lacked() -> None:
