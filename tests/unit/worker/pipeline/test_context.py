@@ -19,28 +19,6 @@ async def let_others_run() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_fits_goes_in_and_what_does_not_waits_its_turn() -> None:
-    async def scenario() -> None:
-        budget, entered = MemoryBudget(10), []
-
-        async def enter(name: str, size: int) -> None:
-            await budget.acquire(size)
-            entered.append(name)
-
-        tasks = [
-            asyncio.create_task(enter(name, size)) for name, size in (("a", 6), ("b", 6), ("c", 1))
-        ]
-        await let_others_run()
-        assert entered == ["a"]  # c would fit, but b came first
-        budget.release(6)
-        await let_others_run()
-        assert entered == ["a", "b", "c"]
-        assert (budget.held_bytes, budget.peak_bytes) == (7, 7)
-        await asyncio.gather(*tasks)
-
-    run(scenario())
-
-
 def test_what_holds_nothing_passes_those_that_wait() -> None:
     """A loss behind a deferred forward: it frees what the forward waits for."""
 

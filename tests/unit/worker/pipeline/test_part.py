@@ -8,7 +8,6 @@ import torch
 from murmuration.worker.membership import Health, Member
 from murmuration.worker.pipeline.part import (
     neighbour_weights,
-    part_of,
     rebuilt_stage,
     stage_fragments,
     weights_of,
@@ -45,26 +44,6 @@ def test_the_neighbours_that_came_share_the_whole() -> None:
     assert weights_of([1], weights) == {1: 1.0}
     assert weights_of([3], {1: 1.0, 3: 0.0}) == {3: 1.0}
     assert weights_of([], weights) == {}
-
-
-@pytest.mark.parametrize("weights", [{0: 0.25, 2: 0.75}, {0: 1.0}, {2: 1.0}])
-def test_a_layer_is_the_weighted_mean_of_its_neighbours(weights: dict[int, float]) -> None:
-    problem = StagedProblem(count=3, layers=3)
-    task, config = problem.task, problem.config
-    anchors = {
-        stage: [
-            torch.full((fragment.elements,), float(stage + 1))
-            for fragment in stage_fragments(task, config, stage)
-        ]
-        for stage in weights
-    }
-    made = rebuilt_stage(task, config, 1, anchors, weights)
-    expected = sum(weight * (stage + 1) for stage, weight in weights.items())
-    own = dict(part_of(task, config, 1).module.named_parameters())
-    assert made.keys() == own.keys()
-    for name, values in made.items():
-        assert values.shape == own[name].shape
-        assert torch.allclose(values, torch.full_like(values, expected))
 
 
 def test_a_neighbour_with_fewer_layers_lends_its_last_one() -> None:

@@ -293,31 +293,6 @@ def test_the_snapshots_that_are_known_are_bounded() -> None:
     assert known == sorted(known)  # the oldest are forgotten
 
 
-def test_origins_whose_searches_are_over_are_on_the_routes_of_one_plan() -> None:
-    async def scenario() -> None:
-        members = measured(0.1)
-        peers = [Peer(members, "p0"), Peer(members, "p1")]
-        taken = []
-        for peer in peers:
-            peer.planner.routes(1)
-            await peer.searches.let_go()
-            taken += [[hop.peer for hop in route] for route in peer.planner.routes(2)[0]]
-        snapshot = snapshot_of(members)
-        assert snapshot is not None
-        found = search_routes(
-            snapshot.pipeline,
-            planned_rules(CONFIG, snapshot, 1),
-            [0, 1, 0, 1],
-            seed=peers[0].context.seed - 1,
-            effort_s=0.5,
-            shared_uplinks=True,
-        )
-        by_origin = sorted(found.routes, key=lambda route: route.origin)
-        assert taken == [[snapshot.peers[peer] for peer in route.peers[1:]] for route in by_origin]
-
-    run(scenario())
-
-
 def test_routes_found_before_go_on_until_there_are_new_ones() -> None:
     async def scenario() -> None:
         peer = Peer(crossed(near="p2", far="p3"))

@@ -181,16 +181,6 @@ def test_visits_per_second_are_known_once_both_ways_are_measured() -> None:
     assert Profile(forward_s=0.02).visits_per_s == 0.0
 
 
-def test_a_rate_is_among_the_best_and_without_the_way_of_the_answer() -> None:
-    measurements = StageMeasurements(1000)
-    measurements.round_trip("b", 0.5)
-    for seconds in (1.0, 1.5, 2.5, 3.5, 4.5, 10.5):
-        measurements.sent("b", 1_000_000, seconds)
-    news = measurements.poll(0.0)
-    assert news is not None
-    assert news.rate_bytes_per_s["b"] == 1_000_000
-
-
 # ------------------------------------------------------------------------------------- probes
 
 

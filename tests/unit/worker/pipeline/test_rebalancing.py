@@ -94,10 +94,6 @@ def test_a_stage_whose_replica_is_only_suspected_is_not_orphaned() -> None:
     assert movers(members, 0.0, 10.0) == {}
 
 
-def test_nobody_leaves_a_stage_orphaned_to_serve_another() -> None:
-    assert movers([member("0a"), member("1a", Health.DEAD), member("2a")], 0.0, 10.0) == {}
-
-
 def test_stage_0_is_not_made_anew() -> None:
     assert (
         movers([member("0a", Health.DEAD), member("1a"), member("2a"), member("2b")], 0.0, 10.0)
@@ -109,20 +105,6 @@ def test_a_replica_of_another_stage_goes_before_one_of_stage_0() -> None:
     members = [member("0a"), member("0b"), member("1a", Health.DEAD), member("2a"), member("2b")]
     assert movers(members, 0.0, 2.0).keys() == {"2b"}
     assert movers(members[:-1], 0.0, 2.0).keys() == {"0b"}
-
-
-def test_two_orphaned_stages_get_one_peer_each() -> None:
-    members = [
-        member("0a"),
-        member("0b"),
-        member("0c"),
-        member("1a", Health.DEAD),
-        member("2a", Health.DEAD),
-    ]
-    assert movers(members, 0.0, 2.0) == {
-        "0c": StageMove(1, orphaned=True),
-        "0b": StageMove(2, orphaned=True),
-    }
 
 
 def test_a_stage_that_is_served_in_between_is_orphaned_again() -> None:
@@ -190,10 +172,6 @@ def test_a_peer_that_is_too_slow_to_help_does_not_go() -> None:
     found = StageAssignment(members, 3).mover_to_slowest()
     assert found is not None
     assert found == ("p3", 1)
-
-
-def test_nobody_moves_between_stages_that_are_about_equal() -> None:
-    assert StageAssignment(members_of(0, 1, 1, 2, 2), 3).mover_to_slowest() is None
 
 
 # --------------------------------------------------------------------------------- a newcomer

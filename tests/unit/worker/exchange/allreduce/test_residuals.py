@@ -26,10 +26,6 @@ def holds(residual: Tensor | None, expected: Tensor) -> bool:
     return residual is not None and torch.equal(residual, expected)
 
 
-def test_the_first_reduction_has_nothing_to_add() -> None:
-    assert Residuals().before(key(0), 0, 4) is None
-
-
 def test_each_round_takes_what_the_one_before_has_left() -> None:
     each = Residuals()
     assert closed(each, key(0), 0, 4, 1.0) is None
