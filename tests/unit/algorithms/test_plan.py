@@ -158,8 +158,3 @@ def test_the_presets_in_pairs_are_settings_of_the_same_engine() -> None:
     assert replace(over_all, outer_lr=0.9, outer_momentum=0.6) == PRESETS["diloco"]
     assert (streaming.codec, streaming.anchor_codec, streaming.fragments) == ("e3m0", "bf16", 0)
     assert streaming.overlap_steps == PRESETS["streaming"].overlap_steps > 0
-
-
-def test_the_consensus_is_an_exact_mean() -> None:
-    plan = PRESETS["streaming-noloco"].consensus_plan
-    assert (plan.exchange, plan.codec, plan.reduction_codec) == ("mean", "fp32", "fp32")

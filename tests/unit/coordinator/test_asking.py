@@ -79,10 +79,6 @@ def with_a_coordinator() -> FakeSwarm:
     return swarm
 
 
-def test_a_coordinator_knows_the_peers_too() -> None:
-    assert with_a_coordinator().answers("c:7600") == {"w0"}
-
-
 def test_members_that_are_none_are_passed_over() -> None:
     swarm = FakeSwarm("w0")
     swarm.members[:] = [*swarm.members, "w1", {"peer": 3, "health": "alive"}]  # type: ignore[list-item]

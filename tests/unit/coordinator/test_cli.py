@@ -44,11 +44,6 @@ def test_bad_input_is_one_line_with_its_exit_code(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_unit_of_loss_is_told() -> None:
-    told = " ".join(CliRunner().invoke(cli.swarm, ["--help"]).output.split())
-    assert "loss=0.1 (connections that break a minute)" in told
-
-
 def test_importing_the_commands_imports_nothing_heavy() -> None:
     heavy = {"torch", "grpc", "matplotlib", "rich", "numpy", "starlette", "uvicorn"}
     code = f"import sys, murmuration.coordinator.cli; print(*sorted({heavy} & set(sys.modules)))"

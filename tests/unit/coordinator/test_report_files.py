@@ -122,13 +122,6 @@ def test_a_folder_that_cannot_be_written_is_said_and_survived(
     assert "could not be written" in console.file.getvalue()
 
 
-def test_the_validation_loss_on_the_way_is_drawn(tmp_path: Path) -> None:
-    without, drawn = tmp_path / "without.png", tmp_path / "with.png"
-    draw_loss_curve(without, {}, [], 2.0, "run")
-    draw_loss_curve(drawn, {}, [], 2.0, "run", val_curve=[(20, 4.5), (40, 2.0)])
-    assert drawn.read_bytes() != without.read_bytes()
-
-
 def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
     draw_loss_curve(tmp_path / "empty.png", {}, [], None, "nothing")
     assert (tmp_path / "empty.png").exists()

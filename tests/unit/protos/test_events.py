@@ -2,7 +2,7 @@
 
 import pytest
 
-from murmuration.protos.events import new_event, printable, verdict_words
+from murmuration.protos.events import printable, verdict_words
 from murmuration.protos.exit_codes import exit_words
 
 
@@ -22,10 +22,6 @@ def test_exit_codes_in_words(code: int, words: str) -> None:
 
 def test_text_cannot_steer_a_terminal() -> None:
     assert printable("a\x1b[2Jb\n\tc") == "a\N{REPLACEMENT CHARACTER}[2Jb\n\tc"
-
-
-def test_an_event_is_its_kind_and_fields() -> None:
-    assert new_event("moves", stage=1, to=2) == {"event": "moves", "stage": 1, "to": 2}
 
 
 VERDICT = {

@@ -40,11 +40,6 @@ def toml(tmp_path: Path) -> Any:
 # ------------------------------------------------------------------------------------- reading
 
 
-def test_without_anything_the_defaults_stand() -> None:
-    assert load_config(None, ()) == Config()
-    assert Config().plan == PRESETS["diloco"]
-
-
 def test_a_file_is_read_and_settings_go_on_top(toml: Any) -> None:
     path = toml(
         """

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from murmuration.algorithms.codecs import CODECS, codec_by_name
+from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.codecs.topk import CHUNK, TopK
 
 codec = TopK()
@@ -21,10 +21,6 @@ def values_of(elements: int, seed: int) -> Tensor:
 def round_trip(values: Tensor, name: str = "topk") -> Tensor:
     codec = codec_by_name(name)
     return codec.decode(codec.encode(values), values.numel())
-
-
-def test_these_are_all() -> None:
-    assert KEPT.keys() == {each.name for each in CODECS if each.name.startswith("topk")}
 
 
 @every_topk

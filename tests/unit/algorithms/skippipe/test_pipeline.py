@@ -56,11 +56,6 @@ def costs(forward_s: tuple[float, ...], transfer_s: float = 2.0) -> Costs:
     )
 
 
-def test_a_message_is_there_when_it_was_sent_and_has_travelled() -> None:
-    wanted_s = links(0.1, 50.0).edge_s(100.0)
-    np.testing.assert_allclose(costs((2.0, 4.0)).edge_s, wanted_s)
-
-
 @pytest.mark.parametrize(
     ("forward_s", "transfer_s", "reason"),
     [
@@ -75,10 +70,6 @@ def test_costs_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         costs(forward_s, transfer_s)
-
-
-def test_each_peer_knows_its_stage() -> None:
-    assert even_pipeline((2, 1, 2)).stage_of == (0, 0, 1, 2, 2)
 
 
 @pytest.mark.parametrize(

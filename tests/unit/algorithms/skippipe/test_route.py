@@ -65,10 +65,6 @@ def test_a_spread_that_no_routes_can_have_is_refused(
         Rules(stages=stages, visited=visited, spread=spread)
 
 
-def test_ascending_routes_are_allowed() -> None:
-    assert stage_refusals((0, 1, 4, 7), RULES) == ()
-
-
 @given(st.lists(st.integers(0, 7), max_size=8))
 def test_what_is_allowed_begins_on_stage_0_and_ascends_without_long_jumps(
     stages: list[int],

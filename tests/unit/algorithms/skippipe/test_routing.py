@@ -173,12 +173,6 @@ def test_the_search_is_judged_on_the_uplinks_that_are_asked_for() -> None:
     assert shared.iteration_s >= alone.iteration_s
 
 
-def test_a_model_in_one_stage_sends_nothing() -> None:
-    pipeline, rules = even_pipeline((2,)), Rules(stages=1, visited=1)
-    told = predict(pipeline, rules, [0, 1], "skip", shared_uplinks=True, effort_s=EFFORT_S)
-    assert told.iteration_s == 2.75
-
-
 def test_the_same_seed_gives_the_same_prediction() -> None:
     pipeline, rules = even_pipeline((2, 2, 2, 2)), Rules(stages=4, visited=3)
     origins = origins_in_turns(pipeline, 3)

@@ -57,11 +57,6 @@ def test_health_goes_by_incarnation_and_the_rest_by_heartbeat(one: Member, other
         assert merged.health is max((one, other), key=lambda member: member.incarnation).health
 
 
-def test_the_suspected_still_count_as_live_and_the_gone_do_not() -> None:
-    live = {health for health in Health if Member("w0", "host:1", 1, health=health).live}
-    assert live == {Health.ALIVE, Health.SUSPECT}
-
-
 NOW_MS = 1_700_000_000_000
 LIMITS = MemberLimits(steps=100, fragments=3, inner_steps=1, stages=4, stage=1)
 DIGESTS = (Digest(7, 2, 5),) * 3

@@ -15,7 +15,6 @@ from murmuration.worker.pipeline.rebalancing import (
     StageAssignment,
     members_at,
     slowest_stage,
-    stage_to_join,
     stage_to_move_to,
 )
 from murmuration.worker.pipeline.stages_config import StagesConfig
@@ -25,10 +24,6 @@ from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import members_of, telling
 
 STAGES = 3
-
-
-def test_a_new_peer_joins_the_slowest_stage_the_first_of_equals() -> None:
-    assert stage_to_join([3.0, 1.0, 1.0]) == 1
 
 
 @pytest.mark.parametrize(

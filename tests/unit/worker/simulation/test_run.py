@@ -92,11 +92,6 @@ def test_what_replicas_keep_brings_them_as_far_as_exact_rounds() -> None:
         assert kept.distance < 2 * exact.distance < 0.2
 
 
-def test_keeping_is_for_means_over_all() -> None:
-    with pytest.raises(ValueError, match=r"merge = \"keep\" is for means over all"):
-        Scenario(merge="keep")
-
-
 TROUBLED = Scenario(
     peers=14,
     rounds=6,
@@ -137,6 +132,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
         ({"slow_factor": 0.5}, "0.5 times slower"),
         ({"partition": (5.0, 5.0)}, "it must end after it began"),
         ({"codec": "fp5"}, "unknown codec 'fp5'"),
+        ({"merge": "keep"}, r"merge = \"keep\" is for means over all"),
         ({"link": Link(rate_mbps=1.0), "latency_spread": 1.0}, "needs a link with a delay"),
     ],
 )

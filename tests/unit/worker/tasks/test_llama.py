@@ -14,7 +14,7 @@ from murmuration.worker.errors import TaskError
 from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule, load_task
 from murmuration.worker.tasks.llama import KeyValueCache, build_llama
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.tasks.llama_config import MODELS, LlamaConfig, llama_config
+from murmuration.worker.tasks.llama_config import LlamaConfig, llama_config
 
 SMALL = LlamaConfig(
     hidden_size=24,
@@ -286,11 +286,6 @@ print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def test_presets_grow() -> None:
-    sizes = [(config.num_hidden_layers, config.hidden_size) for config in MODELS.values()]
-    assert sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize(

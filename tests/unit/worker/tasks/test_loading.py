@@ -86,12 +86,6 @@ def message(name: str, **options: object) -> str:
     return text
 
 
-def test_the_built_in_task_has_every_extra() -> None:
-    task = load_task("llama-bytes", seed=1)
-    assert isinstance(task, Task)
-    assert isinstance(task, Generates)
-
-
 def test_a_task_of_ones_own_is_found_in_the_working_directory() -> None:
     task = load_task("own_task:build", seed=7, options={"slope": 3.0})
     assert isinstance(task, Task)
