@@ -34,8 +34,9 @@ EventKind = Literal[
     # samples_per_s, tokens, tokens_per_s; peers: that live, this one among them
     "progress",
     "validation",  # step, val_loss, val_loss_error and val_metrics: of the anchors, seconds
-    # fragment, round, contributors, missed, stall_s, exchange_s, waited_for; since the last one:
-    # steps, and step_s, what one of them has computed for on average
+    # fragment, round, contributors, missed, stall_s, exchange_s, waited_for; work_steps: that this
+    # peer's contribution stands for; since the last one: steps, and step_s, what one of them has
+    # computed for on average
     "round",
     "round_failed",  # fragment, round, reason, waiting_for
     # step, fragments, steps: that are lost, steps_lost: of all times so far, times; parameters,

@@ -126,7 +126,7 @@ class CheckpointConfig:
     copy_every_s: seconds between two copies. The last checkpoint is copied too.
     """
 
-    every_s: float = 30.0
+    every_s: float = 10.0
     keep: int = 2
     copy_to: str = ""
     copy_every_s: float = 600.0

@@ -10,11 +10,11 @@ plan of the seed: `kill` is SIGKILL, then the same command again; `stop` is SIGS
 with another name. Each takes 10 to 30 s. A process that ends unasked is started again at once.
 
 An inner step is useful once it was in a contribution to a round that most of the workers were in,
-and which did not miss it. So the event `round` of its worker says, in the process that took the
-step. What a peer contributes again after rounds of a minority is useful too. Steps that a kill has
-lost, other steps of rounds of a minority, repeated steps and waiting are not. Nor is work that a
-process restores from its checkpoint. Of several fragments each counts alike. What a worker hands
-in when it leaves is useful if the others' events say that so many contributed to the round.
+and which did not miss it. So the event `round` of its worker says, with the steps that the
+contribution stands for. What a peer contributes again after rounds of a minority is useful too, and
+so is what it goes on from after a kill. Steps that a kill has lost, other steps of rounds of a
+minority and waiting are not. Of several fragments each counts alike. What a worker hands in when it
+leaves is useful if the others' events say that so many contributed to the round.
 
 Goodput is the useful steps, from the first fault to the end of the plan, over those that the
 workers could have taken at the rate of the quiet minutes: of all workers at all times, and of the
@@ -44,7 +44,6 @@ from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.link import Link
-from murmuration.algorithms.presets import PRESETS
 from tests.support.namespaces import NamespaceHost, Namespaces, NoNamespaces
 
 WORKERS, MAJORITY = 8, 5
@@ -119,29 +118,16 @@ class Life:
         rounds = (each for each in self.of_kind("round") if not each["missed"])
         return {(each["fragment"], each["round"]) for each in rounds}
 
-    def useful(
-        self, overlap_steps: int, unnamed: Mapping[tuple[int, int], int] | None = None
-    ) -> Iterator[tuple[float, float]]:
+    def useful(self, unnamed: Mapping[tuple[int, int], int]) -> Iterator[tuple[float, float]]:
         """(time, steps): steps that have ended in the model. Args: unnamed: contributors to a round
         that do not say themselves that they were in it."""
-        taken, seen = 0, defaultdict[int, int](int)
         fragments = {each["fragment"] for each in self.events if each["event"] == "round"}
         for event in self.events:
-            handed_in = event["event"] == "handed_in"
-            if handed_in and unnamed and unnamed.get((event["fragment"], event["round"])):
+            if event["event"] == "handed_in" and unnamed.get((event["fragment"], event["round"])):
                 yield at(event), event["steps"] / max(1, len(fragments))
-            if event["event"] == "adopted":
-                for fragment in event["fragments"]:
-                    seen[fragment] -= event["kept_steps"]
-            if event["event"] != "round":
-                continue
-            taken += event["steps"]
-            if event["missed"]:
-                continue  # its steps are in the next contribution
-            fragment, upto = event["fragment"], max(0, taken - overlap_steps)
-            if event["contributors"] >= MAJORITY:
-                yield at(event), (upto - seen[fragment]) / len(fragments)
-            seen[fragment] = upto
+            counts = event["event"] == "round" and not event["missed"]
+            if counts and event["contributors"] >= MAJORITY:
+                yield at(event), event["work_steps"] / len(fragments)
 
 
 def at(event: Event) -> float:
@@ -227,7 +213,6 @@ def outcome(
     faults: Sequence[Fault],
     begins: float,
     ends: float,
-    overlap_steps: int,
     unasked: int,
 ) -> Outcome:
     """Counts between ends of rounds: the first of all, the last before the faults, the first after
@@ -245,7 +230,7 @@ def outcome(
     first, start = marks[0], max(mark for mark in marks if mark <= begins)
     stop = min((mark for mark in marks if mark >= ends), default=marks[-1])
     slack = STEP_S  # the others learn of the same end a little later
-    useful = [each for life in found for each in life.useful(overlap_steps, unnamed)]
+    useful = [each for life in found for each in life.useful(unnamed)]
 
     def taken(since: float, until: float) -> float:
         return sum(steps for when, steps in useful if since + slack < when <= until + slack)
@@ -271,7 +256,7 @@ def outcome(
             each["stall_s"] for each in rounds if start + slack < at(each) <= stop + slack
         ),
         unasked=unasked,
-        lost_s=losses(found, first, start, stop, overlap_steps),
+        lost_s=losses(found, first, start, stop),
     )
 
 
@@ -284,9 +269,7 @@ def missing_names(found: Iterable[Life]) -> dict[tuple[int, int], int]:
     return {key: told[key] - said[key] for key in told}
 
 
-def losses(
-    found: Sequence[Life], first: float, start: float, stop: float, overlap_steps: int
-) -> dict[str, float]:
+def losses(found: Sequence[Life], first: float, start: float, stop: float) -> dict[str, float]:
     """Seconds that workers which live by the plan have lost between two moments, by cause."""
     unnamed, lost = missing_names(found), defaultdict[str, float](float)
     stalls = [each for life in found for each in life.of_kind("round")]
@@ -299,10 +282,11 @@ def losses(
         if start < life.began < stop:
             lost["starts, until the first step"] += min(began[0], stop) - life.began
         if life.ended is not None and start < life.ended <= stop:
-            counted = [when for when, _ in life.useful(overlap_steps, unnamed)]
+            counted = [when for when, _ in life.useful(unnamed)]
+            counted += [] if life.leaves else map(at, life.of_kind("checkpoint"))
             since_s = life.ended - max([*began, *counted])
-            how = "left" if life.leaves else "were killed"
-            lost[f"since the last round, of workers that {how}"] += max(0.0, since_s)
+            since = "round, of workers that left" if life.leaves else "checkpoint, before kills"
+            lost[f"since the last {since}"] += max(0.0, since_s)
     return dict(lost)
 
 
@@ -481,7 +465,7 @@ def attend(swarm: Swarm, until: float) -> None:
 def await_rounds(swarm: Swarm, patience_s: float = 180.0) -> None:
     """Until all workers have completed a round."""
     until = time.monotonic() + patience_s
-    while not all(found and list(found[-1].useful(0)) for found in swarm.lives().values()):
+    while not all(found and list(found[-1].useful({})) for found in swarm.lives().values()):
         if time.monotonic() > until:
             raise SystemExit(f"goodput: no round of all workers in {patience_s:g} s")
         attend(swarm, time.monotonic() + 1)
@@ -517,8 +501,6 @@ def main() -> int:
 def measure(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> Outcome:
     """One run, from start to end."""
     folder.mkdir(parents=True, exist_ok=True)
-    usual = PRESETS[options.preset]
-    overlap_steps = usual.overlap_steps * options.inner_steps // usual.inner_steps
     with (
         Namespaces(WORKERS, Link(rate_mbps=MBPS)) as network,
         lighthouse(network, options, folder) as url,
@@ -537,7 +519,7 @@ def measure(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) 
             for process in swarm.processes.values():
                 process.kill()
                 process.wait()
-        return outcome(swarm.lives(), faults, begins, ends, overlap_steps, swarm.unasked)
+        return outcome(swarm.lives(), faults, begins, ends, swarm.unasked)
 
 
 if __name__ == "__main__":

@@ -116,28 +116,90 @@ def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names: str) -> Non
     run(scenario())
 
 
-@pytest.mark.parametrize("dies", [False, True], ids=["stands still", "dies"])
-def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(dies: bool) -> None:
-    """Inner steps do not go by speed. It goes just before a round, or for 20 s."""
+@pytest.mark.parametrize(
+    ("fate", "at_s", "rounds"),
+    [
+        ("dies", 49, [4, 3, 3, 3, 3, 3]),
+        ("stands still", 46, [4, 3, 4, 4, 4, 4]),
+        ("begins again", 40, [4, 4, 4, 4, 4, 4]),
+    ],
+)
+def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(
+    fate: str, at_s: float, rounds: list[int]
+) -> None:
+    """Inner steps do not go by speed. It goes just before a round, or for 20 s, or goes on 5 s
+    later from the checkpoint of the last round, before the next one."""
     plan = Plan(inner_steps=50)
     problem = Problem(steps=300, plan=plan, step_s=dict.fromkeys("abcd", 0.5))
 
     async def scenario() -> None:
         async with Swarm(problem) as swarm:
             await swarm.start(*"abcd")
-            await swarm.sleep(49 if dies else 46)
-            if dies:
-                swarm.kill("d")
-            else:
+            await swarm.sleep(at_s)
+            if fate == "stands still":
                 swarm.freeze("d")
                 await swarm.sleep(20)
                 swarm.thaw("d")
+            else:
+                swarm.kill("d")
+                before = swarm.peers["d"]
+            if fate == "begins again":
+                await swarm.sleep(5)
+                swarm.peers["d, killed"] = swarm.peers.pop("d")
+                again = await swarm.join("d", "a", None, address="d'", before=before)
+                again.trainer.step = 50
             await swarm.finished()
             swarm.assert_equal()
             assert swarm["a"].trainer.metrics.stall_s < 3.5
-            rounds = [event["contributors"] for event in swarm["a"].of_kind("round")]
-            assert rounds == ([4, 3, 3, 3, 3, 3] if dies else [4, 3, 4, 4, 4, 4])
-            assert dies or swarm["d"].trainer.unsent_steps == 0
+            assert [event["contributors"] for event in swarm["a"].of_kind("round")] == rounds
+            assert fate == "dies" or swarm["d"].trainer.unsent_steps == 0
+
+    run(scenario())
+
+
+def test_nobody_waits_for_a_peer_whose_state_has_parted_again() -> None:
+    """It is cut off twice, and has ended a round alone each time. After the first time it has taken
+    over the others' state, and rests before it does so again."""
+    problem = Problem(steps=300, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcd", 0.5))
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.sleep(44)
+            for _ in range(2):
+                swarm.cut("d", "abc")
+                await swarm.sleep(12)
+                swarm.heal("d", "abc")
+                await swarm.sleep(20)
+            await swarm.finished()
+            swarm.assert_equal()
+            assert swarm["a"].trainer.metrics.stall_s < 2.5
+
+    run(scenario())
+
+
+def test_a_late_peer_asks_no_reducer_that_has_taken_the_round_over() -> None:
+    """The first reducer of a shard has begun again from a checkpoint before the round, and has the
+    round by the others' state. Another has stood still all the time, and contributes to it now."""
+    problem = Problem(steps=250, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcde", 0.5))
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcde")
+            await swarm.sleep(40)
+            swarm.kill("e")
+            before = swarm.peers["e"]
+            await swarm.sleep(8)
+            swarm.freeze("d")
+            await swarm.sleep(12)
+            swarm.peers["e, killed"] = swarm.peers.pop("e")
+            again = await swarm.join("e", "a", None, address="e'", before=before)
+            again.trainer.step = 50
+            await swarm.sleep(8)
+            swarm.thaw("d")
+            await swarm.finished()
+            swarm.assert_equal()
+            assert max(swarm[name].trainer.metrics.stall_s for name in "abcd") < 8
 
     run(scenario())
 

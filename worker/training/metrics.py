@@ -254,8 +254,11 @@ class Reporter:
         """The gradient of a stage's iteration is there, the mean over `visits` microbatches."""
         self.event("iteration", iteration=step, visits=visits, loss=self._loss)
 
-    def round_done(self, result: RoundDone, stall_s: float, metrics: Metrics) -> None:
-        """A round has come back, for which the training stood still for `stall_s`."""
+    def round_done(
+        self, result: RoundDone, work_steps: int, stall_s: float, metrics: Metrics
+    ) -> None:
+        """A round has come back, for which the training stood still for `stall_s`; this peer has
+        contributed the work of so many steps."""
         steps, compute_s = metrics.inner_steps, metrics.compute_s
         since, since_s = steps - self._told_steps, compute_s - self._told_compute_s
         self._told_steps, self._told_compute_s = steps, compute_s
@@ -269,6 +272,7 @@ class Reporter:
             stall_s=round(stall_s, 4),
             exchange_s=round(result.exchange_s, 4),
             waited_for=result.waited_for,
+            work_steps=work_steps,
             steps=since,
             step_s=round(since_s / since, 6) if since else None,
         )

@@ -186,6 +186,8 @@ class OuterLoop:
 
     def begin_again(self) -> None:
         """Sends what was on its way when the state that this goes on from was saved."""
+        if self.step:
+            self.pace.resumes()
         for each in self._order.in_flight():
             self._post(each)
 
@@ -200,7 +202,7 @@ class OuterLoop:
         """By the pace; or to where the others wait for this peer, if it has stood still since it
         was last in a round."""
         stride, behind = self.pace.stride(), self._others_at - self.step
-        return behind if behind > stride and self.pace.lags(self._clock()) else stride
+        return behind if behind > stride and self.pace.lags(self._clock(), behind) else stride
 
     def agree_ahead(self) -> tuple[int, ...]:
         """Settles how far each inner step goes in the schedule, whatever the pace, until the first
@@ -488,7 +490,7 @@ class OuterLoop:
         self.metrics.rounds_completed += 1
         self.pace.round_closed(self._clock(), counted=not result.missed)
         self.metrics.final_mean_rounds += sent.everyone
-        self.reporter.round_done(result, stall_s, self.metrics)
+        self.reporter.round_done(result, sent.work_steps, stall_s, self.metrics)
         return result
 
     def _note_overlap(self, sent: Contribution) -> None:

@@ -257,6 +257,7 @@ class Pace:
         self._missed = 0  # rounds, one after another
         self._counted_at: float | None = None  # the last round; -inf: it has another's state
         self._since = 0  # inner steps
+        self._resumed = False  # from a checkpoint, and no round has closed here since
 
     @property
     def step_s(self) -> float:
@@ -289,17 +290,27 @@ class Pace:
         self._rest = max(0.0, ahead - whole)
         return whole
 
-    def lags(self, now: float) -> bool:
+    def lags(self, now: float, behind: int) -> bool:
         """Whether this peer is behind by what no inner step has taken: it stood still since its
-        last round that counted, or has gone on from another's state."""
-        if self._counted_at is None:
+        last round that counted, or has gone on from another's state or from a checkpoint.
+
+        Args: behind: most of the others, in steps of the schedule.
+        """
+        if self._resumed:
+            still_s = behind * self._own_s
+        elif self._counted_at is None:
             return False
-        still_s = now - self._counted_at - self._since * self._own_s
+        else:
+            still_s = now - self._counted_at - self._since * self._own_s
         return still_s > max(_STILL_S, _STILL * self._inner_steps * self._own_s)
+
+    def resumes(self) -> None:
+        """It goes on from a checkpoint. If all do, none is far behind the others."""
+        self._resumed = self._counted_at is None
 
     def took_over(self) -> None:
         """It goes on from another's state, and from where that one was in the schedule."""
-        self._counted_at = -math.inf
+        self._counted_at, self._resumed = -math.inf, False
 
     def round_closed(self, now: float, *, counted: bool) -> None:
         """A round has closed, with this peer's part or without. Without, it goes on further in the
@@ -307,7 +318,7 @@ class Pace:
         part that is early waits for the others, and is in step with them afterwards.
         """
         if counted:
-            self._counted_at, self._since = now, 0
+            self._counted_at, self._since, self._resumed = now, 0, False
         self._missed = 0 if counted or not self._waits_for_nobody else self._missed + 1
         if self._missed:
             self._rest += self._inner_steps * min(0.25 * self._missed, 0.5)

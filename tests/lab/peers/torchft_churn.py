@@ -91,6 +91,7 @@ def main() -> None:
                     round=after - 1,
                     contributors=manager.num_participants(),
                     missed=False,
+                    work_steps=0 if healed else int(inner_steps),
                     steps=0 if healed else int(inner_steps),
                     step_s=computed / int(inner_steps),
                     stall_s=(ended - began).total_seconds(),

@@ -323,6 +323,8 @@ class Contributor:
                 agreed = self._reducer.shards.peer_to_ask(part.key, part.order) == best
                 if best in part.passed_over:  # it does not see yet what this peer sees
                     part.asked_at = self._context.clock()
+                elif not agreed and self._view.has_applied(peer, part.key.fragment, part.key.round):
+                    part.spoilt += 1  # it has taken the state over, and has got no mean
                 part.retry_at = self._context.clock() + (0 if agreed else retry_s)
             case Refusal("again", reason):
                 part.last_reason = part.told(me, reason)
