@@ -233,8 +233,8 @@ class History:
         self._news.append({"time_s": self._time_s, "peer": peer, "text": text})
 
     def _count_waits(self) -> None:
-        """How long the others stood still for each peer lately; the share of their time that all
-        such waits were; and the peer that most of it was for, where that is worth telling of."""
+        """How long the others stood still for each peer lately, and the share of their time that
+        all such waits were."""
         since_s = self._time_s - _RECENT_S
         by_peer: defaultdict[str, float] = defaultdict(float)
         waited_s = watched_s = 0.0
@@ -248,13 +248,8 @@ class History:
                         by_peer[each["waited_for"]] += each["stall_s"]
         for name, peer in self._peers.items():
             peer.summary.waited_for_s = by_peer.get(name)
-        most, most_s = max(by_peer.items(), key=lambda each: each[1], default=("", 0.0))
-        worth_it = most_s > 0.6 * waited_s and most_s > 0.05 * watched_s > 0
-        self._waits = {
-            "by_peer": dict(by_peer),
-            "share": waited_s / watched_s if watched_s > 0 else 0.0,
-            "slow": most if worth_it else None,
-        }
+        share = waited_s / watched_s if watched_s > 0 else 0.0
+        self._waits = {"by_peer": dict(by_peer), "share": share}
 
 
 def _told(summary: PeerSummary) -> str:

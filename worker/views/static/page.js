@@ -101,10 +101,10 @@ function notice(text) {
 
 // ------------------------------------------------------------------------- what follows from it
 
-// The peer that the others wait for: as the peers have located it, else by whom most waits were for.
+// The peer that the others wait for, as the peers have located it.
 function slowPeer() {
   const located = believed().find((verdict) => verdict.kind !== "link");
-  return located ? located.peer : seen.waits.slow;
+  return located ? located.peer : null;
 }
 
 const believed = () => seen.verdicts.filter((verdict) => verdict.believed);

@@ -196,7 +196,7 @@ def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting() ->
     history.add(look(90.0, waited("w0", "w1", 50.0, 200.0), waited("w1", "w1", 2.5)))
     history.add(look(110.0, waited("w0", "w2", 8.0), waited("w1", "w2", 4.0)))
     told = history.since(0)
-    assert told["waits"] == {"by_peer": {"w2": 12.0}, "share": 14.5 / 40.0, "slow": "w2"}
+    assert told["waits"] == {"by_peer": {"w2": 12.0}, "share": 14.5 / 40.0}
     heads = told["table"]["heads"]
     assert [row[heads.index("waited for")] for row in told["table"]["rows"]] == ["-", "-", "12 s"]
 
