@@ -123,49 +123,43 @@ def _refused(name: str, value: object, wanted: str) -> UsageError:
     return UsageError(f"{name}={shown if len(shown) <= 60 else shown[:60] + '...'}: {wanted}")
 
 
-def _count(name: str, value: object) -> int | None:
-    value = plain(value)
-    if value is None:
-        return None
-    if type(value) is not int or value < 1:
-        raise _refused(name, value, "it must be of type int, at least 1")
-    return value
+def _holding(
+    holds: Callable[[Any], bool], wanted: str, *, optional: bool = True
+) -> Callable[[str, Any], Any]:
+    """A check of a value. Args: optional: None says that it is left out."""
+
+    def check(name: str, value: object) -> Any:
+        value = plain(value)
+        if not (optional and value is None) and not holds(value):
+            raise _refused(name, value, wanted)
+        return value
+
+    return check
 
 
-def _number(name: str, value: object) -> float | None:
-    value = plain(value)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise _refused(name, value, "it must be a number")
-    return float(value)
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and not math.isnan(value)  # type: ignore[arg-type]
 
 
-def _seconds(name: str, value: object) -> float | None:
-    seconds = _number(name, value)
-    if seconds is not None and seconds <= 0:
-        raise _refused(name, value, "it must be seconds, above 0")
-    return seconds
-
-
-def _rate(name: str, value: object) -> float:
-    rate = _number(name, value)
-    if rate is None or not 0 <= rate < math.inf:
-        raise _refused(name, value, "it must be a rate of at least 0, which relays for nobody")
-    return rate
-
-
-def _switch(name: str, value: object) -> bool:
-    value = plain(value)
-    if not isinstance(value, bool):
-        raise _refused(name, value, "it must be True or False")
-    return value
-
-
-def _text(name: str, value: object) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise _refused(name, value, "it must be a text that is not empty, or left out")
-    return value
+_count = _holding(
+    lambda value: type(value) is int and value >= 1, "it must be of type int, at least 1"
+)
+_seconds = _holding(
+    lambda value: _is_number(value) and value > 0, "it must be a number of seconds, above 0"
+)
+_rate = _holding(
+    lambda value: _is_number(value) and 0 <= value < math.inf,
+    "it must be a rate of at least 0, which relays for nobody",
+    optional=False,
+)
+_switch = _holding(
+    lambda value: isinstance(value, bool), "it must be True or False", optional=False
+)
+_text = _holding(
+    lambda value: isinstance(value, str) and value != "",
+    "it must be a text that is not empty, or left out",
+)
+_served = _holding(lambda value: type(value) in (str, int), "write a port, or 'HOST:PORT'")
 
 
 def _address(name: str, value: object) -> str:
@@ -188,13 +182,6 @@ def _addresses(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         return (_address(name, value),)
     return tuple(_address(name, each) for each in value)
-
-
-def _served(name: str, value: object) -> str | int | None:
-    value = plain(value)
-    if isinstance(value, bool) or not isinstance(value, str | int | None):
-        raise _refused(name, value, "write a port, or 'HOST:PORT'")
-    return value
 
 
 def _folder(name: str, value: object) -> str | None:

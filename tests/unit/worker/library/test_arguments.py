@@ -47,7 +47,7 @@ def refusal(make: Callable[[], object]) -> str:
         ({"inner_steps": np.float64(5)}, "inner_steps=5.0"),
         ({"min_peers": 0}, "min_peers=0"),
         ({"min_peers": "2"}, "min_peers='2'"),
-        ({"wait_s": -1}, "wait_s=-1: it must be seconds, above 0"),
+        ({"wait_s": -1}, "wait_s=-1: it must be a number of seconds, above 0"),
         ({"wait_s": NAN}, "wait_s=nan: it must be a number"),
         ({"wait_s": "5"}, "wait_s='5'"),
         ({"out": 5}, "out=5: it must be the path of a folder"),
