@@ -27,7 +27,7 @@ _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The command's options, those of `--stages` aside."""
+    """The command's options."""
 
     links: tuple[str, ...] = option(
         "--links",

@@ -194,11 +194,11 @@ class Authority:
         """All that has been taken back. Raises IdentityError."""
         return [
             pb.Revocation(subject=about, signature=bytes.fromhex(signature))
-            for about, signature in self._read().get("revoked", {}).items()
+            for about, signature in self._read()["revoked"].items()
         ]
 
     def _take_back(self, ledger: dict[str, Any], about: str) -> None:
-        revoked = ledger.setdefault("revoked", {})
+        revoked = ledger["revoked"]
         if about not in revoked:
             if len(revoked) >= MOST:  # one more would be too many for peers to keep
                 raise IdentityError(f"{MOST} are revoked: begin a run with a new key")
@@ -280,7 +280,7 @@ class Authority:
         try:
             ledger = json.loads(path.read_bytes())
         except FileNotFoundError:
-            return {"tokens": {}, "names": {}}
+            return {"tokens": {}, "names": {}, "revoked": {}}
         except (OSError, ValueError) as error:
             raise IdentityError(f"{path} cannot be read: {error}") from error
         assert isinstance(ledger, dict)
@@ -382,5 +382,5 @@ def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: 
 
 def _check_not_expelled(ledger: dict[str, Any], name: str) -> None:
     """Raises IdentityError."""
-    if subject(Role.PEER, name) in ledger.get("revoked", {}):
+    if subject(Role.PEER, name) in ledger["revoked"]:
         raise IdentityError(f"peer {name!r} was expelled from this run")

@@ -367,13 +367,15 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _check_usage(certificate: x509.Certificate, role: Role) -> None:
-    """Raises IdentityError: it is for something else than such a member does. Certificates of runs
-    that began before there were usages have none, and are taken until they are renewed."""
+    """Raises IdentityError: it is for something else than such a member does."""
     usages = {type(each.value): each.value for each in certificate.extensions}
     usage, purposes = usages.get(x509.KeyUsage), usages.get(x509.ExtendedKeyUsage)
-    signs = isinstance(usage, x509.KeyUsage) and not usage.digital_signature
-    lacks = isinstance(purposes, x509.ExtendedKeyUsage) and not set(_purposes(role)) <= {*purposes}
-    if signs or lacks:
+    if (
+        not isinstance(usage, x509.KeyUsage)
+        or not usage.digital_signature
+        or not isinstance(purposes, x509.ExtendedKeyUsage)
+        or not set(_purposes(role)) <= {*purposes}
+    ):
         raise IdentityError(f"the certificate is not for the use of a {role}")
 
 

@@ -108,7 +108,7 @@ class StageLifecycle:
         return self._assemble(trainer)
 
     def _leave_links(self) -> None:
-        """Writes what was measured of the links, for `murmur plan --links`."""
+        """Writes what was measured of the links."""
         links = self._io.ask(lambda: self._stages.links)
         if links is not None:
             leave_json(self._out / "links.json", links, self._log)

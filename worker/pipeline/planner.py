@@ -114,7 +114,7 @@ def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
 
 
 def links_document(snapshot: NetworkSnapshot, config: StagesConfig) -> dict[str, object]:
-    """What `murmur plan --links` reads: plain values, None for what nobody has measured."""
+    """The measurements as plain values, None for what nobody has measured."""
     peers, profiles = snapshot.peers, snapshot.profiles
     return {
         "peers": list(peers),

@@ -43,7 +43,7 @@ class StageNode:
 
     @property
     def links(self) -> dict[str, object] | None:
-        """What this peer has planned with at last, for `murmur plan --links`."""
+        """What this peer has planned with at last."""
         return self.planner.document
 
     async def serve(self, stream: Stream) -> None:

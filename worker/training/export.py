@@ -130,8 +130,6 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
     statistics = running_statistics(model).keys() - integers
     held_here = {**trained_parameters(model), **running_statistics(model), **integers}
     for name, held in held_here.items():
-        if name in integers and name not in anchor:
-            continue  # of a run before they were exchanged
         if name not in anchor or anchor[name].shape != held.shape:
             raise CheckpointError(
                 f"{saved.path}: does not hold the whole model of its run ({name}); "

@@ -363,26 +363,6 @@ def test_a_certificate_for_another_use_is_not_taken(
         Identity.of(client_only.key, client_only.certificate, client_only.authority)
 
 
-def test_a_certificate_from_before_there_were_usages_is_taken_and_renewed_with_them(
-    run: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add = x509.CertificateBuilder.add_extension
-
-    def names_alone(
-        self: x509.CertificateBuilder, value: x509.ExtensionType, critical: bool
-    ) -> x509.CertificateBuilder:
-        return (
-            add(self, value, critical) if isinstance(value, x509.SubjectAlternativeName) else self
-        )
-
-    with monkeypatch.context() as patched:
-        patched.setattr(x509.CertificateBuilder, "add_extension", names_alone)
-        old = run.new_identity(Role.PEER, "b")
-    assert Verifier(run.certificate).certified(old.der).name == "b"
-    later = x509.load_pem_x509_certificate(run.renew("b", old.der, old.request()))
-    assert later.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
-
-
 @pytest.mark.parametrize("name", ["key.pem", "authority.key"])
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> None:
     authority = Authority.make(tmp_path)
