@@ -1,10 +1,8 @@
 """Commands, options and names are completed by the machinery that the shells' scripts call."""
 
 import os
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -53,35 +51,3 @@ def test_what_the_script_calls_answers_without_torch() -> None:
     code += "finally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.stdout.split() == ["plain,noloco"], done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "replies"),
-    [
-        (["--set", "diloco.cod"], ["diloco.codec="]),
-        (["--set", "diloco.codec", "="], list(options.CODECS)),
-        (["--set", "diloco.codec", "=", "int"], ["int8"]),
-        (["--set", "=", "diloco.cod"], ["diloco.codec="]),
-        (["--set", "=", "diloco.codec", "=", "int"], ["int8"]),
-        (["--preset", "no"], ["noloco"]),
-    ],
-    ids=" ".join,
-)
-def test_bash_which_cuts_words_at_equals_signs_completes_values(
-    tmp_path: Path, words: list[str], replies: list[str]
-) -> None:
-    command = [sys.executable, "-m", "murmuration.worker.cli", "completion", "bash"]
-    script = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    murmur = tmp_path / "murmur"
-    murmur.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m murmuration.worker.cli "$@"\n'
-    )
-    murmur.chmod(0o755)
-    typed = shlex.join(["murmur", "swarm", *words])
-    asks = f"""{script}
-COMP_WORDS=({typed}) COMP_CWORD={len(words) + 1}
-{script.split("()", maxsplit=1)[0]} {shlex.quote(str(murmur))}
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(["bash", "-c", asks], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == replies, done.stderr
