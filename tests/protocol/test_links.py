@@ -14,6 +14,7 @@ from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, frame_up, once
 from tests.protocol.virtual_time import run
+from tests.support.frames import frames_of
 
 NAMES = "abcd"
 
@@ -121,7 +122,7 @@ def test_rounds_over_all_go_on_though_two_do_not_reach_each_other() -> None:
 def test_a_link_that_comes_and_goes_stops_no_round_over_all() -> None:
     """A round takes longer than the link is whole: what has begun elsewhere stays there, and the
     link is held for cut until it has been whole for a while."""
-    problem = replace(TWO_FRAMES, layers=(4_800_000,), steps=15, plan=Plan(inner_steps=5))
+    problem = replace(TWO_FRAMES, layers=(4_800,), steps=15, plan=Plan(inner_steps=5))
 
     async def scenario() -> None:
         async with Swarm(replace(problem, step_s=dict.fromkeys(NAMES, 0.5))) as swarm:
@@ -145,7 +146,8 @@ def test_a_link_that_comes_and_goes_stops_no_round_over_all() -> None:
                 assert [event["contributors"] for event in peer.of_kind("round")] == [4, 4, 4]
                 assert len(peer.of_kind("unreachable")) == (peer.name in "ab")
 
-    run(scenario())
+    with frames_of(1024):
+        run(scenario())
 
 
 # ----------------------------------------------------------------------------------- partitions
