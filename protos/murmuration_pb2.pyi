@@ -1647,6 +1647,7 @@ class FetchRequest(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     @_builtins.property
     def fragments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -1664,6 +1665,12 @@ class FetchRequest(_message.Message):
 
     @_builtins.property
     def hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By fragment, if given: at most so many bytes from there, and none of another state. More requests
+        may follow in the stream, and are answered with the states of its beginning.
+        """
+
     def __init__(
         self,
         *,
@@ -1672,10 +1679,11 @@ class FetchRequest(_message.Message):
         versions: _abc.Iterable[_builtins.int] | None = ...,
         offsets: _abc.Iterable[_builtins.int] | None = ...,
         hashes: _abc.Iterable[_builtins.int] | None = ...,
+        lengths: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "hashes", b"hashes", "offsets", b"offsets", "run", b"run", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "hashes", b"hashes", "lengths", b"lengths", "offsets", b"offsets", "run", b"run", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

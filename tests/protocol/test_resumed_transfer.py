@@ -1,5 +1,6 @@
 """A donor breaks off: what has arrived stays, and another gives the rest."""
 
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -9,6 +10,7 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.catchup import state_transfer
 from murmuration.worker.catchup.held_states import HeldStates
 from murmuration.worker.catchup.state_transfer import fetch_states, serve_states
 from murmuration.worker.membership import Member, Phase
@@ -71,19 +73,23 @@ class Donor:
         """Likewise."""
 
 
-async def fetched(*donors: Donor) -> tuple[list[int], dict[int, FragmentState] | str]:
-    """(frames that each donor has given, what the last one led to)."""
+async def fetched(
+    *donors: Donor, at_once: bool = False
+) -> tuple[list[int], dict[int, FragmentState] | str]:
+    """(frames that each donor has given, what the last one led to).
+
+    Args: at_once: the others help the first.
+    """
     network, begun = MemoryNetwork(0.01), dict[int, wire.Incoming]()
     joiner = MemoryTransport(network, "joiner")
     outcome: dict[int, FragmentState] | str = ""
-    for index, donor in enumerate(donors):
-        name = f"donor {index}"
-        await MemoryTransport(network, name).listen(donor)
+    members = [Member(f"donor {index}", f"donor {index}", 1) for index in range(len(donors))]
+    for member, donor in zip(members, donors, strict=True):
+        await MemoryTransport(network, member.address).listen(donor)
+    for first, *helpers in [members] if at_once else [[each] for each in members]:
         expected = {0: (ELEMENTS, ELEMENTS)}
         try:
-            _, outcome = await fetch_states(
-                joiner, Member(name, name, 1), RUN, expected, inline, begun
-            )
+            _, outcome = await fetch_states(joiner, first, RUN, expected, inline, begun, helpers)
         except (TransportError, wire.WireError) as error:
             outcome = str(error)
     return [donor.frames for donor in donors], outcome
@@ -111,6 +117,67 @@ def test_a_part_that_does_not_fit_costs_the_whole_once() -> None:
     frames, states = run(fetched(Donor(state(0), 4), liar, Donor(state(0))))
     assert frames == [4, 2, FRAMES]
     assert isinstance(states, dict)
+
+
+@pytest.mark.parametrize(
+    ("donors", "given"),
+    [
+        ((100, 100, 100), [2, 2, 3]),
+        ((100, 1, 100), [3, 1, 3]),
+        ((0, 100, 100), [0, 3, 4]),
+        ((100, "another state", 100), [3, 0, 4]),
+        ((2, 1, 0), "3 of 6 chunks are missing"),
+        ((100, 100, "a liar"), "fragment 0 is damaged"),
+    ],
+)
+def test_several_donors_give_chunks_at_once(
+    donors: tuple[int | str, ...], given: list[int] | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames after which each breaks off, and which each has given."""
+    monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 1 << 20)
+    other = {"another state": Donor(state(1)), "a liar": Donor(state(0), spoils=True)}
+    made = [other[e] if isinstance(e, str) else Donor(state(0), e) for e in donors]
+    frames, states = run(fetched(*made, at_once=True))
+    if isinstance(states, str):
+        assert isinstance(given, str)
+        assert given in states
+    else:
+        assert frames == given
+        assert torch.equal(states[0].momentum, state(0).momentum)
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "liar"])
+def test_a_joiner_fetches_chunks_from_all_that_hold_a_state(
+    lies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all of it from the donor where a chunk does not fit. None is blamed, for nobody knows."""
+    monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 1 << 12)
+
+    async def scenario() -> None:
+        plan = Plan(inner_steps=40, fragments=2)
+        async with Swarm(Problem(layers=(3000, 2000), plan=plan, steps=400)) as swarm:
+            await swarm.start(*"abc")
+            await swarm.until(lambda: min(swarm["a"].versions) >= 1, 100)
+            gave = Counter[str]()
+
+            def tap(passing: Passing) -> bytes:
+                if (passing.source, passing.method, passing.up) != ("d", "Data/Fetch", False):
+                    return passing.message
+                reply = pb.FetchReply.FromString(passing.message)
+                gave[passing.target] += len(reply.frame.payload)
+                if lies and passing.target == "c" and reply.HasField("frame"):
+                    reply.frame.payload = bytes(len(reply.frame.payload))
+                    reply.frame.hash = wire.hash64(reply.frame.payload)
+                return reply.SerializeToString()
+
+            swarm.tap = tap
+            joiner = await swarm.join("d", via="abc")
+            await swarm.until(lambda: bool(joiner.of_kind("adopted")), 60)
+            whole, donor = 8 * 5000, joiner.of_kind("adopted")[0]["donor"]
+            assert min(gave[name] for name in "abc") >= 1 << 12
+            assert (gave[donor] > whole, joiner.warnings) == (lies, [])
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("lies", [False, True], ids=["honest", "liar"])

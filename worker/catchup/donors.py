@@ -11,6 +11,7 @@ from murmuration.algorithms.plan import Plan
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
+from murmuration.worker.catchup import state_transfer
 from murmuration.worker.catchup.choices import Electorate, Votes, electorate, keepers
 from murmuration.worker.catchup.held_states import too_far
 from murmuration.worker.catchup.state_transfer import (
@@ -36,6 +37,7 @@ _ASIDE_S = 5.0
 _UNCONFIRMED_S = 1.0
 _MOST_SPLITS = 64  # rounds between two adoptions of a state of the same version
 _RETRY_S = 0.25
+_HELPERS = 3
 
 
 class Donors:
@@ -154,16 +156,33 @@ class Donors:
     async def _states(
         self, donor: Member, expected: Mapping[int, tuple[int, int]]
     ) -> tuple[int, dict[int, FragmentState]]:
-        """Raises as `fetch_states`. Nobody is blamed for what another has sent before: where the
-        whole does not fit, the donor is asked for all of it."""
-        node, resumes = self._node, bool(self._begun)
+        """Raises as `fetch_states`. Nobody is blamed for what another has sent: where the whole
+        does not fit, the donor is asked for all of it."""
+        node, helpers = self._node, self._helpers(donor, expected)
+        alone = not (self._begun or helpers)
         given = (node.transport, donor, self._gossip.run, expected, node.offload, self._begun)
         try:
-            return await fetch_states(*given)
+            return await fetch_states(*given, helpers)
         except wire.WireError:
-            if not resumes:
+            if alone:
                 raise
             return await fetch_states(*given)
+
+    def _helpers(self, donor: Member, expected: Mapping[int, tuple[int, int]]) -> list[Member]:
+        """Others that hold the same states, as many as there are chunks at most; each joiner has an
+        order of its own."""
+        chunks = sum(4 * sum(sizes) for sizes in expected.values()) // state_transfer.CHUNK_BYTES
+        me = self._gossip.me.peer
+        hashes = [donor.digests[index].hash for index in expected]
+        alike = [
+            member
+            for member in self._gossip.replicas
+            if member.peer != donor.peer
+            and member.digests
+            and [member.digests[index].hash for index in expected] == hashes
+        ]
+        alike.sort(key=lambda member: wire.hash64(f"{me}/{member.peer}".encode()))
+        return alike[: min(_HELPERS, chunks)]
 
     def set_aside(self, donor: Member, reason: str, for_s: float = _ASIDE_S) -> None:
         """Its state is not taken; others come first for a while."""

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.protos import murmuration_pb2 as pb
@@ -13,17 +15,30 @@ from murmuration.worker.membership.swim import MAX_MEMBERS
 from murmuration.worker.training.mailbox import Published
 from murmuration.worker.transport import Method, Stream, Transport, TransportError
 
+CHUNK_BYTES = 16 << 20  # that one of several donors gives at once
 _CONFIRM_S = 3.0
+_NEXT_S = 10.0
 
 
 async def serve_states(
     stream: Stream, run: int, published: Published | None, held: HeldStates
 ) -> None:
-    """Answers one Fetch with what this peer has committed; with nothing when there is nothing."""
+    """Answers Fetches with what this peer has committed as the stream begins; with nothing when
+    there is nothing."""
     raw = await stream.receive()
-    request = wire.parse(pb.FetchRequest, raw or b"")
-    if published is None or request.run != run:
-        return
+    with suppress(TimeoutError):
+        while raw is not None and published is not None:
+            request = wire.parse(pb.FetchRequest, raw)
+            if request.run != run:
+                return
+            await _answer(stream, request, published, held)
+            async with asyncio.timeout(_NEXT_S):
+                raw = await stream.receive()
+
+
+async def _answer(
+    stream: Stream, request: pb.FetchRequest, published: Published, held: HeldStates
+) -> None:
     if len(request.fragments) > (REMEMBERED if request.versions else len(published.states)):
         raise wire.WireError(f"{len(request.fragments)} fragments of {len(published.states)}")
     if request.versions:
@@ -38,10 +53,9 @@ async def serve_states(
             )
             await stream.send(pb.FetchReply(header=known).SerializeToString())
         return
-    held_there = zip(request.fragments, request.hashes, request.offsets, strict=False)
-    begun = {index: {hash_: offset} for index, hash_, offset in held_there}
-    for index in request.fragments:
-        if index >= len(published.states):
+    asked = (request.fragments, request.hashes, request.offsets, request.lengths)
+    for index, hash_, offset, length in zip_longest(*asked):
+        if index is None or index >= len(published.states):
             raise wire.WireError(f"fragment {index} of {len(published.states)}")
         state = published.states[index]
         parts = wire.state_parts(state.anchor, state.momentum)
@@ -56,8 +70,11 @@ async def serve_states(
             history=wire.history_to_message(state.history),
         )
         await stream.send(pb.FetchReply(header=header).SerializeToString())
-        offset = begun.get(index, {}).get(state.hash, 0)
-        for message, _ in wire.frame_messages(pb.FetchReply, parts, offset):
+        begin = offset or 0 if hash_ == state.hash else 0
+        if length is not None:
+            end = begin + length if hash_ == state.hash else 0
+            parts = [parts[0][:end], parts[1][: max(0, end - len(parts[0]))]]
+        for message, _ in wire.frame_messages(pb.FetchReply, parts, begin):
             await stream.send(message)
 
 
@@ -68,10 +85,13 @@ async def fetch_states(
     expected: Mapping[int, tuple[int, int]],
     offload: Offload,
     begun: dict[int, wire.Incoming] | None = None,
+    helpers: Sequence[Member] = (),
 ) -> tuple[int, dict[int, FragmentState]]:
-    """Fetches fragments from one peer.
+    """Fetches fragments from one peer, and from others that have the same states.
 
     Args:
+        donor: says which states these are.
+        helpers: as many as there are chunks at most.
         expected: by fragment, the number of values of its anchor and of its momentum.
         begun: by fragment, what has arrived from other donors; what arrives now is left there if
             the link breaks, for the next to go on with.
@@ -82,8 +102,8 @@ async def fetch_states(
     Raises:
         TransportError, WireError: nothing was taken.
     """
-    stream = transport.open(donor.address, Method.FETCH, donor.peer)
-    begun = {} if begun is None else begun
+    streams = [transport.open(each.address, Method.FETCH, each.peer) for each in (donor, *helpers)]
+    stream, begun = streams[0], {} if begun is None else begun
     try:
         order = sorted(expected)
         arrived = [begun.get(index) or wire.Incoming(0, 0) for index in order]
@@ -92,20 +112,74 @@ async def fetch_states(
             fragments=order,
             offsets=[each.received_bytes for each in arrived],
             hashes=[each.hash for each in arrived],
+            lengths=[0 for _ in order if helpers],
         )
         await stream.send(request.SerializeToString())
-        await stream.done()
-        states: dict[int, FragmentState] = {}
-        step = 0
+        if not helpers:
+            await stream.done()
+        headers: dict[int, pb.StateHeader] = {}
         for index in order:
-            header, state = await _receive(stream, index, expected[index], offload, begun)
-            states[index], step = state, header.step
-        return step, states
+            headers[index] = await _header(stream, index, expected[index], begun)
+            while not (helpers or begun[index].complete):
+                begun[index].add(wire.parse(pb.FetchReply, await _next(stream)).frame)
+        if helpers:
+            await _share_out(streams, run, {index: begun[index] for index in order})
+        states = {
+            index: await _state(headers[index], begun[index], expected[index], offload)
+            for index in order
+        }
+        return headers[order[-1]].step, states
     except wire.WireError:
         begun.clear()  # whoever it was that sent a part which does not fit
         raise
     finally:
-        stream.cancel()
+        for each in streams:
+            each.cancel()
+
+
+async def _share_out(
+    streams: Sequence[Stream], run: int, begun: Mapping[int, wire.Incoming]
+) -> None:
+    """Has each donor give chunks until all are here. One that is free gives the chunk that was
+    asked for longest ago, so that nothing waits for a slow one.
+
+    Raises TransportError: some are missing.
+    """
+    chunks = [
+        (index, begin, whole.part(begin, min(begin + CHUNK_BYTES, whole.total_bytes)))
+        for index, whole in begun.items()
+        for begin in range(whole.received_bytes, whole.total_bytes, CHUNK_BYTES)
+    ]
+    missing = {chunk: index for index, _, chunk in chunks}
+
+    async def give(stream: Stream) -> None:
+        with suppress(TransportError, wire.WireError):  # of those that have broken off
+            while missing:
+                chunk, index = next(iter(missing.items()))
+                missing[chunk] = missing.pop(chunk)  # the last one to be asked for
+                begin, end = chunk.received_bytes, chunk.total_bytes
+                part, ask = chunk.part(begin, end), {"offsets": [begin], "lengths": [end - begin]}
+                request = pb.FetchRequest(run=run, fragments=[index], hashes=[part.hash], **ask)
+                await stream.send(request.SerializeToString())
+                if wire.parse(pb.FetchReply, await _next(stream)).header.hash != part.hash:
+                    return  # it has gone on
+                while not part.complete:
+                    part.add(wire.parse(pb.FetchReply, await _next(stream)).frame)
+                    if chunk not in missing:
+                        return  # another was faster
+                    chunk.received_bytes = max(chunk.received_bytes, part.received_bytes)
+                del missing[chunk]
+            for each in giving:
+                each.cancel()
+
+    giving: list[asyncio.Task[None]] = []
+    async with asyncio.TaskGroup() as group:
+        giving += [group.create_task(give(each)) for each in streams]
+    for index, begin, chunk in chunks:
+        if begun[index].received_bytes == begin:
+            begun[index].received_bytes = chunk.received_bytes
+    if missing:
+        raise TransportError(f"{len(missing)} of {len(chunks)} chunks are missing")
 
 
 async def confirm_states(
@@ -176,43 +250,47 @@ async def headers_at(
         stream.cancel()
 
 
-async def _receive(
-    stream: Stream,
-    index: int,
-    sizes: tuple[int, int],
-    offload: Offload,
-    begun: dict[int, wire.Incoming],
-) -> tuple[pb.StateHeader, FragmentState]:
-    raw = await stream.receive()
-    if raw is None:
-        raise TransportError("the donor has nothing to give")
-    header = wire.parse(pb.FetchReply, raw).header
+async def _next(stream: Stream) -> bytes:
+    """Raises TransportError: there is none."""
+    if (raw := await stream.receive()) is None:
+        raise TransportError("the donor has nothing more to give")
+    return raw
+
+
+async def _header(
+    stream: Stream, index: int, sizes: tuple[int, int], begun: dict[int, wire.Incoming]
+) -> pb.StateHeader:
+    """The next one; what arrives of its state goes to `begun`."""
+    header = wire.parse(pb.FetchReply, await _next(stream)).header
     total_bytes = 4 * sum(sizes)
     if header.fragment != index or header.total_bytes != total_bytes:
         raise wire.WireError(
             f"fragment {header.fragment} of {header.total_bytes} bytes; "
             f"expected {index} of {total_bytes}"
         )
-    group = tuple(header.group)
+    group = header.group
     if max(len(group), header.contributors) > MAX_MEMBERS or len({*group}) < len(group):
         raise wire.WireError(f"fragment {index}: a group of {len(group)} peers, or one twice")
     for name in group:
         wire.check_name(name)
-    history = wire.history_from_message(header.history, sizes[0], MAX_MEMBERS)
     incoming = begun.get(index)
     if incoming is None or (incoming.hash, incoming.total_bytes) != (header.hash, total_bytes):
-        incoming = begun[index] = wire.Incoming(total_bytes, header.hash)
-    while not incoming.complete:
-        raw = await stream.receive()
-        if raw is None:
-            raise TransportError(f"fragment {index} broke off at {incoming.received_bytes}")
-        incoming.add(wire.parse(pb.FetchReply, raw).frame)
+        begun[index] = wire.Incoming(total_bytes, header.hash)
+    return header
+
+
+async def _state(
+    header: pb.StateHeader, incoming: wire.Incoming, sizes: tuple[int, int], offload: Offload
+) -> FragmentState:
+    """Of what has arrived. Raises WireError: it does not fit together."""
+    index, group = header.fragment, tuple(header.group)
+    history = wire.history_from_message(header.history, sizes[0], MAX_MEMBERS)
     anchor, momentum = wire.split_state(incoming.buffer, sizes)
     if await offload(lambda: wire.state_hash(anchor, momentum, group)) != header.hash:
         raise wire.WireError(f"fragment {index} is damaged: its hash differs")
     if not await offload(lambda: wire.is_finite(anchor) and wire.is_finite(momentum)):
         raise wire.WireError(f"fragment {index} holds NaN, Inf or absurdly large values")
-    return header, FragmentState(
+    return FragmentState(
         version=header.version,
         contributors=header.contributors,
         group=group,

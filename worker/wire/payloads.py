@@ -1,5 +1,6 @@
 """A payload cut into frames, and put together from those that arrive."""
 
+import copy
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -105,6 +106,12 @@ class Incoming:
         self.total_bytes, self.hash = total_bytes, whole_hash
         self.buffer = memoryview(bytearray(total_bytes))
         self.received_bytes = 0
+
+    def part(self, begin: int, end: int) -> "Incoming":
+        """A part of it that arrives by itself."""
+        part = copy.copy(self)
+        part.received_bytes, part.total_bytes = begin, end
+        return part
 
     @classmethod
     def held(cls, payload: memoryview, whole_hash: int) -> "Incoming":
