@@ -40,10 +40,8 @@ def seconds(time_s: float) -> str:
     return f"{time_s:.3g} s" if time_s < 100 else f"{time_s:,.0f} s"
 
 
-def duration(time_s: float, decimals: int = 0) -> str:
-    """What is waited for: `12 s`, `3 min 20 s`, `2 h 05 min`. Args: decimals: below a minute."""
-    if time_s < _SHORT_S and decimals:
-        return f"{time_s:.{decimals}f} s"
+def duration(time_s: float) -> str:
+    """What is waited for: `12 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(time_s)
     if whole < _SHORT_S:
         return f"{whole} s"
@@ -52,11 +50,10 @@ def duration(time_s: float, decimals: int = 0) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def percent(share: float, decimals: int | None = None, *, signed: bool = False) -> str:
+def percent(share: float, decimals: int | None = None) -> str:
     """`94.9 %` of a share of 0.949. Args: decimals: by default three digits, as few as it takes."""
-    sign = "+" if signed else ""
     form = ".3g" if decimals is None else f",.{decimals}f"
-    return f"{100 * share:{sign}{form}} %"
+    return f"{100 * share:{form}} %"
 
 
 def listed(values: object) -> str:

@@ -419,7 +419,7 @@ def _remarks(case: StageCase, answer: StagesAnswer, better: StagesAnswer | None)
         lines.append(f"on no route of skip: {', '.join(case.known.names[p] for p in resting)}")
     if better is not None:
         skip_s = better.iteration_s("skip")
-        share = percent(skip_s / answer.iteration_s("skip") - 1, 0, signed=True)
+        share = f"{100 * (skip_s / answer.iteration_s('skip') - 1):+.0f} %"
         lines.append(f"placement: with the better one, skip takes {seconds(skip_s)} ({share})")
     elif case.known.stages is not None:
         lines.append("placement: none better was found")

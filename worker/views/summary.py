@@ -6,7 +6,6 @@ coordinator of their events, a report of either.
 
 import io
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -328,23 +327,13 @@ def drawn_table(
 
 
 def text_table(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    align: str | None = None,
-    title: str = "",
-    head_width: int | None = None,
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, align: str | None = None
 ) -> str:
-    """The same as text, as wide as it takes.
-
-    Args:
-        align: by default the first column is to the left, the others right.
-        head_width: characters that heads are broken into lines at, between words.
-    """
-    broken = [textwrap.fill(head, head_width) if head_width else head for head in heads]
+    """The same as text, as wide as it takes. Args: align: by default the first column is to the
+    left, the others right."""
     console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
     with console.capture() as said:
-        console.print(drawn_table(broken, rows, align or "<" + ">" * (len(heads) - 1), title))
+        console.print(drawn_table(heads, rows, align or "<" + ">" * (len(heads) - 1)))
     return "\n".join(line.rstrip() for line in said.get().splitlines())
 
 

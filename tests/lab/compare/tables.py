@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from textwrap import fill
 from typing import Any
 
 from murmuration.algorithms.link import Link
@@ -244,8 +245,8 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def plain_table(table: LinkTable) -> str:
     """For the terminal; `notes` go below it."""
-    rows = [cells(row) for row in table.rows]
-    return text_table(HEADS, rows, title=table.title, head_width=13)
+    heads, rows = [fill(head, 13) for head in HEADS], [cells(row) for row in table.rows]
+    return f"{table.title}\n{text_table(heads, rows)}"
 
 
 def notes(table: LinkTable) -> list[str]:
