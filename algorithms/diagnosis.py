@@ -23,6 +23,7 @@ _EXPLAINS = 0.5  # of two directions of a peer, one that is so much worse explai
 _BUSY = 1.3  # times the usual step: such a machine also sends and takes slowly
 _DISK_S = 0.5  # longer than usual: less is nothing to speak of
 _LEAST_SAVES = 2
+_HOLD_S, _HOLD_ROUNDS = 10.0, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,16 +266,14 @@ class Change:
 
 
 class Diagnosis:
-    """The faults of a swarm over time: each must last before it counts, and be gone as long.
+    """The faults of a swarm over time: each must last before it counts, and be gone as long: for
+    10 s and four rounds of the peer's, of a disk for two checkpoints.
 
-    Args:
-        in_turn: as `diagnose` takes it.
-        hold_s, hold_rounds: how long a fault is seen in every look, in seconds and in rounds of the
-            peer's; of a disk, in checkpoints, of which two will do.
+    Args: in_turn: as `diagnose` takes it.
     """
 
-    def __init__(self, *, in_turn: bool, hold_s: float = 10.0, hold_rounds: int = 4) -> None:
-        self._in_turn, self._hold_s, self._hold_rounds = in_turn, hold_s, hold_rounds
+    def __init__(self, *, in_turn: bool) -> None:
+        self._in_turn = in_turn
         self._cases: dict[FaultPlace, _Case] = {}
 
     @property
@@ -329,5 +328,5 @@ class Diagnosis:
         return [Change(case.verdict, False)] if case.found else []
 
     def _held(self, place: FaultPlace, seconds: float, evidence: int) -> bool:
-        most = 2 if place.kind == "disk" else self._hold_rounds
-        return seconds >= self._hold_s and evidence >= most
+        most = 2 if place.kind == "disk" else _HOLD_ROUNDS
+        return seconds >= _HOLD_S and evidence >= most

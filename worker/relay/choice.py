@@ -2,7 +2,7 @@
 
 Two relays are kept where there are two. A connection comes first: the peer that answers soonest is
 asked at once. Rates are measured afterwards, one at a time, of the relays and of some that answer
-soon, and again every `measure_s`; a peer that is much faster takes the place of the slowest relay.
+soon, and again every `MEASURE_S`; a peer that is much faster takes the place of the slowest relay.
 One that is lost is replaced at once, and asked again after a pause that doubles. Each is tried now
 and then, by a call through it to this peer itself: one that leads nowhere several times in a row is
 replaced too, where there is another.
@@ -13,28 +13,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceConfig:
-    """Args:
-    kept: relays at a time.
-    measure_s: between two rounds of measurements; the first comes `first_measure_s` after the first
-        relay.
-    measured: peers in a round, one after the other.
-    better: times as fast as a relay that another peer must be to take its place.
-    retry_s, most_retry_s: the pause before a peer is asked again that has failed.
-    try_s: between two tries of a relay; most_failed_tries: in a row, then it is replaced.
-    """
-
-    kept: int = 2
-    measure_s: float = 300.0
-    first_measure_s: float = 2.0
-    measured: int = 4
-    better: float = 1.5
-    retry_s: float = 1.0
-    most_retry_s: float = 60.0
-    try_s: float = 15.0
-    most_failed_tries: int = 3
+KEPT = 2  # relays at a time
+MEASURE_S, _FIRST_MEASURE_S = 300.0, 2.0  # between two rounds of rates; after the first relay
+_MEASURED = 4  # peers in a round, one after the other
+BETTER = 1.5  # times as fast as a relay that another peer must be to take its place
+RETRY_S, MOST_RETRY_S = 1.0, 60.0  # the pause before a peer is asked again that has failed
+TRY_S = 15.0  # between two tries of a relay
+_MOST_FAILED_TRIES = 3  # in a row, then it is replaced
 
 
 @dataclass(frozen=True)
@@ -116,10 +101,9 @@ class _Known:
 
 
 class RelayChoice:
-    """Args: config: see there."""
+    """The relays of one peer. Times are monotonic seconds."""
 
-    def __init__(self, config: ChoiceConfig | None = None) -> None:
-        self._config = config or ChoiceConfig()
+    def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._to_measure: list[str] = []  # the first is being measured
         self._measure_at = self._try_at = math.inf
@@ -163,10 +147,10 @@ class RelayChoice:
         known = self._known.setdefault(address, was or _Known(address))
         known.address, known.peer = address, peer
         known.state, known.failures, known.failed_tries = _State.HELD, 0, 0
-        self._try_at = min(self._try_at, now + self._config.try_s)
-        self._measure_at = min(self._measure_at, now + self._config.first_measure_s)
+        self._try_at = min(self._try_at, now + TRY_S)
+        self._measure_at = min(self._measure_at, now + _FIRST_MEASURE_S)
         actions: list[Action] = []
-        for worst in self._in(_State.HELD)[self._config.kept :]:
+        for worst in self._in(_State.HELD)[KEPT:]:
             worst.state = _State.IDLE
             actions.append(Release(worst.address))
         return [*self._advertise(), *actions]
@@ -176,8 +160,7 @@ class RelayChoice:
         known = self._known.get(address)
         if known is None or known.state is _State.IDLE:
             return []
-        config = self._config
-        known.retry_at = now + min(config.most_retry_s, config.retry_s * 2**known.failures)
+        known.retry_at = now + min(MOST_RETRY_S, RETRY_S * 2**known.failures)
         known.failures, known.state = known.failures + 1, _State.IDLE
         known.rate_bytes_s = None
         return [*self._advertise(), *self._replace(now)]
@@ -192,9 +175,9 @@ class RelayChoice:
         actions = self._advertise()
         held, idle = self._in(_State.HELD), self._in(_State.IDLE)
         best = next((known for known in idle if known.rate_bytes_s), None)
-        if len(held) >= self._config.kept and best is not None and best.rate_bytes_s is not None:
+        if len(held) >= KEPT and best is not None and best.rate_bytes_s is not None:
             worst_rate = min(known.rate_bytes_s or 0.0 for known in held)
-            if best.rate_bytes_s > self._config.better * worst_rate:
+            if best.rate_bytes_s > BETTER * worst_rate:
                 actions += self._ask([best])
         return actions
 
@@ -205,7 +188,7 @@ class RelayChoice:
             return []
         known.failed_tries = 0 if leads_here else known.failed_tries + 1
         others = [each for each in self._in(_State.HELD, _State.IDLE) if each is not known]
-        if known.failed_tries < self._config.most_failed_tries or not others:
+        if known.failed_tries < _MOST_FAILED_TRIES or not others:
             return []
         known.failures = _LONG_PAUSE
         return [Release(address), *self.lost(address, now)]
@@ -217,13 +200,13 @@ class RelayChoice:
         actions = self._replace(now)
         held = self._in(_State.HELD)
         if now >= self._measure_at and held and not self._to_measure:
-            self._measure_at = now + self._config.measure_s
+            self._measure_at = now + MEASURE_S
             others = sorted(self._in(_State.IDLE), key=lambda known: (known.rtt_s, known.address))
-            chosen = [*held, *others][: self._config.measured]
+            chosen = [*held, *others][:_MEASURED]
             self._to_measure = [known.address for known in chosen]
             actions.append(Measure(self._to_measure[0]))
         if now >= self._try_at:
-            self._try_at = now + self._config.try_s
+            self._try_at = now + TRY_S
             actions += [Try(known.address) for known in held]
         return actions
 
@@ -243,7 +226,7 @@ class RelayChoice:
         return actions
 
     def _replace(self, now: float) -> list[Action]:
-        missing = self._config.kept - len(self._in(_State.HELD, _State.ASKED))
+        missing = KEPT - len(self._in(_State.HELD, _State.ASKED))
         ready = [known for known in self._in(_State.IDLE) if known.retry_at <= now]
         return self._ask(ready[: max(0, missing)])
 
@@ -255,7 +238,7 @@ class RelayChoice:
             return []
         if set(now) == set(self._advertised):
             before = self._known[self._advertised[0]].rate_bytes_s or 0.0
-            if (held[0].rate_bytes_s or 0.0) <= self._config.better * before:
+            if (held[0].rate_bytes_s or 0.0) <= BETTER * before:
                 return []
         self._advertised = now
         return [Advertise(now)]

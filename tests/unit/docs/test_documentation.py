@@ -22,7 +22,7 @@ from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
 from murmuration.worker.node.answers import MOST_TUNNELS, TUNNELS_EACH
 from murmuration.worker.node.session import AWAIT_OTHERS_S
-from murmuration.worker.relay.choice import ChoiceConfig
+from murmuration.worker.relay.choice import BETTER, MEASURE_S, TRY_S
 from murmuration.worker.relay.service import SILENT_S, RelayLimits
 from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.training.evaluation import validate
@@ -126,9 +126,9 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
         ("library", f"1/{LEAST_BLOCKS} of the epoch, at most {MOST_SAMPLES} samples"),
         ("commands", f"it waits {DESERTED_S:g} s for one of them"),
         ("commands", f"within {SILENT_S:g} s if it falls silent"),
-        ("commands", f"each of its relays every {ChoiceConfig().try_s:g} s"),
-        ("commands", f"every {ChoiceConfig().measure_s / 60:g} minutes, R measures"),
-        ("commands", f"One that is {ChoiceConfig().better:g} times as fast as a relay"),
+        ("commands", f"each of its relays every {TRY_S:g} s"),
+        ("commands", f"every {MEASURE_S / 60:g} minutes, R measures"),
+        ("commands", f"One that is {BETTER:g} times as fast as a relay"),
         ("commands", f"At {LOG_BYTES >> 20} MiB a log"),
         ("commands", f"at most {RelayLimits().rate_mbps:g} Mbit/s for all together"),
         ("commands", f"for at most {RelayLimits().places} peers"),

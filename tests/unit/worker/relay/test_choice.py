@@ -4,10 +4,12 @@ import itertools
 from collections.abc import Sequence
 
 from murmuration.worker.relay.choice import (
+    MOST_RETRY_S,
+    RETRY_S,
+    TRY_S,
     Action,
     Advertise,
     Candidate,
-    ChoiceConfig,
     Measure,
     RelayChoice,
     Release,
@@ -79,7 +81,7 @@ def test_one_that_died_is_released_though_its_stream_seems_to_live() -> None:
 
 
 def test_one_that_fails_is_asked_again_after_a_pause_that_doubles() -> None:
-    choice, config = begun(0.01), ChoiceConfig()
+    choice = begun(0.01)
     asked_at, now, state = [], 1.0, "held"
     while len(asked_at) < 5:
         if state != "idle":
@@ -91,7 +93,7 @@ def test_one_that_fails_is_asked_again_after_a_pause_that_doubles() -> None:
         now += 0.5
     pauses = [after - before for before, after in itertools.pairwise(asked_at)]
     assert pauses == sorted(pauses)
-    assert pauses[-1] >= 8 * config.retry_s
+    assert pauses[-1] >= 8 * RETRY_S
 
 
 def test_a_much_faster_peer_takes_the_place_of_the_slowest_relay() -> None:
@@ -118,12 +120,12 @@ def test_one_that_cannot_be_measured_is_the_first_to_be_replaced() -> None:
 
 
 def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alone() -> None:
-    choice, config = begun(0.01, 0.02, 0.03), ChoiceConfig(measure_s=1e9)
+    choice = begun(0.01, 0.02, 0.03)
     now = 0.0
 
     def tried(**leads_here: bool) -> list[Action]:
         nonlocal now
-        now += config.try_s + 1
+        now += TRY_S + 1
         tries = [each for each in choice.tick(now) if isinstance(each, Try)]
         assert {each.address for each in tries} == set(leads_here)
         actions = [choice.tried(each, now, leads_here=leads_here[each]) for each in leads_here]
@@ -135,7 +137,7 @@ def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alon
     assert [tried(a0=False, a1=True) for _ in range(2)] == [[], []]
     assert tried(a0=False, a1=True) == [Release("a0"), Advertise(("a1",)), Reserve("a2")]
     choice.lost("a2", now)
-    assert Reserve("a0") not in choice.tick(now + config.most_retry_s - 1)
+    assert Reserve("a0") not in choice.tick(now + MOST_RETRY_S - 1)
     assert choice.tried("a0", now, leads_here=False) == []  # it is none any more
 
 
