@@ -64,7 +64,7 @@ from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.relay.relayed import RelayedPeer
 from murmuration.worker.relay.router_port import RouterPort
-from murmuration.worker.relay.service import RelayLimits, RelayService, RelayTable
+from murmuration.worker.relay.service import RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels
 from murmuration.worker.status import (
     FaultLocator,
@@ -285,7 +285,7 @@ class Node:
 
     def _add_relaying(self, bound: str) -> None:
         """For others, and by others where nobody can dial this peer."""
-        table = RelayTable(RelayLimits(rate_mbps=self._node.relay_mbps))
+        table = RelayTable(self._node.relay_mbps)
         self.relay = RelayService(table, self.gossip, self.transport.encrypted, self.clock)
         self.server.streams |= self.relay.streams
         self._relayed = RelayedPeer(self.gossip, bound, self, self._round_trips_s.get)

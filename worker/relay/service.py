@@ -22,23 +22,12 @@ from murmuration.worker.transport import Method, Refused, Stream
 _UNKNOWN_S = 10.0  # that a peer may have a place before it is a member: it joins through it
 _UNACCEPTED, _UNACCEPTED_EACH = 16, 4  # dials to one peer that it has not accepted yet, by one
 _ACTIVE_S = 1.0  # that a peer has its share of the rate after it has sent something
+RATE_MBPS, PLACES = 100.0, 32
 _BURST_S = 0.25  # of the rate: what goes at once after a pause
 
 
 class NoRelay(Exception):
     """This peer does not relay that. The message says why, and goes to the caller."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RelayLimits:
-    """Args:
-    rate_mbps: that all tunnels together may carry, each direction counted; those that send at
-        a time have equal shares of it, however many tunnels they have. 0: it is no relay.
-    places: peers that it relays for at once.
-    """
-
-    rate_mbps: float = 100.0
-    places: int = 32
 
 
 @dataclass
@@ -51,12 +40,17 @@ class _Dial:
 class RelayTable:
     """One peer's, as a relay.
 
+    Args:
+        rate_mbps: that all tunnels together may carry, each direction counted; those that send at
+            a time have equal shares of it, however many tunnels they have. 0: it is no relay.
+        places: peers that it relays for at once.
+
     Attributes:
         carried_bytes: for each peer that has had a place.
     """
 
-    def __init__(self, limits: RelayLimits) -> None:
-        self._limits = limits
+    def __init__(self, rate_mbps: float = RATE_MBPS, places: int = PLACES) -> None:
+        self._rate_mbps, self._most = rate_mbps, places
         self._places: dict[str, float] = {}  # since when
         self._dials: dict[int, _Dial] = {}
         self._last = 0
@@ -79,12 +73,12 @@ class RelayTable:
     def reserve(self, peer: str, now: float, *, relayed: bool) -> None:
         """Gives a place, or keeps it. Args: relayed: whether this peer is itself reached through a
         relay. Raises NoRelay."""
-        if not self._limits.rate_mbps:
+        if not self._rate_mbps:
             raise NoRelay("it relays for nobody (--relay-mbps 0)")
         if relayed:
             raise NoRelay("it is itself reached through a relay")
-        if peer not in self._places and len(self._places) >= self._limits.places:
-            raise NoRelay(f"it relays for {self._limits.places} peers already")
+        if peer not in self._places and len(self._places) >= self._most:
+            raise NoRelay(f"it relays for {self._most} peers already")
         self._places[peer] = now
 
     def release(self, peer: str) -> None:
@@ -126,7 +120,7 @@ class RelayTable:
         }
         free_at = max(self._free_at.get(sender, 0.0), now - _BURST_S)
         others = len(self._free_at.keys() - {sender})
-        free_at += 8e-6 * size_bytes * (1 + others) / self._limits.rate_mbps
+        free_at += 8e-6 * size_bytes * (1 + others) / self._rate_mbps
         self._free_at[sender] = free_at
         return max(0.0, free_at - now)
 

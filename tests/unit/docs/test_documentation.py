@@ -23,7 +23,7 @@ from murmuration.worker.library.site import SiteRank
 from murmuration.worker.node.answers import MOST_TUNNELS, TUNNELS_EACH
 from murmuration.worker.node.session import AWAIT_OTHERS_S
 from murmuration.worker.relay.choice import BETTER, MEASURE_S, TRY_S
-from murmuration.worker.relay.service import SILENT_S, RelayLimits
+from murmuration.worker.relay.service import PLACES, RATE_MBPS, SILENT_S
 from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.training.evaluation import validate
 from murmuration.worker.training.optimizers import InnerConfig
@@ -130,8 +130,8 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
         ("commands", f"every {MEASURE_S / 60:g} minutes, R measures"),
         ("commands", f"One that is {BETTER:g} times as fast as a relay"),
         ("commands", f"At {LOG_BYTES >> 20} MiB a log"),
-        ("commands", f"at most {RelayLimits().rate_mbps:g} Mbit/s for all together"),
-        ("commands", f"for at most {RelayLimits().places} peers"),
+        ("commands", f"at most {RATE_MBPS:g} Mbit/s for all together"),
+        ("commands", f"for at most {PLACES} peers"),
         ("commands", f"{TUNNELS_EACH} streams of tunnels there, and all peers {MOST_TUNNELS}"),
         ("security", f"up to\n{MOST}"),
     ],

@@ -2,11 +2,11 @@
 
 import pytest
 
-from murmuration.worker.relay.service import NoRelay, RelayLimits, RelayTable
+from murmuration.worker.relay.service import NoRelay, RelayTable
 
 
 def table(**limits: float) -> RelayTable:
-    made = RelayTable(RelayLimits(**limits))  # type: ignore[arg-type]  # ints are floats too
+    made = RelayTable(**limits)  # type: ignore[arg-type]  # ints are floats too
     made.reserve("r", 0.0, relayed=False)
     return made
 
@@ -45,7 +45,7 @@ def test_places_are_limited_and_kept() -> None:
     with pytest.raises(NoRelay, match="itself reached"):
         table().reserve("s", 0.0, relayed=True)
     with pytest.raises(NoRelay, match="--relay-mbps 0"):
-        RelayTable(RelayLimits(rate_mbps=0)).reserve("r", 0.0, relayed=False)
+        RelayTable(0).reserve("r", 0.0, relayed=False)
 
 
 def test_dials_that_nobody_accepts_are_limited() -> None:

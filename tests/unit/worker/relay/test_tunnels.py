@@ -15,7 +15,7 @@ from murmuration.worker.identity import Authority, Role
 from murmuration.worker.identity.gate import Gate
 from murmuration.worker.membership import Member
 from murmuration.worker.node.answers import NodeServer
-from murmuration.worker.relay.service import RelayLimits, RelayService, RelayTable
+from murmuration.worker.relay.service import RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels, message, own_port, pump, received
 from murmuration.worker.transport import Stream, Unreachable, Untrusted
 from murmuration.worker.transport.grpc import GrpcTransport
@@ -37,7 +37,7 @@ class Party:
         self.tunnels = Tunnels(self.transport, name, time.monotonic)
         self.transport.tunnel = self.tunnels.port
         self.me, self.members = Member(name, "", 1), (Member(name, "", 1),)
-        self.table = RelayTable(RelayLimits(rate_mbps=rate_mbps))
+        self.table = RelayTable(rate_mbps)
         self.service = RelayService(self.table, self, run is not None, time.monotonic)
         gate = Gate(None, offload=_inline, refused=lambda: None, log=lambda _: None)
         self.server = NodeServer(gate, lambda _: None, Warnings(lambda _: None))
