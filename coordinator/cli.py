@@ -46,7 +46,7 @@ _member_option = click.option(
     show_default=True,
     help="Write report.json and loss.png here.",
 )
-@click.option("--log-json", "--json", "as_json", is_flag=True, help="Print events as JSON lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines.")
 @click.option("--insecure", is_flag=True, help="Encrypt nothing, and let anybody join.")
 @click.option(*web_option.metadata["names"], **web_option.metadata["attributes"])
 def coordinator(

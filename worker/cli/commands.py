@@ -98,7 +98,7 @@ class WorkerFlags:
         default=True,
         help="Write a report of all peers at the end: report.json and report.txt in OUT.",
     )
-    as_json: bool = option("--log-json", "--json", is_flag=True, help="Print events as JSON lines.")
+    as_json: bool = option("--json", is_flag=True, help="Print events as JSON lines.")
     quiet: bool = option("-q", "--quiet", is_flag=True, help="Print only what needs attention.")
     verbose: bool = option(
         "-v", "--verbose", is_flag=True, help="Print each report and the times of each round."

@@ -34,7 +34,7 @@ def test_values_of_presets_and_codecs(command: str) -> None:
 def test_of_join_too_and_commands_and_options() -> None:
     assert completed("join", "h:1", "--preset", incomplete="d") == ["diloco", "ddp"]
     assert completed(incomplete="sta") == ["status"]
-    assert {"--log-json", "--preset"} <= set(completed("up", incomplete="--"))
+    assert {"--json", "--preset"} <= set(completed("up", incomplete="--"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
