@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from murmuration.algorithms.plan import Plan
@@ -219,42 +218,3 @@ def test_a_second_peer_of_one_name_is_refused_while_the_first_answers() -> None:
             swarm.assert_equal(versions=(5,))
 
     run(scenario())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_faults_end_in_one_state(seed: int) -> None:
-    """See `chaos`: kills, cuts, freezes and joiners at random, as the seed has it."""
-    run(chaos(seed))
-
-
-async def chaos(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    names = "abcde"[: rng.integers(3, 6)]
-    step_s = {name: float(rng.uniform(0.15, 0.25)) for name in "abcdevwxyz"}
-    plan = Plan(inner_steps=int(rng.choice([2, 5])))
-    async with Swarm(Problem(steps=80, plan=plan, step_s=step_s, seed=seed)) as swarm:
-        await swarm.start(*names)
-        for newcomer in "vwx":
-            await swarm.sleep(rng.uniform(0.5, 5))
-            live = [peer.name for peer in swarm.alive if not peer.done]
-            if len(live) < 3:
-                break
-            one, two = rng.choice(live, 2, replace=False)
-            match rng.choice(["kill", "cut", "freeze", "join"]):
-                case "kill":
-                    swarm.kill(one)
-                case "cut":
-                    swarm.network.cut(one, two)
-                    await swarm.sleep(rng.choice([0.1, 1.0, 5.0]))
-                    swarm.network.heal(one, two)
-                case "freeze":
-                    swarm.freeze(one)
-                    await swarm.sleep(rng.choice([0.5, 3.0, 12.0]))
-                    swarm.thaw(one)
-                case "join":
-                    await swarm.join(newcomer, via=[one])
-        await swarm.finished()
-        swarm.assert_equal()
-        assert len(swarm.alive) >= 2
-        rounds = 80 // plan.inner_steps
-        assert rounds - 1 <= swarm.alive[0].versions[0] <= rounds

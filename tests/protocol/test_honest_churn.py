@@ -14,7 +14,7 @@ from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 
-FIRST, STOP = map(int, os.environ.get("CHURN_SEEDS", "0-1").split("-"))
+FIRST, STOP = map(int, os.environ.get("CHURN_SEEDS", "0-2").split("-"))
 # Swapped states; late for all; contributed again; gone back; two without each other; two at rest.
 FOUND = (28, 153, 346, 477, 556, 342)
 BLAMES = ("false", "quarantine")
