@@ -341,11 +341,10 @@ def test_a_loop_of_ones_own_can_serve_metrics() -> None:
         swarm.report(1.5)
         one_step(model, optimizer)
         assert swarm._session is not None
-        metrics = swarm._session._metrics
-        assert metrics is not None
+        (server,) = swarm._session._servers
         # The I/O thread hears of the step some time after it.
         while 'murmuration_learning_rate{peer="me"} 0.01' not in told:
-            with urlopen(metrics.url) as answer:
+            with urlopen(f"{server.url}metrics") as answer:
                 told = answer.read().decode().splitlines()
     assert 'murmuration_members{health="alive",peer="me"} 1.0' in told
 
@@ -370,12 +369,11 @@ def test_a_loop_of_ones_own_serves_the_page_and_says_whether_it_is_relayed_and_r
     model, optimizer = model_of()
     with Swarm(model, optimizer, steps=4, **vars(typed)) as swarm:
         assert swarm._session is not None
-        page = swarm._session._page
-        assert page is not None
+        (page,) = swarm._session._servers
         with urlopen(page.url) as answer:
             assert answer.status == 200
         assert (swarm._node.relayed, swarm._node.relay_mbps) == (False, 5)
-        assert swarm._session.io.node.relay.table._limits.rate_mbps == 5
+        assert swarm._session.io.node.relay.table._rate_mbps == 5
 
 
 @pytest.mark.parametrize("source", [lambda: range(40), lambda: Stateful(40)], ids=["list", "state"])
