@@ -132,6 +132,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     with driven(tmp_path / "out", "fake.wait=1", "fake.deaf=w1") as process:
         process.send_signal(signal.SIGINT)
         read_until(process, "w0: interrupted at step")
+        wait_until_gone(tmp_path / "out", "w0")  # it has said so, and may be about to end
         while process.poll() is None:  # an impatient user; the report must survive that too
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
