@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import ask
-from murmuration.coordinator.cli import report, status
+from murmuration.coordinator.cli import status
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.cli.ping import ping
@@ -350,7 +350,6 @@ def test_one_without_a_token_is_told_what_it_lacks(first: str, folder: Path) -> 
     ("command", "says"),
     [
         (status, "name the folder of a worker of it"),
-        (report, "name the folder of a worker of it"),
         (ping, "name the folder of a worker of it"),
         (doctor, "give a token with --token"),
     ],
