@@ -77,6 +77,16 @@ def most_norm(norms: Sequence[float], missing: int, limit: float) -> float:
     return max(known, limit * median) if limit * median > 0 else math.inf
 
 
+def least_factor(own: float, norms: Sequence[float], missing: int, limit: float) -> float:
+    """The least factor that a contribution of norm `own` can have in a mean of contributions with
+    these norms, its own among them, and `missing` more; 0 where it cannot be told."""
+    least = sorted([0.0] * missing + list(norms))
+    median = least[(len(least) - 1) // 2]
+    if own == 0 or len(least) < _FEWEST or median == 0:
+        return 0.0
+    return min(1.0, limit * median / own) if limit else 1.0
+
+
 def taken_out(factor: float) -> float:
     """The share of a contribution that a replica takes out of its parameters, where it keeps what
     no anchor has; `factor` is its factor in the mean.
@@ -141,13 +151,14 @@ class Doubts:
     hide. Where a contributor shows other values than its reducer says it has, three checks in a
     row, one of the two lies: it is the one that disagrees with three others, or in a small group
     with all others but one. Once may be a round that it has contributed to again meanwhile. So may
-    a mean that is too large for what was announced, but not in three rounds of eight.
+    a mean that is too large for what was announced, or that leaves out most peers or most of one's
+    contribution, but not in three rounds of eight.
     """
 
     def __init__(self) -> None:
         self._unanswered: Counter[str] = Counter()
         self._apart: Counter[tuple[str, str]] = Counter()
-        self._too_large: dict[tuple[str, int], set[int]] = {}
+        self._strange: dict[tuple[str, int], set[int]] = {}
 
     def answers(self, peer: str, *, here: bool) -> bool:
         """Whether a peer has shown nothing too often by now; `here`: this time it has."""
@@ -166,11 +177,11 @@ class Doubts:
         lasting = Counter(one for (one, _), times in self._apart.items() if times >= _LASTING)
         return [one for one in (peer, reducer) if lasting[one] >= enough]
 
-    def too_large(self, reducer: str, fragment: int, round_: int) -> bool:
-        """Whether a reducer has given too large a mean in too many rounds by now."""
-        earlier = self._too_large.get((reducer, fragment), set())
+    def again(self, reducer: str, fragment: int, round_: int) -> bool:
+        """Whether a reducer has given what no honest one gives in too many rounds by now."""
+        earlier = self._strange.get((reducer, fragment), set())
         rounds = {each for each in earlier if each > round_ - _LATELY} | {round_}
-        self._too_large[reducer, fragment] = rounds
+        self._strange[reducer, fragment] = rounds
         return len(rounds) >= _LASTING
 
 

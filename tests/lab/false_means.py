@@ -29,7 +29,7 @@ from tests.protocol.problem import Problem
 from tests.protocol.swarm import Held, Peer, Swarm
 from tests.protocol.train_side import TrainSide
 from tests.protocol.virtual_time import run
-from tests.support.false_means import LIES, reducing_falsely
+from tests.support.false_means import attacks
 
 LIAR = "d"
 APART = 0.3  # of each peer's point from the common one, in units of that one's distance
@@ -72,11 +72,11 @@ def main() -> int:
         without = loss_after(problem, names, nullcontext())
         change = 100 * (loss_after(problem, names_of(peers), nullcontext()) / without - 1)
         print(f"| {peers} | the mean | - | - | {change:+.1f} % |", flush=True)
-        for name, lie in LIES.items():
+        for name, attack in attacks(LIAR).items():
             problems = (replace(problem, seed=seed) for seed in range(options.seeds))
-            after = [named_after(each, peers, reducing_falsely(LIAR, lie)) for each in problems]
+            after = [named_after(each, peers, attack()) for each in problems]
             p50, p99 = np.percentile(after, [50, 99], method="higher")
-            loss = loss_after(problem, names_of(peers), reducing_falsely(LIAR, lie))
+            loss = loss_after(problem, names_of(peers), attack())
             change = 100 * (loss / without - 1)
             print(f"| {peers} | {name} | {p50:.0f} | {p99:.0f} | {change:+.1f} % |", flush=True)
             wrong |= p99 > MOST_ROUNDS or change > 2

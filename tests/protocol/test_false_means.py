@@ -18,12 +18,12 @@ from murmuration.algorithms.presets import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.checks import LEFT_BEFORE, LEFT_OUT, Checks
-from murmuration.worker.exchange.allreduce.closing import DueMean, ReducedShards
+from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from tests.support.false_means import LIES, reducing_falsely
+from tests.support.false_means import LIES, attacks, closing_falsely, reducing_falsely
 
 LONG = Problem(steps=600)
 FOUR_BITS = replace(
@@ -66,6 +66,14 @@ def test_a_mean_that_is_larger_than_all_contributions_is_not_applied(lie: str) -
 @pytest.mark.parametrize("lie", ["turned", "stale", "zero", "noise", "1 % more"])
 def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie: str) -> None:
     named_by_all(reducing_falsely("d", LIES[lie]), 4)
+
+
+@pytest.mark.parametrize(
+    "attack", ["counts only itself", "counts next to nothing", "names a ghost"]
+)
+def test_a_mean_of_others_than_have_contributed_is_seen(attack: str) -> None:
+    """In the third such round: once, what others have told may be what differs."""
+    named_by_all(attacks("d")[attack](), 6)
 
 
 @pytest.mark.parametrize("lie", ["turned", "stale", "zero", "noise"])
@@ -129,17 +137,12 @@ def test_one_that_shows_not_what_it_contributed_is_named_and_no_reducer(
 
 
 def test_a_reducer_that_says_another_contributed_something_else_is_named_by_that_one() -> None:
-    compute = ReducedShards._compute
-
-    def misstated(self: ReducedShards, *args: Any) -> DueMean:
-        due = compute(self, *args)
-        if self._me != "d":
-            return due
+    def misstated(due: DueMean, _: str) -> DueMean:
         roots = (bytes(16) if peer == "a" else r for peer, r in zip("abcd", due.roots, strict=True))
         return replace(due, roots=tuple(roots))
 
     async def scenario() -> None:
-        with patch.object(ReducedShards, "_compute", misstated):
+        with closing_falsely("d", misstated):
             async with Swarm(LONG) as swarm:
                 await swarm.start(*"abcd")
                 await swarm.until(lambda: bool(named(swarm["a"])), 10)

@@ -4,8 +4,10 @@ It is a live peer whose contributions and answers of any other kind are honest.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce import reducer
-from murmuration.worker.exchange.allreduce.closing import DueMean
+from murmuration.worker.exchange.allreduce.closing import DueMean, ReducedShards
 from murmuration.worker.exchange.allreduce.mean import reduce
 from murmuration.worker.exchange.round_context import Context
 
@@ -38,8 +40,11 @@ LIES: dict[str, Lie] = {
 
 
 @contextmanager
-def reducing_falsely(liar: str, lie: Lie) -> Iterator[None]:
-    """As long as this lasts, the peer of this name lies about every shard that it reduces."""
+def reducing_falsely(liar: str, lie: Lie, ghost: str = "") -> Iterator[None]:
+    """As long as this lasts, the peer of this name lies about every shard that it reduces.
+
+    Args: ghost: is named among the contributors.
+    """
     first: dict[tuple[int, int], Tensor] = {}
 
     async def answer(
@@ -53,7 +58,55 @@ def reducing_falsely(liar: str, lie: Lie) -> Iterator[None]:
         mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
         values = lie(mean, first.setdefault((due.key.fragment, due.key.shard), mean))
         payload = wire.Payload.of(wire.encode(codec, values, exact=shard.exact))
-        return wire.Reduction(replace(reduction.header, hash=payload.hash), payload), left_out
+        header = replace(reduction.header, hash=payload.hash)
+        if ghost:
+            named, roots = (*header.contributors, ghost), (*header.roots, header.roots[0])
+            header = replace(header, contributors=named, roots=roots, factors=(), weights=())
+        return wire.Reduction(header, payload), left_out
 
     with patch.object(reducer, "reduce", answer):
         yield
+
+
+def only_itself(due: DueMean, me: str) -> DueMean:
+    """Its own contribution is all that counts, and nobody joins."""
+    own = slice(due.contributors.index(me), due.contributors.index(me) + 1)
+    return replace(
+        due,
+        contributors=(me,),
+        inputs=due.inputs[own],
+        weights=due.weights[own],
+        roots=due.roots[own],
+        factors=(1.0,),
+        last=me,
+        joiners=(),
+    )
+
+
+def next_to_nothing(due: DueMean, _: str) -> DueMean:
+    """All that is contributed is scaled to nothing, as if it were far too large."""
+    return replace(due, factors=(1e-30,) * len(due.factors))
+
+
+@contextmanager
+def closing_falsely(liar: str, change: Callable[[DueMean, str], DueMean]) -> Iterator[None]:
+    """As long as this lasts, the peer of this name closes its shards as `change` says, which is
+    told its name."""
+    honest = ReducedShards._compute
+
+    def compute(self: ReducedShards, *args: Any) -> DueMean:
+        due = honest(self, *args)
+        return change(due, liar) if self._me == liar else due
+
+    with patch.object(ReducedShards, "_compute", compute):
+        yield
+
+
+def attacks(liar: str) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+    """All that the peer of this name may do as a reducer, each for as long as it lasts."""
+    return {
+        **{name: partial(reducing_falsely, liar, lie) for name, lie in LIES.items()},
+        "counts only itself": partial(closing_falsely, liar, only_itself),
+        "counts next to nothing": partial(closing_falsely, liar, next_to_nothing),
+        "names a ghost": partial(reducing_falsely, liar, LIES["turned"], ghost="ghost"),
+    }

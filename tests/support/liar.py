@@ -224,27 +224,19 @@ def reduces_falsely(node: Node, kind: str) -> None:
 
 
 def closes(node: Node, change: Callable[[DueMean, str], DueMean]) -> None:
-    """The peer closes its shards as `change` says, which is told its name."""
-    for reducer in node._reducers:
-        shards = reducer.shards
-        honest = shards._compute
-        shards._compute = lambda *args, honest=honest: change(honest(*args), node.context.me)  # type: ignore[method-assign]
+    _for_good.enter_context(false_means.closing_falsely(node.context.me, change))
 
 
-def only_itself(due: DueMean, me: str) -> DueMean:
-    """Its own contribution is all that counts, and nobody joins."""
-    at = due.contributors.index(me)
-    own = slice(at, at + 1)
-    return replace(
-        due,
-        contributors=(me,),
-        inputs=due.inputs[own],
-        weights=due.weights[own],
-        roots=due.roots[own],
-        factors=(1.0,),
-        last=me,
-        joiners=(),
-    )
+def counts_itself_turned(node: Node) -> None:
+    """Its shards are what it contributes, which is turned and as large as may count."""
+    closes(node, false_means.only_itself)
+    contribute_instead(LIES["sign flip within the limit"])
+
+
+def names_a_ghost(node: Node) -> None:
+    """Nobody can show what the ghost contributed, so no mean with it can be computed again."""
+    lie = false_means.LIES["turned"]
+    _for_good.enter_context(false_means.reducing_falsely(node.context.me, lie, ghost="ghost"))
 
 
 def with_ghosts(due: DueMean, _: str) -> DueMean:
@@ -288,7 +280,10 @@ INSIDERS: dict[str, Change] = {
     "means times -20": partial(reduces_falsely, kind="-20 times"),
     "its first mean again": partial(reduces_falsely, kind="stale"),
     "means of 0": partial(reduces_falsely, kind="zero"),
-    "counts only itself": partial(closes, change=only_itself),
+    "counts only itself": partial(closes, change=false_means.only_itself),
+    "counts itself, and turns it": counts_itself_turned,
+    "scales all to nothing": partial(closes, change=false_means.next_to_nothing),
+    "names a ghost as contributor": names_a_ghost,
     "names four ghosts as joiners": partial(closes, change=with_ghosts),
     **LATE,
     "other bytes to each peer": gives_other_bytes,

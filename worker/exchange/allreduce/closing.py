@@ -20,7 +20,13 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.reducers import joiners_shard, most_joiners
-from murmuration.algorithms.robust import NORM_SLACK, most_norm, norm_factors, norm_ratios
+from murmuration.algorithms.robust import (
+    NORM_SLACK,
+    least_factor,
+    most_norm,
+    norm_factors,
+    norm_ratios,
+)
 from murmuration.worker.exchange.view import Group, ShardKey, ShardRange, View, alike
 from murmuration.worker.membership import Phase
 
@@ -32,7 +38,8 @@ if TYPE_CHECKING:
 KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
 _UNHEARD = 2  # times this round's limit, for that of the round before, if this peer was not in it
 _LEFT_ROUNDS = 16  # in which something may be left of a mean: of 4 bits, 0.55 of it a round
-_SILENT_S = 2.0  # from the quorum on, that a peer which does not answer is waited for
+_NEARLY = 0.9  # of a factor: others may have announced another norm to its reducer
+SILENT_S = 2.0  # from the quorum on, that a peer which does not answer is waited for
 _USUAL_ROUNDS = 3  # that late peers are waited for
 _LEAST_GRACE_S = 5.0
 _REMEMBERED = 8  # rounds
@@ -225,6 +232,17 @@ class ReducedShards:
             return math.inf
         missing = len({*contributors} - norms.keys())
         return most_norm(list(norms.values()), missing, self._config.norm_limit)
+
+    def least_factor(self, key: ShardKey, contributors: Group, own: float) -> float:
+        """The least that a mean of these contributors counts of this peer's contribution, whose
+        norm is `own`, by what they have announced to this peer itself; 0 where too few have."""
+        known = self._norms.get((key.fragment, key.round), {})
+        norms = [own if peer == self._me else known.get(peer) for peer in contributors]
+        found = [each for each in norms if each is not None]
+        if self._me not in contributors:
+            return 0.0
+        least = least_factor(own, found, len(norms) - len(found), self._config.norm_limit)
+        return _NEARLY * least
 
     def has_begun_later(self, peer: str, key: ShardKey) -> bool:
         """Whether the peer has begun a later round of the fragment, as far as it has told."""
@@ -465,7 +483,7 @@ class ReducedShards:
         has not begun to and does not answer is none, long before it is known to be dead."""
         late = expected - entry.contributors.keys()
         quorum_at = math.inf if entry.quorum_at is None else entry.quorum_at
-        if len(entry.contributors) > len(late) and now >= quorum_at + _SILENT_S:
+        if len(entry.contributors) > len(late) and now >= quorum_at + SILENT_S:
             late = {p for p in late if p in entry.contributions or self.view.answers(p)}
         return late
 

@@ -12,7 +12,7 @@ when most of the other reducers say that it cannot succeed.
 import asyncio
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from murmuration.protos.events import new_event
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.checks import Given
+from murmuration.worker.exchange.allreduce.closing import SILENT_S
 from murmuration.worker.exchange.allreduce.reducer import Answer, Redirect, Reducer, Refusal
 from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
 from murmuration.worker.exchange.view import ShardKey, ShardRange, View
@@ -50,7 +51,7 @@ class _Part:
         order: the peers that may reduce it, best first.
         target: the peer that it is tried at, or was last; `task` is the try that is under way.
         incoming: what has come of the reduction, on this try and those before it at this peer.
-        reduction: that the shard ended with.
+        reduction: that the shard ended with, at `ended_at`.
         away: it went to another peer.
         asked_at: when the target was first asked, in s; spoilt: its answers that were of no use.
         passed_over: peers that another is to reduce it in place of.
@@ -67,6 +68,7 @@ class _Part:
     task: asyncio.Task[None] | None = None
     incoming: wire.Incoming | None = None
     reduction: wire.ReductionHeader | None = None
+    ended_at: float = 0.0
     retry_at: float = 0.0
     last_reason: str = ""
     away: bool = False
@@ -306,7 +308,7 @@ class Contributor:
             answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
             part.spoilt += 1
             doubts, begin = self._reducer.checks.doubts, round_.begin
-            if isinstance(error, FalseMean) and doubts.too_large(peer, begin.fragment, begin.round):
+            if isinstance(error, FalseMean) and doubts.again(peer, begin.fragment, begin.round):
                 self._context.caught(peer, str(error))
         match answer:
             case wire.Reduction(header=header):
@@ -315,8 +317,9 @@ class Contributor:
                 if round_.error is not None and left_out is not None:
                     round_.error[here] = left_out
                 part.reduction, round_.slowest = header, peer
+                part.ended_at = self._context.clock()
                 if 2 * len(round_.open) <= len(round_.parts):
-                    round_.half_at = min(round_.half_at, self._context.clock())
+                    round_.half_at = min(round_.half_at, part.ended_at)
                 self._reducer.learned(part.key, answer)
             case Redirect(best):  # our own view decides; where it agrees, go there at once
                 part.last_reason = f"{peer} leaves it to {best}"
@@ -444,6 +447,10 @@ class Contributor:
         most = most_joiners(round_.begin.group) if named_here else 0
         if len(header.joiners) > most:
             raise wire.WireError(f"{key}: {len(header.joiners)} joiners; at most {most}")
+        admitted = (self._reducer.shards.admits(p, round_.begin.group) for p in header.contributors)
+        if len({*header.contributors}) < len(header.contributors) or not all(admitted):
+            false = FalseMean if header.reducer == part.target else wire.WireError
+            raise false(f"{key} has contributors that are not of its group")
         if header.last and header.last not in header.contributors:
             raise wire.WireError(f"{key}: {header.last!r} came last, but is no contributor")
         if header.factors and len(header.factors) != len(header.contributors):
@@ -469,17 +476,22 @@ class Contributor:
         WireError: no such contributions have this mean."""
         context, shard, header = self._context, part.shard, reduction.header
         codec, elements = context.reduction_codec, shard.stop - shard.start
-        share = taken_out(header.factor(context.me))
-        most = math.inf
+        factor, most, least = header.factor(context.me), math.inf, 0.0
+        share = taken_out(factor)
         if context.plan.compares_norms and part.target != context.me:
             most = self._reducer.shards.most_norm(part.key, header.contributors)
+            least = self._reducer.shards.least_factor(part.key, header.contributors, round_.norm)
 
         def decode() -> "tuple[Tensor, Tensor | None]":
+            why = ""
             mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
             if most < math.inf and (found := norm(mean[: elements - shard.exact])) > most:
                 why = f"{part.key} has norm {found:.3g}, and its contributions at most {most:.3g}"
-                if header.reducer != part.target:
-                    raise wire.WireError(why)
+            elif factor < least:
+                why = f"{part.key} counts {factor:.2g} of a contribution, and at least {least:.2g}"
+            if why and header.reducer != part.target:
+                raise wire.WireError(why)
+            if why:
                 raise FalseMean(why)
             if round_.error is None or share == 1:
                 return mean, None
@@ -540,6 +552,9 @@ class Contributor:
             received=tuple(self._received(round_)),
         )
         self._results.finished(result)
+        for part, out in self._left_out(round_):
+            if self._reducer.checks.doubts.again(part.target, begin.fragment, begin.round):
+                context.caught(part.target, f"{part.key} leaves out {', '.join(sorted(out))}")
         if context.plan.checks_means:
             given = (
                 Given(part.key, part.shard, part.reduction)
@@ -548,6 +563,29 @@ class Contributor:
             )
             others = [each for each in given if each.header.reducer != context.me]
             self._reducer.checks.completed(begin.fragment, others)
+
+    def _left_out(self, round_: _Round) -> Iterator[tuple[_Part, set[str]]]:
+        """The shards that ended in time without half or more of the peers that most shards of other
+        reducers count, and these peers: their reducer reaches them, as far as is known."""
+        view, me = self._view, self._context.me
+        largest = max(len(header.contributors) for _, header in round_.reductions)
+        for part in round_.parts:
+            header = part.reduction
+            if header is None or header.reducer != part.target or part.target == me:
+                continue
+            if 2 * len(header.contributors) > largest:
+                continue
+            others = [h for _, h in round_.reductions if h.reducer not in (me, part.target)]
+            counted = Counter(peer for other in others for peer in other.contributors)
+            most = {peer for peer, count in counted.items() if 2 * count > len(others)}
+            out = {
+                peer
+                for peer in most.difference(header.contributors)
+                if peer == me or (view.usable(peer) and view.reach(part.target, peer))
+            }
+            in_time = part.ended_at <= round_.half_at + SILENT_S
+            if in_time and out and 2 * len(out) >= len(most):
+                yield part, out
 
     def _received(self, round_: _Round) -> Iterator[tuple[str, int, int]]:
         """As `RoundDone` has it. A peer that begins again may truly reduce a shard again."""
