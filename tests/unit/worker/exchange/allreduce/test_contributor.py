@@ -141,6 +141,12 @@ class OwnReducer:
     def most_norm(self, key: ShardKey, contributors: Group) -> float:
         return self.most
 
+    def least_factor(self, key: ShardKey, contributors: Group, own: float) -> float:
+        return 0.0
+
+    def admits(self, peer: str, group: Group) -> bool:
+        return peer in group
+
 
 class Contributing(Bench):
     """One round of a peer."""
