@@ -3,6 +3,7 @@
 So is a contributor that would have it seem so. Whoever does neither is not.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -151,7 +152,7 @@ def test_a_reducer_that_says_another_contributed_something_else_is_named_by_that
     run(scenario())
 
 
-def test_a_false_hint_costs_a_look() -> None:
+def test_a_false_hint_costs_a_look_and_invented_ones_nothing() -> None:
     async def scenario() -> None:
         async with Swarm(LONG) as swarm:
             await swarm.start(*"abcd")
@@ -161,10 +162,16 @@ def test_a_false_hint_costs_a_look() -> None:
                 run=LONG.manifest.run, sender="d", round=version - 1, hint=True,
                 leaves=[pb.CheckRequest.Leaf(shard=shard) for shard in range(4)],
             )  # fmt: skip
-            for name in "abc":
+            invented = [pb.CheckRequest(round=9_999 + n) for n in range(20)]
+            for each in invented:
+                each.MergeFrom(pb.CheckRequest(run=hint.run, sender="d", hint=True))
+                each.leaves.extend(hint.leaves)
+            for name, told in itertools.product("abc", [hint, *invented]):
                 stream = swarm["d"].transport.open(name, "Data/Exchange")
-                await stream.send(pb.ExchangeUp(check=hint).SerializeToString())
+                await stream.send(pb.ExchangeUp(check=told).SerializeToString())
                 assert await stream.receive() is None
+            (reducer, *_) = swarm["a"].node._reducers
+            assert len(reducer.checks._hints) <= 4
             await swarm.until(lambda: swarm["a"].versions >= (6,), 10)
             assert [named(swarm[name]) for name in "abcd"] == [[]] * 4
 

@@ -34,7 +34,6 @@ _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
 # given in the round before (see the error of `murmuration.algorithms.codecs.e3m0`).
 LEFT_OUT, LEFT_BEFORE = 0.36, 0.75
 _SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
-_MOST_HINTS = 64
 
 Shown = tuple[bytes, Sequence[bytes]]
 Caught = tuple[str, str]
@@ -103,8 +102,9 @@ class Checks:
         again = before if before and before[0].keys() & own.keys() else []
         self._own[fragment] = [*again, dict(own)]
         oldest = next(iter(own)).round - KEPT_ROUNDS if own else 0
-        for key in [k for k in self._announced if k.fragment == fragment and k.round < oldest]:
-            del self._announced[key]
+        for of_shards in (self._announced, self._hints):
+            for key in [k for k in of_shards if k.fragment == fragment and k.round < oldest]:
+                del of_shards[key]
         for key, commitment in own.items():
             self._announced.setdefault(key, set()).add(commitment.root)
 
@@ -145,13 +145,12 @@ class Checks:
         return None
 
     def _look_at(self, key: ShardKey, leaf: int) -> None:
-        """At most once for each shard, now or when this peer's round is over."""
-        if key in self._hints:
+        """At most once for each shard of this peer's last two rounds, now or when they are over."""
+        given = self._given.get(key.fragment, {}).get(key)
+        begun = any(key in own for own in self._own.get(key.fragment, ()))
+        if key in self._hints or not (given or begun):
             return
         self._hints[key] = leaf
-        if len(self._hints) > _MOST_HINTS:
-            del self._hints[next(iter(self._hints))]
-        given = self._given.get(key.fragment, {}).get(key)
         if given and (drawn := self._drawn(given, leaf)):
             self._tasks.spawn(self._check([drawn]))
 
