@@ -34,7 +34,7 @@ from tests.support import false_means
 
 Change = Callable[[Node], None]
 _for_good = ExitStack()
-_LATE_S, _STANDSTILL_S = 15.0, 10.0
+_STANDSTILL_S = 10.0
 
 # ------------------------------------------------------------------------ what it contributes
 
@@ -142,12 +142,12 @@ def ends_and_names(node: Node, other: str) -> None:
 # ------------------------------------------------------------------------------------ its time
 
 
-def contributes_late(node: Node) -> None:
+def contributes_late(node: Node, late_s: float) -> None:
     rounds: Any = node._own_rounds
     honest = rounds.begin
 
     async def begin(*args: Any) -> None:
-        await asyncio.sleep(_LATE_S)
+        await asyncio.sleep(late_s)
         await honest(*args)
 
     rounds.begin = begin
@@ -177,9 +177,12 @@ def _serving(change: Callable[[Callable[..., Awaitable[None]], Stream], Awaitabl
     return made
 
 
-async def _late(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
-    await asyncio.sleep(_LATE_S)
-    await honest(stream)
+def reduces_late(node: Node, late_s: float) -> None:
+    async def late(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
+        await asyncio.sleep(late_s)
+        await honest(stream)
+
+    _serving(late)(node)
 
 
 async def _never(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
@@ -198,9 +201,7 @@ async def _refusal(honest: Callable[..., Awaitable[None]], stream: Stream) -> No
     await stream.send(pb.ExchangeDown(refusal=refusal).SerializeToString())
 
 
-reduces_late, reduces_never, gives_garbage, refuses = map(
-    _serving, (_late, _never, _garbage, _refusal)
-)
+reduces_never, gives_garbage, refuses = map(_serving, (_never, _garbage, _refusal))
 
 
 def does_nothing(node: Node) -> None:
@@ -263,9 +264,12 @@ def gives_other_bytes(node: Node) -> None:
 # ------------------------------------------------------------------------------ as a program
 
 LATE: dict[str, Change] = {
-    "contributes 15 s late": contributes_late,
+    "contributes 15 s late": partial(contributes_late, late_s=15.0),
+    "contributes 4.5 s late": partial(contributes_late, late_s=4.5),
     "contributes nothing": contributes_nothing,
-    "reduces 15 s late": reduces_late,
+    "reduces 15 s late": partial(reduces_late, late_s=15.0),
+    "reduces 7 s late": partial(reduces_late, late_s=7.0),
+    "reduces 4.5 s late": partial(reduces_late, late_s=4.5),
     "reduces nothing": reduces_never,
     "answers garbage": gives_garbage,
     "refuses all": refuses,

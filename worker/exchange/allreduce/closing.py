@@ -40,8 +40,11 @@ _UNHEARD = 2  # times this round's limit, for that of the round before, if this 
 _LEFT_ROUNDS = 16  # in which something may be left of a mean: of 4 bits, 0.55 of it a round
 _NEARLY = 0.9  # of a factor: others may have announced another norm to its reducer
 SILENT_S = 2.0  # from the quorum on, that a peer which does not answer is waited for
+OVERDUE = 1.5  # times what a reducer waits for late peers
 _USUAL_ROUNDS = 3  # that late peers are waited for
 _LEAST_GRACE_S = 5.0
+_LEAST_AGAIN_S = 1.5  # the same, once `_SPARED` of `_SPARED_OF` rounds have needed more
+_SPARED, _SPARED_OF = 2, 32
 _REMEMBERED = 8  # rounds
 _KNOWN = 4  # rounds, before which nobody is taken to be slow
 _PUNCTUAL = 0.25  # of those awaited
@@ -52,8 +55,10 @@ _WAITING = 0.05  # of a round's time, for those that are slower
 class Patience:
     """How long late peers are waited for: as long as three usual rounds take.
 
-    A round counts from the end of the one before until its quorum is there. So a minority that is
-    late makes no round longer, and the time to wait for it neither.
+    A round counts from the end of the one before until its quorum is there. The wait for its last
+    reducers counts as little. So a minority that is late makes no round longer, and the time to
+    wait for it neither. Short rounds wait 5 s, for a peer that has paused. Once two of 32 rounds
+    have needed that, they wait as long as three take.
 
     In a plan of inner steps by speed a contribution that is late comes with the next round, so that
     little is lost without it. There the rest is waited for as long as peers of equal speed are
@@ -69,6 +74,7 @@ class Patience:
         self._ended: dict[int, tuple[int, float]] = {}
         self._took_s: dict[int, deque[float]] = {}
         self._spreads_s: dict[int, deque[float]] = {}
+        self._long: dict[int, deque[int]] = {}
 
     def has_quorum(self, fragment: int, round_: int, now: float, spread_s: float = 0.0) -> None:
         """Most contributions to a shard are here at monotonic time `now` (s), and so many seconds
@@ -85,11 +91,29 @@ class Patience:
         if ended is None or ended[0] != round_:
             self._ended[fragment] = round_, now
 
-    def usual_s(self, fragment: int) -> float:
+    def waited_for_reducers(self, fragment: int, round_: int, now: float, seconds: float) -> None:
+        """The last mean of a round is here, so many seconds after half of them."""
+        self.waited(fragment, round_, seconds / OVERDUE)
+        ended = self._ended.get(fragment)
+        if ended is not None and ended[0] == round_ and seconds > 0:
+            self._ended[fragment] = round_, min(now, ended[1] + seconds)
+
+    def waited(self, fragment: int, round_: int, seconds: float) -> None:
+        """A round has waited so long for late peers, whether they have come or not."""
+        long = self._long.setdefault(fragment, deque(maxlen=_SPARED))
+        if round_ not in long and seconds > self._usual_s(fragment, _LEAST_AGAIN_S):
+            long.append(round_)
+
+    def usual_s(self, fragment: int, round_: int) -> float:
         """Three usual rounds, from the quorum on."""
+        long = [at for at in self._long.get(fragment, ()) if at < round_ < at + _SPARED_OF]
+        least_s = _LEAST_GRACE_S if len(long) < _SPARED else _LEAST_AGAIN_S
+        return self._usual_s(fragment, least_s)
+
+    def _usual_s(self, fragment: int, least_s: float) -> float:
         if (took_s := self._took_s.get(fragment)) is None:
             return self._most_s
-        return min(self._most_s, max(_LEAST_GRACE_S, _USUAL_ROUNDS * median(took_s)))
+        return min(self._most_s, max(least_s, _USUAL_ROUNDS * median(took_s)))
 
     def brief_s(self, fragment: int) -> float | None:
         """The same where inner steps go by speed; None elsewhere, and where no round is known."""
@@ -184,7 +208,7 @@ class ReducedShards:
         self._groups: dict[tuple[int, int], Group] = {}
         self._open: dict[ShardKey, OpenShard] = {}
         self._attempts = count(1)
-        self._patience = Patience(self._config.grace_s, context.plan)
+        self.patience = Patience(self._config.grace_s, context.plan)
         self._passed_over: defaultdict[ShardKey, set[str]] = defaultdict(set)
         self._quarantine = context.quarantine
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
@@ -411,15 +435,18 @@ class ReducedShards:
         if entry.quorum_at is None:
             entry.quorum_at = now
             spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
-            self._patience.has_quorum(key.fragment, key.round, now, spread_s)
+            self.patience.has_quorum(key.fragment, key.round, now, spread_s)
         late = self._late(entry, expected, now)
-        wait_s, brief_s = self.wait_s(key.fragment), self._patience.brief_s(key.fragment)
+        wait_s, brief_s = self.wait_s(key), self.patience.brief_s(key.fragment)
         if brief_s is not None and len(group) > 2:  # of two nobody knows which is the slow one
             wait_s = min(wait_s, brief_s)
         return not late or now >= entry.quorum_at + wait_s
 
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group, now: float) -> DueMean:
-        self._patience.ends(key.fragment, key.round, now)
+        self.patience.ends(key.fragment, key.round, now)
+        if entry.quorum_at is not None:
+            waited_s = now - entry.quorum_at - self._layout.transfer_s(key.fragment)
+            self.patience.waited(key.fragment, key.round, waited_s)
         entry.computing = next(self._attempts)
         contributors, factors, left_out = self._held_to_norms(key, entry)
         return DueMean(
@@ -487,9 +514,10 @@ class ReducedShards:
             late = {p for p in late if p in entry.contributions or self.view.answers(p)}
         return late
 
-    def wait_s(self, fragment: int) -> float:
+    def wait_s(self, key: ShardKey) -> float:
         """How long late peers are waited for."""
-        return self._patience.usual_s(fragment) + self._layout.transfer_s(fragment)
+        usual_s = self.patience.usual_s(key.fragment, key.round)
+        return usual_s + self._layout.transfer_s(key.fragment)
 
 
 def _mark(contribution: PeerContribution) -> tuple[int, float]:

@@ -26,7 +26,7 @@ from murmuration.protos.events import new_event
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.checks import Given
-from murmuration.worker.exchange.allreduce.closing import SILENT_S
+from murmuration.worker.exchange.allreduce.closing import OVERDUE, SILENT_S
 from murmuration.worker.exchange.allreduce.reducer import Answer, Redirect, Reducer, Refusal
 from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
 from murmuration.worker.exchange.view import ShardKey, ShardRange, View
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _STALL_S = 2.0  # a shorter round is none to speak of
-_OVERDUE = 1.5  # times what a reducer waits for late peers
 _FILLING = 8  # streams whose windows together fill 1 Gbit/s with a round trip of 100 ms
 _MOST_SPOILT = 3  # useless answers, one every `retry_s`: less may be a peer that comes back
 
@@ -253,10 +252,8 @@ class Contributor:
             return False
         if not self._view.reach(self._context.me, part.target):
             part.asked_at = now  # the link is cut: the shard waits for it, or goes where all reach
-        fragment = round_.begin.fragment
-        most_s = _OVERDUE * self._reducer.shards.wait_s(fragment) + self._context.transfer_s(
-            fragment
-        )
+        most_s = OVERDUE * self._reducer.shards.wait_s(part.key)
+        most_s += self._context.transfer_s(part.key.fragment)
         late = now >= max(round_.half_at, part.asked_at) + most_s
         return late or part.spoilt >= _MOST_SPOILT
 
@@ -531,7 +528,11 @@ class Contributor:
         missed = self._where(round_, counted=False)
         context.counts.late += bool(missed)
         sent_bytes = sum(part.payload.packed_bytes for part in round_.parts if part.away)
-        exchange_s = self._lasted_s[begin.fragment] = context.clock() - round_.began
+        now = context.clock()
+        exchange_s = self._lasted_s[begin.fragment] = now - round_.began
+        waited_s = now - round_.half_at - context.transfer_s(begin.fragment)
+        patience = self._reducer.shards.patience
+        patience.waited_for_reducers(begin.fragment, begin.round, now, waited_s)
         # Reductions for the others, of about as many bytes, went out in the same time.
         context.compression.exchanged(2 * sent_bytes, exchange_s)
         joiners = reductions[joiners_shard(begin.round, len(reductions))][1].joiners

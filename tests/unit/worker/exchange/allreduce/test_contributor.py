@@ -108,7 +108,8 @@ class OwnReducer:
 
     def __init__(self, context: Context) -> None:
         self.quarantine, self.view, self.shards = context.quarantine, View(), self
-        self.checks = Checks(context, ReducedShards(context), {})
+        shards = ReducedShards(context)
+        self.checks, self.patience = Checks(context, shards, {}), shards.patience
         self.most = math.inf  # the norm that a mean can have
         self.learnt: list[ShardKey] = []
         self.passed_over: list[tuple[int, str]] = []
@@ -132,7 +133,7 @@ class OwnReducer:
     def on_view(self, seen: View) -> None:
         self.view = replace(seen, avoided=self.quarantine.liars)
 
-    def wait_s(self, fragment: int) -> float:
+    def wait_s(self, key: ShardKey) -> float:
         return 8.0
 
     def pass_over(self, key: ShardKey, peer: str) -> None:
