@@ -14,7 +14,7 @@ WAITING_PROCESSES ?= 4
 # A process that cannot keep what it compiles compiles all of the product and of the tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install swarm check test lint size fmt proto coverage bench parity same-bits gpu schedules lab-smoke clean
+.PHONY: help install swarm check test size fmt proto coverage bench parity same-bits gpu hostile lab-smoke clean
 
 install: $(READY)  ## the virtual environment with everything in it, and nothing else
 
@@ -32,19 +32,17 @@ swarm: $(READY)  ## train on four local worker processes and report; ARGS="--ste
 	$(BIN)/murmur swarm $(ARGS)
 
 # `make check test` runs what both need once.
-check: lint  ## format, lint, types, import rules, freshness of the generated code, quick tests
-	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
-
-test: check  ## everything that gates: `check`, then tests with real processes
-	$(BIN)/pytest -n $(WAITING_PROCESSES) --dist loadfile tests/integration
-
-lint: $(READY)
+check: $(READY)  ## format, lint, types, import rules, freshness of the generated code, quick tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(RUN) protos/generate.py --check
 	$(RUN) -m tests.size
+	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
+
+test: check  ## everything that gates: `check`, then tests with real processes
+	$(BIN)/pytest -n $(WAITING_PROCESSES) --dist loadfile tests/integration
 
 size: $(READY)  ## files and lines by package, beside their budget
 	$(RUN) -m tests.size
@@ -71,12 +69,8 @@ same-bits: $(READY)  ## what small fixed runs end with, hashed: compare two comm
 gpu: $(READY)  ## ten minutes on a card: whether all works there, and how fast; ARGS="--only swarm"
 	$(LAB) gpu $(ARGS)
 
-schedules: $(READY)  ## 100,000 random schedules of faults for rounds in pairs, and as many for means
-	$(LAB) pair-schedules --processes 2 $(ARGS)
-	$(LAB) pair-schedules --processes 2 --shuffled $(ARGS)
-	$(LAB) mean-schedules $(ARGS)
-	$(LAB) mean-schedules --shuffled $(ARGS)
-	$(LAB) mean-schedules --keep $(ARGS)
+hostile: $(READY)  ## attacks on real workers, from outside and by a member: half an hour; ARGS="--only late"
+	$(LAB) hostile $(ARGS)
 
 lab-smoke: $(READY)  ## each experiment of `python -m tests.lab`, as small as it goes (once a week); ARGS="NAME ..."
 	$(LAB) smoke $(ARGS)

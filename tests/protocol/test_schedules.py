@@ -2,8 +2,8 @@
 
 With a crash, 1 to 5 % of the schedules end with two reductions of one shard applied by different
 survivors; with four wrong suspicions in four seconds 17 %, with wrongly declared deaths 26 %.
-Anti-entropy repairs those (see `test_crashes`); anything else would be a defect. `make schedules`
-plays 100,000 of them.
+Anti-entropy repairs those (see `test_crashes`); anything else would be a defect.
+`python -m tests.lab mean-schedules` plays 100,000 of them.
 """
 
 from collections.abc import Callable
