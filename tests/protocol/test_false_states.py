@@ -1,16 +1,41 @@
 """A member announces a state that few others have, and gives it to whoever asks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
+from murmuration.worker.node.node import Node
+from murmuration.worker.training.mailbox import Published
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from tests.support.liar import ends_and_names, lie, reduces_never
+from tests.support.liar import (
+    ends_and_names,
+    gives_other_bytes,
+    hangs_then_lies,
+    late_to_one_then_near,
+    lie,
+)
+
+late_to_a_then_near = partial(late_to_one_then_near, other="a")
+
+
+def parts_then_near(node: Node) -> None:
+    """After the first round of which it gives each peer another mean it is ahead of all."""
+    gives_other_bytes(node)
+    publish, before = node._publish, node.published
+
+    def published(now: Published) -> None:
+        publish(now)
+        if before and now.states[0].version > before.states[0].version:
+            node._publish = publish  # type: ignore[method-assign]
+            lie(node, 8, None)
+
+    node._publish = published  # type: ignore[method-assign]
 
 
 def knows(peer: Peer, name: str) -> bool:
@@ -48,27 +73,45 @@ def test_a_state_that_no_majority_has_is_not_taken(honest: str, liars: str, phas
     run(scenario())
 
 
-def test_rounds_that_stand_still_open_no_door() -> None:
-    """The liar reduces a shard, and never answers."""
-    honest = "abcde"
+@pytest.mark.parametrize(
+    ("honest", "turns"),
+    [
+        ("abcde", hangs_then_lies),
+        ("ab", late_to_a_then_near),
+        ("abc", late_to_a_then_near),
+        ("abcde", late_to_a_then_near),
+        ("abc", parts_then_near),
+    ],
+)
+def test_of_peers_that_are_not_together_none_believes_a_lone_other(
+    honest: str, turns: Callable[[Node], None]
+) -> None:
+    """Rounds stand still; the liar sees to it that one is a round behind, with which it would be
+    half of four; or that all differ."""
 
     async def scenario() -> None:
         async with Swarm(steady(100_000)) as swarm:
             await swarm.start(*honest, "x")
-            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
-            reduces_never(swarm["x"].node)
-            await swarm.sleep(20)
-            lie(swarm["x"].node, 3)
+            await swarm.until(lambda: swarm["a"].versions >= (8,), 60)
+            turns(swarm["x"].node)
             told = "fetching from x: no other peer has its state"
-            await swarm.until(lambda: all(swarm[name].warned(told) for name in honest), 60)
+            await swarm.until(lambda: all(swarm[name].warned(told) for name in honest), 80)
             await swarm.sleep(10)
-            assert all(swarm[name].of_kind("adopted") == [] for name in honest)
+            adopted = [event for name in honest for event in swarm[name].of_kind("adopted")]
+            assert all(event["donor"] in honest for event in adopted)
+            assert turns is parts_then_near or not adopted
 
     run(scenario())
 
 
-@pytest.mark.parametrize("contributes", [True, False], ids=["in rounds before", "a stranger"])
-def test_alone_with_a_liar_a_peer_goes_on_by_itself(contributes: bool) -> None:
+@pytest.mark.parametrize(
+    ("contributes", "lies"),
+    [(True, {}), (False, {}), (True, {"value": None, "momentum": 1e8})],
+    ids=["in rounds before", "a stranger", "momentum"],
+)
+def test_alone_with_a_liar_a_peer_goes_on_by_itself(
+    contributes: bool, lies: dict[str, Any]
+) -> None:
     async def scenario() -> None:
         async with Swarm(steady(1000)) as swarm:
             if contributes:
@@ -79,7 +122,7 @@ def test_alone_with_a_liar_a_peer_goes_on_by_itself(contributes: bool) -> None:
                 await swarm.until(lambda: swarm["a"].versions >= (20,), 120)
                 await swarm.join("x", via="a")
                 await swarm.until(lambda: swarm["x"].node.published is not None, 10)
-            lie(swarm["x"].node, 6 if contributes else 30)
+            lie(swarm["x"].node, 6 if contributes else 30, **lies)
             await swarm.sleep(60)
             assert swarm["a"].of_kind("adopted") == []
             assert swarm["a"].versions >= (26,)

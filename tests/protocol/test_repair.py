@@ -11,6 +11,7 @@ from murmuration.worker.catchup.choices import (
     choose_repair,
     choose_return,
     electorate,
+    most_on_a_way,
     step_of_the_others,
 )
 from murmuration.worker.membership import Digest, Health, Member, Phase
@@ -308,3 +309,25 @@ def test_which_votes_are_enough() -> None:
     ):
         votes = Votes(among, tuple(holders), keepers, undecided)
         assert (votes.majority, votes.enough, votes.lost) == (majority, enough, lost), votes
+
+
+@pytest.mark.parametrize(
+    ("states", "most"),
+    [
+        (["A1", "A1", "A2"], 3),  # left behind, or there
+        (["A1", "B1", "B2"], 2),
+        (["A2", "B2", "C2"], 1),
+        (["A0", "A2", "B2", "C2"], 2),  # the first is left behind by each
+        (["A1 A2", "A2 A1"], 2),  # each is ahead in a fragment
+        (["A1 A2", "A1 B2"], 1),
+    ],
+)
+def test_how_many_are_on_one_way(states: list[str], most: int) -> None:
+    """A way is a letter. What a peer has had are all versions up to its own; 0 is that of all."""
+    at, had = {}, {}
+    for peer, each in enumerate(states):
+        parts = [(ord(way), int(version)) for way, version in each.split()]
+        at[str(peer)] = {i: Digest(v, 2, way * v + 1) for i, (way, v) in enumerate(parts)}
+        versions = [(i, way, v) for i, (way, newest) in enumerate(parts) for v in range(newest + 1)]
+        had[str(peer)] = {(i, v): way * v + 1 for i, way, v in versions}
+    assert most_on_a_way(at, had) == most

@@ -34,7 +34,7 @@ from tests.support import false_means
 
 Change = Callable[[Node], None]
 _for_good = ExitStack()
-_STANDSTILL_S = 10.0
+_NEARLY_LATE_S, _STANDSTILL_S = 3.0, 10.0
 
 # ------------------------------------------------------------------------ what it contributes
 
@@ -79,8 +79,9 @@ def contribute_instead(lie: Lie) -> None:
 def lie(
     node: Node,
     ahead: int,
-    value: float = 3.0,
+    value: float | None = 3.0,
     *,
+    momentum: float = 0.0,
     phase: Phase = Phase.DONE,
     odd: bool = False,
     gives: int = 0,
@@ -89,22 +90,24 @@ def lie(
     """From now on the peer announces, confirms and gives this in place of its own state.
 
     Args:
-        value: of its anchor; odd: the hash that it announces is of another one.
+        value: of its anchor; None for its own, and 2 % more; momentum: each value of it.
+        odd: the hash that it announces is of another state.
         gives: how many versions the state that it gives differs from the announced one.
         group: that lays out the next round; None for the peer's own.
     """
     assert node.published is not None
-    anchor = torch.full_like(node.published.states[0].anchor, value)
-    momentum = torch.zeros_like(node.published.states[0].momentum)
-    group = node.published.states[0].group if group is None else group
+    own = node.published.states[0]
+    anchor = 1.02 * own.anchor if value is None else torch.full_like(own.anchor, value)
+    moving = torch.full_like(own.momentum, momentum)
+    group = own.group if group is None else group
     state = replace(
-        node.published.states[0],
+        own,
         group=group,
-        version=node.published.states[0].version + ahead,
+        version=own.version + ahead,
         contributors=4,
         anchor=anchor,
-        momentum=momentum,
-        hash=wire.state_hash(anchor, momentum, group),
+        momentum=moving,
+        hash=wire.state_hash(anchor, moving, group),
     )
     step = node.published.step + 5 * ahead
     node._publish(replace(node.published, phase=phase, step=step, states=(state,)))
@@ -126,6 +129,18 @@ def hangs_then_lies(node: Node) -> None:
         lie(node, furthest + 3 - node.published.states[0].version)
 
     asyncio.get_running_loop().call_later(_STANDSTILL_S, announce)
+
+
+def late_to_one_then_near(node: Node, other: str) -> None:
+    """It answers one peer as late as it may, and is then ahead of all, with a state like theirs."""
+    (reducer,), loop = node._reducers, asyncio.get_running_loop()
+    honest = reducer._answer
+
+    def answer(offer: Any, given: Any) -> None:
+        loop.call_later(_NEARLY_LATE_S * (offer.header.sender == other), honest, offer, given)
+
+    reducer._answer = answer  # type: ignore[method-assign]
+    loop.call_later(_STANDSTILL_S, partial(lie, node, 8, None))
 
 
 def ends_and_names(node: Node, other: str) -> None:
@@ -280,6 +295,8 @@ INSIDERS: dict[str, Change] = {
     "goes on: all are honest": lambda node: None,
     "hangs a shard, then a state of 3.0": hangs_then_lies,
     "two with one state of 3.0, done": partial(lie, ahead=12),
+    "late to one, then a near state": partial(late_to_one_then_near, other="w1"),
+    "momentum of 1e8": partial(lie, ahead=12, value=None, momentum=1e8),
     "means of 1e4": partial(reduces_falsely, kind="1e4"),
     "means times -20": partial(reduces_falsely, kind="-20 times"),
     "its first mean again": partial(reduces_falsely, kind="stale"),

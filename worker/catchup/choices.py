@@ -7,15 +7,16 @@ peers share wins over that order, and a minority goes back to it. With pairs sta
 design; there a peer that has fallen behind only moves on to where the others are in the schedule.
 
 A state replaces a peer's own only where more than half of those hold it that have contributed to
-rounds of this peer. Where no state has so many, the one of at least as many as share this peer's
-own may do, if it is no further away than rounds usually lead (docs/adr/0035).
+rounds of this peer. Where no state has so many, the one of at least as many as are on any other way
+may do, if it is no further away than rounds usually lead (docs/adr/0035).
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.membership import Digest, Health, Member, Phase
 
@@ -336,7 +337,7 @@ class Votes:
 
     Args:
         holders: others that hold them, or have held them.
-        keepers: those that are where this peer is, or behind it on the same way; with this peer.
+        keepers: the peers, with this one, of the other way that most follow (`most_on_a_way`).
         undecided: those that do not know the states, or have not answered.
     """
 
@@ -351,7 +352,7 @@ class Votes:
 
     @property
     def enough(self) -> bool:
-        """Nobody that shares this peer's state is outnumbered by taking over the donor's."""
+        """Nobody is outnumbered by taking over the donor's."""
         return self.majority or (self.among.may_tie and len(self.holders) >= self.keepers)
 
     @property
@@ -361,13 +362,42 @@ class Votes:
         return 2 * most <= self.among.size and not (self.among.may_tie and most >= self.keepers)
 
 
-def keepers(
-    among: Electorate, fragments: Iterable[int], hash_of: Callable[[int, int], int]
-) -> frozenset[str]:
-    """The others whose states are this peer's own in all these fragments, or earlier ones of it."""
-    wanted = tuple(fragments)
-    return frozenset(
-        member.peer
-        for member in among.others
-        if all(hash_of(i, member.digests[i].version) == member.digests[i].hash for i in wanted)
+Had = Mapping[tuple[int, int], int]
+"""The hashes of the states that a peer has, or has had, by fragment and version; 0: not known."""
+
+
+def confirms(had: Had, states: Mapping[int, FragmentState | Digest]) -> bool | None:
+    """Whether a peer has had all these; None when it does not know some of them."""
+    pairs = [(had.get((index, state.version), 0), state.hash) for index, state in states.items()]
+    if any(hash_ not in (0, asked) for hash_, asked in pairs):
+        return False
+    return None if any(not hash_ for hash_, _ in pairs) else True
+
+
+def most_on_a_way(at: Mapping[str, Mapping[int, Digest]], had: Mapping[str, Had]) -> int:
+    """How many of these peers are on the way that most are on.
+
+    A way is all that a peer has had. On it are those that are there, and those that it has left
+    behind. In some fragments these may be ahead of it, where they have had what it has there.
+
+    Args:
+        at: where each is, by fragment.
+        had: what each says.
+
+    Returns: 1 at least.
+    """
+
+    def steps(peer: str) -> int:
+        return sum(digest.version for digest in at[peer].values())
+
+    def one_way(peer: str, other: str) -> bool:
+        return all(
+            had[peer].get((index, theirs.version)) == theirs.hash
+            or had[other].get((index, its.version)) == its.hash
+            for (index, its), theirs in zip(at[peer].items(), at[other].values(), strict=True)
+        )
+
+    return max(
+        (1 + sum(o != p and steps(o) <= steps(p) and one_way(p, o) for o in at) for p in at),
+        default=1,
     )

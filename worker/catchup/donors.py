@@ -12,11 +12,17 @@ from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.catchup import state_transfer
-from murmuration.worker.catchup.choices import Electorate, Votes, electorate, keepers
-from murmuration.worker.catchup.held_states import too_far
+from murmuration.worker.catchup.choices import (
+    Electorate,
+    Votes,
+    confirms,
+    electorate,
+    most_on_a_way,
+)
+from murmuration.worker.catchup.held_states import REMEMBERED, too_far
 from murmuration.worker.catchup.state_transfer import (
-    confirm_states,
     fetch_states,
+    headers_at,
     rounds_apart,
     sizes_of,
 )
@@ -216,11 +222,11 @@ class Donors:
             raise wire.WireError(problem)
 
     def voters(self) -> Electorate:
-        """Whose word counts."""
+        """Whose word counts: of those that are reached, and have given no false mean."""
         gossip, published = self._gossip, self._node.published
         assert published is not None, "this peer knows what it has"
-        mine, cut_off = gossip.me.digests, gossip.view.cut_off
-        reached = (member for member in gossip.replicas if member.peer not in cut_off)
+        mine, out = gossip.me.digests, gossip.view.cut_off | self._node.context.quarantine.liars
+        reached = (member for member in gossip.replicas if member.peer not in out)
         found = electorate(mine, published.phase, reached, self._node.held.contributors)
         for member in found.others:
             self._node.held.heard(member)
@@ -233,21 +239,29 @@ class Donors:
         asked again for a while. None in pairs before the end, where all states differ."""
         if self._plan.exchange == "pairs" and donor.phase is not Phase.DONE:
             return None
-        node, among = self._node, self.voters()
+        node, me, among = self._node, self._gossip.me, self.voters()
         if len(among.others) > _ASKED:
             drawn = node.rng.sample(among.others, _ASKED)  # nobody knows before whom
             among = replace(among, others=tuple(drawn))
-        keeping = keepers(among, states, node.held.hash_of)
+        counted = (*among.others, me) if among.counts_me else among.others
+        at = {member.peer: {i: member.digests[i] for i in states} for member in counted}
+        asked = [(i, each[i].version) for each in (states, *at.values()) for i in states]
+        asked = [*dict.fromkeys(asked)][:REMEMBERED]
+        had = {me.peer: {each: node.held.hash_of(*each) for each in asked}}
         holders = {donor.peer} & {member.peer for member in among.others}
         open_ = [member for member in among.others if member.peer != donor.peer]
         until = node.clock() + _ASKING_S
         while True:
-            answers = await asyncio.gather(
-                *(confirm_states(node.transport, m, self._gossip.run, states) for m in open_)
+            told = await asyncio.gather(
+                *(headers_at(node.transport, m, self._gossip.run, asked) for m in open_)
             )
-            holders |= {m.peer for m, held in zip(open_, answers, strict=True) if held}
-            open_ = [m for m, held in zip(open_, answers, strict=True) if held is None]
-            kept = len(keeping - holders) + 1
+            for member, headers in zip(open_, told, strict=True):
+                hashes = [header.hash for header in headers] or [0] * len(asked)
+                had[member.peer] = dict(zip(asked, hashes, strict=True))
+            answers = [confirms(had[member.peer], states) for member in open_]
+            holders |= {m.peer for m, answer in zip(open_, answers, strict=True) if answer}
+            open_ = [m for m, answer in zip(open_, answers, strict=True) if answer is None]
+            kept = most_on_a_way({p: each for p, each in at.items() if p not in holders}, had)
             votes = Votes(among, tuple(sorted(holders)), kept, len(open_))
             if not open_ or votes.majority or votes.lost or node.clock() >= until:
                 return votes

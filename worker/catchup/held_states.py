@@ -17,19 +17,23 @@ if TYPE_CHECKING:
 Received = tuple[str, int, int]
 """Who has given a reduction, what tells this in which life and group, and the hash of it."""
 
+Moves = tuple[float, ...]
+"""How far a round leads an anchor and its momentum (L2)."""
+
 REMEMBERED = 256  # states of each fragment that a peer knows the hash of
-_SAMPLED = 1024  # values of an anchor by which its moves are measured
+_SAMPLED = 1024  # values of an anchor, and of a momentum, by which its moves are measured
 _MOVES = 16  # and rounds of which reductions are known
 
 _FURTHER = 5.0  # times the way that rounds usually lead is still plausible
 _SIZE = 0.5  # of the anchor's norm is, as long as no round's move is known
+_SETTLES = 4  # rounds: a momentum of 0.9 is at most ten of its moves away, after any number
 
 
 class HeldStates:
     """What this peer remembers of the states that it has held, and of those that made them.
 
     Their hashes confirm them to others. Whose contributions its own rounds have counted says whose
-    word counts, and how far its anchors usually move says which states are plausible.
+    word counts, and how far its anchors and momenta usually move says which states are plausible.
 
     Attributes:
         exact: how many of the last values of each fragment are limbs of integers.
@@ -42,9 +46,9 @@ class HeldStates:
         self._contributed: dict[str, None] = {}  # the latest last
         self.contributors: frozenset[str] = frozenset()
         self.exact = exact
-        self._sampled: dict[int, tuple[int, Tensor]] = {}
+        self._sampled: dict[int, tuple[int, Sequence[Tensor]]] = {}
         self._received: dict[int, deque[tuple[int, Sequence[Received]]]] = {}
-        self._moves: dict[int, dict[int, float]] = {}  # by the version that it led to
+        self._moves: dict[int, dict[int, Moves]] = {}  # by the version that it led to
 
     def add(self, states: Sequence[FragmentState]) -> None:
         if not self._hashes:  # its own, from its checkpoint
@@ -96,27 +100,37 @@ class HeldStates:
         first = min((at for index, at in self._hashes if index == fragment), default=version)
         return first if known else version
 
-    def usual_move(self, fragment: int, since: int, peers: Iterable[str]) -> float | None:
-        """How far a round moves the anchor (L2), as the mean since this version, and of a few
-        rounds before. Where these are contributors it is that of all remembered rounds, if more:
-        a peer that trained alone meanwhile may have come to rest. None: not known."""
+    def usual_moves(self, fragment: int, since: int, peers: Iterable[str]) -> Moves | None:
+        """How far a round leads, as the mean since this version, and of a few rounds before.
+        Where these are contributors it is that of all remembered rounds, if more: a peer that
+        trained alone meanwhile may have come to rest. None: not known."""
         moves = self._moves.get(fragment, {})
         newest = max(moves, default=0)
         found = [move for at, move in moves.items() if at > min(since, newest - _MOVES)]
         longer = moves.values() if self.contributors.intersection(peers) else found
-        return max(map(statistics.fmean, (found, longer))) if found else None
+        if not found:
+            return None
+        means = (map(statistics.fmean, zip(*each, strict=True)) for each in (found, longer))
+        return tuple(map(max, *means))
+
+    def measured(self, index: int, state: FragmentState) -> "tuple[Tensor, Tensor]":
+        """Of an anchor and its momentum, all but limbs of integers."""
+        end = len(state.anchor) - (self.exact[index] if self.exact else 0)
+        return state.anchor[:end], state.momentum[:end]
 
     def _measure(self, index: int, state: FragmentState) -> None:
         version, before = self._sampled.get(index, (state.version, None))
         if before is not None and version == state.version:
             return
-        values = state.anchor[: len(state.anchor) - (self.exact[index] if self.exact else 0)]
-        sample = values[:: max(1, len(values) // _SAMPLED)].clone()
-        self._sampled[index] = state.version, sample
+        whole = self.measured(index, state)
+        samples = [values[:: max(1, len(values) // _SAMPLED)].clone() for values in whole]
+        self._sampled[index] = state.version, samples
         if before is not None and version + 1 == state.version:
-            scale = math.sqrt(len(values) / max(1, len(sample)))
             moves = self._moves.setdefault(index, {})
-            moves[state.version] = float((sample - before).norm()) * scale
+            moves[state.version] = tuple(
+                float((now - then).norm()) * math.sqrt(len(values) / max(1, len(now)))
+                for values, now, then in zip(whole, samples, before, strict=True)
+            )
             for oldest in list(moves)[:-REMEMBERED]:
                 del moves[oldest]
 
@@ -139,13 +153,15 @@ def too_far(
     """Whether rounds hardly lead from one to the other, by ways that part where the holders of the
     others' states have last shared this peer's. Any thread."""
     for index, state in theirs.items():
-        anchor, version = mine[index].anchor, mine[index].version
-        here = slice(anchor.numel() - (held.exact[index] if held.exact else 0))
-        distance = float((state.anchor[here] - anchor[here]).norm())
+        version, own = mine[index].version, held.measured(index, mine[index])
         since = held.parted(index, holders, version)
-        move = held.usual_move(index, since, holders)
         rounds = max(1, max(version, state.version) - since)
-        limit = _SIZE * float(anchor.norm()) if move is None else _FURTHER * rounds * move
-        if distance > limit:
+        if moves := held.usual_moves(index, since, holders):
+            limits = [_FURTHER * rounds * moves[0], _FURTHER * min(rounds, _SETTLES) * moves[1]]
+        else:
+            anchor, momentum = (float(values.norm()) for values in own)
+            limits = [_SIZE * anchor, _FURTHER * momentum or _SIZE * anchor]
+        both = zip(held.measured(index, state), own, limits, strict=True)
+        if any(float((values - here).norm()) > limit for values, here, limit in both):
             return True
     return False

@@ -10,7 +10,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
 from murmuration.worker.catchup.held_states import REMEMBERED, HeldStates
-from murmuration.worker.membership import Digest, Member
+from murmuration.worker.membership import Member
 from murmuration.worker.membership.swim import MAX_MEMBERS
 from murmuration.worker.training.mailbox import Published
 from murmuration.worker.transport import Method, Stream, Transport, TransportError
@@ -180,25 +180,6 @@ async def _share_out(
             begun[index].received_bytes = chunk.received_bytes
     if missing:
         raise TransportError(f"{len(missing)} of {len(chunks)} chunks are missing")
-
-
-async def confirm_states(
-    transport: Transport, donor: Member, run: int, states: Mapping[int, FragmentState | Digest]
-) -> bool | None:
-    """Asks a second peer for states that another has given.
-
-    Returns:
-        Whether it holds or has held all of them; None when it does not know some of them, or does
-        not say.
-    """
-    asked = [(index, states[index].version) for index in sorted(states)]
-    if not (headers := await headers_at(transport, donor, run, asked)):
-        return None
-    known = [
-        theirs.hash == states[index].hash if theirs.hash else None
-        for (index, _), theirs in zip(asked, headers, strict=True)
-    ]
-    return False if False in known else None if None in known else True
 
 
 async def rounds_apart(
