@@ -28,7 +28,6 @@ from murmuration.algorithms.robust import (
     norm_ratios,
 )
 from murmuration.worker.exchange.view import Group, ShardKey, ShardRange, View, alike
-from murmuration.worker.membership import Phase
 
 if TYPE_CHECKING:
     from murmuration.algorithms.plan import Plan
@@ -492,18 +491,7 @@ class ReducedShards:
 
     def _expected(self, key: ShardKey, group: Group) -> set[str]:
         expected = (p for p in group if self.view.will_contribute(p, key.fragment, key.round))
-        out = self._passed_over.get(key, ())
-        return {peer for peer in expected if peer not in out and not self._parted(key, peer)}
-
-    def _parted(self, key: ShardKey, peer: str) -> bool:
-        """Whether the peer trains from another state than this one's before the round: what it has
-        learned does not count here until it has taken over most others'."""
-        mine, other = self.view.members.get(self._me), self.view.members[peer]
-        if self._layout.ends_run or mine is None or other.phase is not Phase.TRAINING:
-            return False
-        states = [m.digests[key.fragment : key.fragment + 1] for m in (mine, other)]
-        held = {(each.version, each.hash) for of_peer in states for each in of_peer}
-        return len(held) == 2 and {version for version, _ in held} == {key.round}
+        return {*expected}.difference(self._passed_over.get(key, ()))
 
     def _late(self, entry: OpenShard, expected: set[str], now: float) -> set[str]:
         """The peers to wait for. Where most have contributed, and 2 s ago a quorum had, one that
