@@ -146,6 +146,6 @@ def steady(steps: int, seed: int = 0, inner_steps: int = 5) -> Problem:
     return Problem(
         steps=steps,
         plan=Plan(inner_steps=inner_steps),
-        step_s=dict.fromkeys("abcde", 0.5),
+        step_s=dict.fromkeys("abcdexyz", 0.5),
         seed=seed,
     )
