@@ -379,7 +379,7 @@ class Member(_message.Message):
 
     @_builtins.property
     def idle(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """peers that live, and that its rounds have waited for in vain; itself where it does not keep up"""
+        """peers that live, and that it does without: its rounds have waited for them in vain, or they gave false means; itself where it does not keep up"""
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.checks import LEFT_BEFORE, LEFT_OUT, Checks
 from murmuration.worker.exchange.allreduce.closing import DueMean
+from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
@@ -137,17 +139,51 @@ def test_one_that_shows_not_what_it_contributed_is_named_and_no_reducer(
     named_by_all(serving(act), rounds)
 
 
-def test_a_reducer_that_says_another_contributed_something_else_is_named_by_that_one() -> None:
-    def misstated(due: DueMean, _: str) -> DueMean:
-        roots = (bytes(16) if peer == "a" else r for peer, r in zip("abcd", due.roots, strict=True))
-        return replace(due, roots=tuple(roots))
+def misstated(due: DueMean, _: str) -> DueMean:
+    """The first of the contributors is said to have contributed something else."""
+    return replace(due, roots=(bytes(16), *due.roots[1:]))
+
+
+def zero_for_one() -> AbstractContextManager[Any]:
+    """As long as this lasts, d gives a another mean than the others."""
+    ask = Contributor._ask
+
+    async def asked(self: Contributor, round_: Any, part: Any, *args: Any) -> Any:
+        answer = await ask(self, round_, part, *args)
+        if (self._context.me, part.target) != ("a", "d") or not isinstance(answer, wire.Reduction):
+            return answer
+        zeros = torch.zeros(part.shard.stop - part.shard.start)
+        payload = wire.Payload.of(wire.encode(self._context.reduction_codec, zeros))
+        return wire.Reduction(replace(answer.header, hash=payload.hash), payload)
+
+    return patch.object(Contributor, "_ask", asked)
+
+
+@pytest.mark.parametrize(
+    ("deceiving", "parted_s"),
+    [(partial(closing_falsely, "d", misstated), 0), (zero_for_one, 0), (zero_for_one, 20)],
+    ids=["of its contribution", "by another mean", "by another mean, unchecked"],
+)
+def test_a_reducer_that_deceives_one_is_named_by_that_one_and_slows_nobody(
+    deceiving: Callable[[], AbstractContextManager[Any]], parted_s: int
+) -> None:
+    """Neither of the two reduces for the other any more. What no check looks at parts the states,
+    three times in a row; so it does when the first mark ends."""
 
     async def scenario() -> None:
-        with closing_falsely("d", misstated):
-            async with Swarm(LONG) as swarm:
-                await swarm.start(*"abcd")
-                await swarm.until(lambda: bool(named(swarm["a"])), 10)
-                assert [named(swarm[name]) for name in "abc"] == [["d"], [], []]
+        async with Swarm(LONG) as swarm:
+            await swarm.start(*"abcd")
+            first, drawn = swarm["a"], (lambda *_: []) if parted_s else Checks._draw
+            await swarm.until(lambda: first.versions >= (6,), 10)
+            with deceiving(), patch.object(Checks, "_draw", drawn):
+                await swarm.until(lambda: bool(named(first)), 10)
+                await swarm.sleep(parted_s)
+                (before,) = first.versions
+                await swarm.sleep(20)
+                assert first.versions >= (before + 53,)  # 58 where nobody deceives
+            assert [named(swarm[name]) for name in "abcd"] == [["d"], [], [], []]
+            assert len(first.of_kind("adopted")) <= 8
+            assert not any(peer.warned("in vain") for peer in swarm.alive)
 
     run(scenario())
 

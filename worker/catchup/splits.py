@@ -3,13 +3,15 @@
 Peers whose states were equal and differ one version later compare the reductions that led there.
 Where one reducer has given them different reductions of a shard, it is named, once. One such peer
 may lie about what it was given. Where two or more, and most, each have another one, it is the
-reducer that lies.
+reducer that lies. Where these have the same one, this peer alone was given another: so it is in the
+third such round of eight.
 """
 
 import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from murmuration.algorithms.robust import Doubts
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings
 from murmuration.worker.catchup.held_states import Received
@@ -32,6 +34,7 @@ class Splits:
         self._gossip, self._node = gossip, node
         self._warnings = Warnings(node.log)
         self._named: set[str] = set()
+        self._doubts = Doubts()
         self._next_at = 0.0
 
     async def look(self, voters: Sequence[Member]) -> None:
@@ -67,10 +70,10 @@ class Splits:
                 for peer, told in zip(peers, answers, strict=True)
                 if told and before and told[2 * place + 1].hash == before
             }
-            self._compare(mine, theirs, f"of version {at} of fragment {index}")
+            self._compare(mine, theirs, index, at)
 
     def _compare(
-        self, mine: Sequence[Received], theirs: dict[str, pb.StateHeader], where: str
+        self, mine: Sequence[Received], theirs: dict[str, pb.StateHeader], index: int, at: int
     ) -> None:
         for shard, (reducer, source, hash_) in enumerate(mine):
             found = {
@@ -86,9 +89,11 @@ class Splits:
             if reducer not in self._named:
                 self._named.add(reducer)
                 self._warnings.add(
-                    f"{reducer} gave {', '.join(sorted(others))} another reduction {where} than "
-                    "this peer, or they say so falsely"
+                    f"{reducer} gave {', '.join(sorted(others))} another reduction of version {at} "
+                    f"of fragment {index} than this peer, or they say so falsely"
                 )
-            distinct = len(set(others.values())) == len(others) > 1
-            if distinct and 2 * len(others) > len(found):
-                self._node.context.caught(reducer, "each peer has another one")
+            if len(others) > 1 and 2 * len(others) > len(found):
+                distinct = len({*others.values()}) == len(others)
+                if distinct or self._doubts.again(reducer, index, at):
+                    why = "each peer has" if distinct else "most others have"
+                    self._node.context.caught(reducer, f"{why} another one")

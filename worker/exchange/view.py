@@ -159,11 +159,11 @@ class View:
         Where all of the order are gone or cut off, a live peer that the order does not name stands
         in: else those that the group left out would wait for ever."""
         usable = (peer for peer in order if self.usable(peer))
-        if not self.unreachable:
+        if not self.apart:
             first = next(usable, None)
         else:
             able = list(usable)
-            reached = _reached(frozenset(order), self.unreachable)
+            reached = _reached(frozenset(order), self.apart)
             first = next((peer for peer in able if peer in reached), next(iter(able), None))
         if first is not None or any(self.live(p) and p not in self.cut_off for p in order):
             return first
@@ -176,12 +176,20 @@ class View:
     @cached_property
     def unreachable(self) -> frozenset[Pair]:
         """Pairs of live peers of which one does not reach the other; the first name first."""
+        return self._pairs(lambda member: member.unreachable)
+
+    @cached_property
+    def apart(self) -> frozenset[Pair]:
+        """The same, and those of which one does without the other: neither is to reduce for it."""
+        return self.unreachable | self._pairs(lambda member: member.idle)
+
+    def _pairs(self, names: Callable[[Member], Collection[str]]) -> frozenset[Pair]:
         return frozenset(
             (min(member.peer, other), max(member.peer, other))
             for member in self.members.values()
             if member.live
-            for other in member.unreachable
-            if self.live(other)
+            for other in names(member)
+            if other != member.peer and self.live(other)
         )
 
     def fastest_step_s(self) -> float:

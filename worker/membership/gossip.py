@@ -153,6 +153,11 @@ class GossipService:
                 text = f"{peer} says that it trains, and rounds have waited for it in vain"
             self.warnings.add(f"{text}: none waits for it for a while")
 
+    def avoid(self, liars: frozenset[str]) -> None:
+        """This peer does without these, as it does without those that rounds wait for in vain."""
+        self.rules.liars = liars
+        self._do()
+
     def leave_out(self, peer: str) -> None:
         """Where most peers say so no round waits for this one for a while."""
         self.rules.waited_in_vain(peer, self._clock())

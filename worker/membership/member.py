@@ -67,7 +67,8 @@ class Member:
     `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
     `step_s` is the duration of an inner step; 0 when unknown. `profile` holds its measurements for
     the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach,
-    `idle` those that its rounds have waited for in vain; itself where it does not keep up.
+    `idle` those that its rounds have waited for in vain, or that gave it false means; itself where
+    it does not keep up.
     `signed` are the peer's own words, where peers have certificates; `heartbeat` and `step` may be
     newer, and `health` is ours.
     """

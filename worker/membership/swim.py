@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from murmuration.worker.membership.evidence import IdlePeers, Reachability, Suspicions
-from murmuration.worker.membership.member import Health, Member, newest
+from murmuration.worker.membership.member import MAX_UNREACHABLE, Health, Member, newest
 
 MAX_MEMBERS = 4096
 _MAX_JUMP = 1000
@@ -120,6 +120,7 @@ class Membership:
         self._asked_at: dict[str, float] = {}
         self._reach = Reachability(2 * config.probe_timeout_s)
         self._idle = IdlePeers(me.peer)
+        self.liars: frozenset[str] = frozenset()
         self._suspicions = Suspicions(config.probe_s)
         self._expelled: set[str] = set()
         self._proven: dict[str, int] = {}  # who has answered this peer, in which epoch
@@ -293,7 +294,8 @@ class Membership:
     def view_changed(self) -> bool:
         """Whether the view is another than at the last call, by what has happened since: a peer's
         health or phase, whom it does not reach, or the set of peers."""
-        lacking = (self._reach.unreachable, self._idle.peers)
+        idle = tuple(sorted({*self._idle.peers, *self.liars}))[:MAX_UNREACHABLE]
+        lacking = (self._reach.unreachable, idle)
         if lacking != (self.me.unreachable, self.me.idle):
             beat = self.me.heartbeat + 1
             self._put(replace(self.me, unreachable=lacking[0], idle=lacking[1], heartbeat=beat))

@@ -149,7 +149,7 @@ class Node:
             log=self.log,
             rng=self.rng,
             most_visits=config.stages.most_visits,
-            on_caught=lambda: self.on_view(self.gossip.view),
+            on_caught=lambda: self.gossip.avoid(self.context.quarantine.liars),
         )
         refuse = self.context.counts.refuse
         gate = Gate(
@@ -603,6 +603,7 @@ class Node:
                 silent = unanswered
             waited_for = ", ".join(result.waiting_for)
             self._rounds.gave_up(result.fragment, result.round, waited_for)
+        self.gossip.avoid(self.context.quarantine.liars)
         if self._pairs is None:  # a pair waits for one partner, and the next round has another
             self.gossip.round_ended(result.fragment, late, silent)
         self.post(result)
