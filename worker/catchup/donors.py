@@ -102,6 +102,7 @@ class Donors:
                 return False
         if not await self._plausible(published, votes, states):
             self.set_aside(donor, "its state is too far from this peer's, and too few have it")
+            self._do_without(donor, published)
             return False
         self._unconfirmed.pop(donor.peer, None)
         self._split = {i: (s.version, s.hash) for i, s in states.items()} if same else {}
@@ -279,11 +280,15 @@ class Donors:
             others = [peer for peer in votes.holders if peer != donor.peer]
             besides = f"only {', '.join(others)} has its state" if others else ""
             self.set_aside(donor, besides or "no other peer has its state")
-            if published.failed:  # it may be why: its rounds are not this peer's
-                self._gossip.leave_out(donor.peer)
+            self._do_without(donor, published)
         else:
             self._aside[donor.peer] = now + _UNCONFIRMED_S
         return False
+
+    def _do_without(self, donor: Member, published: Published) -> None:
+        """Where this peer's rounds fail: the donor may be why, for its rounds are others."""
+        if published.failed:
+            self._gossip.leave_out(donor.peer)
 
     async def _plausible(
         self, published: Published, votes: Votes | None, states: Mapping[int, FragmentState]

@@ -77,8 +77,10 @@ class View:
     @cached_property
     def cut_off(self) -> frozenset[str]:
         """Live peers that most of the others do not reach, or have waited for in vain, and late
-        ones: no round waits for them. What they give in time counts."""
-        return self.late | self._named_by_most(lambda member: {*member.unreachable, *member.idle})
+        ones, where others are left: no round waits for them. What they give in time counts."""
+        named = self._named_by_most(lambda member: {*member.unreachable, *member.idle})
+        some_left = any(m.live and m.peer not in self.late | named for m in self.members.values())
+        return self.late | named if some_left else named
 
     @cached_property
     def late(self) -> frozenset[str]:
@@ -103,7 +105,7 @@ class View:
             and (not self.contributors or member.peer in self.contributors)
         ]
         speak = training or live
-        named = Counter(other for member in speak for other in names(member) if self.live(other))
+        named = Counter(p for m in speak for p in {*names(m)} - {m.peer} if self.live(p))
         speakers = {member.peer for member in speak}
         found = frozenset(p for p, count in named.items() if 2 * count > len(speakers - {p}))
         return found if len(found) < len(live) else frozenset()

@@ -183,6 +183,14 @@ def test_up_to_half_of_the_peers_are_believed_that_they_do_not_keep_up(
     assert seen.reducer("dcba") == max({*"abcd"} - {*found})
 
 
+def test_a_late_peer_goes_on_where_the_only_other_is_waited_for_in_vain() -> None:
+    """It reduces for itself then: else it would ask the other for ever."""
+    late = replace(member("a"), idle=("a", "b"))
+    seen = View({"a": late, "b": replace(member("b"), phase=Phase.DONE)})
+    assert (seen.late, seen.cut_off) == ({"a"}, {"b"})
+    assert seen.reducer(["b", "a"]) == "a"
+
+
 def test_what_the_dead_said_does_not_count() -> None:
     members = marked(a="d", b="d", c="d").members
     dead = {peer: replace(members[peer], health=Health.DEAD) for peer in "ab"}
