@@ -20,7 +20,7 @@ Snapshot = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors, plain valu
 
 SHARE = 0.03  # of the time, that checkpoints may cost the training
 _USUAL_BYTES_PER_S = 1e9  # of the first, before one was measured
-_WORTH_TELLING_S = 5.0
+_WORTH_TELLING_S, _MUCH = 5.0, 3.0  # an interval, and times what was asked for
 
 
 class Saver:
@@ -132,7 +132,7 @@ class Saver:
 
     def _tell_if_stretched(self) -> None:
         interval_s = self.interval_s
-        if interval_s > max(self._config.every_s, _WORTH_TELLING_S) and not self._is_told:
+        if interval_s > max(_MUCH * self._config.every_s, _WORTH_TELLING_S) and not self._is_told:
             self._is_told = True
             text = (
                 f"a checkpoint costs {interval_s * SHARE:.2g} s of training: one is written every "
