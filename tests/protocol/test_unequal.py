@@ -157,6 +157,27 @@ def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(
     run(scenario())
 
 
+def test_nobody_waits_for_a_peer_whose_state_has_parted_again() -> None:
+    """It is cut off twice, and has ended a round alone each time. After the first time it has taken
+    over the others' state, and rests before it does so again."""
+    problem = Problem(steps=200, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcd", 0.5))
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.sleep(44)
+            for _ in range(2):
+                swarm.cut("d", "abc")
+                await swarm.sleep(12)
+                swarm.heal("d", "abc")
+                await swarm.sleep(20)
+            await swarm.finished()
+            swarm.assert_equal()
+            assert swarm["a"].trainer.metrics.stall_s < 2.5
+
+    run(scenario())
+
+
 def test_a_late_peer_asks_no_reducer_that_has_taken_the_round_over() -> None:
     """The first reducer of a shard has begun again from a checkpoint before the round, and has the
     round by the others' state. Another has stood still all the time, and contributes to it now."""

@@ -59,6 +59,7 @@ class View:
     steps: float = inf
     avoided: frozenset[str] = frozenset()
     contributors: frozenset[str] = frozenset()
+    _parted: dict[tuple[str, int, int], frozenset[str]] = field(default_factory=dict, compare=False)
 
     def live(self, peer: str) -> bool:
         """Not known to be gone."""
@@ -120,6 +121,24 @@ class View:
         if not leaves and member.phase not in (Phase.READY, Phase.TRAINING):
             return False
         return not self.has_applied(peer, fragment, round_)
+
+    def parted(self, me: str, fragment: int, round_: int) -> frozenset[str]:
+        """The peers that train from another state before the round than `me`, where more than half
+        of those before it share that of `me`."""
+        at = me, fragment, round_
+        if at not in self._parted:
+            held = {
+                peer: member.digests[fragment].hash
+                for peer, member in self.members.items()
+                if member.live
+                and member.phase is Phase.TRAINING
+                and fragment < len(member.digests)
+                and member.digests[fragment].version == round_
+            }
+            out = {peer for peer, hash_ in held.items() if hash_ != held.get(me)}
+            few = me in held and 2 * len(out) < len(held)
+            self._parted[at] = frozenset(out if few else ())
+        return self._parted[at]
 
     def has_applied(self, peer: str, fragment: int, round_: int) -> bool:
         """Whether the peer says that it has applied the round."""

@@ -491,7 +491,11 @@ class ReducedShards:
 
     def _expected(self, key: ShardKey, group: Group) -> set[str]:
         expected = (p for p in group if self.view.will_contribute(p, key.fragment, key.round))
-        return {*expected}.difference(self._passed_over.get(key, ()))
+        out = self._passed_over.get(key, ())
+        parted = self.view.parted(self._me, key.fragment, key.round)
+        if self._layout.ends_run:  # models of each peer's own
+            parted = frozenset()
+        return {*expected}.difference(out, parted)
 
     def _late(self, entry: OpenShard, expected: set[str], now: float) -> set[str]:
         """The peers to wait for. Where most have contributed, and 2 s ago a quorum had, one that
