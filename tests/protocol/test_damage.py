@@ -117,7 +117,8 @@ def test_a_damaged_state_is_not_adopted() -> None:
             def tap(passing: Passing) -> bytes:
                 if passing.method != "Data/Fetch" or passing.up or len(frames) > 3:
                     return passing.message
-                frames.append(passing)
+                if pb.FetchReply.FromString(passing.message).WhichOneof("body") == "frame":
+                    frames.append(passing)
                 return damaged(passing.message)
 
             swarm.tap = tap
