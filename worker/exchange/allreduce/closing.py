@@ -57,7 +57,7 @@ class Patience:
     A round counts from the end of the one before until its quorum is there. The wait for its last
     reducers counts as little. So a minority that is late makes no round longer, and the time to
     wait for it neither. Short rounds wait 5 s, for a peer that has paused. Once two of 32 rounds
-    have needed that, they wait as long as three take.
+    have needed that, they wait as long as three take; not of two peers.
 
     In a plan of inner steps by speed a contribution that is late comes with the next round, so that
     little is lost without it. There the rest is waited for as long as peers of equal speed are
@@ -103,10 +103,11 @@ class Patience:
         if round_ not in long and seconds > self._usual_s(fragment, _LEAST_AGAIN_S):
             long.append(round_)
 
-    def usual_s(self, fragment: int, round_: int) -> float:
-        """Three usual rounds, from the quorum on."""
+    def usual_s(self, fragment: int, round_: int, peers: int) -> float:
+        """Three usual rounds, from the quorum on; of two peers nobody knows which one is slow."""
         long = [at for at in self._long.get(fragment, ()) if at < round_ < at + _SPARED_OF]
-        least_s = _LEAST_GRACE_S if len(long) < _SPARED else _LEAST_AGAIN_S
+        spares = peers <= 2 or len(long) < _SPARED
+        least_s = _LEAST_GRACE_S if spares else _LEAST_AGAIN_S
         return self._usual_s(fragment, least_s)
 
     def _usual_s(self, fragment: int, least_s: float) -> float:
@@ -508,7 +509,8 @@ class ReducedShards:
 
     def wait_s(self, key: ShardKey) -> float:
         """How long late peers are waited for."""
-        usual_s = self.patience.usual_s(key.fragment, key.round)
+        peers = len(self.group(key) or ())
+        usual_s = self.patience.usual_s(key.fragment, key.round, peers)
         return usual_s + self._layout.transfer_s(key.fragment)
 
 
