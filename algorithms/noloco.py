@@ -25,8 +25,8 @@ equation, solved for c and for b.
 Without drive, a swarm of N replicas follows the same recursion with q*N/(N - 1) for q, which allows
 more.
 
-Ref: arXiv:2506.10911 eq. 2. Its bound on gamma (our c) differs, and is not safe: see
-tests/lab/stability.py.
+Ref: arXiv:2506.10911 eq. 2. Its bound on gamma (our c) differs, and is not safe
+(docs/evidence/pairs.md).
 """
 
 import math

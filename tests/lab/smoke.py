@@ -21,10 +21,8 @@ from tests.lab.__main__ import experiments
 _PATIENCE_S = 900.0
 # {out} is a folder that goes when the experiment has ended.
 ARGUMENTS = {
-    "baselines": "--steps 40 --seeds 0",
     "bench": "--link 100mbit --preset diloco --peers none --steps 40 --limit 20 --out {out}/runs",
     "bench-peers": "torch-ddp --workers 2 --steps 8",
-    "detection": "--seeds 1 --false-seeds 1",
     "exchange": "--mbytes 1 --rounds 2",
     "false-means": "--peers 4 --rounds 5 --seeds 1",
     "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
@@ -33,42 +31,19 @@ ARGUMENTS = {
     "goodput": "--minutes 1 --quiet-minutes 0.5 --inner-steps 10",
     "gpu": "--device cpu --results {out}/gpu.json",
     "hostile": "--seconds 1 --only flood",
-    "kill-loop": "--minutes 0.5 --every 15",
-    "kseed": "--steps 4 --pretrain 4 --workers 2 --lr 1e-3 --kseed-lr 1e-3 "
-    "--results {out}/results.jsonl",
     "link-use": "--rates 100 --rounds 2 --seconds 1",
-    "losses": "--steps 8 --workers 2 --only 'noloco, H 20, fp32'",
     "mean-schedules": "--schedules 5",
     "memory": "--sizes 2 3 --preset diloco",
-    "one-hostile": "--steps 40",
     "overlap": "--runs 1 --steps 40 --only even --preset streaming",
     "pair-schedules": "--schedules 5",
     "parity": "--steps 40",
-    "plan-stages": "--stages 2 --link 20mbit --forward-ms 100 --activation-bytes 98304",
     "same-bits": "",
-    "samples": "--seeds 1",
     "sites": "--presets onebit",
-    "schedule": "--picture {out}/schedule.png",
-    "skippipe-deadlock": "--schedules 50",
-    "skippipe-omission": "--steps 4 --only full",
-    "skippipe-routes": "--only speed",
-    "stability": "",
-    "stage-kills": "--stages 2 --every 4",
-    "stage-losses": "--steps 20 --inner-steps 10 --preset diloco",
-    "stage-memory": "--stages 2 --steps 2",
-    "stage-parity": "--steps 2",
-    "stage-times": "--steps 8 --only full --plot {out}/stages.png",
-    "sync-model": "--peers 2,4 --rounds 2 --plot {out}/times.png",
     "sync-time": "--peers 2 --rounds 2",
-    "thousand": "--peers 20 --seconds 5 --after-s 5",
-    "time-to-loss": "--link 100mbit --system local --steps 40 --most-steps 60 --pace-steps 20 "
-    "--results {out}/results.jsonl --picture {out}/picture.png",
-    "traffic": "--preset onebit --steps 40",
     "unequal": "--steps 20 --peers 3 --preset diloco --case half",
-    "weight": "--peers 3 --limit 3 --rounds 1",
 }
 _NEEDS = {
-    **dict.fromkeys(("stage-times", "sync-time", "time-to-loss", "bench"), ("root", "ip")),
+    **dict.fromkeys(("sync-time", "bench"), ("root", "ip")),
     "goodput": ("root", "ip", "tc"),
     "link-use": ("root", "ip", "iperf3"),
 }

@@ -14,11 +14,6 @@ from tests.support.fork_server import MURMUR, ForkedPopen
 Report = dict[str, Any]
 
 
-def worker_results(out: Path) -> list[Report]:
-    """What each worker has left of a run in its folder, by name."""
-    return [json.loads(path.read_text()) for path in sorted(out.glob("*/result.json"))]
-
-
 def run_swarm(
     *args: str,
     out: Path | None = None,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from murmuration.protos.events import new_event
 from murmuration.worker.config import Config
-from murmuration.worker.folder import leave_json
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.node.iothread import IOThread
@@ -99,19 +98,12 @@ class StageLifecycle:
             trainer.withdraw_done()
 
     def end(self, trainer: Trainer) -> WholeModel | None:
-        """Leaves what was measured, and the whole model if this worker is the one to."""
-        self._leave_links()
+        """Leaves the whole model if this worker is the one to."""
         if trainer.stopped is None:
             self.settle(trainer, self._is_assembled, _PATIENCE_S)
         if trainer.stopped is not None or not self._assembles:
             return None
         return self._assemble(trainer)
-
-    def _leave_links(self) -> None:
-        """Writes what was measured of the links."""
-        links = self._io.ask(lambda: self._stages.links)
-        if links is not None:
-            leave_json(self._out / "links.json", links, self._log)
 
     @property
     def _assembler(self) -> Member | None:

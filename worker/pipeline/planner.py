@@ -54,14 +54,13 @@ class NetworkSnapshot:
     """The peers that serve and their measurements, as routes are planned on them.
 
     Args:
-        peers, profiles: in the order of the peers' names, which numbers them.
+        peers: in the order of the peers' names, which numbers them.
         stages: those that have a replica: a pipeline's stage n is the model's stages[n].
         pipeline: with what nobody has measured filled in.
         name: of the measurements, not of any routes.
     """
 
     peers: tuple[str, ...]
-    profiles: tuple[Profile, ...]
     stages: tuple[int, ...]
     pipeline: Pipeline
     name: int
@@ -102,7 +101,7 @@ def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
         memory=tuple(profile.memory or usual for profile in profiles),
         costs=costs,
     )
-    return NetworkSnapshot(peers, profiles, tuple(stages), pipeline, snapshot_name(members))
+    return NetworkSnapshot(peers, tuple(stages), pipeline, snapshot_name(members))
 
 
 def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
@@ -111,25 +110,6 @@ def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
         latency_s=_without_gaps(_known_latency_s(peers, profiles), 0.0),
         rate_bytes_per_s=_without_gaps(_known_rate(peers, profiles), _USUAL_RATE),
     )
-
-
-def links_document(snapshot: NetworkSnapshot, config: StagesConfig) -> dict[str, object]:
-    """The measurements as plain values, None for what nobody has measured."""
-    peers, profiles = snapshot.peers, snapshot.profiles
-    return {
-        "peers": list(peers),
-        "stage": [snapshot.stages[stage] for stage in snapshot.pipeline.stage_of],
-        "latency_s": _plain(_known_latency_s(peers, profiles)),
-        "rate_bytes_per_s": _plain(_known_rate(peers, profiles)),
-        "forward_s": [profile.forward_s or None for profile in profiles],
-        "backward_s": [profile.backward_s or None for profile in profiles],
-        "loss_s": [profile.loss_s or None for profile in profiles],
-        "memory": [profile.memory or None for profile in profiles],
-        "activation_bytes": _activation_bytes(profiles),
-        "microbatches": config.microbatches,
-        "skip": config.skip,
-        "spread": config.spread,
-    }
 
 
 def _known_latency_s(peers: Sequence[str], profiles: Sequence[Profile]) -> Floats:
@@ -163,10 +143,6 @@ def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
 def _without_gaps(known: Floats, usual: float) -> Floats:
     gaps = np.isnan(known)
     return np.where(gaps, usual if gaps.all() else np.median(known[~gaps]), known)
-
-
-def _plain(matrix: Floats) -> list[list[float | None]]:
-    return [[None if math.isnan(value) else value for value in row] for row in matrix.tolist()]
 
 
 @dataclass(frozen=True)
@@ -219,11 +195,6 @@ class RoutePlanner:
             return True
         replaced_s = self._replaced.get(name)
         return replaced_s is not None and self._context.clock() - replaced_s <= _LAG_S
-
-    @property
-    def document(self) -> dict[str, object] | None:
-        """The measurements that this peer has planned with at last."""
-        return links_document(self._snapshot, self._context.config) if self._snapshot else None
 
     def routes(self, iteration: int) -> tuple[list[tuple[Hop, ...]], int]:
         """(the route behind stage 0 of each of this peer's microbatches, the snapshot's name)."""

@@ -41,11 +41,6 @@ class StageNode:
         self._orphaned = OrphanedStages(context.config.count)
         self._tasks = Tasks()
 
-    @property
-    def links(self) -> dict[str, object] | None:
-        """What this peer has planned with at last."""
-        return self.planner.document
-
     async def serve(self, stream: Stream) -> None:
         """Answers `Data/StageCall`."""
         await self._server.serve(stream)

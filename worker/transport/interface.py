@@ -211,8 +211,7 @@ class Traffic:
 
     A message costs its own bytes, gRPC's prefix of 5 and HTTP/2's 9 for each 16 KiB begun. What is
     not counted (HTTP/2 HEADERS of each call, window updates, TCP/IP headers) was measured at under
-    0.1 % of a shard's exchange; `tests/lab/traffic.py` holds the count against the kernel's. Nor
-    is TLS counted, which adds 22 bytes to each 16 KiB.
+    0.1 % of a shard's exchange. Nor is TLS counted, which adds 22 bytes to each 16 KiB.
     """
 
     def __init__(self) -> None:

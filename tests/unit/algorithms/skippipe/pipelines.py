@@ -2,15 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 
-from murmuration.algorithms.skippipe.pipeline import Links, Pipeline
+from murmuration.algorithms.skippipe.pipeline import (
+    BACKWARD_RATIO,
+    LOSS_RATIO,
+    Costs,
+    Links,
+    Pipeline,
+)
 from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
-from murmuration.algorithms.skippipe.routing import origins_in_turns
-from tests.support.stage_costs import costs_of
 
 
 def even_pipeline(
@@ -25,6 +28,23 @@ def even_pipeline(
         stages=numbered(sizes),
         memory=(memory,) * peers,
         costs=costs_of(links, [forward_s] * peers, 0.0),
+    )
+
+
+def costs_of(links: Links, forward_s: Sequence[float], message_bytes: float) -> Costs:
+    """A backward and a loss in proportion to each peer's forward.
+
+    Args:
+        forward_s: w of each peer on its stage.
+        message_bytes: of one microbatch's activations, and of their gradient.
+    """
+    forward = np.array(forward_s, dtype=np.float64)
+    return Costs(
+        delay_s=links.delay_s(),
+        transfer_s=links.transfer_s(message_bytes),
+        forward_s=forward,
+        backward_s=BACKWARD_RATIO * forward,
+        loss_s=LOSS_RATIO * forward,
     )
 
 
@@ -92,14 +112,3 @@ def assert_fit_together(
     # What begins on stage 0 waits there for its turn, so only the other stages can be overrun.
     loads = Counter(peer for route in routes for peer in route.peers[1:])
     assert all(load <= limits[peer] for peer, load in loads.items())
-
-
-@st.composite
-def whole_waves(draw: st.DrawFn) -> tuple[Pipeline, Rules, list[int], int]:
-    """(pipeline, rules, origins, seed), each origin with a multiple of its memory."""
-    pipeline = draw(pipelines())
-    memory = draw(st.integers(1, 3))
-    pipeline = replace(pipeline, memory=(memory,) * pipeline.peers)
-    rules = draw(rules_for(len(pipeline.stages)))
-    origins = origins_in_turns(pipeline, memory * draw(st.integers(1, 3)))
-    return pipeline, rules, origins, draw(st.integers(0, 2**32))

@@ -30,8 +30,6 @@ from murmuration.algorithms.skippipe.search import (
     search_routes,
 )
 from murmuration.algorithms.skippipe.simulator import finish_times
-from tests.lab.skippipe_routes import placed, scattered_links
-from tests.lab.timeline import simulate
 from tests.unit.algorithms.skippipe.pipelines import (
     assert_fit_together,
     cases,
@@ -68,7 +66,7 @@ def test_a_loop_takes_what_the_simulator_says(case: Case) -> None:
     pipeline, rules, origins, _ = case
     planner = Planner(pipeline, rules)
     for route in all_routes(pipeline, rules, origins[0])[:5]:
-        simulated_s = simulate(pipeline, [route]).iteration_s
+        simulated_s = max(finish_times(pipeline, [route]))
         assert planner.loop_s(route) == pytest.approx(simulated_s)
 
 
@@ -92,7 +90,7 @@ def test_waves_repeat_the_slots_and_known_routes_cost_nothing() -> None:
     scores = Scores(pipeline, (0, 1, 0, 1), budget)
     routes = (Route((0, 1)), Route((0, 2)))
     score = scores.score(routes)
-    assert score[0] == simulate(pipeline, [*routes, *routes]).iteration_s
+    assert score[0] == max(finish_times(pipeline, [*routes, *routes]))
     spent_s = budget.spent_s
     assert spent_s > 0
     assert scores.score(routes) == score
@@ -146,7 +144,8 @@ def test_drawn_steps_keep_rules_and_limits(
 
 Case = tuple[Pipeline, Rules, list[int], int]
 EFFORT_S = 0.02
-TWENTY = placed(scattered_links(20, 0), 6, visited=4, seed=0)
+TWENTY = uneven_pipeline((5, 3, 3, 3, 3, 3), np.random.default_rng(0), latency_s=0.5)
+TWENTY = replace(TWENTY, memory=(3,) * TWENTY.peers)
 ORIGINS = list(TWENTY.stages[0]) * 6
 FOUR_OF_SIX = Rules(stages=6, visited=4)
 
@@ -175,7 +174,7 @@ def test_routes_keep_the_constraints_and_the_answer_is_what_the_simulator_says(c
     assert_fit_together(together, pipeline, rules, peer_limits(pipeline, quota))
     visits = Counter(stage for route in together for stage in route.stages(pipeline))
     assert tuple(visits[stage] for stage in range(rules.stages)) == quota
-    assert found.iteration_s == simulate(pipeline, found.routes).iteration_s
+    assert found.iteration_s == max(finish_times(pipeline, found.routes))
     assert found.iteration_s <= found.first_s
 
 
@@ -228,9 +227,9 @@ def test_no_choice_of_routes_is_faster_in_cases_that_can_be_tried_out(seed: int)
 
 def test_routes_may_be_searched_for_uplinks_that_are_shared() -> None:
     found = search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, effort_s=0.1, shared_uplinks=True)
-    timeline = simulate(TWENTY, found.routes, shared_uplinks=True)
-    assert found.iteration_s == timeline.iteration_s
-    assert timeline.finish_s != simulate(TWENTY, found.routes).finish_s
+    shared_s = finish_times(TWENTY, found.routes, shared_uplinks=True)
+    assert found.iteration_s == max(shared_s)
+    assert shared_s != finish_times(TWENTY, found.routes)
 
 
 def test_the_same_seed_gives_the_same_routes_and_another_others(found: Found) -> None:
@@ -255,7 +254,7 @@ def test_searched_routes_beat_random_ones_by_far_on_unequal_links(found: Found) 
     also = search_routes(TWENTY, unequal, ORIGINS, effort_s=0.3)
     for rules, searched in ((FOUR_OF_SIX, found), (unequal, also)):
         random_s = [
-            simulate(TWENTY, random(TWENTY, rules, ORIGINS, seed)).iteration_s for seed in range(10)
+            max(finish_times(TWENTY, random(TWENTY, rules, ORIGINS, seed))) for seed in range(10)
         ]
         assert searched.iteration_s < 0.85 * np.mean(random_s)
     lengths = Counter(len(route.peers) for route in also.routes)

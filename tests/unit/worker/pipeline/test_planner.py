@@ -1,21 +1,17 @@
 """From gossiped profiles to this peer's routes: the same wherever the same was heard."""
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 
 from murmuration.algorithms.skippipe.search import search_routes
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline.planner import (
     RoutePlanner,
-    links_document,
     links_of,
     planned_rules,
     snapshot_name,
@@ -23,10 +19,7 @@ from murmuration.worker.pipeline.planner import (
 )
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stages_config import StagesConfig
-from tests.lab.plan_stages import read_links
 from tests.unit.worker.pipeline.members import context_of, members_of, telling
-
-LINKS_CONFIG = StagesConfig(count=2, skip=0.0, microbatches=3)
 
 
 def test_a_snapshot_numbers_those_that_serve_by_stage() -> None:
@@ -80,67 +73,11 @@ def test_a_links_latency_is_the_shorter_that_was_told_and_its_rate_the_senders()
     assert links.rate_bytes_per_s[1, 0] == 5e6
 
 
-def test_a_document_has_what_was_told_and_null_for_the_rest(tmp_path: Path) -> None:
-    members = members_of(0, 1, 1)
-    members[0] = telling(
-        members[0],
-        Profile(
-            latency_s={"p1": 0.02, "p9": 5.0},
-            rate_bytes_per_s={"p1": 1e6},
-            forward_s=0.1,
-            backward_s=0.3,
-            loss_s=0.05,
-            activation_bytes=4096,
-            memory=5,
-        ),
-    )
-    members[1] = telling(members[1], Profile(rate_bytes_per_s={"p0": 3e6}, forward_s=0.2))
-    snapshot = snapshot_of(members)
-    assert snapshot is not None
-    document = links_document(snapshot, LINKS_CONFIG)
-    assert document == {
-        "peers": ["p0", "p1", "p2"],
-        "stage": [0, 1, 1],
-        "latency_s": [[None, 0.02, None], [0.02, None, None], [None, None, None]],
-        "rate_bytes_per_s": [[None, 1e6, None], [3e6, None, None], [None, None, None]],
-        "forward_s": [0.1, 0.2, None],
-        "backward_s": [0.3, None, None],
-        "loss_s": [0.05, None, None],
-        "memory": [5, None, None],
-        "activation_bytes": 4096,
-        "microbatches": 3,
-        "skip": 0.0,
-        "spread": 0,
-    }
-    path = tmp_path / "links.json"
-    path.write_text(json.dumps(document, allow_nan=False))
-    known, costs = read_links(path), snapshot.pipeline.costs
-    assert known.visits is not None
-    assert known.filled == (
-        "4 of 6 latencies",
-        "4 of 6 rates",
-        "1 of 3 forward times",
-        "2 of 3 backward times",
-        "2 of 3 memories",
-    )
-    # Who reads it fills the gaps as the run has done.
-    np.testing.assert_allclose(known.links.delay_s(), costs.delay_s)
-    np.testing.assert_allclose(known.links.transfer_s(4096), costs.transfer_s)
-    np.testing.assert_allclose(known.visits.forward_s, costs.forward_s)
-    np.testing.assert_allclose(known.visits.backward_s, costs.backward_s)
-    assert known.memory == snapshot.pipeline.memory
-
-
-def test_a_document_of_nothing_measured_is_refused(tmp_path: Path) -> None:
-    snapshot = snapshot_of(members_of(0, 1))
-    assert snapshot is not None
-    document = links_document(snapshot, LINKS_CONFIG)
-    assert document["forward_s"] == document["memory"] == [None, None]
-    assert document["activation_bytes"] is None
-    path = tmp_path / "links.json"
-    path.write_text(json.dumps(document, allow_nan=False))
-    with pytest.raises(ValueError, match="nothing is measured between any two peers"):
-        read_links(path)
+def test_the_median_of_what_is_known_stands_for_a_link_that_nobody_has_measured() -> None:
+    near = Profile(latency_s={"b": 0.03, "c": 0.01}, rate_bytes_per_s={"b": 1e6, "c": 3e6})
+    links = links_of(["a", "b", "c"], [near, Profile(), Profile()])
+    assert links.latency_s[1, 2] == links.latency_s[2, 1] == pytest.approx(0.02)
+    assert links.rate_bytes_per_s[1, 0] == links.rate_bytes_per_s[1, 2] == 2e6
 
 
 # ------------------------------------------------------------------------------------- routes
