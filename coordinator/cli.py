@@ -15,7 +15,6 @@ import click
 from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
 from murmuration.protos.addresses import is_loopback, split_address, with_host
-from murmuration.protos.events import new_event
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.options import options, web_option
 from murmuration.worker.views import PagePlace
@@ -38,13 +37,13 @@ _member_option = click.option(
 
 @click.command()
 @click.option("--listen", default="127.0.0.1:7600", show_default=True, metavar="HOST:PORT")
-@click.option("--expect", type=click.IntRange(min=1), help="End when this many have ended.")
+@click.option("--expect", type=click.IntRange(min=1), help="End when this many are done.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("runs/coordinator"),
     show_default=True,
-    help="Write report.json and loss.png here.",
+    help="Keep the run's key and this command's certificate here.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines.")
 @click.option("--insecure", is_flag=True, help="Encrypt nothing, and let anybody join.")
@@ -52,11 +51,11 @@ _member_option = click.option(
 def coordinator(
     listen: str, expect: int | None, out: Path, as_json: bool, insecure: bool, web: str | None
 ) -> None:
-    """Introduce workers to each other, and watch the swarm.
+    """Introduce workers to each other, let them in, and serve the page.
 
     It is optional: training goes on when it ends. A coordinator that is started again learns the
-    swarm back. It ends when --expect workers have delivered their results or been silent for 30 s.
-    On Ctrl-C or SIGTERM it ends with what it has.
+    swarm back. It ends on Ctrl-C or SIGTERM, or when --expect workers are done or have been silent
+    for 30 s. Each worker reports on all (`murmur report`).
     """
     host, _ = _check_address(listen)
     page = _page_place(web, out)
@@ -64,28 +63,11 @@ def coordinator(
     import asyncio
 
     from murmuration.coordinator.rendezvous import CoordinatorRun
-    from murmuration.coordinator.report_files import leave_results
-    from murmuration.coordinator.terminal import Screen
 
-    began_s = time.monotonic()
     if authority is not None and not as_json:
         click.echo(f"workers join with --token TOKEN, as `murmur token create {out}` gives it here")
-    screen = None if as_json else Screen(sys.stdout, began_s)
-    session = CoordinatorRun(screen, expect, identity, authority, page, lambda i: i.save(out))
+    session = CoordinatorRun(as_json, expect, identity, authority, page, lambda i: i.save(out))
     asyncio.run(session.run(listen))
-    records = session.registry.records()
-    if not records:
-        click.echo("no worker has called; there is nothing to report", err=True)
-        return
-    report = leave_results(
-        records,
-        out,
-        None if as_json else _console(),
-        settings=session.registry.settings(),
-        elapsed_s=time.monotonic() - began_s,
-    )
-    if as_json:
-        click.echo(json.dumps(new_event("report", **report)))
 
 
 @click.command()

@@ -102,11 +102,6 @@ class Record(PeerSummary):
             if len(self.warnings) < _MAX_WARNINGS:
                 self.warnings[text] = None
 
-    def moved_before(self, earlier: "Record") -> None:
-        """Takes over what an earlier life of the worker has counted of its moves."""
-        self.moves, self.rebuilds = earlier.moves, earlier.rebuilds
-        self._last_move, self._rebuilt_after = earlier._last_move, earlier._rebuilt_after
-
     @property
     def unconfirmed(self) -> int:
         """Visits of this worker's microbatches that a replica had counted when it fell silent; none

@@ -17,7 +17,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import TIMEOUT_S, AskedSwarm, ask
 from murmuration.coordinator.registry import Registry
-from murmuration.coordinator.terminal import Screen, summary_of_records
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos.addresses import (
@@ -45,7 +44,7 @@ from murmuration.worker.identity import (
 )
 from murmuration.worker.identity.serving import ServerCertificate
 from murmuration.worker.views import PagePlace
-from murmuration.worker.views.lines import SwarmLines, page_event, page_words
+from murmuration.worker.views.lines import page_event, page_words
 
 if TYPE_CHECKING:
     from grpc import ServicerContext
@@ -65,20 +64,10 @@ _OPTIONS: list[tuple[str, int]] = [
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
-    """Answers workers and `murmur status`.
+    """Answers workers and `murmur status`."""
 
-    Args:
-        on_event: called with each event that a worker sends.
-        clock: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        on_event: Callable[[Event], None] = lambda event: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.registry, self._on_event, self._clock = registry, on_event, clock
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
         self.encrypted = False
         self.authority: Authority | None = None
         self.certificate: ServerCertificate | None = None  # that the server shows
@@ -92,13 +81,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, f"peer {printable(caller.name)} was expelled"
             )
-        introduction = self.registry.introduce(request, self._clock())
-        if caller.name and not introduction.reply.refusal:
+        reply = self.registry.introduce(request, time.monotonic())
+        if caller.name and not reply.refusal:
             self.registry.keys[caller.name] = caller.key
-        for event in introduction.events:
-            self._on_event(event)
-        introduction.reply.revocations.extend(revoked)
-        return introduction.reply
+        reply.revocations.extend(revoked)
+        return reply
 
     async def _revoked(self) -> list[pb.Revocation]:
         """By the run's authority, if its key is here."""
@@ -111,7 +98,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
         await _check(context, _MEMBERS)
-        document = self.registry.status(self._clock()) | {"encrypted": self.encrypted}
+        document = self.registry.status(time.monotonic()) | {"encrypted": self.encrypted}
         return pb.StatusReply(document=pack(document))
 
 
@@ -224,7 +211,7 @@ class CoordinatorRun:
     """One life of the coordinator, from listening to the end of the run.
 
     Args:
-        screen: None prints events as JSON on stdout instead.
+        as_json: prints events as JSON on stdout instead of lines.
         expect: the run is over when this many workers are through; None: when a signal comes.
         identity, authority: as `start_server` takes them.
         page: where to serve the page of the swarm, or None.
@@ -233,7 +220,7 @@ class CoordinatorRun:
 
     def __init__(
         self,
-        screen: Screen | None,
+        as_json: bool,
         expect: int | None,
         identity: Identity | None = None,
         authority: Authority | None = None,
@@ -243,14 +230,13 @@ class CoordinatorRun:
         self.registry = Registry()
         self._page, self._keep = page, keep
         self._identity, self._authority = identity, authority
-        self._screen, self._expect = screen, expect
-        self._lines = SwarmLines()
+        self._as_json, self._expect, self._began_s = as_json, expect, time.monotonic()
         self._told: dict[str, str] = {}
         self._stop = asyncio.Event()
 
     async def run(self, listen: str) -> None:
         """Serves until the expected workers are through, or a signal comes. Raises Failure."""
-        service = CoordinatorService(self.registry, self._handle)
+        service = CoordinatorService(self.registry)
         server, address = await start_server(listen, service, self._identity, self._authority)
         loop = asyncio.get_running_loop()
 
@@ -269,6 +255,7 @@ class CoordinatorRun:
                 self._poll_health()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), _TICK_S)
+            self._poll_health()  # of those that came since
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -277,7 +264,6 @@ class CoordinatorRun:
             if page is not None:
                 await asyncio.to_thread(page.close)
             await server.stop(_LAST_CALLS_S)
-            self.registry.mark_lost(time.monotonic())
 
     # --------------------------------------------------------------------------------- inside
 
@@ -324,11 +310,8 @@ class CoordinatorRun:
             self._expect, time.monotonic(), PATIENCE_S
         )
 
-    def _handle(self, event: Event) -> None:
-        self._say(event, self._lines.line(event))
-
     def _poll_health(self) -> None:
-        """Says which worker came, was lost or came back, and shows progress."""
+        """Says which worker came, was lost or came back."""
         now = time.monotonic()
         for name, member in self.registry.members.items():
             health = member.health(now)
@@ -336,12 +319,7 @@ class CoordinatorRun:
                 self._told[name] = health
                 line = f"{name} at {member.member.address} is {health}"
                 self._say(new_event("member", peer=name, health=health), line)
-        records = self.registry.records()
-        if records and self._screen is not None:
-            self._screen.update(lambda: summary_of_records(records, now), now)
 
-    def _say(self, event: Event, line: str | None) -> None:
-        if self._screen is None:
-            print_line(json.dumps(event, default=str))
-        elif line:
-            self._screen.note(line, time.monotonic())
+    def _say(self, event: Event, line: str) -> None:
+        shown = f"{time.monotonic() - self._began_s:.1f} s  {line}"
+        print_line(json.dumps(event, default=str) if self._as_json else shown)

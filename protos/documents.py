@@ -15,7 +15,6 @@ from murmuration.protos.figures import shown
 
 # The largest of each kind, uncompressed.
 MANIFEST_BYTES = 1024 * 1024
-EVENT_BYTES = 1024 * 1024
 STATUS_BYTES = 8 * 1024 * 1024
 PROFILE_BYTES = 16 * 1024
 

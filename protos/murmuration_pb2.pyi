@@ -1948,24 +1948,18 @@ class IntroduceRequest(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
-    EVENTS_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     @_builtins.property
     def member(self) -> Global___Member: ...
-    @_builtins.property
-    def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """zstd of msgpack each: progress since the last call, the final result"""
-
     def __init__(
         self,
         *,
         member: Global___Member | None = ...,
         manifest: _builtins.bytes = ...,
-        events: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "manifest", b"manifest", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

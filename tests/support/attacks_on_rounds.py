@@ -1,6 +1,5 @@
 """What somebody may try to get into a model, a joiner or a coordinator."""
 
-import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from typing import Any
 
 import grpc
 import torch
-import zstandard
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.protos import murmuration_pb2 as pb
@@ -29,7 +27,6 @@ from tests.support.attacker import (
     refusal_of,
     repeated,
 )
-from tests.support.members import COORDINATOR, resident_mib
 from tests.support.stranger import calling, handing_out, serving
 from tests.support.workers import SMALL, Event, WorkerProcess
 
@@ -282,12 +279,10 @@ def forged_result(target: Target) -> str:
     return "; ".join(said)
 
 
-def introduce(
-    target: Target, member: pb.Member, events: list[bytes]
-) -> tuple[pb.IntroduceReply, Event]:
+def introduce(target: Target, member: pb.Member) -> tuple[pb.IntroduceReply, Event]:
     """Introduces a member to the coordinator: its answer, and its status."""
     assert target.coordinator is not None, "there is none"
-    request = pb.IntroduceRequest(member=member, manifest=target.manifest.pack(), events=events)
+    request = pb.IntroduceRequest(member=member, manifest=target.manifest.pack())
     with calling(target.coordinator, target.identity) as caller:
         reply = caller.call("Coordinator/Introduce", request, pb.IntroduceReply)
         raw = caller.call("Coordinator/Status", pb.StatusRequest(), pb.StatusReply)
@@ -301,17 +296,16 @@ def at_coordinator(target: Target, **said: Any) -> pb.Member:
 
 
 def forged_introduction(target: Target) -> str:
-    """Another's later life and its result, and an epoch of one's own that cannot be."""
+    """Another's later life, and an epoch of one's own that cannot be."""
     other = target.swarm.names[1]
-    result = [pack({"event": "result", "val_loss": 0.0, "peer": other})]
     try:
-        introduce(target, at_coordinator(target, peer=other), result)
+        introduce(target, at_coordinator(target, peer=other))
         said = "answered"
     except grpc.RpcError as error:
         said = refusal_of(error)
         if said == AT_THE_HANDSHAKE:
             raise
-    far, status = introduce(target, at_coordinator(target, epoch=2**64 - 1), [])
+    far, status = introduce(target, at_coordinator(target, epoch=2**64 - 1))
     expect("cannot be" in far.refusal, "a far epoch is believed")
     if target.identity is not None:
         expect("is not for this call" in said, "refused otherwise:", said)
@@ -321,23 +315,11 @@ def forged_introduction(target: Target) -> str:
     return f"{said}; a far epoch is refused"
 
 
-def small_events(target: Target) -> str:
-    """46 bytes each, of 190,000 maps."""
-    plain = b"\x81\xa1x\xdd" + struct.pack(">I", 190_000) + b"\x80" * 190_000
-    bomb = zstandard.ZstdCompressor().compress(plain)
-    before = resident_mib(target.swarm, COORDINATOR)
-    reply, status = introduce(target, at_coordinator(target), [bomb] * 1000)
-    expect(not reply.refusal, reply.refusal)
-    after, counted = resident_mib(target.swarm, COORDINATOR), status["refused"]["bad event"]
-    expect(after < before + 64, f"the coordinator holds {after:.0f} MiB, {before:.0f} before")
-    return f"{counted} bad events; the coordinator holds {after:.0f} MiB, {before:.0f} before"
-
-
 def spoiling_profile(target: Target) -> str:
     """A profile that no worker takes, for the coordinator to hand out."""
-    large, _ = introduce(target, at_coordinator(target, profile=b"x" * 20_000), [])
+    large, _ = introduce(target, at_coordinator(target, profile=b"x" * 20_000))
     expect("no worker would believe it" in large.refusal, "it is taken")
-    reply, _ = introduce(target, at_coordinator(target), [])
+    reply, _ = introduce(target, at_coordinator(target))
     longest = max(len(each.profile) for each in reply.members)
     expect(longest < 20_000, f"a profile of {longest} bytes is handed out")
     names = {each.peer for each in reply.members}
@@ -410,6 +392,5 @@ ON_ROUNDS: dict[str, Attack] = {
     "a ghost at another's address": repeated(ghost_elsewhere),
     "another's result and end": repeated(forged_result),
     "another's life, to the coordinator": repeated(forged_introduction),
-    "46 bytes of 190,000 maps, to it": repeated(small_events),
     "a profile of 20 kB, to it": repeated(spoiling_profile),
 }

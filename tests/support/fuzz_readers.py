@@ -18,7 +18,7 @@ from murmuration.algorithms.codecs import CODECS
 from murmuration.coordinator.registry import Registry
 from murmuration.coordinator.terminal import swarm_table
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.documents import EVENT_BYTES, STATUS_BYTES, BadDocument, pack, unpack
+from murmuration.protos.documents import MANIFEST_BYTES, STATUS_BYTES, BadDocument, pack, unpack
 from murmuration.worker import wire
 from murmuration.worker.identity import (
     Authority,
@@ -78,26 +78,13 @@ def _frames() -> list[bytes]:
 
 
 def _introduce(raw: bytes) -> None:
-    request = wire.parse(pb.IntroduceRequest, raw)
-    lines = SwarmLines()
-    introduction = Registry().introduce(request, 1.0)
-    for event in introduction.events:
-        lines.line(event)
+    Registry().introduce(wire.parse(pb.IntroduceRequest, raw), 1.0)
 
 
 def _introductions() -> list[bytes]:
     manifest = Problem().manifest.pack()
     member = pb.Member(peer="a", address="h:1", epoch=1, step=3)
-    events: list[dict[str, object]] = [
-        {"event": "progress", "peer": "a", "step": 3, "loss": 2.5, "state": "training"},
-        {"event": "round", "fragment": 0, "round": 1, "contributors": 2, "stall_s": 0.1},
-        {"event": "stalled", "round": 3, "waiting_for": ["b"], "seconds": 9.0},
-        {"event": "result", "reason": "finished", "train_loss_curve": [[1, 2.0]], "step": 3},
-        {"event": "rebuilt", "stage": 1, "from": {"0": 0.5, "2": 0.5}},
-    ]
-    packed = [pack(event) for event in events]
-    said = pb.IntroduceRequest(member=member, manifest=manifest, events=packed)
-    return [said.SerializeToString()]
+    return [pb.IntroduceRequest(member=member, manifest=manifest).SerializeToString()]
 
 
 def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
@@ -151,8 +138,12 @@ def _readers() -> dict[str, Reader]:
     readers = {
         "manifest": Reader([Problem().manifest.pack()], Manifest.unpack, (wire.WireError,)),
         "event": Reader(
-            [pack({"event": "warning", "text": "x"})],
-            lambda raw: SwarmLines().line(unpack(raw, EVENT_BYTES)),
+            [
+                pack({"event": "warning", "text": "x"}),
+                pack({"event": "stalled", "round": 3, "waiting_for": ["b"], "seconds": 9.0}),
+                pack({"event": "rebuilt", "stage": 1, "from": {"0": 0.5, "2": 0.5}}),
+            ],
+            lambda raw: SwarmLines().line(unpack(raw, MANIFEST_BYTES)),
             (BadDocument,),
         ),
         "status": Reader([pack(status)], _status, (BadDocument,)),

@@ -1,10 +1,10 @@
-"""Tells the optional coordinator of this peer and its progress, and learns of others there."""
+"""Tells the optional coordinator of this peer, and learns of others there."""
 
 import asyncio
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from murmuration.protos import documents
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.protos.figures import shown
@@ -21,9 +21,6 @@ _PERIOD_S = 1.0
 _EAGER_S = 0.25
 _CALL_S = 2.0
 _MEET_AGAIN_S = 5.0
-_EVENTS_PER_CALL = 64
-_MAX_EVENTS = 1024
-_MAX_CALL_BYTES = 48 * 1024
 
 
 class CoordinatorClient:
@@ -35,18 +32,9 @@ class CoordinatorClient:
         self._address, self._manifest = address, manifest
         self._first_contact, self._gossip = first_contact, first_contact.gossip
         self._node = node
-        self._events: list[dict[str, object]] = []
         self._silent = False
         self._met_at: dict[str, float] = {}  # by address
         self._refusal: MurmurError | None = None
-
-    def add(self, event: dict[str, object]) -> None:
-        """Queues an event; of progress only the newest is kept, of all the newest thousand."""
-        last = self._events[-1]["event"] if self._events else None
-        if last == event["event"] == "progress":
-            self._events.pop()
-        self._events.append(event)
-        del self._events[:-_MAX_EVENTS]
 
     async def run(self) -> None:
         """Until cancelled. A refusal ends the run only before it has begun.
@@ -59,7 +47,7 @@ class CoordinatorClient:
             if self._refusal is not None:
                 raise self._refusal
             try:
-                await self._call()
+                await self._introduce()
                 self._silent, self._first_contact.introduced = False, True
             except (TransportError, wire.WireError, ManifestRefused) as error:
                 self._first_contact.introduced = False
@@ -77,27 +65,14 @@ class CoordinatorClient:
     def _started(self) -> bool:
         return self._node.published is not None
 
-    async def flush(self) -> None:
-        """Hands over what is queued, as far as a call or a few can."""
-        try:
-            while self._events:
-                await self._call()
-        except (TransportError, wire.WireError, ManifestRefused):
-            return
+    async def leave(self) -> None:
+        """Says a last time how this peer is."""
+        with suppress(TransportError, wire.WireError, ManifestRefused):
+            await self._introduce()
 
-    async def _call(self) -> None:
-        sending, size = 0, 0
-        packed: list[bytes] = []
-        for event in self._events[:_EVENTS_PER_CALL]:
-            document = documents.pack(event)
-            size += len(document)
-            if packed and size > _MAX_CALL_BYTES:
-                break
-            packed.append(document)
-            sending += 1
-        taken = self._events[:sending]
+    async def _introduce(self) -> None:
         request = pb.IntroduceRequest(
-            member=wire.member_to_message(self._gossip.me), manifest=self._manifest, events=packed
+            member=wire.member_to_message(self._gossip.me), manifest=self._manifest
         )
         raw = await self._node.transport.call(
             self._address, "Coordinator/Introduce", request.SerializeToString(), _CALL_S
@@ -107,7 +82,6 @@ class CoordinatorClient:
             raise ManifestRefused(
                 f"coordinator {self._address} refuses: {shown(reply.refusal, 200)}"
             )
-        self._events = [event for event in self._events if not any(event is e for e in taken)]
         self._gossip.learn_revoked(reply.revocations)
         for member in self._gossip.read_hints(reply.members):
             self._meet(member)

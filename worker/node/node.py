@@ -397,7 +397,7 @@ class Node:
                 while not self._from_train.empty():  # the result is the train thread's last message
                     await self._handle(self._from_train.get_nowait())
                 if self._coordinator is not None:
-                    await self._coordinator.flush()
+                    await self._coordinator.leave()
                 await self.leases.leave(_GIVE_BACK_S)
                 await self.gossip.leave()
                 for task in tasks:
@@ -629,8 +629,8 @@ class Node:
         return self._pairs.partners if self._pairs is not None else ()
 
     def log(self, event: dict[str, object]) -> None:
-        """To the log, and to the coordinator if there is one. Where an event of this thread holds
-        text, a peer may have written it: it is cut, and made fit for a terminal."""
+        """To the log. Where an event of this thread holds text, a peer may have written it: it is
+        cut, and made fit for a terminal."""
         if event["event"] in _TOLD:
             event = {k: shown(v, _MAX_TEXT) if isinstance(v, str) else v for k, v in event.items()}
         if event["event"] == "warning":
@@ -638,8 +638,6 @@ class Node:
             for text in list(self.warnings)[:-_MOST_WARNINGS]:
                 del self.warnings[text]
         self._environment.log(event)
-        if self._coordinator is not None:
-            self._coordinator.add(event)
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Runs a coroutine in the background, as long as the node runs."""

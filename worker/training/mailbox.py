@@ -58,7 +58,7 @@ class Published:
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """An event for the log, the supervisor and the coordinator: plain values."""
+    """An event for the log and the supervisor: plain values."""
 
     event: dict[str, object]
 

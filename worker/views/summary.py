@@ -1,7 +1,7 @@
 """Each peer of a run in short, and the figures and the table that every view draws of them.
 
-`murmur status --watch` and the page make a summary of what the peers say, `murmur swarm` and the
-coordinator of their events, a report of either.
+`murmur status --watch` and the page make a summary of what the peers say, `murmur swarm` of their
+events, a report of either.
 """
 
 import io
@@ -93,7 +93,7 @@ def summary_of(
     """
     said: Document = {} if own is None else own
     either: Document = member if own is None else own
-    traffic = map_of(said, "traffic") or member  # a coordinator's members have it themselves
+    traffic = map_of(said, "traffic")
     rounds = map_of(said, "rounds") or {"completed": _applied(member)}
     health, phase = (
         shown(text_of(map_, key) or "?") for map_, key in ((member, "health"), (either, "phase"))
@@ -147,10 +147,10 @@ def maps_of(document: Document, key: str) -> list[Document]:
 
 
 def _applied(member: Document) -> int | None:
-    """Rounds of a peer that does not answer: by the versions of its fragments, or as counted."""
+    """Rounds of a peer that does not answer: by the versions of its fragments."""
     versions = member.get("versions")
     counted = [each for each in versions if type(each) is int] if isinstance(versions, list) else []
-    return sum(counted) if counted else int_of(member, "rounds")
+    return sum(counted) if counted else None
 
 
 def _counts(document: Document, key: str) -> dict[str, int]:

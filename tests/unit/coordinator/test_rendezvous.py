@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -24,7 +25,6 @@ from murmuration.coordinator.rendezvous import (
     CoordinatorService,
     start_server,
 )
-from murmuration.coordinator.terminal import Screen
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos.addresses import ReservedPorts
@@ -35,9 +35,11 @@ from murmuration.worker.identity.certificates import new_key, request_for
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
 
 
-def request(peer: str, *events: dict[str, Any], manifest: bytes = MANIFEST) -> pb.IntroduceRequest:
-    member = pb.Member(peer=peer, address=f"{peer}:7700", epoch=1, phase=pb.PHASE_TRAINING)
-    return pb.IntroduceRequest(member=member, manifest=manifest, events=[pack(e) for e in events])
+def request(
+    peer: str, *, phase: pb.Phase.ValueType = pb.PHASE_TRAINING, manifest: bytes = MANIFEST
+) -> pb.IntroduceRequest:
+    member = pb.Member(peer=peer, address=f"{peer}:7700", epoch=1, phase=phase, step=40)
+    return pb.IntroduceRequest(member=member, manifest=manifest)
 
 
 @asynccontextmanager
@@ -131,12 +133,11 @@ def test_started_again_it_learns_the_swarm_back() -> None:
             await asyncio.to_thread(call, address, request("w0"), request("w1"))
         async with serving(listen) as (address, registry):
             assert registry.members == {}
-            progress = {"event": "progress", "step": 40, "steps": 100, "state": "training"}
             replies = await asyncio.to_thread(
-                call, address, request("w1"), request("w0", progress), request("w1")
+                call, address, request("w1"), request("w0"), request("w1")
             )
             assert [member.peer for member in replies[-1].members] == ["w0"]
-            assert registry.members["w0"].record.step == 40
+            assert registry.members["w0"].member.step == 40
             assert registry.manifest == MANIFEST
 
     with ReservedPorts(1) as ports:
@@ -259,27 +260,24 @@ class Lines(io.StringIO):
         return super().write(text)
 
 
-def test_a_session_ends_when_the_expected_workers_have_reported(result_event) -> None:
+def test_a_session_ends_when_the_expected_workers_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads = []
 
     def workers(address: str) -> None:
-        started = {"event": "started", "group": ["w0", "w1"], "step": 0}
-        requests = [
-            request("w0", started),
-            request("w1", started),
-            request("w0", result_event("w0")),
-            request("w1", result_event("w1", val_loss=3.0)),
-        ]
+        requests = [request("w0"), request("w1")]
+        requests += [request(name, phase=pb.PHASE_DONE) for name in ("w0", "w1")]
         threads.append(threading.Thread(target=call, args=(address, *requests)))
         threads[0].start()
 
     lines = Lines(workers)
-    session = CoordinatorRun(Screen(lines, 0.0), expect=2)
+    monkeypatch.setattr(sys, "stdout", lines)
+    session = CoordinatorRun(as_json=False, expect=2)
     asyncio.run(session.run("127.0.0.1:0"))
     threads[0].join()
-    assert [record.state for record in session.registry.records()] == ["done", "done"]
-    assert "w0: started at step 0 with w0, w1" in lines.getvalue()
-    assert "w1: finished at step 100: validation loss 3.000" in lines.getvalue()
+    assert all(known.done for known in session.registry.members.values())
+    assert "w1 at w1:7700 is alive" in lines.getvalue()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -293,7 +291,7 @@ def test_a_signal_ends_it_on_a_loop_that_has_no_handlers_for_them(
 
     monkeypatch.setattr(asyncio.unix_events._UnixSelectorEventLoop, "add_signal_handler", lacking)
     before = signal.getsignal(signal.SIGTERM)
-    lines = Lines(lambda _address: signal.raise_signal(number))
-    session = CoordinatorRun(Screen(lines, 0.0), expect=2)
+    monkeypatch.setattr(sys, "stdout", Lines(lambda _address: signal.raise_signal(number)))
+    session = CoordinatorRun(as_json=False, expect=2)
     asyncio.run(session.run("127.0.0.1:0"))
     assert signal.getsignal(signal.SIGTERM) is before
