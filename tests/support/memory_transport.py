@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Container, Coroutine, Sequence
 from itertools import pairwise
+from random import Random
 
 from murmuration.protos.addresses import split_relayed
 from murmuration.worker.transport.interface import (
@@ -31,6 +32,7 @@ class MemoryNetwork:
 
     Attributes:
         refuse_dials: relays that lead to nobody any more, though they keep their reservations.
+        loss: the share of calls that are lost, or their answers, as `rng` draws them.
     """
 
     def __init__(self, delay_s: float = 0.0) -> None:
@@ -39,6 +41,7 @@ class MemoryNetwork:
         self._cuts: set[frozenset[str]] = set()
         self._closed: dict[str, bool] = {}
         self.refuse_dials: set[str] = set()
+        self.loss, self.rng = 0.0, Random(0)
         self._streams: dict[_Pipe, None] = {}  # in order, so that every run of a test is the same
 
     def cut(self, a: str, b: str) -> None:
@@ -64,6 +67,10 @@ class MemoryNetwork:
     def loses(self, source: str, target: str) -> bool:
         """Whether what is sent there is lost without a word."""
         return source != target and self._closed.get(target, False)
+
+    def drops(self) -> bool:
+        """Whether the next request or answer is lost."""
+        return self.loss > 0 and self.rng.random() < self.loss
 
     def way(self, source: str, target: str) -> list[str]:
         """The peers that a message passes. Through a relay that reaches the target, of a relayed
@@ -129,7 +136,7 @@ class MemoryTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self._network.delay_s)
-                if self._network.loses(self._address, address):
+                if self._network.loses(self._address, address) or self._network.drops():
                     await asyncio.Event().wait()
                 other, handler = self._network.reach(self._address, address)
                 other.traffic.count_received(method, len(request))
@@ -137,6 +144,8 @@ class MemoryTransport:
                 other.traffic.count_sent(method, len(answer))
                 await asyncio.sleep(self._network.delay_s)
                 self._network.reach(self._address, address)
+                if self._network.drops():
+                    await asyncio.Event().wait()
         except TimeoutError as error:
             raise Unreachable(f"{address}: no answer in {timeout_s:g} s") from error
         self._traffic.count_received(method, len(answer))
