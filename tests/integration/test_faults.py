@@ -24,27 +24,6 @@ from tests.support.workers import (
 )
 
 
-def test_a_killed_worker_is_missed_by_nobody(tmp_path: Path) -> None:
-    settings = [*SMALL, *QUICK, *settings_of(run__steps=120, diloco__inner_steps=10)]
-    held = gate(tmp_path, 45)
-    with running_swarm(4, tmp_path, *settings, *held.settings) as swarm:
-        swarm.start_all()
-        victim = swarm.workers["w2"]
-        for worker in swarm.workers.values():  # nobody still lacks its answer to that round
-            worker.wait_for_round(3)
-        victim.send(signal.SIGKILL)
-        assert victim.wait() == -signal.SIGKILL
-        with held.opened():
-            results = swarm.wait("w0", "w1", "w3")
-    assert len({Hashes.of(result) for result in results.values()}) == 1
-    for result in results.values():
-        assert result["step"] == 120
-        assert result["rounds_completed"] == 12
-        assert result["rounds_failed"] == 0
-    last = swarm.workers["w0"].of("round")[-1]
-    assert last["contributors"] == 3
-
-
 @pytest.fixture
 def quick_disk() -> Iterator[Path]:
     """A folder in memory, where there is such a thing: a checkpoint must not outlast the run."""
@@ -91,33 +70,6 @@ def test_a_worker_comes_back_and_ends_equal(quick_disk: Path) -> None:
 
 
 # Of three fragments; each has had a round after twelve steps.
-STREAMING = {"run__steps": 120, "diloco__inner_steps": 6, "diloco__overlap_steps": 2}
-
-
-def test_replicas_that_keep_what_was_not_sent_come_back_join_late_and_end_equal(
-    quick_disk: Path,
-) -> None:
-    onebit = settings_of(diloco__preset="onebit", diloco__fragments=0, **STREAMING)
-    settings = [*SMALL, *QUICK, *onebit, *settings_of(checkpoint__every_s=0.001)]
-    held = gate(quick_disk, 85)
-    with running_swarm(3, quick_disk, *settings, *held.settings) as swarm:
-        swarm.start_all()
-        kill_once_saved(swarm.workers["w2"], after_step=12)
-        swarm.workers["w0"].wait_for_round(8)  # the others have gone on without it
-        back = swarm.start("w2", "--resume")
-        back.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        newcomer = swarm.join("w3", swarm.addresses["w1"], *held.settings)
-        newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
-        swarm.wait_until_all_train()
-        with held.opened():
-            results = swarm.wait("w0", "w1", "w2", "w3")
-    assert len({Hashes.of(result) for result in results.values()}) == 1
-    assert results["w2"]["steps"] < results["w0"]["steps"] == 120
-    # The newcomer adopts instead where it is taken for dead, on a machine that has no time for it.
-    exact = [swarm.workers[name].of("round")[-1] for name in ("w0", "w1", "w2")]
-    assert {event["contributors"] for event in exact} in ({3}, {4})
-
-
 def test_the_coordinator_is_optional(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
     coordinator = WorkerProcess(["coordinator", "--listen", address, "--json"], "coordinator")

@@ -12,10 +12,9 @@ import zstandard
 
 from murmuration.coordinator.asking import ask
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Authority, Role
-from tests.support.attacker import AT_THE_HANDSHAKE, Target, aiming, attacked
-from tests.support.attacks import ATTACKS, CONNECTIONS, forged_end, more_files
-from tests.support.attacks_on_rounds import false_state, foreign_manifest, join_through
+from tests.support.attacker import AT_THE_HANDSHAKE, aiming, attacked
+from tests.support.attacks import ATTACKS, CONNECTIONS, more_files
+from tests.support.attacks_on_rounds import foreign_manifest, join_through
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
 from tests.support.members import Certificates, coordinated_swarm, resident_mib
 from tests.support.stranger import Stranger, calling, handing_out, serving
@@ -24,7 +23,6 @@ from tests.support.workers import (
     QUICK,
     SMALL,
     Swarm,
-    WorkerProcess,
     running_swarm,
     settings_of,
 )
@@ -162,57 +160,6 @@ def wait_for_rounds_of_both(swarm: Swarm) -> None:
         )
 
 
-def test_members_that_cannot_be_are_refused_and_their_sender_told(
-    swarm: Swarm, stranger: Stranger
-) -> None:
-    far, (me, other) = 2**64 - 1, ask(swarm.addresses["w0"])["members"]
-    mine = {"peer": me["peer"], "address": me["address"]}
-    theirs = {"peer": other["peer"], "address": other["address"], "epoch": 1}
-    version = pb.FragmentDigest(version=10**9)
-    cards = {
-        "epoch": pb.Member(**mine, epoch=far),
-        "incarnation": pb.Member(**mine, epoch=1, incarnation=2**32 - 1),
-        "heartbeat": pb.Member(**theirs, heartbeat=far),
-        "step": pb.Member(**theirs, step=far),
-        "stage": pb.Member(**theirs, stage=9),
-        "fragments": pb.Member(**theirs, digests=[pb.FragmentDigest()] * 9),
-        "version": pb.Member(**theirs, digests=[version]),
-        "profile": pb.Member(**theirs, profile=b"x" * 20_000),
-    }
-    run = stranger.manifest().run
-    said = pb.GossipMessage(sender="x", run=run, members=cards.values())
-    answer = stranger.call("Control/Gossip", said, pb.GossipMessage)
-    assert len(answer.refused) == len(cards)
-    for (what, card), reason in zip(cards.items(), answer.refused, strict=True):
-        assert reason.startswith(f"member {card.peer}: "), reason
-        assert what in reason
-    assert ask(swarm.addresses["w0"])["refused"]["member"] == len(cards)
-
-
-def test_a_call_that_cannot_be_answered_ends_alone(stranger: Stranger) -> None:
-    run = stranger.manifest().run
-    for method in ("Control/Gossip", "Control/Join", "Control/IndirectProbe"):
-        assert stranger.refusal(method, b"\xff\xff").startswith("not a ")
-    nameless = pb.GossipMessage(run=run)
-    assert "0 characters" in stranger.refusal("Control/Gossip", nameless)
-    late = pb.JoinRequest(member=pb.Member(), manifest=stranger.manifest().pack())
-    assert "0 characters" in stranger.call("Control/Join", late, pb.JoinReply).refusal
-
-
-@pytest.mark.parametrize("value", [3.0, float("nan")], ids=["random", "NaN"])
-def test_a_state_that_nobody_else_has_is_not_taken(
-    swarm: Swarm, stranger: Stranger, value: float
-) -> None:
-    says = "no other peer has its state"
-    with false_state(Target(swarm, stranger), value) as announce:
-        announce()
-        for worker in swarm.workers.values():
-            worker.wait_for(
-                lambda e: e["event"] == "warning" and says in e["text"], "word of the refusal"
-            )
-    assert [event for w in swarm.workers.values() for event in w.of("adopted")] == []
-
-
 def test_what_a_few_bytes_unfold_to_is_refused_in_one_line(
     swarm: Swarm, stranger: Stranger
 ) -> None:
@@ -280,65 +227,3 @@ def test_connections_that_say_nothing_are_closed_and_files_are_left(swarm: Swarm
             with suppress(ConnectionResetError):
                 while each.recv(1000):
                     pass
-
-
-@pytest.mark.parametrize("health", [pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT])
-def test_a_forged_end_of_another_is_taken_back(
-    swarm: Swarm, stranger: Stranger, health: pb.Health.ValueType
-) -> None:
-    """Afterwards rounds of both go on: that is what the fixture waits for."""
-    forged_end(Target(swarm, stranger), health)
-
-
-def test_a_member_with_a_certificate_forges_the_end_and_the_words_of_another(
-    tmp_path: Path,
-) -> None:
-    """The other stays in every round meanwhile, and the status names the forger."""
-    authority = Authority.make(tmp_path / "w0")
-    mallory = authority.new_identity(Role.PEER, "mallory")
-    begins = ["up", "--out", str(tmp_path / "w0"), "--name", "w0", "--min-peers", "2", "--json"]
-    joins = ["--out", str(tmp_path / "w1"), "--name", "w1", "--json"]
-    first = WorkerProcess([*begins, *ENDLESS], "w0")
-    second = None
-    try:
-        address = str(first.wait_for(lambda e: e["event"] == "listening", "address")["address"])
-        token = str(authority.create_token())
-        second = WorkerProcess(["join", address, "--token", token, *joins], "w1")
-        second.wait_for_round(2)
-        with calling(address, mallory) as stranger:
-            run = stranger.manifest().run
-
-            def say(*members: pb.Member) -> pb.GossipMessage:
-                said = pb.GossipMessage(sender="mallory", run=run, members=members, full=True)
-                return stranger.call("Control/Gossip", said, pb.GossipMessage)
-
-            def theirs() -> pb.Member:
-                words = {pb.Member.FromString(each.signed).peer: each for each in say().members}
-                return words["w1"]
-
-            while pb.Member.FromString(theirs().signed).phase != pb.PHASE_TRAINING:
-                first.wait_for_round(1 + len(first.of("round")))
-            before = len(first.of("round"))
-            while len(first.of("round")) < before + 20:
-                for health in (pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT):
-                    accused = theirs()
-                    accused.health = health
-                    assert not say(accused).refused
-                changed = pb.Member.FromString(theirs().signed)
-                # Further than it will have signed itself by then: older words are not looked at.
-                changed.heartbeat, changed.phase = changed.heartbeat + 500, pb.PHASE_DONE
-                forged = theirs()
-                forged.signed = changed.SerializeToString()
-                (refused,) = say(forged).refused
-                assert refused == "member w1: its words are not signed by it"
-                changed.health = pb.HEALTH_LEFT
-                assert "not signed" in say(changed).refused[0]
-                document = ask(address, identity=mallory)
-                (known,) = [each for each in document["members"] if each["peer"] == "w1"]
-                assert (known["health"], known["phase"]) == ("alive", "training")
-            assert document["accusations"]["mallory of w1"] > 0
-        assert {event["contributors"] for event in first.of("round")[before:]} == {2}
-    finally:
-        for worker in (first, second):
-            if worker is not None:
-                worker.end()

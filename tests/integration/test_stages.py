@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -20,7 +19,6 @@ from murmuration.worker.cli import cli
 from murmuration.worker.identity import member_identity
 from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.gate import Gate
-from tests.support.stage_tasks import held
 from tests.support.workers import PATIENCE_S, QUICK, settings_of
 
 SMALL = (
@@ -160,32 +158,6 @@ def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
     again = Path(murmur("assemble", str(out)).strip())
     assert again == out / "assembled" / whole.name
     assert loss in murmur("evaluate", str(again))
-
-
-def test_a_killed_replica_is_gone_round(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with (
-        held(tmp_path / "held", {"w4": 10}) as those,
-        swarm(out, "--steps", "6", *QUICK, *those.settings) as process,
-    ):
-        for name in those.names():
-            wait_for_members(6, out, "w0")
-            address = listening(out, "w0")["address"]
-            status = json.loads(murmur("status", address, "--json", "--run", str(out)))
-            assert {row["peer"]: row["stage"] for row in status["members"]} == {
-                "w0": 0, "w1": 1, "w2": 2, "w3": 0, "w4": 1, "w5": 2,
-            }  # fmt: skip
-            os.kill(listening(out, name)["pid"], signal.SIGKILL)
-        report, text = ended(process, out)
-        evaluated = murmur("evaluate", str(out))
-    codes = {peer["peer"]: peer["exit_code"] for peer in report["peers"]}
-    assert codes == {"w0": 0, "w1": 0, "w2": 0, "w3": 0, "w4": -signal.SIGKILL, "w5": 0}
-    assert [len(hashes(report, stage)) for stage in range(3)] == [1, 1, 1]
-    assert report["hashes_agree"]
-    assert {peer["step"] for peer in report["peers"] if peer["exit_code"] == 0} == {6}
-    assert report["stages"]["counts"]["rerouted"] > 0
-    assert re.search(r"microbatches +\d+ visits? re-routed to another replica", text)
-    assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in evaluated
 
 
 def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
-from tests.support.specification import Outer, ReferenceRun, TrainedReplica
+from tests.support.specification import Outer, TrainedReplica
 from tests.support.specification import train as train_each
 
 
@@ -88,13 +88,6 @@ def only(outer: list[Outer]) -> tuple[float, float]:
     return state.anchor[0].item(), state.momentum[0].item()
 
 
-def test_one_replica_contracts_as_its_closed_form_says() -> None:
-    plan = Plan(inner_steps=5, outer_lr=0.7, outer_momentum=0.0)
-    anchor, _ = only(train(plan, fragments_of("x"), {"a": bowl(1.0)}, steps=20))
-    shrink = 1 - 0.7 * (1 - 0.75**5)  # of the distance to the target, a round
-    assert anchor == pytest.approx(1 + 3 * shrink**4, rel=1e-6)
-
-
 def test_several_replicas_contract_to_the_mean_of_their_targets() -> None:
     plan = Plan(inner_steps=5, outer_lr=0.7, outer_momentum=0.9)
     replicas = {"c": bowl(-3.0), "a": bowl(1.0), "b": bowl(5.0)}
@@ -106,25 +99,6 @@ def test_several_replicas_contract_to_the_mean_of_their_targets() -> None:
         expected -= 0.7 * (g + 0.9 * momentum)
     assert anchor == pytest.approx(expected, rel=1e-5)
     assert buffer == pytest.approx(momentum, rel=1e-5)
-
-
-def test_equal_replicas_are_one_replica_bit_for_bit() -> None:
-    plan = Plan(inner_steps=3)
-    (alone,) = train(plan, fragments_of("x"), {"a": bowl(1.3)}, steps=10)
-    four = {peer: bowl(1.3) for peer in "abcd"}
-    (together,) = train(plan, fragments_of("x"), four, steps=10)
-    assert torch.equal(alone.anchor, together.anchor)
-    assert torch.equal(alone.momentum, together.momentum)
-
-
-def test_the_order_in_which_replicas_are_named_does_not_matter() -> None:
-    targets = {"a": 1e8, "b": -1e8, "c": 1.3}
-    plan = Plan(inner_steps=3)
-    runs = [
-        train(plan, fragments_of("x"), {peer: bowl(targets[peer]) for peer in order}, steps=7)
-        for order in ("abc", "cab", "bca")
-    ]
-    assert all(torch.equal(run[0].anchor, runs[0][0].anchor) for run in runs)
 
 
 def test_ddp_is_training_all_parameters_on_the_mean_of_the_gradients_bit_for_bit() -> None:
@@ -140,22 +114,6 @@ def test_ddp_is_training_all_parameters_on_the_mean_of_the_gradients_bit_for_bit
     assert torch.equal(state.anchor, expected)
     assert torch.equal(state.momentum, torch.zeros(4))
     assert all(torch.equal(each.parameters["x"], expected[2:]) for each in replicas.values())
-
-
-class Doubling(Bowl):
-    """Writes into the gradients that it is given, as clipping does."""
-
-    def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        for gradient in gradients.values():
-            gradient.mul_(2.0)
-        super().inner_step(step, gradients)
-
-
-def test_in_ddp_no_replica_sees_what_another_does_to_its_gradients() -> None:
-    replicas = {peer: Doubling({"x": torch.full((2,), 1.0)}) for peer in "abc"}
-    train(Plan(inner_steps=1, payload="gradient"), fragments_of("x"), replicas, steps=4)
-    for each in replicas.values():
-        assert each.parameters["x"].tolist() == pytest.approx([1 + 3 * 0.5**4] * 2)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +153,6 @@ def test_alpha_keeps_its_share_of_the_steps_during_the_overlap_by_hand() -> None
     assert replica.parameters["x"].tolist() == [3.125, 3.125]
 
 
-def test_after_the_last_step_everything_learned_is_in_the_anchor() -> None:
-    for steps in range(1, 13):
-        plan = Plan(inner_steps=5, overlap_steps=0, outer_lr=1.0, outer_momentum=0.0)
-        anchor, _ = only(train(plan, fragments_of("x"), {"a": slope("x")}, steps=steps))
-        assert anchor == 4.0 - 0.25 * steps
-
-
 def test_contributions_go_through_their_codec_and_the_mean_through_its_own() -> None:
     """Targets whose pseudo-gradients bf16 cannot hold."""
     targets = {"a": 4 - 1.0009765625, "b": 4 - 2.0}  # g = 0.25 * (1 + 2^-10) and 0.25 * 2
@@ -217,72 +168,13 @@ def test_contributions_go_through_their_codec_and_the_mean_through_its_own() -> 
     assert g_of("bf16", "bf16") == 0.25 * 1.5
 
 
-def test_replicas_end_on_the_anchor_when_nothing_is_in_flight() -> None:
-    replicas = {"a": bowl(1.0), "b": bowl(-2.0)}
-    (state,) = train(Plan(inner_steps=4), fragments_of("x"), replicas, steps=8)
-    assert all(torch.equal(each.parameters["x"], state.anchor) for each in replicas.values())
-
-
 # ------------------------------------------------------------- requantized means, kept progress
-
-
-def odd(peers: int, names: tuple[str, ...] = ("x",)) -> dict[str, Bowl]:
-    """Replicas with targets that four bits cannot hold."""
-    values = {name: torch.linspace(-3, 5, 300) ** 2 for name in names}
-    return {
-        f"w{peer}": Bowl({name: value * (1 + 0.3 * peer) for name, value in values.items()})
-        for peer in range(peers)
-    }
-
-
-def wide(*names: str) -> list[Fragment]:
-    return [Fragment(i, (TensorSpec(name, (300,)),)) for i, name in enumerate(names)]
-
-
-class Steady(Slope):
-    """Goes the way of its target at every step, wherever it is."""
-
-    def backward(self, step: int) -> Mapping[str, Tensor]:
-        return self.target
-
-
-def steady_run(plan: Plan, peers: int, rounds: int) -> tuple[Tensor, Tensor, ReferenceRun]:
-    """Trains replicas whose pseudo-gradient is lr * target in every round.
-
-    Returns:
-        how far the anchor has come, how far it would have come exactly, and the run.
-    """
-    replicas = {peer: Steady(each.target) for peer, each in odd(peers).items()}
-    run = ReferenceRun(plan, wide("x"), replicas, rounds, run=0)
-    (state,) = agreed(run.train())
-    mean = mean_in_order(0.25 * each.target["x"] for each in replicas.values())
-    return 4.0 - state.anchor, rounds * mean, run
 
 
 BY_HAND = Plan(inner_steps=1, outer_lr=1.0, outer_momentum=0.0)
 
 
-@pytest.mark.parametrize("codec", ["int8", "e3m0", "bf16"])
-def test_what_the_reductions_left_out_is_made_up_for(codec: str) -> None:
-    """The reducer keeps the residual of its requantization, whatever the contributions do."""
-    plan = replace(BY_HAND, reduction_codec=codec)
-    moved, exact, run = steady_run(plan, 3, rounds=9)
-    assert torch.allclose(moved + run.reduction_residuals[0], exact, rtol=0, atol=2e-4)
-
-
 KEEP = replace(BY_HAND, merge="keep", consensus=True)
-
-
-def test_with_an_exact_codec_keeping_is_diloco() -> None:
-    """Nothing is left out, so nothing is kept: bit for bit, but for the last mean of equals."""
-    plan = replace(KEEP, inner_steps=3, outer_lr=0.7, outer_momentum=0.9, consensus=False)
-
-    def ends(plan: Plan) -> list[Outer]:
-        return train(plan, fragments_of("x"), {"a": bowl(1.0), "b": bowl(-2.0)}, 12)
-
-    (kept,), (reset,) = ends(plan), ends(replace(plan, merge="reset"))
-    assert torch.equal(kept.anchor, reset.anchor)
-    assert torch.equal(kept.momentum, reset.momentum)
 
 
 def test_keeping_by_hand() -> None:
@@ -302,14 +194,6 @@ def test_keeping_by_hand() -> None:
     replica.backward = lambda step: {"x": torch.tensor([2.0, 0.0])}  # type: ignore[method-assign]
     (state,) = train(plan, fragments_of("x"), {"a": replica}, 2)
     assert state.anchor.tolist() == [3.0, 4.0]
-
-
-@pytest.mark.parametrize("codec", ["e3m0", "sign", "ternary", "topk"])
-def test_kept_progress_is_all_there_in_the_end(codec: str) -> None:
-    """Only the reducer's residual is beside the replicas, and here it has none."""
-    moved, exact, run = steady_run(replace(KEEP, codec=codec), 3, rounds=20)
-    assert torch.allclose(moved, exact, rtol=0, atol=1e-3)
-    assert run.reduction_residuals == {}
 
 
 @pytest.mark.parametrize("peers", ["ab", "abc", "abcd"])
