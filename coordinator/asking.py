@@ -71,26 +71,16 @@ def ask(
             f"{address} does not answer: {error}; {CHECK_ADDRESS}", ExitCode.UNREACHABLE
         ) from error
     with _channel(target, identity) as channel:
-        for stub in (rpc.ControlStub(channel), rpc.CoordinatorStub(channel)):
-            left_s = max(0.1, timeout_s - (time.monotonic() - began_s))
-            try:
-                reply = stub.Status(pb.StatusRequest(), timeout=left_s)
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    continue
-                waited_s = time.monotonic() - began_s
-                raise _failed(address, error, waited_s, secure=identity is not None) from error
-            try:
-                return unpack(reply.document, STATUS_BYTES)
-            except BadDocument as error:
-                raise Failure(
-                    f"{address} answers, but not with a status: {error}", ExitCode.UNREACHABLE
-                ) from error
-    raise Failure(
-        f"{address} answers, but is neither a worker nor a coordinator (tried Control/Status and "
-        "Coordinator/Status); is the port right?",
-        ExitCode.UNREACHABLE,
-    )
+        try:
+            reply = rpc.ControlStub(channel).Status(pb.StatusRequest(), timeout=timeout_s)
+            return unpack(reply.document, STATUS_BYTES)
+        except grpc.RpcError as error:
+            waited_s = time.monotonic() - began_s
+            raise _failed(address, error, waited_s, secure=identity is not None) from error
+        except BadDocument as error:
+            raise Failure(
+                f"{address} answers, but not with a status: {error}", ExitCode.UNREACHABLE
+            ) from error
 
 
 def _channel(target: str, identity: "Identity | None") -> "grpc.Channel":
@@ -107,6 +97,11 @@ def _channel(target: str, identity: "Identity | None") -> "grpc.Channel":
 
 def _failed(address: str, error: "grpc.RpcError", waited_s: float, *, secure: bool) -> Failure:
     """Says what a call that failed means."""
+    if error.code().name == "UNIMPLEMENTED":
+        return Failure(
+            f"{address} answers, but is neither a worker nor a coordinator; is the port right?",
+            ExitCode.UNREACHABLE,
+        )
     details = printable(" ".join((error.details() or "").split()))
     why = mismatch(details, encrypts=secure)
     if why is not None:

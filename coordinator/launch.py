@@ -45,32 +45,13 @@ class Launch(RunFlags):
         key="stages.count",
         type=click.IntRange(2),
         metavar="S",
-        help="Cut the model into stages.",
-    )
-    replicas: int | None = option(
-        "--replicas", type=click.IntRange(1), metavar="R", help="The workers of each stage."
-    )
-    routing: str | None = option(
-        "--routing",
-        key="stages.routing",
-        metavar="NAME",
-        help="A routing: full, random, stochastic or skip.",
-    )
-    skip: float | None = option(
-        "--skip",
-        key="stages.skip",
-        type=float,
-        metavar="SHARE",
-        help="Leave this share out of each route.",
+        help="Cut the model into stages, which the workers share.",
     )
     config: Path | None = option("--config", type=click.Path(path_type=Path), metavar="RUN.toml")
     out: Path = option(
         "--out",
         type=click.Path(path_type=Path, file_okay=False),
         help="The folder for checkpoints, logs and report.  [default: runs/PRESET-TIME]",
-    )
-    coordinator: bool = option(
-        "--coordinator/--no-coordinator", default=False, help="Start a coordinator too."
     )
     resume: bool = option("--resume", is_flag=True, help="Go on from the checkpoints in --out.")
     links: tuple[str, ...] = option(
@@ -99,7 +80,7 @@ class Launch(RunFlags):
             raise Failure(
                 "--resume: name the folder of the run to go on with, as --out DIR", ExitCode.USAGE
             )
-        workers = _worker_count(typed)
+        workers = typed.workers or typed.stages or 4
         name = typed.preset or (typed.config.stem if typed.config else "diloco")
         out, threads = typed.out or _new_folder(name), cls.fair_threads(workers)
         launch: Launch = replace(typed, workers=workers, out=out, threads=threads)
@@ -124,8 +105,14 @@ class Launch(RunFlags):
             )
 
     def _check_stages(self) -> None:
-        """Stages that are counted elsewhere than by --stages, which says how many workers there
-        are. Raises Failure. A file that cannot be read is the workers' to refuse."""
+        """Stages that the workers cannot share, or that are counted elsewhere than by --stages.
+        Raises Failure. A file that cannot be read is the workers' to refuse."""
+        if self.stages is not None and self.workers % self.stages:
+            raise Failure(
+                f"--workers {self.workers}: {self.stages} stages cannot share them evenly; take "
+                f"{self.stages} or a multiple of it",
+                ExitCode.USAGE,
+            )
         found = [s for s in self.settings if s.partition("=")[0].strip() == "stages.count"]
         if self.config is not None and self.stages is None and not found:
             with suppress(OSError, ValueError):
@@ -158,7 +145,6 @@ class Launch(RunFlags):
     def commands(
         self,
         addresses: Sequence[str],
-        coordinator: str | None,
         proxies: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, list[str]]:
         """The command line of each worker, by name: `w0`, `w1`, ..., one per address.
@@ -169,7 +155,6 @@ class Launch(RunFlags):
         shared += ["--json", "--no-report", "--min-peers", str(self.workers)]
         shared += ["--resume"] if self.resume else ["--fresh"]
         shared += ["--insecure"] if self.insecure else []
-        shared += ["--coordinator", coordinator] if coordinator else []
         shared += ["--threads", str(self.threads)] if self.threads else []
         shared += ["--device", self.device] if self.device else []
         for name in self.track:
@@ -215,26 +200,6 @@ class Launch(RunFlags):
         if len(cores) % workers == 0 and (threads or 1) <= each:
             return [tuple(cores[index * each : (index + 1) * each]) for index in range(workers)]
         return [()] * workers
-
-
-def _worker_count(typed: Any) -> int:
-    """As many as the stages take. Raises Failure: options that do not fit one another."""
-    workers, stages, replicas = typed.workers, typed.stages, typed.replicas
-    if stages is None:
-        for flag in ("replicas", "routing", "skip"):
-            if getattr(typed, flag) is not None:
-                raise Failure(
-                    f"--{flag}: of a model in stages; add --stages, such as --stages 4",
-                    ExitCode.USAGE,
-                )
-        return 4 if workers is None else int(workers)
-    if workers is not None and (workers % stages or replicas not in (None, workers // stages)):
-        raise Failure(
-            f"--workers {workers}: {stages} stages of {replicas or 'equally many'} replicas are "
-            f"something else; leave --workers out",
-            ExitCode.USAGE,
-        )
-    return int(stages * (replicas or (workers // stages if workers else 1)))
 
 
 def _new_folder(name: str) -> Path:

@@ -63,7 +63,6 @@ class RelayProcess:
     Args:
         members: (HOST:PORT that it listens on, its link or None) of each worker, by name.
         host: the address the proxies listen on, port free.
-        others: HOST:PORT of whom workers may reach besides each other.
         seed: of jitter and of connections that break.
         log_path: takes what the relay writes to stderr.
 
@@ -78,7 +77,6 @@ class RelayProcess:
         members: Mapping[str, tuple[str, Link | None]],
         *,
         host: str = LOOPBACK_HOST,
-        others: Sequence[str] = (),
         seed: int = 0,
         log_path: Path | None = None,
     ) -> None:
@@ -99,11 +97,9 @@ class RelayProcess:
             name: (address, asdict(link) if link else None)
             for name, (address, link) in members.items()
         }
-        options = {"host": host, "seed": seed}
+        options = {"host": host, "seed": seed, "members": described}
         try:
-            self.proxies = self._ask(
-                json.dumps({**options, "members": described, "others": list(others)})
-            )
+            self.proxies = self._ask(json.dumps(options))
         except BaseException:
             self.close()
             raise

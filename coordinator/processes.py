@@ -78,16 +78,6 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
 
-    def interrupt_and_wait(self, timeout_s: float) -> None:
-        """Gives it some time to end by itself; what it says meanwhile goes to the log."""
-        self.interrupt()
-        deadline_s = time.monotonic() + timeout_s
-        while self.poll() is None and time.monotonic() < deadline_s:
-            for line in self.read():
-                self.note(line)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
-
     def kill(self) -> None:
         """Ends it and every process it has started, at once."""
         with suppress(ProcessLookupError, PermissionError):

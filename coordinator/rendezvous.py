@@ -64,11 +64,10 @@ _OPTIONS: list[tuple[str, int]] = [
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
-    """Answers workers and `murmur status`."""
+    """Introduces workers."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.encrypted = False
         self.authority: Authority | None = None
         self.certificate: ServerCertificate | None = None  # that the server shows
 
@@ -94,22 +93,21 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 return await asyncio.to_thread(self.authority.revocations)
         return []
 
+
+class EntryService(rpc.ControlServicer):
+    """What a worker answers too: says what the run is, lets in, and tells `murmur status`. A worker
+    that joins introduces itself then."""
+
+    def __init__(self, service: CoordinatorService) -> None:
+        self._registry, self._authority = service.registry, service.authority
+        self._encrypted = service.certificate is not None
+
     async def Status(  # noqa: N802 (as in the .proto)
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
         await _check(context, _MEMBERS)
-        document = self.registry.status(time.monotonic()) | {"encrypted": self.encrypted}
+        document = self._registry.status(time.monotonic()) | {"encrypted": self._encrypted}
         return pb.StatusReply(document=pack(document))
-
-
-class EntryService(rpc.ControlServicer):
-    """`murmur join` through the coordinator: says what the run is; the joiner introduces itself.
-
-    Args: authority: of the run, if its key is here: it lets workers in.
-    """
-
-    def __init__(self, registry: Registry, authority: Authority | None = None) -> None:
-        self._registry, self._authority = registry, authority
 
     async def Enrol(  # noqa: N802 (as in the .proto)
         self, request: pb.EnrolRequest, context: "ServicerContext"
@@ -181,11 +179,11 @@ async def start_server(
     Raises:
         Failure: the port is taken, or the address is not this machine's.
     """
-    service.encrypted, service.authority = identity is not None, authority
+    service.authority = authority
     service.certificate = ServerCertificate(identity) if identity is not None else None
     server = aio.server(options=_OPTIONS)
     rpc.add_CoordinatorServicer_to_server(service, server)
-    entry = EntryService(service.registry, authority)  # type: ignore[abstract]  # no more is served
+    entry = EntryService(service)  # type: ignore[abstract]  # no more is served
     rpc.add_ControlServicer_to_server(entry, server)
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

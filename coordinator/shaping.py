@@ -79,20 +79,13 @@ class ShapedPipe:
 
     It holds what is under way, bounded by what fits on such a link, so that a faster sender is
     held back.
-
-    Args:
-        target: None when it is outside of the shaped swarm.
     """
 
-    def __init__(
-        self, source: LinkedPeer | None, target: LinkedPeer | None, chance: random.Random
-    ) -> None:
+    def __init__(self, source: LinkedPeer, target: LinkedPeer, chance: random.Random) -> None:
         self._source, self._target = source, target
-        link = source.link if source else None
-        delay_s, jitter_s = (link.delay_s, link.jitter_s) if link else (0.0, 0.0)
+        delay_s, jitter_s = source.delay_s, source.link.jitter_s if source.link else 0.0
         self._line = DelayLine(delay_s, jitter_s, chance)
-        ends = [end for end in (source, target) if end is not None]
-        rate = min((end.rate_bytes_s for end in ends), default=math.inf)
+        rate = min(source.rate_bytes_s, target.rate_bytes_s)
         least, most = _CHUNK_BYTES
         self.chunk_bytes = round(min(most, max(least, rate * _CHUNK_S)))
         in_flight = rate * (delay_s + jitter_s) if delay_s else 0.0
@@ -105,13 +98,10 @@ class ShapedPipe:
         Returns:
             (when more may be read as far as the rates go, when these are to be delivered).
         """
-        passed_s = now_s
-        if self._source is not None:
-            passed_s = max(passed_s, self._source.up.take(n_bytes, now_s))
-            self._source.sent_bytes += n_bytes
-        if self._target is not None:
-            passed_s = max(passed_s, self._target.down.take(n_bytes, now_s))
-            self._target.received_bytes += n_bytes
+        ways = self._source.up.take(n_bytes, now_s), self._target.down.take(n_bytes, now_s)
+        self._source.sent_bytes += n_bytes
+        self._target.received_bytes += n_bytes
+        passed_s = max(now_s, *ways)
         self._held_bytes += n_bytes
         return passed_s, self._line.due(passed_s)
 

@@ -30,7 +30,7 @@ _number = itertools.count()
 
 
 class Connection:
-    """Between the member that opened it and the one it meant (None: someone outside).
+    """Between the member that opened it and the one it meant.
 
     Args:
         client, server: connected, non-blocking sockets; the caller closes them after `run`.
@@ -40,7 +40,7 @@ class Connection:
     def __init__(
         self,
         member: LinkedPeer,
-        target: LinkedPeer | None,
+        target: LinkedPeer,
         client: socket.socket,
         server: socket.socket,
         seed: float,
@@ -162,12 +162,12 @@ class Relay:
 
     Args:
         members: by name.
-        targets: HOST:PORT of each member, and of whom else may be reached (None).
+        targets: each member's name, by its HOST:PORT.
         seed: of jitter and broken connections.
     """
 
     def __init__(
-        self, members: Mapping[str, LinkedPeer], targets: Mapping[str, str | None], seed: int
+        self, members: Mapping[str, LinkedPeer], targets: Mapping[str, str], seed: int
     ) -> None:
         self.members, self._targets = members, targets
         self._chance = random.Random(seed)
@@ -208,7 +208,7 @@ class Relay:
         try:
             host, port, target = self._meant(*await _head(client))
             # The handshakes with the proxy took no time; those with the peer would have.
-            await asyncio.sleep(member.delay_s + (target.delay_s if target else 0.0))
+            await asyncio.sleep(member.delay_s + target.delay_s)
             server = await _reached(host, port, target)
             await loop.sock_sendall(client, b"HTTP/1.1 200 OK\r\n\r\n")
             connection = Connection(member, target, client, server, self._chance.random())
@@ -225,13 +225,12 @@ class Relay:
             for each in filter(None, (client, server)):
                 each.close()
 
-    def _meant(self, method: str, address: str) -> tuple[str, int, LinkedPeer | None]:
+    def _meant(self, method: str, address: str) -> tuple[str, int, LinkedPeer]:
         if method != "CONNECT":
             raise ProxyRefusal("405 only CONNECT is served here")
         if address not in self._targets:
             raise ProxyRefusal(f"403 {address} is not of this swarm")
-        name = self._targets[address]
-        return *split_address(address), self.members[name] if name else None
+        return *split_address(address), self.members[self._targets[address]]
 
     async def _break_now_and_then(self, member: LinkedPeer) -> None:
         loss = member.link.loss if member.link else 0.0
@@ -255,7 +254,7 @@ async def _head(client: socket.socket) -> tuple[str, str]:
     return method, rest.partition(" ")[0]
 
 
-async def _reached(host: str, port: int, target: LinkedPeer | None) -> socket.socket:
+async def _reached(host: str, port: int, target: LinkedPeer) -> socket.socket:
     """Raises ProxyRefusal."""
     server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     server.setblocking(False)
@@ -279,10 +278,10 @@ async def _refuse(client: socket.socket, reason: str) -> None:
         await asyncio.get_running_loop().sock_sendall(client, answer.encode())
 
 
-def set_buffers(end: socket.socket, member: LinkedPeer | None) -> None:
+def set_buffers(end: socket.socket, member: LinkedPeer) -> None:
     """Lets the kernel hold little, so that senders feel the rate. To be called while it is new."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if member is None or member.link is None:
+    if member.link is None:
         return
     least, most = _RECEIVE_BYTES
     size = round(min(most, max(least, member.rate_bytes_s * _RECEIVE_S)))
@@ -313,8 +312,7 @@ async def _main() -> None:
         name: LinkedPeer(name, Link(**link) if link else None)
         for name, (_, link) in options["members"].items()
     }
-    targets: dict[str, str | None] = dict.fromkeys(options["others"])
-    targets |= {address: name for name, (address, _) in options["members"].items()}
+    targets = {address: name for name, (address, _) in options["members"].items()}
     listeners = {name: listen(options["host"], member) for name, member in members.items()}
     ports = {name: listener.getsockname()[1] for name, listener in listeners.items()}
     _answer({name: f"{options['host']}:{port}" for name, port in ports.items()})

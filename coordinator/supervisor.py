@@ -38,9 +38,6 @@ from murmuration.worker.views.lines import SwarmLines, page_event, page_words
 if TYPE_CHECKING:
     from rich.console import Console
 
-_COORDINATOR_PROGRAM = (sys.executable, "-P", "-m", "murmuration.coordinator.cli")
-_COORDINATOR = "coordinator"  # its name and folder
-_COORDINATOR_END_S = 5.0
 SAVE_S = 15.0  # to save and end, after Ctrl-C
 _POLL_S = 0.1
 
@@ -63,7 +60,6 @@ class Supervisor:
     Args:
         workers: running.
         records: one per worker, by name.
-        helper: the coordinator, when there is one; its end is only noted.
     """
 
     def __init__(
@@ -72,11 +68,10 @@ class Supervisor:
         records: Mapping[str, Record],
         screen: Screen,
         interrupts: Interrupts,
-        helper: WorkerProcess | None = None,
     ) -> None:
         self._running = list(workers)
         self._records, self._screen = records, screen
-        self._interrupts, self._helper = interrupts, helper
+        self._interrupts = interrupts
         self._lines = SwarmLines()
         self._stopping_s: float | None = None
         self._failure: Outcome | None = None
@@ -87,7 +82,6 @@ class Supervisor:
             now = time.monotonic()
             for process in list(self._running):
                 self._follow(process, now)
-            self._follow_helper(now)
             self._handle_interrupts(now)
             self._screen.update(partial(summary_of_records, list(self._records.values()), now), now)
         return self._outcome()
@@ -134,17 +128,6 @@ class Supervisor:
                 other.kill()
         text = _last_words(process) if code > 0 else ""
         self._handle(new_event("exit", peer=process.name, exit_code=code, text=text), now)
-
-    def _follow_helper(self, now: float) -> None:
-        if self._helper is None:
-            return
-        code = self._helper.poll()
-        for line in self._helper.read():
-            self._helper.note(line)
-        if code is not None:
-            text = f"the coordinator has ended ({exit_words(code)}); training goes on without it"
-            self._screen.note(text, now)
-            self._helper = None
 
     def _handle_interrupts(self, now: float) -> None:
         if self._interrupts.first is None:
@@ -246,16 +229,15 @@ def _train(
         _certify(launch)
     with ExitStack() as stack:
         addresses = stack.enter_context(ReservedPorts(launch.workers)).addresses
-        helper, address = _start_coordinator(launch, stack) if launch.coordinator else (None, None)
         relay = None
         if launch.links:
-            relay = _start_relay(launch, addresses, address, stack)
+            relay = _start_relay(launch, addresses, stack)
             settings["link"] = " ".join(launch.links)
             screen.note(f"links: {settings['link']} each way", time.monotonic())
         workers: list[WorkerProcess] = []
         cores = Launch.fair_cores(launch.workers, launch.threads)
         for (name, command), own in zip(
-            launch.commands(addresses, address, relay.proxies if relay else {}).items(),
+            launch.commands(addresses, relay.proxies if relay else {}).items(),
             cores,
             strict=True,
         ):
@@ -264,7 +246,7 @@ def _train(
             stack.callback(workers[-1].close)
         if launch.web is not None:
             _serve_page(launch, addresses[0], stack, screen)
-        outcome = Supervisor(workers, records, screen, interrupts, helper).run()
+        outcome = Supervisor(workers, records, screen, interrupts).run()
         if relay is not None:
             settings["link_bytes"] = _traffic(relay, screen)
         return outcome
@@ -289,36 +271,31 @@ def _certify(launch: Launch) -> None:
     try:
         if authority is None:
             authority = Authority.make(launch.out)
-        roles = dict.fromkeys(launch.names, Role.PEER)
-        roles |= {_COORDINATOR: Role.COORDINATOR} if launch.coordinator else {}
-        for name, role in roles.items():
-            if not _is_certified(launch.out / name, authority, role, name):
-                authority.new_identity(role, name).save(launch.out / name)
+        for name in launch.names:
+            if not _is_certified(launch.out / name, authority, name):
+                authority.new_identity(Role.PEER, name).save(launch.out / name)
     except OSError as error:
         raise Failure(f"--out {launch.out}: {error}; choose another", ExitCode.USAGE) from error
 
 
-def _is_certified(folder: Path, authority: Authority, role: Role, name: str) -> bool:
+def _is_certified(folder: Path, authority: Authority, name: str) -> bool:
     """Whether what is there from before can be used."""
     try:
         held = Identity.load(folder)
     except IdentityError:
         return False
-    wanted = (authority.certificate, role, name)
+    wanted = (authority.certificate, Role.PEER, name)
     return held is not None and (held.authority, held.role, held.name) == wanted
 
 
-def _start_relay(
-    launch: Launch, addresses: Sequence[str], coordinator: str | None, stack: ExitStack
-) -> RelayProcess:
+def _start_relay(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> RelayProcess:
     """Raises Failure."""
     log_path = launch.out / "relay.log"
     stack.callback(_remove_if_empty, log_path)
     links = launch.link_of().items()
     members = {name: (to, link) for to, (name, link) in zip(addresses, links, strict=True)}
-    others = [coordinator] if coordinator else []
     try:
-        relay = RelayProcess(members, others=others, seed=launch.seed or 0, log_path=log_path)
+        relay = RelayProcess(members, seed=launch.seed or 0, log_path=log_path)
         return stack.enter_context(relay)
     except (RuntimeError, OSError) as error:
         raise Failure(f"--link: no relay: {error}", ExitCode.FAILED) from error
@@ -331,17 +308,6 @@ def _traffic(relay: RelayProcess, screen: Screen) -> dict[str, dict[str, int]] |
     except RuntimeError as error:
         screen.note(f"what has passed the links is not known: {error}", time.monotonic())
         return None
-
-
-def _start_coordinator(launch: Launch, stack: ExitStack) -> tuple[WorkerProcess, str]:
-    address = stack.enter_context(ReservedPorts(1)).addresses[0]
-    command = [*_COORDINATOR_PROGRAM, "--listen", address, "--out", str(launch.out / _COORDINATOR)]
-    if launch.insecure:
-        command.append("--insecure")
-    process = WorkerProcess(_COORDINATOR, command, launch.out / f"{_COORDINATOR}.log")
-    stack.callback(process.close)
-    stack.callback(process.interrupt_and_wait, _COORDINATOR_END_S)
-    return process, address
 
 
 def _remove_if_empty(log_path: Path) -> None:

@@ -915,11 +915,6 @@ class CoordinatorStub:
                 request_serializer=murmuration_dot_protos_dot_murmuration__pb2.IntroduceRequest.SerializeToString,
                 response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.IntroduceReply.FromString,
                 _registered_method=True)
-        self.Status = channel.unary_unary(
-                '/murmuration.v1.Coordinator/Status',
-                request_serializer=murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
-                response_deserializer=murmuration_dot_protos_dot_murmuration__pb2.StatusReply.FromString,
-                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -934,12 +929,6 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -947,11 +936,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Introduce,
                     request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.IntroduceRequest.FromString,
                     response_serializer=murmuration_dot_protos_dot_murmuration__pb2.IntroduceReply.SerializeToString,
-            ),
-            'Status': grpc.unary_unary_rpc_method_handler(
-                    servicer.Status,
-                    request_deserializer=murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.FromString,
-                    response_serializer=murmuration_dot_protos_dot_murmuration__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -983,33 +967,6 @@ class Coordinator:
             '/murmuration.v1.Coordinator/Introduce',
             murmuration_dot_protos_dot_murmuration__pb2.IntroduceRequest.SerializeToString,
             murmuration_dot_protos_dot_murmuration__pb2.IntroduceReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Status(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/murmuration.v1.Coordinator/Status',
-            murmuration_dot_protos_dot_murmuration__pb2.StatusRequest.SerializeToString,
-            murmuration_dot_protos_dot_murmuration__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -383,7 +383,6 @@ class CoordinatorStub:
     def __new__(cls, channel: _aio.Channel) -> CoordinatorAsyncStub: ...
     Introduce: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.IntroduceRequest, _murmuration_pb2.IntroduceReply]
     """A worker says who and how it is; the answer is who else is there. Called now and then."""
-    Status: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -392,7 +391,6 @@ class CoordinatorAsyncStub(CoordinatorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Introduce: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.IntroduceRequest, _murmuration_pb2.IntroduceReply]  # type: ignore[assignment]
     """A worker says who and how it is; the answer is who else is there. Called now and then."""
-    Status: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]  # type: ignore[assignment]
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """---------------------------------------------------------------- the optional coordinator"""
@@ -404,12 +402,5 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_murmuration_pb2.IntroduceReply, _abc.Awaitable[_murmuration_pb2.IntroduceReply]]:
         """A worker says who and how it is; the answer is who else is there. Called now and then."""
-
-    @_abc_1.abstractmethod
-    def Status(
-        self,
-        request: _murmuration_pb2.StatusRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_murmuration_pb2.StatusReply, _abc.Awaitable[_murmuration_pb2.StatusReply]]: ...
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -47,9 +47,9 @@ def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
     [
         (["swarm", "--preset", "diloc"], 3, "--preset diloc: no preset 'diloc'; did you mean"),
         (
-            ["swarm", "--stages", "4", "--routing", "skp"],
+            ["swarm", "--stages", "4", "--set", "stages.routing=skp"],
             3,
-            'stages.routing="skp": [stages] routing is',
+            "--set stages.routing=skp: [stages] routing is 'skp'",
         ),
         (["swarm", "--set", "stages.count=2"], 3, "counted by --stages"),
     ],

@@ -54,7 +54,7 @@ def test_a_worker_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
 
 def swarm(out: Path, *args: str) -> "subprocess.CompletedProcess[str]":
     command = [
-        *MURMUR, "swarm", "--stages", "2", "--replicas", "1", "--steps", "4", "--inner-steps", "2",
+        *MURMUR, "swarm", "--stages", "2", "--workers", "2", "--steps", "4", "--inner-steps", "2",
         "--out", str(out), *SMALL, *args,
     ]  # fmt: skip
     return run(command, timeout=PATIENCE_S)

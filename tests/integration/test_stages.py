@@ -22,7 +22,7 @@ from tests.support.gate import Gate
 from tests.support.workers import PATIENCE_S, QUICK, settings_of
 
 SMALL = (
-    "--stages", "3", "--replicas", "2", "--inner-steps", "2",
+    "--stages", "3", "--workers", "6", "--inner-steps", "2",
     *settings_of(
         task__batch_size=2,
         task__context_bytes=32,

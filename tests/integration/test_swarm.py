@@ -113,7 +113,7 @@ def test_files_of_the_users_with_names_of_our_packages_are_not_taken_for_them(
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not ours')\n")
     done = subprocess.run(
-        [*INSTALLED_ELSEWHERE, "swarm", "--workers", "1", "--steps", "2", "--coordinator",
+        [*INSTALLED_ELSEWHERE, "swarm", "--workers", "1", "--steps", "2",
          "--set", "diloco.inner_steps=2", "--out", "out", *SMALL],
         capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=tmp_path,
     )  # fmt: skip

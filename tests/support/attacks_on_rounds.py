@@ -285,7 +285,7 @@ def introduce(target: Target, member: pb.Member) -> tuple[pb.IntroduceReply, Eve
     request = pb.IntroduceRequest(member=member, manifest=target.manifest.pack())
     with calling(target.coordinator, target.identity) as caller:
         reply = caller.call("Coordinator/Introduce", request, pb.IntroduceReply)
-        raw = caller.call("Coordinator/Status", pb.StatusRequest(), pb.StatusReply)
+        raw = caller.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
     return reply, wire.unpack_document(raw.document, 4 << 20)
 
 

@@ -35,7 +35,6 @@ def main() -> int:
         "--preset",
         "--steps",
         "--inner-steps",
-        "--coordinator",
         "--threads",
     ):
         parser.add_argument(name)

@@ -193,9 +193,19 @@ def _follow(process: WorkerProcess, most_s: float) -> tuple[int | None, int | No
             if code is not None:
                 return code, interrupts.first
             if interrupts.first is not None or time.monotonic() > deadline_s:
-                process.interrupt_and_wait(_END_S)
+                process.interrupt()
+                _wait_for_end(process)
                 return None, interrupts.first
             select.select(process.files(), (), (), _POLL_S)  # until there is output
+
+
+def _wait_for_end(process: WorkerProcess) -> None:
+    """Gives it some time to end by itself; what it says meanwhile goes to the log."""
+    deadline_s = time.monotonic() + _END_S
+    while process.poll() is None and time.monotonic() < deadline_s:
+        for line in process.read():
+            process.note(line)
+        select.select(process.files(), (), (), _POLL_S)
 
 
 @cache

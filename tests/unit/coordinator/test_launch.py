@@ -13,7 +13,7 @@ def staged(**changes: object) -> Launch:
 
 
 def stages_of(launch: Launch) -> list[str]:
-    commands = launch.commands(["h:1", "h:2", "h:3", "h:4"], None).values()
+    commands = launch.commands(["h:1", "h:2", "h:3", "h:4"]).values()
     return [c[c.index("--stage") + 1] for c in commands if "--stage" in c]
 
 
@@ -30,6 +30,8 @@ def test_stages_are_counted_by_the_flag(where: str, tmp_path: Path) -> None:
     with pytest.raises(Failure, match="counted by --stages"):
         Launch(workers=2, out=tmp_path, **other).check()
     Launch(workers=2, stages=2, out=tmp_path, config=path).check()
+    with pytest.raises(Failure, match="2 stages cannot share them evenly; take 2 or a multiple"):
+        Launch(workers=3, stages=2, out=tmp_path, config=path).check()
     Launch(workers=2, out=tmp_path, config=tmp_path / "missing.toml").check()
 
 
@@ -54,11 +56,11 @@ def test_command_lines() -> None:
         threads=1,
         program=("murmur",),
     )
-    commands = launch.commands(["h:1", "h:2"], "h:3")
+    commands = launch.commands(["h:1", "h:2"])
     assert list(commands) == ["w0", "w1"]
     assert commands["w1"] == [
         *("murmur", "up", "run.toml", "--json", "--no-report", "--min-peers", "2", "--resume"),
-        *("--coordinator", "h:3", "--threads", "1", "--preset", "ddp"),
+        *("--threads", "1", "--preset", "ddp"),
         *("--steps", "9", "--text", 'a "b"', "--set", "x.y=1"),
         *("--name", "w1", "--listen", "h:2", "--out", "o/w1", "--join", "h:1"),
     ]
@@ -66,13 +68,13 @@ def test_command_lines() -> None:
 
 def test_trackers_are_told_by_each_worker() -> None:
     launch = Launch(workers=2, out=Path("o"), track=("tensorboard", "wandb"))
-    for command in launch.commands(["h:1", "h:2"], None).values():
+    for command in launch.commands(["h:1", "h:2"]).values():
         joined = " ".join(command)
         assert "--track tensorboard --track wandb" in joined
 
 
 def test_proxies_become_options() -> None:
     launch = Launch(workers=2, out=Path("o"), program=("murmur",))
-    commands = launch.commands(["h:1", "h:2"], None, {"w1": "h:3"})
+    commands = launch.commands(["h:1", "h:2"], {"w1": "h:3"})
     assert commands["w0"][-2:] == ["--join", "h:2"]
     assert commands["w1"][-2:] == ["--proxy", "h:3"]

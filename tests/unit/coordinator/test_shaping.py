@@ -54,7 +54,7 @@ def test_never_more_than_the_rate_and_a_burst_passes(chunks: list[tuple[int, flo
 @pytest.mark.parametrize("late_s", [0.0, BURST_S / 2])
 @pytest.mark.parametrize("rate_mbps", [1, 2, 20, 100, 1000])
 def test_a_greedy_sender_gets_the_whole_rate(rate_mbps: float, late_s: float) -> None:
-    pipe = ShapedPipe(member("w0", rate_mbps=rate_mbps), None, random.Random(0))
+    pipe = ShapedPipe(member("w0", rate_mbps=rate_mbps), LinkedPeer("far", None), random.Random(0))
     assert stream(pipe, 100.0, late_s) == pytest.approx(rate_mbps * 1e6 / 8 * 100, rel=0.01)
 
 
@@ -95,7 +95,9 @@ def test_the_delay_varies_and_keeps_the_order(pauses: list[float], seed: int) ->
 
 
 def test_what_is_under_way_is_what_fits_on_the_link() -> None:
-    pipe = ShapedPipe(member("w0", delay_s=0.2, jitter_s=0.05), None, random.Random(0))
+    pipe = ShapedPipe(
+        member("w0", delay_s=0.2, jitter_s=0.05), LinkedPeer("far", None), random.Random(0)
+    )
     held = 0
     while not pipe.full:
         pipe.enter(1000, 0.0)

@@ -177,7 +177,7 @@ def test_connections_break_by_reset() -> None:
 
 def test_the_process_counts_and_ends_with_its_stdin() -> None:
     members = {"w0": ("127.0.0.1:1", FAST), "w1": ("127.0.0.1:2", None)}
-    with RelayProcess(members, others=["127.0.0.1:3"]) as relay:
+    with RelayProcess(members) as relay:
         assert list(relay.proxies) == ["w0", "w1"]
         assert [c.sent_bytes for c in relay.counters().values()] == [0, 0]
         assert relay.broken() == 0

@@ -148,9 +148,3 @@ def test_no_worker_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     wait_until_gone(tmp_path / "out", "w0", "w1")
-
-
-def test_a_coordinator_is_started_and_ended(tmp_path: Path, fake_program: tuple[str, ...]) -> None:
-    launch = Launch(workers=1, out=tmp_path / "out", coordinator=True, program=fake_program)
-    code, _ = run_swarm(launch, Console(file=io.StringIO()))
-    assert code == 0
