@@ -2,7 +2,6 @@
 
     python -m tests.lab memory [--workers 2] [--sizes 12 24] [--preset NAME ...]
     python -m tests.lab memory --large [--layers 18] [--preset NAME ...]
-    python -m tests.lab memory --step-time [--repeats 5] [--workers 2] [--link 2mbit]
 
 Real workers train a decoder of two sizes. The peak of a process (VmHWM) is read before the last
 batch, so without the checkpoint that follows, and once more when it has ended. What libraries and
@@ -15,25 +14,18 @@ is at most 3 copies for `streaming` and 3.5 for `diloco`.
 
 `--large` trains a model of half a billion parameters in bf16 with SGD instead, and says what the
 processes took together, and how long. With `--layers 9` it is a quarter of a billion.
-
-`--step-time` times inner steps of `streaming` with a round in flight and with none, behind links on
-which a round takes several steps: means over the workers of their medians, and the ratio. It wants
-idle cores.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -51,12 +43,10 @@ PRESETS = ("local", "diloco", "streaming")
 LAYERS = (12, 24)
 _WANTED = {"streaming": 3.0, "diloco": 3.5}  # copies of the model beyond a plain loop
 _WANTED_BYTES = 20 << 30  # of two large processes
-_WANTED_RATIO = 1.03  # of a step's time
 _CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
 _PERIODS = 2
 _LARGE_LAYERS, _LARGE_WIDTH = 18, 1536
 _LARGE_FRAGMENTS = 9  # what is in flight is a fragment's
-_SWARM = (sys.executable, "-m", "murmuration.worker.cli", "swarm")
 _SPAWNED = (
     "runpy",
     "murmuration.worker.cli",
@@ -105,13 +95,7 @@ def main() -> None:
     )
     parser.add_argument("--large", action="store_true", help="0.5 billion parameters instead")
     parser.add_argument("--layers", type=int, default=_LARGE_LAYERS, help="of the large model")
-    parser.add_argument("--step-time", action="store_true", help="time steps instead")
-    parser.add_argument("--repeats", type=int, default=5, help="runs to time")
-    parser.add_argument("--link", default="2mbit", help="of each worker whose steps are timed")
     options = parser.parse_args()
-    if options.step_time:
-        print_step_times(options.repeats, options.workers, options.link)
-        return
     if options.large:
         print_large(options.layers, options.workers, [p for p in options.preset if p != "local"])
         return
@@ -147,27 +131,6 @@ def verdict(found: float, wanted: float | None, unit: str = "") -> str:
     if wanted is None:
         return "-"
     return f"at most {wanted:g}{unit}: {'kept' if found <= wanted else 'MISSED'}"
-
-
-def print_step_times(repeats: int, workers: int, link: str) -> None:
-    """Steps with a round in flight beside steps with none, of the same workers in the same run."""
-    print(f"{workers} workers, streaming, {link}, {os.cpu_count()} cores\n")
-    print("| run | step with no round in flight | with one | ratio |\n| --- | --- | --- | --- |")
-    words = f"--preset streaming --workers {workers} --link {link} --steps 300 --inner-steps 25"
-    ratios = []
-    for number in range(1, repeats + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [*_SWARM, *words.split(), "--out", folder]
-            command += settings_of(diloco__overlap_steps=5, run__seed=number)
-            subprocess.run(command, check=True, capture_output=True)
-            results = [json.loads(path.read_text()) for path in Path(folder).glob("w*/result.json")]
-        idle_s = mean(result["step_s_idle"] for result in results)
-        in_flight_s = mean(result["step_s_in_flight"] for result in results)
-        ratios.append(in_flight_s / idle_s)
-        times = f"{1e3 * idle_s:.1f} ms | {1e3 * in_flight_s:.1f} ms"
-        print(f"| {number} | {times} | {ratios[-1]:.3f} |", flush=True)
-    asked = verdict(median(ratios), _WANTED_RATIO)
-    print(f"\nmedian ratio {median(ratios):.3f}; {asked}")
 
 
 def print_large(layers: int, workers: int, presets: Sequence[str]) -> None:

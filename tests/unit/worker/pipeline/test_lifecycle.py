@@ -34,7 +34,7 @@ class OneThread:
         )
         self.given: set[str] = set()  # whose results are here
         self.node = SimpleNamespace(
-            stages=SimpleNamespace(context=context, links=None),
+            stages=SimpleNamespace(context=context),
             results=SimpleNamespace(has=self.given.__contains__),
         )
 
