@@ -26,7 +26,7 @@ _REMEMBERED = 48  # rounds: of a status that is asked for every two seconds
 _MOST_ON_THE_WAY = 4096  # one of each fragment
 _OF_PROGRESS = (
     "loss", "val_loss", "learning_rate", "gradient_norm", "steps_per_s", "samples", "samples_per_s",
-    "tokens", "tokens_per_s",
+    "tokens", "tokens_per_s", "mfu", "device_memory_bytes",
 )  # fmt: skip
 
 

@@ -30,6 +30,8 @@ _GAUGES = {
     "steps_per_s": ("steps_per_second", "Inner steps a second over the last ten, with all waits."),
     "samples_per_s": ("samples_per_second", "Samples a second, likewise."),
     "tokens_per_s": ("tokens_per_second", "Tokens a second, likewise."),
+    "mfu": ("mfu_ratio", "Share of the device's operations a second that the model takes."),
+    "device_memory_bytes": ("device_memory_bytes", "Held by tensors there, at most so far."),
 }
 _COUNTERS = {
     "samples": "Samples that were learned from.",

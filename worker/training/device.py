@@ -23,6 +23,13 @@ from torch import Tensor, nn
 from murmuration.worker.errors import UsageError
 from murmuration.worker.tasks import Batch
 
+# The first that fits: PCIe's before the faster one of the same name.
+_BF16_TFLOPS = {
+    "B200": 2250, "H200": 989, "H100 PCIE": 756, "H100": 989, "A100": 312, "MI300X": 1307,
+    "L40S": 362, "L4": 121, "A10G": 70, "A10": 125, "T4": 65, "V100": 125,
+    "RTX 5090": 209, "RTX 4090": 165, "RTX 3090": 71,
+}  # fmt: skip
+
 
 def chosen_device(name: str) -> torch.device:
     """The device that `--device` names: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`.
@@ -54,8 +61,26 @@ def chosen_device(name: str) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Of its first parameter."""
-    return next(model.parameters()).device
+    """Of its first parameter; the CPU of a model without any."""
+    return next((each.device for each in model.parameters()), torch.device("cpu"))
+
+
+def memory_peak(device: torch.device) -> int | None:
+    """Bytes that tensors of this process have held there at most; None on the CPU, and where torch
+    does not count them."""
+    try:
+        return torch.accelerator.max_memory_allocated(device) if device.type != "cpu" else None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def flops_peak(device: torch.device) -> float | None:
+    """Dense operations a second in bf16, as its maker publishes them; None for a device that is not
+    in the list. Of cards before bf16 those of fp16 are taken."""
+    words = torch.cuda.get_device_name(device).upper().split() if device.type == "cuda" else []
+    name = " ".join(words).replace("-", " ")
+    found = (tflops for card, tflops in _BF16_TFLOPS.items() if f" {card} " in f" {name} ")
+    return next((1e12 * tflops for tflops in found), None)
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from murmuration.protos.events import EventKind, new_event
 from murmuration.worker.membership import Phase
+from murmuration.worker.training.device import device_of, flops_peak, memory_peak
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.training.mailbox import (
     Mailbox,
@@ -26,6 +27,7 @@ _CURVE_POINTS = 400
 _MOST_VALIDATIONS = 4096
 _CURVE_STEPS = 1000  # to a point at most: a run may have no end
 _PROGRESS_S = 0.5
+_FLOPS = 6  # of a parameter and token, forward and backward, without attention (arXiv:2001.08361)
 _PACE_REPORTS = 20  # of progress: what a second brings is told over about ten of them
 
 
@@ -216,6 +218,8 @@ class Reporter:
         self._told_steps, self._told_compute_s = 0, 0.0  # up to the last round
         self._rounds = 0
         self._throughput, self._samples_before = Throughput(), replica.samples or 0
+        self._device = device_of(replica.model)
+        self._parameters = sum(each.numel() for each in replica.model.parameters())
 
     def event(self, kind: EventKind, **fields: object) -> None:
         """Plain values, for the log."""
@@ -289,7 +293,8 @@ class Reporter:
 
     def _pace_figures(self, step: int) -> dict[str, object]:
         """What the training takes in: of this process, and a second. Samples are missing where the
-        loop is the user's, tokens where the task does not count in them."""
+        loop is the user's, tokens where the task does not count in them, and of the device what
+        torch or its maker does not tell."""
         replica, samples = self._replica, self._replica.samples
         drawn = (samples or 0) - self._samples_before
         self._throughput.add(self._clock(), step, drawn)
@@ -299,12 +304,16 @@ class Reporter:
             "gradient_norm": _short(replica.last_gradient_norm, 6),
             "steps_per_s": _short(steps_per_s),
         }
+        if (peak := memory_peak(self._device)) is not None:
+            figures["device_memory_bytes"] = peak
         if samples is None:
             return figures
         figures |= {"samples": drawn, "samples_per_s": _short(samples_per_s)}
         if (tokens := replica.tokens_per_sample) is not None:
             per_s = None if samples_per_s is None else samples_per_s * tokens
             figures |= {"tokens": drawn * tokens, "tokens_per_s": _short(per_s)}
+            if per_s is not None and (flops := flops_peak(self._device)) is not None:
+                figures["mfu"] = round(_FLOPS * self._parameters * per_s / flops, 4)
         return figures
 
     @property

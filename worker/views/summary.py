@@ -26,7 +26,7 @@ T = TypeVar("T")
 LIVE = ("alive", "suspect", "lost")  # `lost` is a coordinator's word for one that may be back
 _OWN_NUMBERS = (
     "val_loss", "learning_rate", "gradient_norm", "steps_per_s", "samples_per_s", "tokens_per_s",
-    "waiting_s",
+    "mfu", "waiting_s",
 )  # fmt: skip
 _MAX_FACTS = 12
 _STATES = ("state", "end")  # columns
@@ -64,6 +64,8 @@ class PeerSummary:
     steps_per_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
+    mfu: float | None = None
+    device_memory_bytes: int | None = None
     waiting_s: float | None = None
     rounds_completed: int | None = None
     rounds_failed: int | None = None
@@ -113,6 +115,7 @@ def summary_of(
         rounds_failed=int_of(rounds, "failed"),
         late=int_of(rounds, "late"),
         steps_lost=int_of(rounds, "steps_lost"),
+        device_memory_bytes=int_of(said, "device_memory_bytes"),
         bytes_sent=int_of(traffic, "bytes_sent"),
         bytes_received=int_of(traffic, "bytes_received"),
         rtt_ms=float_of(member, "rtt_ms"),
@@ -283,6 +286,8 @@ _COLUMNS: Mapping[str, Cell] = {
     "stage": _of("stage", str),
     "step": _of("step", "{:,}".format),
     "a second": _pace,
+    "MFU": _of("mfu", "{:.0%}".format),
+    "device": _of("device_memory_bytes", size),
     "loss": _of("loss", "{:.3f}".format),
     "validation": _of("val_loss", "{:.3f}".format),
     "gradient norm": _of("gradient_norm", "{:.3g}".format),

@@ -27,6 +27,8 @@ _OF_PROGRESS = {
     "steps_per_s": "speed/steps_per_s",
     "samples_per_s": "speed/samples_per_s",
     "tokens_per_s": "speed/tokens_per_s",
+    "mfu": "speed/mfu",
+    "device_memory_bytes": "device/memory_bytes",
     "rounds": "rounds/completed",
     "bytes_sent": "traffic/bytes_sent",
     "bytes_received": "traffic/bytes_received",

@@ -12,6 +12,8 @@ from murmuration.worker.library.hooks import UserReplica
 from murmuration.worker.membership import Phase
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
+from murmuration.worker.training import metrics as metrics_module
+from murmuration.worker.training.device import flops_peak, memory_peak
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.training.mailbox import Mailbox, Published, ToIO, TrainingEvent
 from murmuration.worker.training.metrics import Metrics, Reporter, Stall
@@ -182,6 +184,44 @@ def test_progress_tells_what_a_second_brings_waits_included() -> None:
     assert (last["steps_per_s"], last["samples"], last["samples_per_s"]) == (3.0, 24, 12.0)
     context = told.task.tokens_per_sample
     assert (last["tokens"], last["tokens_per_s"]) == (24 * context, 12.0 * context)
+
+
+def test_what_a_card_holds_and_how_much_of_it_is_used_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(metrics_module, "device_of", lambda _: device)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
+    told = Told()
+    monkeypatch.setattr(told.reporter, "_parameters", 10**9)
+    for second, samples in enumerate((0, 50)):
+        told.now = float(second)
+        told.replica.cursor = Cursor(seed=0, stream="w0", position=samples)
+        told.reporter.progress(second)
+    last = told.events()[-1]
+    used = 6e9 * 50 * told.task.tokens_per_sample / 312e12
+    assert (last["device_memory_bytes"], last["mfu"]) == (3 << 30, round(used, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A100-PCIE-40GB", 312),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA L400", None),
+    ],
+)
+def test_only_cards_that_are_known_by_name_have_a_peak(
+    name: str, tflops: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert flops_peak(torch.device("cuda")) == (tflops and 1e12 * tflops)
+    assert flops_peak(torch.device("cpu")) is memory_peak(torch.device("cpu")) is None
 
 
 def test_a_step_taken_over_from_another_peer_is_no_pace() -> None:
