@@ -60,6 +60,7 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # of TLS, and of HTTP/2 without it
 ]
 
 
@@ -74,24 +75,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
-        caller = await _check(context, {Role.PEER}, request.member.peer)
-        revoked = await self._revoked()
-        if caller.name and subject(Role.PEER, caller.name) in {each.subject for each in revoked}:
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED, f"peer {printable(caller.name)} was expelled"
-            )
+        revoked = await _revoked(self.authority)
+        caller = await _check(context, {Role.PEER}, revoked, claimed=request.member.peer)
         reply = self.registry.introduce(request, time.monotonic())
         if caller.name and not reply.refusal:
             self.registry.keys[caller.name] = caller.key
         reply.revocations.extend(revoked)
         return reply
-
-    async def _revoked(self) -> list[pb.Revocation]:
-        """By the run's authority, if its key is here."""
-        if self.authority is not None:
-            with suppress(IdentityError):  # the file cannot be read now
-                return await asyncio.to_thread(self.authority.revocations)
-        return []
 
 
 class EntryService(rpc.ControlServicer):
@@ -105,7 +95,7 @@ class EntryService(rpc.ControlServicer):
     async def Status(  # noqa: N802 (as in the .proto)
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
-        await _check(context, _MEMBERS)
+        await _check(context, _MEMBERS, await _revoked(self._authority))
         document = self._registry.status(time.monotonic()) | {"encrypted": self._encrypted}
         return pb.StatusReply(document=pack(document))
 
@@ -121,7 +111,7 @@ class EntryService(rpc.ControlServicer):
     async def Join(  # noqa: N802 (as in the .proto)
         self, request: pb.JoinRequest, context: "ServicerContext"
     ) -> pb.JoinReply:
-        await _check(context, _MEMBERS)
+        await _check(context, _MEMBERS, await _revoked(self._authority))
         if not self._registry.manifest:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
         return pb.JoinReply(
@@ -141,11 +131,23 @@ class _Caller(NamedTuple):
     key: str = ""
 
 
+async def _revoked(authority: Authority | None) -> list[pb.Revocation]:
+    """By the run's authority, if its key is here."""
+    if authority is not None:
+        with suppress(IdentityError):  # the file cannot be read now
+            return await asyncio.to_thread(authority.revocations)
+    return []
+
+
 async def _check(
-    context: "ServicerContext", roles: Collection[Role], claimed: str | None = None
+    context: "ServicerContext",
+    roles: Collection[Role],
+    revoked: Collection[pb.Revocation] = (),
+    *,
+    claimed: str | None = None,
 ) -> _Caller:
-    """Ends the call of a caller that has none of these roles, or claims another name than its
-    certificate has."""
+    """Ends the call of a caller that has none of these roles, whose certificate was revoked, or
+    that claims another name than it has."""
     # grpcio declares no type that says so.
     tls: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
     if "x509_pem_cert" not in tls:  # with TLS everybody has one
@@ -156,6 +158,10 @@ async def _check(
         await context.abort(
             grpc.StatusCode.PERMISSION_DENIED,
             f"the certificate of {role} {printable(name)} is not for this call",
+        )
+    if subject(Role(role), name) in {each.subject for each in revoked}:
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED, f"{role} {printable(name)} was expelled"
         )
     (certificate,) = tls["x509_pem_cert"]
     return _Caller(role, name, certified_key(certificate))

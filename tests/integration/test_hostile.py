@@ -1,29 +1,24 @@
 """What a peer may never do to another: a client on our own protos attacks real workers."""
 
-import json
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from murmuration.coordinator.asking import ask
-from murmuration.protos import murmuration_pb2 as pb
 from tests.support.attacker import AT_THE_HANDSHAKE, aiming, attacked
 from tests.support.attacks import ATTACKS, CONNECTIONS, more_files
 from tests.support.attacks_on_rounds import foreign_manifest, join_through
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
 from tests.support.members import Certificates, coordinated_swarm, resident_mib
-from tests.support.stranger import Stranger, calling, handing_out, serving
+from tests.support.stranger import handing_out, serving
 from tests.support.workers import (
     PATIENCE_S,
     QUICK,
     SMALL,
     Swarm,
-    running_swarm,
     settings_of,
 )
 
@@ -129,24 +124,6 @@ def test_no_attack_on_a_stage_succeeds(
     assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
 
 
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """Two workers that all attacks of this file are for; none of them may end or fool one."""
-    settings = [*ENDLESS, *settings_of(checkpoint__every_s=1)]
-    with running_swarm(2, tmp_path_factory.mktemp("hostile"), *settings) as swarm:
-        swarm.start_all()
-        swarm.workers["w1"].wait_for_round(2)
-        yield swarm
-
-
-@pytest.fixture
-def stranger(swarm: Swarm) -> Iterator[Stranger]:
-    """Somebody who knows the first worker's address; afterwards rounds of two go on."""
-    with calling(swarm.addresses["w0"]) as stranger:
-        yield stranger
-        wait_for_rounds_of_both(swarm)
-
-
 def wait_for_rounds_of_both(swarm: Swarm) -> None:
     """More of them than are under way."""
     for name in swarm.names:
@@ -160,60 +137,38 @@ def wait_for_rounds_of_both(swarm: Swarm) -> None:
         )
 
 
-def test_what_a_few_bytes_unfold_to_is_refused_in_one_line(
-    swarm: Swarm, stranger: Stranger
+@pytest.fixture(scope="module")
+def open_swarm(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Swarm, str, Certificates | None]]:
+    """Two workers and a coordinator of a run that is not encrypted."""
+    settings = [*ENDLESS, *settings_of(checkpoint__every_s=1)]
+    out = tmp_path_factory.mktemp("open")
+    with coordinated_swarm(2, out, *settings, encrypted=False) as found:
+        found[0].workers["w1"].wait_for_round(2)
+        yield found
+
+
+@pytest.mark.parametrize("name", ["128 bytes of a million lists", "a name of 3 MB"])
+def test_without_certificates_nobody_is_fooled_or_ended(
+    open_swarm: tuple[Swarm, str, Certificates | None], name: str
 ) -> None:
+    swarm = open_swarm[0]
     before = resident_mib(swarm)
-    plain = b"\x81\xa1x\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000
-    bomb = zstandard.ZstdCompressor().compress(plain)
-    assert len(bomb) <= 128
-    zeros = zstandard.ZstdCompressor().compress(bytes(256 << 20))
-    for _ in range(50):
-        for manifest in (bomb, zeros):
-            said = stranger.refusal("Control/Join", pb.JoinRequest(manifest=manifest))
-            assert "larger than" in said
-            assert "\n" not in said
-    large = pb.JoinRequest(member=pb.Member(peer="x", address="x", profile=b"x" * 1_000_000))
-    large.manifest = stranger.manifest().pack()
-    assert "takes at most 65536 bytes" in stranger.refusal("Control/Join", large)
+    with aiming(*open_swarm) as target:
+        attacked(target, ATTACKS[name], range(2))
+        wait_for_rounds_of_both(swarm)
+        assert target.adopted() == []
+        assert target.longest_event < 1000
     assert resident_mib(swarm) < before + 64
+    assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
 
 
-def test_a_name_of_three_megabytes_does_not_fill_the_log(swarm: Swarm, stranger: Stranger) -> None:
-    run = stranger.manifest().run
-    header = pb.ContributionHeader(run=run, sender="\x1b[2J" * 750_000, fragment=99)
-    for _ in range(40):
-        stranger.answers("Data/Exchange", pb.ExchangeUp(header=header))
-    worker = swarm.workers["w0"]
-    refused = worker.wait_for(
-        lambda e: e["event"] == "refused" and e["times"] == 32, "the 32nd refusal"
-    )
-    assert len(json.dumps(refused)) < 1000
-    told = [event for event in worker.of("refused") if event["sender"] == refused["sender"]]
-    assert [event["times"] for event in told] == [1, 2, 4, 8, 16, 32]
-
-
-def test_only_members_are_probed_for_others(swarm: Swarm, stranger: Stranger) -> None:
-    with serving({"Control/Gossip": lambda _: b""}) as elsewhere:
-        for peer, address in (
-            ("x", elsewhere),
-            ("x", "unix:/tmp/socket"),
-            ("", ""),
-            ("x" * 99, ""),
-        ):
-            asked = pb.ProbeRequest(peer=peer, address=address, timeout_s=float("nan"))
-            said = stranger.refusal("Control/IndirectProbe", asked)
-            assert said.endswith("is not a member")
-            assert len(said) < 120
-    # At the address that is known of it, whatever the stranger says; and not for ever.
-    for timeout_s in (10.0, 1e300):
-        asked = pb.ProbeRequest(peer="w1", address=elsewhere, timeout_s=timeout_s)
-        answer = stranger.call("Control/IndirectProbe", asked, pb.ProbeReply)
-        assert answer.alive or timeout_s > 10
-
-
-def test_connections_that_say_nothing_are_closed_and_files_are_left(swarm: Swarm) -> None:
+def test_connections_that_say_nothing_are_closed_and_files_are_left(
+    open_swarm: tuple[Swarm, str, Certificates | None],
+) -> None:
     """Nobody is kept out meanwhile, and checkpoints are written."""
+    swarm = open_swarm[0]
     host, port = swarm.addresses["w0"].split(":")
     with more_files(4096), ExitStack() as stack:
         idle = [

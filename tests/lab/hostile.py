@@ -13,15 +13,15 @@ after.
 Then workers of an encrypted run turn on three others that are honest, each kind in a swarm of its
 own (tests/support/liar.py). A Markdown row has the rounds per 10 s before, during and after, how
 many rounds took more than three times as long as is usual, after how many rounds and seconds most
-honest workers have named the liar, the honest workers' held-out loss beside that of a run whose
-fourth worker leaves, at the same step, the norm of their anchor beside that run's, and what they
-said first.
+honest workers have named the liar, the honest workers' held-out loss beside that of a run of the
+same settings whose fourth worker leaves, at the same step, the norm of their anchor beside that
+run's, and what they said first.
 
 The last line of each table is the verdict. The exit code is 1 if a process ended, if something of
 the attacker's was taken, if a stranger was answered, or if a row is marked. A row of the last table
 is marked where more than three rounds were slow, or rounds do not come back, within one more or
-less; where a state was taken; where the loss is more than 2 % higher; or where the anchor is half
-as large again, or as small.
+less; where a state was taken; where the loss is more than 2 % higher; where the anchor is half as
+large again, or as small; or where one that is honest was named, or is in no round at the end.
 """
 
 import argparse
@@ -37,9 +37,9 @@ from pathlib import Path
 
 from murmuration.worker.training.checkpoint import load
 from tests.support.attacker import AT_THE_HANDSHAKE, Attack, Harm, Target, aiming, attacked
-from tests.support.attacks import ATTACKS, CONNECTIONS
+from tests.support.attacks import ATTACKS, CONNECTIONS, HOLDING
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
-from tests.support.liar import INSIDERS
+from tests.support.liar import HONEST, INSIDERS
 from tests.support.members import certified_swarm, coordinated_swarm, resident_mib
 from tests.support.workers import QUICK, SMALL, Event, Swarm, WorkerProcess, settings_of
 
@@ -56,6 +56,12 @@ PACED = settings_of(
 )
 # Each of the four microbatches of a step has a pause.
 BRISK = settings_of(task__pause_s=PAUSE_S / 4, diloco__inner_steps=1)
+# Of the runs in which insiders turn, by a part of the name of what they do.
+OTHERWISE = {
+    "lease": settings_of(task__data="leased"),
+    "kseed": ("--preset", "kseed", *settings_of(inner__warmup_steps=0)),
+    "stages": (*STAGES, *BRISK),
+}
 
 
 class Table:
@@ -132,7 +138,7 @@ def main() -> int:
     parser.add_argument("--insecure", action="store_true", help="nobody has a certificate")
     options = parser.parse_args()
     print(f"{'who':8} {'attack':36} {'MiB':>11} {'rounds/10 s':>12}  what happened", flush=True)
-    code = attack_all(options, ATTACKS | CONNECTIONS, options.workers)
+    code = attack_all(options, ATTACKS | HOLDING | CONNECTIONS, options.workers)
     if options.insecure:
         return code  # anybody may report on another's iteration
     code = max(code, attack_all(options, ON_STAGES, 2, *STAGES, *BRISK, staged=True))
@@ -193,8 +199,9 @@ class Turned:
     def row(self, name: str, left: "Turned") -> tuple[str, bool]:
         """A line of the table, and whether it is marked."""
         before, during, after = self.pace
-        step = max(self.losses.keys() & left.losses.keys())
-        loss, norm = self.losses[step] / left.losses[step] - 1, self.norm / left.norm
+        step = max(self.losses.keys() & left.losses.keys(), default=0)
+        loss = self.losses[step] / left.losses[step] - 1 if step else 0.0
+        norm = self.norm / left.norm
         held = loss <= MOST_LOSS and 1 / MOST_NORM < norm < MOST_NORM
         goes_on = self.slow <= MOST_SLOW and after + 10 / PHASE_S >= ENOUGH * before
         marked = bool(self.harm) or not (held and goes_on)
@@ -216,26 +223,34 @@ def attack_inside(only: str) -> int:
         "\n| the fourth worker | rounds per 10 s | slow | named after | loss | anchor | they say |"
     )
     print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
-    left, marked = turned(control), list[str]()
-    for name in (control, *kinds):
-        row, wrong = (left if name == control else turned(name)).row(name, left)
-        marked += [name] * wrong
+    lefts, marked = dict[str, Turned](), list[str]()
+    for kind in kinds:
+        otherwise = next((each for each in OTHERWISE if each in kind), "")
+        if otherwise not in lefts:
+            left = lefts[otherwise] = turned(control, otherwise)
+            print(left.row(f"{control} {otherwise}".strip(), left)[0], flush=True)
+        row, wrong = turned(kind, otherwise).row(kind, lefts[otherwise])
+        marked += [kind] * wrong
         print(row, flush=True)
     print(f"marked: {', '.join(marked) or 'no row'}")
     return int(bool(marked))
 
 
-def turned(kind: str) -> Turned:
-    """Three honest workers, and an insider or two that turn on them after a while."""
+def turned(kind: str, otherwise: str = "") -> Turned:
+    """Three honest workers, and an insider or two that turn on them after a while. Args: otherwise:
+    of `OTHERWISE`."""
     liars = ["w3", "w4"][: 1 + kind.startswith("two")]
-    leased = settings_of(task__data="leased") if "lease" in kind else ()
-    used = (*SMALL, *QUICK, *PACED, *settings_of(run__evaluate_every=2 * STEPS), *leased)
+    used = (*SMALL, *QUICK, *PACED, *OTHERWISE.get(otherwise, ()))
+    if otherwise != "stages":  # these are evaluated at the end of a run alone
+        used = (*used, *settings_of(run__evaluate_every=2 * STEPS))
     with (
         tempfile.TemporaryDirectory() as folder,
         certified_swarm(3 + len(liars), Path(folder), *used) as (swarm, _),
     ):
         swarm.programs |= dict.fromkeys(liars, ("tests.support.liar", kind))
-        swarm.start_all("--threads", "1")
+        for number, name in enumerate(swarm.names):
+            stage = ("--stage", str((number + ("loss" in kind)) % 2))
+            swarm.start(name, "--threads", "1", *(stage if otherwise == "stages" else ()))
         honest = [swarm.workers[name] for name in swarm.names if name not in liars]
         for worker in honest:
             worker.wait_for_round(3)
@@ -267,14 +282,18 @@ def turned(kind: str) -> Turned:
                 break  # nothing comes of it
             time.sleep(0.1)  # between two looks at the logs
         paces += [passes(0), passes(PHASE_S)]
+        codes = [worker.process.poll() for worker in honest if worker.process.poll() is not None]
         for worker in honest:
             worker.send(signal.SIGTERM)
-        codes = [worker.wait() for worker in honest]
+        left = [worker.wait() for worker in honest]
+        codes += left if otherwise != "stages" else []  # a stage may be left alone at the end
         donors = {event["donor"] for worker in honest for event in worker.of("adopted")}
         harm = f"HARM: adopted of {donors}" if donors & {*liars} else ""
         harm = f"HARM: exit codes {codes} {honest[0].errors[-500:]}" if any(codes) else harm
         lasted_s = [(b, b - a) for a, b in itertools.pairwise([*rounds_s(), times[-1]])]
         usual_s = statistics.median(each for end, each in lasted_s if end < times[1])
+        if kind in HONEST and (most_have_named() or honest[0].of("round")[-1]["contributors"] < 4):
+            harm = harm or "HARM: one that is honest is named, or is in no round"
         words = sorted((events[0] for events in found() if events), key=at_s)
         named_s = at_s(words[len(honest) // 2]) if most_have_named() else 0.0
         between = sum(times[1] <= each < named_s for each in rounds_s())

@@ -1,10 +1,13 @@
 """Nobody waits for a peer that none can dial: as it joins, and when its port closes later."""
 
+import asyncio
+
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.errors import NotDialled
 from murmuration.worker.leases import SampleStream
+from murmuration.worker.transport import Caller
 from tests.protocol.drawn import DrawingSwarm
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
@@ -60,6 +63,31 @@ def test_addresses_that_are_dialled_back_keep_no_connection() -> None:
             await swarm.sleep(0.1)
             await swarm.restart("c", via="a")
             await swarm.until(lambda: swarm["a"].transport.open_to == {"b", "c'"}, 30)
+
+    run(scenario())
+
+
+def test_addresses_of_one_caller_that_answer_nobody_delay_no_other() -> None:
+    mallory = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
+
+    async def scenario() -> None:
+        async with Swarm(steady(60)) as swarm:
+            await swarm.start(*"ab")
+            await swarm.sleep(2)
+            swarm.network.close_port("b", silent=True)
+            node, packed = swarm["a"].node, swarm.problem.manifest.pack()
+            member = pb.Member(peer="x", address="b", epoch=1)
+            join = pb.JoinRequest(member=member, manifest=packed, dial_only=True)
+            request = join.SerializeToString()
+            asked = [
+                asyncio.create_task(node.server.on_call("Control/Join", request, mallory))
+                for _ in range(32)
+            ]
+            await swarm.sleep(0.1)
+            await swarm.join("d", via="a")
+            await swarm.until(lambda: "d" in swarm["a"].node.gossip.view.members, 4)
+            for each in asked:
+                each.cancel()
 
     run(scenario())
 

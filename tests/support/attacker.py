@@ -39,7 +39,7 @@ class Target:
     Args:
         identity: the attacker's; None where nothing is encrypted.
         accomplices: of the attacker's, with certificates of the run as it has.
-        joiner: of somebody honest, that is going to join through the attacker.
+        certificates: of all, where anything is encrypted.
         coordinator: where there is one.
         known: the run's manifest, for a stranger, whom nobody tells.
     """
@@ -48,7 +48,7 @@ class Target:
     stranger: Stranger
     identity: Identity | None = None
     accomplices: Sequence[Identity] = ()
-    joiner: Identity | None = None
+    certificates: Certificates | None = None
     coordinator: str | None = None
     known: Manifest | None = None
     _began: dict[str, int] = field(default_factory=dict)
@@ -172,15 +172,14 @@ def aiming(
         return
     at = turn % len(certificates.members)
     first, *others = (*certificates.members[at:], *certificates.members[:at])
-    joiner = certificates.joiner
     with calling(address, first) as member:
         if not stranger:
-            yield Target(swarm, member, first, others, joiner, coordinator)
+            yield Target(swarm, member, first, others, certificates, coordinator)
             return
         known = member.manifest()
     outsider = certificates.outsider
     with calling(address, outsider) as caller:
-        yield Target(swarm, caller, outsider, [], joiner, coordinator, known)
+        yield Target(swarm, caller, outsider, [], certificates, coordinator, known)
 
 
 # Made once an attack; what it gives is called again and again, and says what came of it.

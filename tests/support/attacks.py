@@ -5,10 +5,12 @@ measures them, and `tests/integration/test_hostile.py` tries each once.
 """
 
 import asyncio
+import os
 import resource
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -25,10 +27,11 @@ from tests.support.attacker import (
     now_ms,
     refusal_of,
     repeated,
+    status_through,
 )
 from tests.support.attacks_on_rounds import ON_ROUNDS
-from tests.support.held_streams import hold_streams
-from tests.support.stranger import calling
+from tests.support.held_streams import channel_of, hold_streams
+from tests.support.stranger import calling, serving
 
 FAR = 2**64 - 1
 _SHORT = 2000  # characters of a line of the log
@@ -86,10 +89,11 @@ def garbage(target: Target) -> str:
 
 def bombs(target: Target) -> str:
     lists = b"\x81\xa1x\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000
-    bomb = zstandard.ZstdCompressor().compress(lists)
     me = pb.Member(peer=target.named("x"), address="127.0.0.1:9")
-    said = refused(target, "Control/Join", pb.JoinRequest(member=me, manifest=bomb))
-    expect("larger than" in said, "refused for something else:", said)
+    for content in (lists, bytes(256 << 20)):
+        bomb = zstandard.ZstdCompressor().compress(content)
+        said = refused(target, "Control/Join", pb.JoinRequest(member=me, manifest=bomb))
+        expect("larger than" in said and "\n" not in said, "refused for something else:", said)
     return f"refused: {said}"
 
 
@@ -286,6 +290,76 @@ def unread_streams(target: Target) -> Iterator[Callable[[], str]]:
 
 
 @contextmanager
+def held_places(target: Target, who: str, method: str) -> Iterator[Callable[[], str]]:
+    """Calls that never come, or streams without a header: by each of four as many as it can get,
+    again and again. Args: who: of the certificates."""
+    known, ended = target.certificates, threading.Event()
+    callers = [target.identity] if known is None or target.known else getattr(known, who)[:4]
+    counts: Counter[str] = Counter()
+
+    async def hold(channel: grpc.aio.Channel) -> None:
+        while not ended.is_set():
+            call = channel.stream_stream(f"/murmuration.v1.{method}")(None)
+            counts[(await call.code()).name] += 1
+            await asyncio.sleep(0.1)  # the next call of this one
+
+    async def hold_all() -> None:
+        channels = [channel_of(target.address, each) for each in callers for _ in range(4)]
+        tasks = [asyncio.create_task(hold(each)) for each in channels for _ in range(16)]
+        await asyncio.to_thread(ended.wait)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def once() -> str:
+        if target.known is not None:
+            expect(counts.keys() <= {"UNAVAILABLE"}, "a stranger is answered:", counts)
+            return AT_THE_HANDSHAKE
+        if known is not None:
+            with calling(target.address, known.joiner) as caller:
+                status_through(caller)
+        return f"{counts.total()} calls of {len(callers)} ended, others are answered"
+
+    holding = threading.Thread(target=lambda: asyncio.run(hold_all()))
+    holding.start()
+    try:
+        yield once
+    finally:
+        ended.set()
+        holding.join()
+
+
+@contextmanager
+def passing_addresses(target: Target) -> Iterator[Callable[[], str]]:
+    """A member is elsewhere with each call, and answers there: ten a call. Files of the worker are
+    counted."""
+    asked = 0
+    pid = target.swarm.workers[target.swarm.names[0]].process.pid
+    epoch, name = now_ms(), target.named("moving")
+    before = len(os.listdir(f"/proc/{pid}/fd"))
+    answers = {"Control/Gossip": lambda _: target.message(name).SerializeToString()}
+    with serving(answers, "0.0.0.0:0", target.identity) as address:
+        port = address.rpartition(":")[2]
+
+        def once() -> str:
+            nonlocal asked
+            for _ in range(10):
+                asked += 1
+                at = f"127.0.{1 + asked // 250}.{1 + asked % 250}:{port}"
+                member = pb.Member(peer=name, address=at, epoch=epoch + asked, heartbeat=5)
+                join = pb.JoinRequest(member=target.signed(member), manifest=target.manifest.pack())
+                join.member.peer = name
+                if target.identity is not None:
+                    join.certificate = target.identity.der
+                target.stranger.call("Control/Join", join, pb.JoinReply)
+            files = len(os.listdir(f"/proc/{pid}/fd"))
+            expect(files < before + 64, f"{files} files are open, {before} before")
+            return f"{asked} addresses dialled, {files} files open, {before} before"
+
+        yield once
+
+
+@contextmanager
 def idle_connections(target: Target) -> Iterator[Callable[[], str]]:
     """Connections that say nothing, 1,200 of them."""
     host, port = target.address.split(":")
@@ -366,6 +440,12 @@ def broken_connections(target: Target) -> Iterator[Callable[[], str]]:
     yield once
 
 
+# They take their time.
+HOLDING: dict[str, Attack] = {
+    f"four {who} hold all {what}": partial(held_places, who=who, method=method)
+    for who in ("tokens", "expelled", "members")
+    for what, method in (("calls", "Control/Gossip"), ("streams", "Data/Exchange"))
+}
 CALLS: dict[str, Attack] = {
     "members that cannot be": repeated(far_members),
     "words of others": repeated(words_of_others),
@@ -381,6 +461,7 @@ CALLS: dict[str, Attack] = {
     "400 unread streams": unread_streams,
     "connections that come and go": hasty_connections,
     "ghosts, 200 a call": ghosts,
+    "addresses that are dialled once": passing_addresses,
     "600 false revocations": repeated(false_revocations),
 }
 # Whoever makes them, nobody is asked anything.

@@ -315,6 +315,23 @@ def forged_introduction(target: Target) -> str:
     return f"{said}; a far epoch is refused"
 
 
+def borrowed_token(target: Target) -> str:
+    """A member that is called as a token asks for certificates, as if it were the token."""
+    if target.certificates is None or target.coordinator is None:
+        return "nobody has certificates"
+    held, other = target.certificates.namesake, target.certificates.joiner
+    asking = held if target.known is None else target.identity
+    asked = pb.EnrolRequest(name="sybil", request=other.request(), certificate=held.der)
+    with calling(target.coordinator, asking) as caller:
+        said = caller.call("Control/Enrol", asked, pb.EnrolReply).refusal
+    expect(said, "it is let in")
+    asked.name = "trial:honest"
+    with calling(target.coordinator, target.certificates.tokens[0]) as caller:
+        left = caller.call("Control/Enrol", asked, pb.EnrolReply).refusal
+    expect(not left or "in the last 30 s" in left, "the token is spent:", left)
+    return f"refused: {said}; the token lets somebody in as before"
+
+
 def spoiling_profile(target: Target) -> str:
     """A profile that no worker takes, for the coordinator to hand out."""
     large, _ = introduce(target, at_coordinator(target, profile=b"x" * 20_000))
@@ -361,7 +378,8 @@ def foreign_manifests(target: Target) -> Iterator[Callable[[], str]]:
         return FOREIGN[len(came) % len(FOREIGN)]
 
     def once() -> str:
-        code, said = join_through(address, Path(folder) / f"j{len(came)}", "j", target.joiner)
+        joiner = target.certificates.joiner if target.certificates else None
+        code, said = join_through(address, Path(folder) / f"j{len(came)}", "j", joiner)
         if target.known is not None and "not of this run's authority" in said:
             return AT_THE_HANDSHAKE
         expect(code == 4 and said.count("\n") == 1, f"exit code {code}:", said)
@@ -392,5 +410,6 @@ ON_ROUNDS: dict[str, Attack] = {
     "a ghost at another's address": repeated(ghost_elsewhere),
     "another's result and end": repeated(forged_result),
     "another's life, to the coordinator": repeated(forged_introduction),
+    "another's token, to the coordinator": repeated(borrowed_token),
     "a profile of 20 kB, to it": repeated(spoiling_profile),
 }

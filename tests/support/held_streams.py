@@ -39,7 +39,7 @@ async def hold_streams(
     nothing has been taken for `quiet_s`; the tasks hold the streams until they are cancelled.
     """
     held, changed = Held(count), asyncio.Event()
-    channels = [_channel(address, identity) for _ in range(connections)]
+    channels = [channel_of(address, identity) for _ in range(connections)]
 
     async def fill(call: "aio.StreamStreamCall[bytes, bytes]") -> None:
         for message in chain(messages, repeat(messages[-1]) if messages else ()):
@@ -72,7 +72,7 @@ async def hold_streams(
     return held, tasks
 
 
-def _channel(address: str, identity: Identity | None) -> aio.Channel:
+def channel_of(address: str, identity: Identity | None) -> aio.Channel:
     options = [
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),

@@ -8,16 +8,22 @@ LIES from the start. Of INSIDERS it is one when it gets SIGUSR1, and honest unti
 """
 
 import asyncio
+import datetime
+import math
+import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from grpc.aio import _utils as grpc_deadlines
 from torch import Tensor
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -25,9 +31,11 @@ from murmuration.worker import wire
 from murmuration.worker.cli import main
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.identity import certificates, renewal
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.membership.evidence import Reachability
 from murmuration.worker.node.node import Node
+from murmuration.worker.pipeline.stage_call import StageCall, StageReply
 from murmuration.worker.training.mailbox import Begin
 from murmuration.worker.transport import Stream
 from tests.support import false_means
@@ -35,6 +43,7 @@ from tests.support import false_means
 Change = Callable[[Node], None]
 _for_good = ExitStack()
 _NEARLY_LATE_S, _STANDSTILL_S = 3.0, 10.0
+_CLOCK_BACK_S, _SHIFTED = 25 * 3600.0, "MURMUR_TESTS_CLOCK_IS_BACK"
 
 # ------------------------------------------------------------------------ what it contributes
 
@@ -157,6 +166,62 @@ def ends_and_names(node: Node, other: str) -> None:
 # ------------------------------------------------------------------------------------ its time
 
 
+def trickles(node: Node) -> None:
+    """It sends 64 bytes a second of what it contributes, and of what it answers."""
+
+    async def slowly(kind: Any, payload: wire.Payload, offset: int, stream: Stream) -> None:
+        for message, _ in wire.frame_messages(kind, [payload.raw], offset, 64):
+            await asyncio.sleep(1)
+            await stream.send(message)
+
+    async def give(reduction: wire.Reduction, offset: int, stream: Stream) -> None:
+        await stream.send(wire.reduction_to_message(reduction.header))
+        await slowly(pb.ExchangeDown, reduction.payload, offset, stream)
+
+    async def send(_round: Any, part: Any, stream: Stream, offset: int) -> None:
+        await slowly(pb.ExchangeUp, part.payload, offset, stream)
+
+    rounds: Any = node._own_rounds
+    (reducer,) = node._reducers
+    rounds._send, reducer._give = send, give  # type: ignore[method-assign]
+
+
+def begins_again(node: Node) -> None:
+    """Each second it says that it was started again, and ends what it was doing for others."""
+    rules = node.gossip.rules
+    rules._put(replace(rules.me, epoch=rules.me.epoch + 1, incarnation=0, heartbeat=0))
+    node.gossip.update()
+    for caller in [*node.server._open]:
+        node.server.end_streams_of(caller)
+    for fragment in range(node.context.fragments):
+        node.give_up(fragment, "it begins again")
+    asyncio.get_running_loop().call_later(1.0, begins_again, node)
+
+
+def clock_goes_back(_: object = None) -> None:
+    """Of this machine, which is honest; by 25 hours."""
+    wall, wall_ns = time.time, time.time_ns
+
+    class Date(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Date":
+            return super().now(tz) - datetime.timedelta(seconds=_CLOCK_BACK_S)
+
+    time.time = lambda: wall() - _CLOCK_BACK_S
+    time.time_ns = lambda: wall_ns() - int(_CLOCK_BACK_S * 1e9)
+    shifted: Any = SimpleNamespace(**{**vars(datetime), "datetime": Date})
+    certificates.datetime = renewal.datetime = shifted
+    deadlines: Any = grpc_deadlines  # the clock of gRPC's core is not set back with them
+    deadlines.time = SimpleNamespace(time=wall)
+
+
+def restarts_with_its_clock_back(_: Node) -> None:
+    """At once, as after a power cut."""
+    os.environ[_SHIFTED] = "1"
+    again = ("-m", "tests.support.liar", "goes on: all are honest", *sys.argv[1:])
+    os.execv(sys.executable, [sys.executable, *again])
+
+
 def contributes_late(node: Node, late_s: float) -> None:
     rounds: Any = node._own_rounds
     honest = rounds.begin
@@ -235,8 +300,8 @@ def answers_no_lease(node: Node) -> None:
 # ------------------------------------------------------------------------- what it reduces
 
 
-def reduces_falsely(node: Node, kind: str) -> None:
-    _for_good.enter_context(false_means.reducing_falsely(node.context.me, false_means.LIES[kind]))
+def reduces_falsely(node: Node, lie: false_means.Lie) -> None:
+    _for_good.enter_context(false_means.reducing_falsely(node.context.me, lie))
 
 
 def closes(node: Node, change: Callable[[DueMean, str], DueMean]) -> None:
@@ -255,25 +320,75 @@ def names_a_ghost(node: Node) -> None:
     _for_good.enter_context(false_means.reducing_falsely(node.context.me, lie, ghost="ghost"))
 
 
-def with_ghosts(due: DueMean, _: str) -> DueMean:
-    """As many joiners as are taken."""
-    ghosts = tuple(f"ghost {n}" for n in range(4))
+def with_ghosts(due: DueMean, _: str, number: int = 4) -> DueMean:
+    """As many joiners as are taken, or more."""
+    ghosts = tuple(f"ghost {n}" for n in range(number))
     return replace(due, joiners=ghosts if due.key.round % 4 == due.key.shard else ())
+
+
+def gives_otherwise(node: Node, change: Callable[[memoryview, int], Any]) -> None:
+    """The bytes of each answer of this reducer are changed, by how many were before; what it takes
+    itself is not."""
+    (reducer,) = node._reducers
+    give, times = reducer._give, count()
+
+    async def other(reduction: wire.Reduction, offset: int, stream: Stream) -> None:
+        payload = wire.Payload.of(memoryview(change(reduction.payload.raw, next(times))).cast("B"))
+        await give(
+            wire.Reduction(replace(reduction.header, hash=payload.hash), payload), offset, stream
+        )
+
+    reducer._give = other  # type: ignore[method-assign]
 
 
 def gives_other_bytes(node: Node) -> None:
     """Each answer of this reducer is another mean."""
-    (reducer,) = node._reducers
-    context, give, times = node.context, reducer._give, count()
+    gives_otherwise(
+        node, lambda raw, times: (torch.frombuffer(raw, dtype=torch.float) + 1e-3 * times).numpy()
+    )
 
-    async def other(reduction: wire.Reduction, offset: int, stream: Stream) -> None:
-        codec, raw = context.reduction_codec, reduction.payload.raw
-        values = wire.decode(codec, raw, len(raw) // 4) + 1e-3 * next(times)
-        payload = wire.Payload.of(wire.encode(codec, values))
-        header = reduction.header.__class__(**{**vars(reduction.header), "hash": payload.hash})
-        await give(wire.Reduction(header, payload), offset, stream)
 
-    reducer._give = other  # type: ignore[method-assign]
+# ---------------------------------------------------------------------------- what it says besides
+
+
+def revokes_falsely(node: Node, number: int = 40_000) -> None:
+    """So many entries that the authority has not signed are in each of its answers."""
+    expulsions: Any = node._expulsions
+    false = [pb.Revocation(subject="peer/w0", signature=bytes(64))] * number
+    expulsions.hash, expulsions.part = 1, lambda: false
+
+
+def calls_with(node: Node, shape: tuple[int, int, int]) -> None:
+    """It sends values of that shape on to other stages, or to an origin for the loss, and answers
+    its own callers with what it was sent."""
+    assert node.stages is not None
+    forwarder: Any = node.stages._forwarder
+    honest = forwarder._call
+
+    async def call(peer: str, call: StageCall, values: memoryview) -> StageReply:
+        false = memoryview(bytes(4 * math.prod(shape)))
+        try:
+            return await honest(peer, replace(call, shape=shape), false)
+        except wire.WireError:
+            return StageReply(values, (peer,))
+
+    forwarder._call = call
+
+
+def contributes_once(value: float) -> Change:
+    """Once it contributes this in one place."""
+
+    def change(_: Node) -> None:
+        values = [value]
+
+        def lie(honest: Tensor) -> Tensor:
+            honest = honest.clone()
+            honest.view(-1)[3] += values.pop() if values else 0.0
+            return honest
+
+        contribute_instead(lie)
+
+    return change
 
 
 # ------------------------------------------------------------------------------ as a program
@@ -289,27 +404,42 @@ LATE: dict[str, Change] = {
     "answers garbage": gives_garbage,
     "refuses all": refuses,
     "does nothing": does_nothing,
+    "trickles": trickles,
+}
+# Whoever is one of these is honest, and is to contribute in the end.
+HONEST: dict[str, Change] = {
+    "goes on: all are honest": lambda node: None,
+    "its clock is set back by 25 h": clock_goes_back,
+    "a restart with its clock back by 25 h": restarts_with_its_clock_back,
 }
 INSIDERS: dict[str, Change] = {
     "leaves": lambda node: signal.raise_signal(signal.SIGTERM),
-    "goes on: all are honest": lambda node: None,
+    **HONEST,
     "hangs a shard, then a state of 3.0": hangs_then_lies,
     "two with one state of 3.0, done": partial(lie, ahead=12),
     "late to one, then a near state": partial(late_to_one_then_near, other="w1"),
     "momentum of 1e8": partial(lie, ahead=12, value=None, momentum=1e8),
-    "means of 1e4": partial(reduces_falsely, kind="1e4"),
-    "means times -20": partial(reduces_falsely, kind="-20 times"),
-    "its first mean again": partial(reduces_falsely, kind="stale"),
-    "means of 0": partial(reduces_falsely, kind="zero"),
+    "means of 1e4": partial(reduces_falsely, lie=false_means.LIES["1e4"]),
+    "means times -20": partial(reduces_falsely, lie=false_means.LIES["-20 times"]),
+    "its first mean again": partial(reduces_falsely, lie=false_means.LIES["stale"]),
+    "means of 0": partial(reduces_falsely, lie=false_means.LIES["zero"]),
+    "means of NaN": partial(gives_otherwise, change=lambda raw, _: b"\xff" * len(raw)),
     "counts only itself": partial(closes, change=false_means.only_itself),
     "counts itself, and turns it": counts_itself_turned,
     "scales all to nothing": partial(closes, change=false_means.next_to_nothing),
     "names a ghost as contributor": names_a_ghost,
     "names four ghosts as joiners": partial(closes, change=with_ghosts),
+    "names 20,000 joiners": partial(closes, change=partial(with_ghosts, number=20_000)),
     **LATE,
+    "begins again each second": begins_again,
     "other bytes to each peer": gives_other_bytes,
     "two that ended: w1 is not reached": partial(ends_and_names, other="w1"),
     "answers no lease": answers_no_lease,
+    "answers 40,000 false revocations": revokes_falsely,
+    "kseed: contributes 1e6 once": contributes_once(1e6),
+    "stages: calls of another width": partial(calls_with, shape=(2, 32, 48)),
+    "stages: calls of another length": partial(calls_with, shape=(2, 48, 32)),
+    "stages: losses of another width": partial(calls_with, shape=(2, 32, 48)),
 }
 
 
@@ -328,6 +458,8 @@ def change_when_told(change: Change) -> None:
 
 
 if __name__ == "__main__":
+    if os.environ.get(_SHIFTED):
+        clock_goes_back()
     if (name := sys.argv.pop(1)) in LIES:
         contribute_instead(LIES[name])
     else:

@@ -17,11 +17,17 @@ class Certificates:
     members: of the run, and mean harm.
     joiner: of the run, and honest.
     outsider: of an authority of its own, with the run's to check others by.
+    tokens: that never enrolled.
+    expelled: members once.
+    namesake: a member that is called as the first token.
     """
 
     members: Sequence[Identity]
     joiner: Identity
     outsider: Identity
+    tokens: Sequence[Identity]
+    expelled: Sequence[Identity]
+    namesake: Identity
 
 
 @contextmanager
@@ -56,7 +62,7 @@ def coordinated_swarm(
     certificates: Certificates | None = None
     with running_swarm(count, out, *settings) as swarm:
         if encrypted:
-            authority = Authority.make(out / "authority")
+            authority = Authority.make(out / COORDINATOR)
             for name in swarm.names:
                 authority.new_identity(Role.PEER, name).save(out / name)
             authority.new_identity(Role.COORDINATOR, COORDINATOR).save(out / COORDINATOR)
@@ -66,7 +72,14 @@ def coordinated_swarm(
             )
             foreign = Authority.make(out / "foreign").new_identity(Role.PEER, "mallory0")
             outsider = replace(foreign, authority=first.authority)
-            certificates = Certificates([first, *others[:-1]], others[-1], outsider)
+            tokens = [authority.create_token().identity for _ in range(4)]
+            expelled = [authority.new_identity(Role.PEER, f"expelled{n}") for n in range(4)]
+            for each in expelled:
+                authority.expel(each.name)
+            namesake = authority.new_identity(Role.PEER, tokens[0].name)
+            certificates = Certificates(
+                [first, *others[:-1]], others[-1], outsider, tokens, expelled, namesake
+            )
         coordinator = WorkerProcess(
             ["coordinator", "--listen", address, "--out", str(out / COORDINATOR), "--json"],
             COORDINATOR,

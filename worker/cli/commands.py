@@ -170,7 +170,9 @@ class WorkerFlags:
             folder=self.out,
             default_name=_default_name(self.out),
             name=self.name,
-            token=token_from(self.token, self.token_file),
+            token=token_from(
+                self.token, self.token_file, tell=lambda line: click.echo(line, err=True)
+            ),
             insecure=self.insecure,
             public=self.addresses.public,
             listen=self.listen,

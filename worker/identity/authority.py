@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from filelock import FileLock, Timeout
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.files import read_json
 from murmuration.worker.identity.certificates import (
     FOLDER,
     Identity,
@@ -46,6 +47,7 @@ _AUTHORITY_VALID_S = 10 * PEER_VALID_S
 _KEY, _CERTIFICATE, _LEDGER = "authority.key", "authority.pem", "ledger.json"
 _LOCK_S = 5.0
 _PACE_S, _MOST_RENEWED = 30.0, 4096
+_MOST_AGAIN = 16  # certificates of one token within that time, that let nobody else in
 _KEPT = 256  # tokens that have ended and are still listed
 MOST = 4096  # revocations in a run; a peer holds about a megabyte of them
 REVOCATION = b"murmuration revocation\0"  # what a signature of one begins with
@@ -84,7 +86,8 @@ class Authority:
 
     def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
         self._folder, self._key, self.certificate = folder / FOLDER, key, certificate
-        self._renewed_s: dict[str, float] = {}  # when, by name
+        # By who has asked: since when, and how many certificates it was given.
+        self._given: dict[str, tuple[float, int]] = {}
 
     @classmethod
     def load(cls, folder: Path) -> "Authority | None":
@@ -94,6 +97,7 @@ class Authority:
             return None
         try:
             check_private(kept / _KEY)
+            check_private(kept / _LEDGER, writing=True)
             key = serialization.load_pem_private_key((kept / _KEY).read_bytes(), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 raise ValueError("not ECDSA")
@@ -224,9 +228,11 @@ class Authority:
         if name.startswith(TRIAL):
             ledger = self._read()
             _admit(ledger, token_id, name.removeprefix(TRIAL), fingerprint(key), holder)
+            self._check_pace(subject(Role.TOKEN, token_id), _MOST_AGAIN)
             return self._sign(key, Role.PEER, f"{TRIAL}{token_id}", _TRIAL_VALID_S)
         with self._ledger() as ledger:
-            _admit(ledger, token_id, name, fingerprint(key), holder)
+            if not _admit(ledger, token_id, name, fingerprint(key), holder):
+                self._check_pace(subject(Role.TOKEN, token_id), _MOST_AGAIN)
         return self._sign(key, Role.PEER, name, PEER_VALID_S)
 
     def renew(
@@ -257,19 +263,23 @@ class Authority:
         if role is Role.PEER:
             _check_not_expelled(self._read(), name)
         if paced:
-            self._check_pace(name)
+            self._check_pace(subject(role, name), 1)
         return self._sign(key, role, name, PEER_VALID_S)
 
     # --------------------------------------------------------------------------------- inside
 
-    def _check_pace(self, name: str) -> None:
-        """Raises IdentityError: a member renews without end. An honest one asks once a minute."""
+    def _check_pace(self, who: str, most: int) -> None:
+        """Raises IdentityError: one asks for certificates without end. An honest member renews once
+        a minute, and a newcomer asks again where an answer was lost."""
         now = time.monotonic()
-        if now < self._renewed_s.get(name, -math.inf) + _PACE_S:
-            raise IdentityError(f"the certificate of {name} was renewed in the last {_PACE_S:g} s")
-        if len(self._renewed_s) >= _MOST_RENEWED:
-            self._renewed_s.clear()
-        self._renewed_s[name] = now
+        since, given = self._given.get(who, (-math.inf, 0))
+        if now >= since + _PACE_S:
+            since, given = now, 0
+        if given >= most:
+            raise IdentityError(f"{who} was given a certificate in the last {_PACE_S:g} s")
+        if len(self._given) >= _MOST_RENEWED:
+            self._given.clear()
+        self._given[who] = since, given + 1
 
     def _sign(self, key: ec.EllipticCurvePublicKey, role: Role, name: str, valid_s: float) -> bytes:
         return signed_certificate(self.certificate, self._key, key, role, name, valid_s)
@@ -277,14 +287,16 @@ class Authority:
     def _read(self) -> dict[str, Any]:
         """Raises IdentityError."""
         path = self._folder / _LEDGER
+        parts = ("tokens", "names", "revoked")
         try:
-            ledger = json.loads(path.read_bytes())
+            ledger: dict[str, Any] = read_json(path)
+            if not all(isinstance(ledger[part], dict) for part in parts):
+                raise ValueError("it is no ledger")
+            return ledger
         except FileNotFoundError:
-            return {"tokens": {}, "names": {}, "revoked": {}}
-        except (OSError, ValueError) as error:
+            return {part: {} for part in parts}
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise IdentityError(f"{path} cannot be read: {error}") from error
-        assert isinstance(ledger, dict)
-        return ledger
 
     @contextmanager
     def _ledger(self) -> Iterator[dict[str, Any]]:
@@ -355,8 +367,9 @@ def enrol(
     return pb.EnrolReply(certificate=certificate)
 
 
-def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: str | None) -> None:
-    """Counts a peer with that key among those of a token. Raises IdentityError."""
+def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: str | None) -> bool:
+    """Counts a peer with that key among those of a token. Returns whether it is a new one. Raises
+    IdentityError."""
     _check_not_expelled(ledger, name)
     token = ledger["tokens"].get(token_id)
     if token is None:
@@ -366,7 +379,7 @@ def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: 
     if time.time() >= token["expires"]:
         raise IdentityError(f"token {token_id} has expired")
     if token["admitted"].get(mark) == name:
-        return
+        return False
     if len(token["admitted"]) >= token["uses"]:
         raise IdentityError(
             f"token {token_id} has let in {len(token['admitted'])} of {token['uses']}: it is used "
@@ -378,6 +391,7 @@ def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: 
             f"another key has the name {name!r} in this run; choose another with --name"
         )
     token["admitted"][mark] = name
+    return True
 
 
 def _check_not_expelled(ledger: dict[str, Any], name: str) -> None:

@@ -101,8 +101,9 @@ class Identity:
         kept = folder / FOLDER
         if not (kept / _CERTIFICATE).exists():
             return None
-        if (kept / _KEY).exists():
-            check_private(kept / _KEY)
+        check_private(kept / _KEY)
+        for name in (_CERTIFICATE, _AUTHORITY):
+            check_private(kept / name, writing=True)
         try:
             parts = [(kept / name).read_bytes() for name in (_KEY, _CERTIFICATE, _AUTHORITY)]
             identity = cls.of(*parts)
@@ -386,12 +387,13 @@ def write_secret(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def check_private(path: Path) -> None:
-    """Raises IdentityError: anybody on this machine can read or change the key. A group may: some
-    systems set one as they mount a volume."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & 0o007:
-        raise IdentityError(f"{path} has mode {mode:o}, so that others have the key: chmod 600 it")
+def check_private(path: Path, *, writing: bool = False) -> None:
+    """Raises IdentityError: anybody on this machine can read or change the file, or, where that is
+    what counts, can write it. A group may: some systems set one as they mount a volume."""
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0
+    if os.name == "posix" and mode & (0o002 if writing else 0o007):
+        can = "change" if writing else "have"
+        raise IdentityError(f"{path} has mode {mode:o}, so that others {can} it: chmod 600 it")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import binascii
 import datetime
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from murmuration.worker.identity.certificates import (
     Identity,
     IdentityError,
     Role,
+    check_private,
     key_to_pem,
 )
 
@@ -83,14 +84,22 @@ class Token:
 
 
 def token_from(
-    typed: str | None, file: Path | None, environment: Mapping[str, str] = os.environ
+    typed: str | None,
+    file: Path | None,
+    environment: Mapping[str, str] = os.environ,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Token | None:
-    """The token that a user gives, by one of three ways. Raises IdentityError."""
+    """The token that a user gives, by one of three ways. Args: tell: takes a warning. Raises
+    IdentityError."""
     if typed and file:
         raise IdentityError("--token and --token-file: one or the other")
     if file is not None:
         try:
             typed = file.read_text(encoding="utf-8")
+            if file.is_file():  # what mounts secrets may have let others read them
+                check_private(file)
+        except IdentityError as error:
+            tell(f"warning: {error}")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text"
             raise IdentityError(f"--token-file {file}: {reason}") from error

@@ -7,6 +7,7 @@ asks the one that has refused it to be its relay, and comes again.
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -59,7 +60,9 @@ class FirstContact:
     ) -> None:
         self.gossip, self._manifest, self._packed = gossip, manifest, manifest.pack()
         self._transport, self._clock, self._ways = transport, clock, ways
-        self._dialling = asyncio.Semaphore(_DIALS)
+        self._dialling: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_DIALS)
+        )  # by the caller's certificate: what one asks for delays nobody else
         self._seconds_asked = 0
         self._undialled_since: float | None = None
 
@@ -72,12 +75,13 @@ class FirstContact:
 
     async def serve(self, request: bytes, caller: Caller) -> bytes:
         """First contact: refuses another run, tells a peer without a manifest what the run is."""
-        reply = await self._reply(wire.parse(pb.JoinRequest, request), caller_host(caller.address))
+        reply = await self._reply(wire.parse(pb.JoinRequest, request), caller)
         if reply.refusal:
             reply.manifest = self._packed
         return reply.SerializeToString()
 
-    async def _reply(self, join: pb.JoinRequest, seen_from: str) -> pb.JoinReply:
+    async def _reply(self, join: pb.JoinRequest, caller: Caller) -> pb.JoinReply:
+        seen_from = caller_host(caller.address)
         if not join.manifest:
             now_ms = time.time_ns() // 1_000_000
             return pb.JoinReply(manifest=self._packed, seen_from=seen_from, time_ms=now_ms)
@@ -99,7 +103,7 @@ class FirstContact:
             return pb.JoinReply(refusal=taken)
         if joins and (later := self._later_process(member)) is not None:
             return pb.JoinReply(members=[later])
-        unreached = await self._dial_back(member, alone=join.dial_only)
+        unreached = await self._dial_back(member, caller.name, alone=join.dial_only)
         if unreached is not None:
             seen = f" (calls come from {seen_from})" if seen_from else ""
             refusal = f"{unreached} at {member.address}, which it advertises{seen}"
@@ -143,7 +147,7 @@ class FirstContact:
         sender = await self.gossip.exchange(known.peer, known.address, timeout_s)
         return known.address if sender == member.peer else None
 
-    async def _dial_back(self, member: Member, *, alone: bool) -> str | None:
+    async def _dial_back(self, member: Member, caller: str, *, alone: bool) -> str | None:
         """The peer that cannot dial a newcomer: this one, or, unless it is to answer alone, another
         that it asks. None when the newcomer may become a member: no round would wait for a peer
         that cannot be reached."""
@@ -153,7 +157,7 @@ class FirstContact:
             if known.peer == member.peer
         ):
             return None
-        async with self._dialling:
+        async with self._dialling[caller]:
             second = None if alone else asyncio.ensure_future(self._second_dial(member))
             if not await self.gossip.answers(member.peer, member.address, _DIAL_S):
                 if second is not None:

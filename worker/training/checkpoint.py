@@ -182,8 +182,11 @@ def _mark(manifest: object) -> str:
 
 
 def _key(state: Path) -> bytes:
-    """Made once, readable by this user alone. Raises OSError."""
+    """Made once, readable by this user alone; made anew where others can read it. Raises
+    OSError."""
     path = state / "murmuration" / "checkpoint-key"
+    if os.name == "posix" and path.exists() and path.stat().st_mode & 0o007:
+        path.unlink()
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, made = tempfile.mkstemp(dir=path.parent)

@@ -114,6 +114,16 @@ def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Path) ->
         with calling(address, token.identity) as stubs:
             refused.append(stubs.enrol("w1"))
             assert not stubs.enrol("w2").refusal
+        gone = run.new_identity(Role.PEER, "gone")
+        run.expel("gone")
+        with calling(address, gone) as stubs:
+            for call, asked in (
+                (stubs.members.Introduce, request("gone")),
+                (stubs.entry.Status, pb.StatusRequest()),
+                (stubs.entry.Join, pb.JoinRequest()),
+            ):
+                with pytest.raises(grpc.RpcError, match="peer gone was expelled"):
+                    call(asked, timeout=10)
         return [reply.refusal for reply in refused]
 
     async def scenario() -> None:

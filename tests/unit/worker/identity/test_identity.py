@@ -129,6 +129,23 @@ def test_the_same_key_may_ask_again_when_an_answer_was_lost(run: Authority) -> N
         assert Identity.of(key_to_pem(key), certificate, run.certificate).name == "w1"
     with pytest.raises(IdentityError, match="used up"):  # but under no other name
         run.admit(token.id, "w2", request_for(key))
+    again, asked = run.create_token(), request_for(key)
+    for token_id, name in ((token.id, "w1"), (again.id, f"{TRIAL}w3")):
+        asking = pb.EnrolRequest(name=name, request=asked)
+        replies = [enrol(run, asking, Role.TOKEN, token_id) for _ in range(30)]
+        assert "in the last 30 s" in replies[-1].refusal
+
+
+@pytest.mark.parametrize("garbage", [b"[" * 200_000, b"[]", b"{}", b'{"tokens": 3}', b"x"])
+def test_a_garbled_ledger_is_told_in_one_line(
+    run: Authority, tmp_path: Path, garbage: bytes
+) -> None:
+    run.create_token()
+    (ledger,) = tmp_path.rglob("ledger.json")
+    ledger.write_bytes(garbage)
+    for read in (run.tokens, run.revocations, run.create_token):
+        with pytest.raises(IdentityError, match="cannot be read"):
+            read()
 
 
 def test_one_name_has_one_key(run: Authority) -> None:
@@ -372,7 +389,12 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> Non
     key.chmod(0o660)  # a volume's group
     assert load(tmp_path) is not None
     key.chmod(0o644)
-    with pytest.raises(IdentityError, match="has mode 644, so that others have the key: chmod 600"):
+    with pytest.raises(IdentityError, match="has mode 644, so that others have it: chmod 600 it"):
+        load(tmp_path)
+    key.chmod(0o600)
+    beside = key.with_name("authority.pem" if name == "key.pem" else "ledger.json")
+    beside.chmod(0o666)
+    with pytest.raises(IdentityError, match="has mode 666, so that others change it"):
         load(tmp_path)
 
 
