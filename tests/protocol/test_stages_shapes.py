@@ -1,15 +1,11 @@
 """A member of a stage that calls others with activations of another shape: it harms its own calls
 alone, and the others go on."""
 
-import math
-from dataclasses import replace
-
 import pytest
 
-from murmuration.worker import wire
-from murmuration.worker.pipeline.stage_call import StageCall, StageReply
 from tests.protocol.stage_swarm import BATCH, CONTEXT, HIDDEN, StagedProblem, StageSwarm
 from tests.protocol.virtual_time import run
+from tests.support.liar import calls_with
 
 THREE = StagedProblem(count=3, layers=3, microbatches=2, steps=1000)
 SHAPES = {
@@ -19,24 +15,6 @@ SHAPES = {
     "short": (BATCH, CONTEXT - 1, HIDDEN),
     "batches": (BATCH + 1, CONTEXT, HIDDEN),
 }
-
-
-def calls_with(swarm: StageSwarm, name: str, shape: tuple[int, int, int]) -> None:
-    """From now on the peer sends values of that shape on, and answers its own callers with what it
-    was sent."""
-    node = swarm[name].node.stages
-    assert node is not None
-    forwarder = node._forwarder
-    honest = forwarder._call
-
-    async def call(peer: str, call: StageCall, values: memoryview) -> StageReply:
-        false = memoryview(bytes(4 * math.prod(shape)))
-        try:
-            return await honest(peer, replace(call, shape=shape), false)
-        except wire.WireError:
-            return StageReply(values, (peer,))
-
-    forwarder._call = call  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
@@ -56,7 +34,7 @@ def test_calls_of_another_shape_end_alone(
                 if not known:
                     stages.context.activation_shape = None
             await swarm.reached(3)
-            calls_with(swarm, liar, shape)
+            calls_with(swarm[liar].node, shape)
             await swarm.reached(12, limit_s=120)
             assert all(peer.train.error is None for peer in swarm.alive)
             told = [text for p in swarm.alive for text in p.warnings]
@@ -75,7 +53,7 @@ def test_torchs_error_names_the_caller() -> None:
                 assert stages is not None
                 stages.context.activation_shape = None
             await swarm.reached(3)
-            calls_with(swarm, "1a", SHAPES["width"])
+            calls_with(swarm["1a"].node, SHAPES["width"])
             await swarm.until(lambda: bool(swarm["2a"].of_kind("warning")), 20)
             (told,) = swarm["2a"].of_kind("warning")
             assert str(told["text"]).startswith("a stage call of 1a has failed: forward: ")
