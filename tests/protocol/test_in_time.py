@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 
 from murmuration.algorithms.plan import Plan
+from murmuration.worker.exchange.round_context import RoundConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from tests.support.liar import LATE
 
-PROBLEM = Problem(plan=Plan(inner_steps=5), steps=1_000_000)
+# At the floor the payload takes 10 s: many rounds.
+FLOOR = RoundConfig(floor_mbps=8e-6 * 1200 / 10)
+PROBLEM = Problem(plan=Plan(inner_steps=5), steps=1_000_000, rounds=FLOOR)
 ROUND_S = 0.55
+MOST_SLOW = 3  # rounds that take more than three times as long as usual
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,12 @@ def test_whoever_is_late_again_and_again_is_named_and_not_waited_for(others: str
             honest = [swarm[name] for name in others]
             await swarm.until(lambda: min(swarm["a"].versions) >= 4, 60)
             LATE[lie](swarm["d"].node)
-            await swarm.until(lambda: all(peer.warnings for peer in honest), 30)
+            slow = 0
+            while not all(peer.warnings for peer in honest):
+                began, version = swarm.loop.time(), min(swarm["a"].versions)
+                await swarm.until(lambda: min(swarm["a"].versions) > version, 30)  # noqa: B023
+                slow += swarm.loop.time() - began > 3 * ROUND_S
+            assert slow <= MOST_SLOW
             before = min(swarm["a"].versions)
             await swarm.sleep(11)
             assert min(swarm["a"].versions) >= before + 0.9 * 11 / ROUND_S
@@ -35,6 +44,23 @@ def test_whoever_is_late_again_and_again_is_named_and_not_waited_for(others: str
                 (told,) = peer.warnings
                 assert told.startswith("d ")
                 assert peer.of_kind("adopted") == peer.of_kind("round_failed") == []
+
+    run(scenario())
+
+
+def test_a_link_that_becomes_slow_is_waited_for() -> None:
+    """What has begun to come is waited for, and in later rounds for as long as it took."""
+    problem = replace(PROBLEM, layers=(40_000,), rounds=RoundConfig(floor_mbps=0.1))
+
+    async def scenario() -> None:
+        async with Swarm(problem) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: min(swarm["a"].versions) >= 4, 60)
+            swarm.links_mbps["d"] = 0.3
+            await swarm.sleep(40)
+            for peer in swarm.alive:
+                assert not peer.warned("in vain")
+                assert {event["contributors"] for event in peer.of_kind("round")} == {4}
 
     run(scenario())
 

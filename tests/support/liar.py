@@ -395,6 +395,7 @@ def contributes_once(value: float) -> Change:
 
 LATE: dict[str, Change] = {
     "contributes 15 s late": partial(contributes_late, late_s=15.0),
+    "contributes 7 s late": partial(contributes_late, late_s=7.0),
     "contributes 4.5 s late": partial(contributes_late, late_s=4.5),
     "contributes nothing": contributes_nothing,
     "reduces 15 s late": partial(reduces_late, late_s=15.0),

@@ -119,8 +119,8 @@ class RoundConfig:
     Args:
         quorum: share of the awaited contributions that must be there before a round may close
             without the rest.
-        grace_s: how long the rest is waited for from then on, at most, on top of the time that the
-            payload takes at `floor_mbps`: three times as long as rounds take, and at least 5 s.
+        grace_s: how long the rest is waited for from then on, at most, on top of the time that its
+            last contributions took on their way: three times as long as rounds take, at least 5 s.
         floor_mbps: the slowest link that is planned for, Mbit/s.
         patience_s: how long a partner that has not come to a round of pairs is waited for.
         retry_s: between two tries of one exchange.

@@ -2,7 +2,7 @@
 
 A shard closes when everyone awaited has contributed, or when a quorum has and the grace is over.
 The grace follows the time that rounds take, and is short for peers that are known to be slower
-(`Patience`).
+(`Patience`). What a peer's last contribution took on its way comes on top.
 It closes once: later offers get the same answer. A successor takes over a shard when it sees no
 peer before itself in the shard's order that may reduce it. It hands the shard back as long as it
 has not closed it.
@@ -13,7 +13,7 @@ reducer which died while answering gives the answer that others may already have
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from statistics import median, quantiles
@@ -100,17 +100,17 @@ class Patience:
     def waited(self, fragment: int, round_: int, seconds: float) -> None:
         """A round has waited so long for late peers, whether they have come or not."""
         long = self._long.setdefault(fragment, deque(maxlen=_SPARED))
-        if round_ not in long and seconds > self._usual_s(fragment, _LEAST_AGAIN_S):
+        if round_ not in long and seconds > self.habit_s(fragment):
             long.append(round_)
 
     def usual_s(self, fragment: int, round_: int, peers: int) -> float:
         """Three usual rounds, from the quorum on; of two peers nobody knows which one is slow."""
         long = [at for at in self._long.get(fragment, ()) if at < round_ < at + _SPARED_OF]
         spares = peers <= 2 or len(long) < _SPARED
-        least_s = _LEAST_GRACE_S if spares else _LEAST_AGAIN_S
-        return self._usual_s(fragment, least_s)
+        return self.habit_s(fragment, _LEAST_GRACE_S if spares else _LEAST_AGAIN_S)
 
-    def _usual_s(self, fragment: int, least_s: float) -> float:
+    def habit_s(self, fragment: int, least_s: float = _LEAST_AGAIN_S) -> float:
+        """How late a peer may be in each round: three usual ones, where none is spared."""
         if (took_s := self._took_s.get(fragment)) is None:
             return self._most_s
         return min(self._most_s, max(least_s, _USUAL_ROUNDS * median(took_s)))
@@ -147,7 +147,7 @@ class DueMean:
         attempt: tells it from others of the same shard.
         alike: groups that contribute the same, bit for bit.
         left_out: peers in quarantine, whose contributions do not count.
-        missing: the peers that were waited for in vain.
+        late: the peers that were waited for in vain, or for longer than one may in each round.
         last: the peer whose contribution came last.
     """
 
@@ -161,29 +161,29 @@ class DueMean:
     factors: tuple[float, ...]
     alike: tuple[Group, ...]
     left_out: Group
-    missing: Group
+    late: Group
     joiners: Group
     last: str
 
 
 @dataclass(eq=False)
 class OpenShard:
-    """`begun`: a contribution has been whole here; `contributors` came in this order; `computing`
+    """`begun`: a contribution has been whole here; `contributors` came at these times; `computing`
     numbers the mean on its way; a quarter of the awaited, and a quorum, were here at these times.
     """
 
     contributions: dict[str, PeerContribution] = field(default_factory=dict)
-    contributors: dict[str, None] = field(default_factory=dict)
+    contributors: dict[str, float] = field(default_factory=dict)
     begun: bool = False
     quarter_at: float | None = None
     quorum_at: float | None = None
     computing: int | None = None
 
-    def contributed(self, peer: str) -> None:
-        """All that the peer gives is here and verified."""
+    def contributed(self, peer: str, now: float) -> None:
+        """All that the peer gives is here and verified, at monotonic time `now` (s)."""
         self.begun = True
         self.contributors.pop(peer, None)
-        self.contributors[peer] = None
+        self.contributors[peer] = now
 
     def gave_damaged(self, peer: str, contribution: PeerContribution) -> None:
         """All of it is here, and cannot be averaged."""
@@ -214,6 +214,7 @@ class ReducedShards:
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
         self._norms: dict[tuple[int, int], dict[str, float]] = {}
         self._latest: dict[tuple[int, str], int] = {}  # round that a live peer has begun
+        self._took_s: dict[tuple[int, str], float] = {}  # its last contribution, to come here
 
     def version(self, fragment: int) -> int | None:
         """Of this peer's own state; None as long as it has none."""
@@ -278,6 +279,19 @@ class ReducedShards:
             at = key.fragment, peer
             self._latest[at] = max(key.round, self._latest.get(at, key.round))
 
+    def came(self, key: ShardKey, peer: str, seconds: float) -> None:
+        """All of a peer's contribution is here, so long after its header."""
+        if self.view.live(peer):
+            self._took_s[key.fragment, peer] = seconds
+
+    def transfer_s(self, fragment: int, peers: Iterable[str]) -> float:
+        """How long it takes to get to the slowest of these and back, by their last contributions;
+        at most, and for one that has given nothing yet, what the payload takes at the floor."""
+        floor_s = self._layout.transfer_s(fragment)
+        others = (peer for peer in peers if peer != self._me)
+        took_s = (2 * self._took_s.get((fragment, peer), floor_s) for peer in others)
+        return min(floor_s, max(took_s, default=0.0))
+
     def begun(self, key: ShardKey) -> bool:
         """Whether something that counts is here."""
         return (entry := self._open.get(key)) is not None and entry.begun
@@ -298,9 +312,9 @@ class ReducedShards:
         """The peer to ask for a shard: the first usable of this order, but in place of this peer
         one that another's mean has brought further."""
         best = self.view.reducer(order)
-        return self._further(key, order) or best if best == self._me else best
+        return self.further(key, order) or best if best == self._me else best
 
-    def _further(self, key: ShardKey, order: Sequence[str]) -> str | None:
+    def further(self, key: ShardKey, order: Sequence[str]) -> str | None:
         """A peer that has applied the round, where two or more have, and most of the others:
         another has reduced the shard, and nobody else would have this peer's mean of it."""
         if key in self.closed:
@@ -323,7 +337,7 @@ class ReducedShards:
         order = tuple(peer for peer in order if peer not in passed_over)
         best = view.reducer(order)
         if best == self._me:
-            return self._further(key, order)
+            return self.further(key, order)
         if best is None:
             return None
         if (entry := self._open.get(key)) is not None and entry.begun:
@@ -342,6 +356,7 @@ class ReducedShards:
         avoided = self._quarantine.liars.union(own.idle if own else ()) - {self._me}
         self.view = view = replace(view, avoided=avoided)
         self._latest = {at: round_ for at, round_ in self._latest.items() if view.live(at[1])}
+        self._took_s = {at: took_s for at, took_s in self._took_s.items() if view.live(at[1])}
         handed_back = [
             key
             for key, entry in self._open.items()
@@ -437,16 +452,26 @@ class ReducedShards:
             spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
             self.patience.has_quorum(key.fragment, key.round, now, spread_s)
         late = self._late(entry, expected, now)
-        wait_s, brief_s = self.wait_s(key), self.patience.brief_s(key.fragment)
+        wait_s, brief_s = self.wait_s(key, late), self.patience.brief_s(key.fragment)
         if brief_s is not None and len(group) > 2:  # of two nobody knows which is the slow one
             wait_s = min(wait_s, brief_s)
         return not late or now >= entry.quorum_at + wait_s
 
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group, now: float) -> DueMean:
         self.patience.ends(key.fragment, key.round, now)
+        expected = self._expected(key, group)
+        late = self._late(entry, expected, now)
         if entry.quorum_at is not None:
-            waited_s = now - entry.quorum_at - self._layout.transfer_s(key.fragment)
+            last = late or {next(reversed(entry.contributors))}
+            waited_s = now - entry.quorum_at - self.transfer_s(key.fragment, last)
             self.patience.waited(key.fragment, key.round, waited_s)
+            if len(group) > 2:  # of two nobody knows which is the slow one
+                came_s = self.patience.habit_s(key.fragment) + entry.quorum_at
+                late |= {
+                    peer
+                    for peer in expected.intersection(entry.contributors)
+                    if entry.contributors[peer] > came_s + self.transfer_s(key.fragment, [peer])
+                }
         entry.computing = next(self._attempts)
         contributors, factors, left_out = self._held_to_norms(key, entry)
         return DueMean(
@@ -460,7 +485,7 @@ class ReducedShards:
             factors=factors,
             alike=alike({peer: _mark(entry.contributions[peer]) for peer in contributors}),
             left_out=left_out,
-            missing=tuple(sorted(self._late(entry, self._expected(key, group), now))),
+            late=tuple(sorted(late)),
             joiners=self._joiners(key, group, contributors),
             last=next(peer for peer in reversed(entry.contributors) if peer in contributors),
         )
@@ -490,7 +515,7 @@ class ReducedShards:
         factors = norm_factors([ratios[i] for i in counted], self._config.norm_limit)
         return tuple(peers[i] for i in counted), factors, tuple(sorted(out))
 
-    def _expected(self, key: ShardKey, group: Group) -> set[str]:
+    def _expected(self, key: ShardKey, group: Sequence[str]) -> set[str]:
         expected = (p for p in group if self.view.will_contribute(p, key.fragment, key.round))
         out = self._passed_over.get(key, ())
         parted = self.view.parted(self._me, key.fragment, key.round)
@@ -507,11 +532,23 @@ class ReducedShards:
             late = {p for p in late if p in entry.contributions or self.view.answers(p)}
         return late
 
-    def wait_s(self, key: ShardKey) -> float:
-        """How long late peers are waited for."""
-        peers = len(self.group(key) or ())
-        usual_s = self.patience.usual_s(key.fragment, key.round, peers)
-        return usual_s + self._layout.transfer_s(key.fragment)
+    def wait_s(self, key: ShardKey, late: Collection[str]) -> float:
+        """How long these late peers are waited for. What has begun to come may take as long as on
+        the slowest link that is planned for."""
+        fragment, entry = key.fragment, self.get(key)
+        usual_s = self.patience.usual_s(fragment, key.round, len(self.group(key) or ()))
+        if entry is not None and not entry.contributions.keys().isdisjoint(late):
+            return usual_s + self._layout.transfer_s(fragment)
+        return usual_s + self.transfer_s(fragment, late)
+
+    def overdue_s(self, key: ShardKey, order: Sequence[str], reducer: str) -> float:
+        """How long a reducer is waited for, in place of which another of the order may reduce: for
+        longer than it waits for others itself. Where most have its answer, that is none: then it is
+        for less than this peer is waited for."""
+        most_s = OVERDUE * self.wait_s(key, self._expected(key, order))
+        if self.further(key, order):
+            most_s = min(most_s, self.patience.habit_s(key.fragment) / OVERDUE)
+        return most_s + self.transfer_s(key.fragment, [reducer])
 
 
 def _mark(contribution: PeerContribution) -> tuple[int, float]:

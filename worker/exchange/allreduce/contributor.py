@@ -252,8 +252,9 @@ class Contributor:
             return False
         if not self._view.reach(self._context.me, part.target):
             part.asked_at = now  # the link is cut: the shard waits for it, or goes where all reach
-        most_s = OVERDUE * self._reducer.shards.wait_s(part.key)
-        most_s += self._context.transfer_s(part.key.fragment)
+        most_s = self._reducer.shards.overdue_s(part.key, part.order, part.target)
+        if part.incoming is not None:  # it is on its way
+            most_s += self._context.transfer_s(part.key.fragment)
         late = now >= max(round_.half_at, part.asked_at) + most_s
         return late or part.spoilt >= _MOST_SPOILT
 
@@ -530,9 +531,7 @@ class Contributor:
         sent_bytes = sum(part.payload.packed_bytes for part in round_.parts if part.away)
         now = context.clock()
         exchange_s = self._lasted_s[begin.fragment] = now - round_.began
-        waited_s = now - round_.half_at - context.transfer_s(begin.fragment)
-        patience = self._reducer.shards.patience
-        patience.waited_for_reducers(begin.fragment, begin.round, now, waited_s)
+        self._waited_for_reducers(round_, now)
         # Reductions for the others, of about as many bytes, went out in the same time.
         context.compression.exchanged(2 * sent_bytes, exchange_s)
         joiners = reductions[joiners_shard(begin.round, len(reductions))][1].joiners
@@ -564,6 +563,17 @@ class Contributor:
             )
             others = [each for each in given if each.header.reducer != context.me]
             self._reducer.checks.completed(begin.fragment, others)
+
+    def _waited_for_reducers(self, round_: _Round, now: float) -> None:
+        """The last mean is here; its reducer may have been late, though it was spared."""
+        begin, shards = round_.begin, self._reducer.shards
+        last = max(round_.parts, key=lambda part: part.ended_at)
+        in_time_at = round_.half_at + shards.transfer_s(begin.fragment, [last.target])
+        shards.patience.waited_for_reducers(begin.fragment, begin.round, now, now - in_time_at)
+        late_s = last.ended_at - max(in_time_at, last.asked_at)
+        spared = late_s > OVERDUE * shards.patience.habit_s(begin.fragment)
+        if spared and last.away and not last.passed_over and len(begin.group) > 2:
+            self._reducer.pass_over(last.key, last.target)
 
     def _left_out(self, round_: _Round) -> Iterator[tuple[_Part, set[str]]]:
         """The shards that ended in time without half or more of the peers that most shards of other

@@ -257,7 +257,7 @@ class Reducer:
         """Takes frames until all are here. An honest contributor gives its round up before it lets
         this peer wait for longer than a round. Raises WireError."""
         context = self._context
-        patience_s = context.round_s(offer.header.fragment)
+        patience_s, began = context.round_s(offer.header.fragment), context.clock()
         with context.arrivals.payload() as arrival:
             if context.clock() - offer.came_s < _AT_ONCE_S:
                 arrival.begins(offer.header.sender)  # else a part of it may have lain here
@@ -275,6 +275,7 @@ class Reducer:
                 size, stands_for = incoming.add(frame)
                 context.counts.contributions_received.add(size, stands_for, context.codec)
                 arrival.came(size)
+        self.shards.came(offer.key, offer.header.sender, context.clock() - began)
         return None
 
     async def _verify(self, offer: _Offer, contribution: PeerContribution) -> Answer | None:
@@ -303,7 +304,7 @@ class Reducer:
             return _taken_over(offer)
         contribution.whole = True
         if offer.shard is not None and self.shards.get(key) is offer.shard:
-            offer.shard.contributed(header.sender)
+            offer.shard.contributed(header.sender, context.clock())
         answer = self._closed_or_moved(offer)
         self._close_due()
         return answer
@@ -437,7 +438,7 @@ class Reducer:
         if not earlier.whole or own is not None:
             earlier.stream = offer
         if own is not None:
-            entry.contributed(header.sender)
+            entry.contributed(header.sender, self._context.clock())
         offer.release()
         return None
 
@@ -480,7 +481,7 @@ class Reducer:
         context, key, shard = self._context, due.key, due.shard
         for peer in due.left_out:
             context.left_out(peer)
-        self._late.update((key.fragment, peer, False) for peer in due.missing)
+        self._late.update((key.fragment, peer, False) for peer in due.late)
         before = self._residuals.before(key, shard.start, shard.stop)
         try:
             await self._tell_alike(due)

@@ -133,8 +133,11 @@ class OwnReducer:
     def on_view(self, seen: View) -> None:
         self.view = replace(seen, avoided=self.quarantine.liars)
 
-    def wait_s(self, key: ShardKey) -> float:
-        return 8.0
+    def overdue_s(self, key: ShardKey, order: Group, reducer: str) -> float:
+        return OVERDUE_S
+
+    def transfer_s(self, fragment: int, peers: Group) -> float:
+        return TRANSFER_S
 
     def pass_over(self, key: ShardKey, peer: str) -> None:
         self.passed_over.append((key.shard, peer))
