@@ -13,7 +13,8 @@ import pytest
 
 from murmuration.algorithms.plan import Merge
 from murmuration.worker.membership import Health
-from murmuration.worker.simulation.scenario import BrittleStreams, Crash, Doubt, Fault, Late
+from murmuration.worker.simulation.scenario import Crash
+from tests.support.faulty_swarm import BrittleStreams, Doubt, Fault, Late
 from tests.support.mean_schedules import Run, accounts, play, random_run, violations
 
 SCHEDULES = 24

@@ -4,19 +4,15 @@ from collections.abc import Callable
 from random import Random
 
 from murmuration.worker.membership import Health
-from murmuration.worker.simulation.scenario import (
-    STALL_S,
+from murmuration.worker.simulation.scenario import STALL_S, Crash, FaultPlan, Freeze, Partition
+from tests.support.faulty_swarm import (
     BreakStreams,
     BrittleStreams,
-    Crash,
     Cut,
     Delay,
     Doubt,
     Fault,
-    FaultPlan,
-    Freeze,
     Late,
-    Partition,
 )
 
 

@@ -24,21 +24,13 @@ from murmuration.worker.exchange.view import ShardKey
 from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.means import MeanPeer
 from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.scenario import (
-    Crash,
-    Cut,
-    Delay,
-    Doubt,
-    FaultPlan,
-    Freeze,
-    Partition,
-    Scenario,
-)
-from murmuration.worker.simulation.simulated_swarm import Group, SimulatedSwarm
+from murmuration.worker.simulation.scenario import Crash, FaultPlan, Freeze, Partition, Scenario
+from murmuration.worker.simulation.simulated_swarm import Group
 from murmuration.worker.simulation.virtual_loop import running
 from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 from tests.support.fault_plans import random_faults
+from tests.support.faulty_swarm import Cut, Delay, Doubt, FaultySwarm, LatePeer
 
 CONFIG = RoundConfig(quorum=0.5, grace_s=2.0, retry_s=0.25, slack_s=4.0)
 STEPS_S = 0.4  # of the inner steps of a round
@@ -157,7 +149,7 @@ class WatchedStream:
         self._stream.cancel()
 
 
-class WatchedMeanPeer(MeanPeer):
+class WatchedMeanPeer(LatePeer, MeanPeer):
     """A peer of the simulator that notes what it does."""
 
     record: Record
@@ -258,7 +250,7 @@ def _reduction(key: ShardKey, group: Group, reduction: wire.Reduction) -> Reduct
 class Run:
     """One schedule, played to its end."""
 
-    swarm: SimulatedSwarm
+    swarm: FaultySwarm
     peers: list[WatchedMeanPeer]
     record: Record
     unfinished: int
@@ -332,7 +324,7 @@ def play(
         seed=seed,
     )
     shuffle = Random(f"ready {seed}") if shuffled else None
-    swarm = SimulatedSwarm(scenario, faults, CONFIG, shuffle)
+    swarm = FaultySwarm(scenario, faults, CONFIG, shuffle)
     account, record = Account(), Record()
     task = Quadratic(peers, seed)
     all_: list[WatchedMeanPeer] = []

@@ -16,24 +16,21 @@ from murmuration.worker.simulation.bowl import Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.pairs import PairPeer
 from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.scenario import (
+from murmuration.worker.simulation.scenario import Crash, FaultPlan, Freeze, Partition, Scenario
+from murmuration.worker.simulation.virtual_loop import running
+from murmuration.worker.training.mailbox import RoundDone, RoundFailed
+from tests.support.fault_plans import random_faults
+from tests.support.faulty_swarm import (
     BreakStreams,
     BrittleStreams,
-    Crash,
     Cut,
     Delay,
     Doubt,
     Fault,
-    FaultPlan,
-    Freeze,
+    FaultySwarm,
     Late,
-    Partition,
-    Scenario,
+    LatePeer,
 )
-from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
-from murmuration.worker.simulation.virtual_loop import running
-from murmuration.worker.training.mailbox import RoundDone, RoundFailed
-from tests.support.fault_plans import random_faults
 
 CONFIG = RoundConfig(floor_mbps=20.0, slack_s=4.0)
 NEWS_S = 1.5  # in which all views are right again after what they noticed is over
@@ -84,7 +81,7 @@ class WatchedPairs(Pairs):
         return round_
 
 
-class WatchedPeer(PairPeer):
+class WatchedPeer(LatePeer, PairPeer):
     """Keeps the books of its rounds; the machine may be a spoiled one."""
 
     kind: type[WatchedPairs] = WatchedPairs
@@ -139,7 +136,7 @@ class PairWorld:
     ) -> None:
         self.faults = faults
         shuffle = Random(f"ready {scenario.seed}") if shuffled else None
-        self.swarm = SimulatedSwarm(scenario, faults, CONFIG, shuffle)
+        self.swarm = FaultySwarm(scenario, faults, CONFIG, shuffle)
         self.task, self.account = Quadratic(scenario.peers, scenario.seed), Account()
         self.breaks: list[tuple[frozenset[str], float]] = []
         self.problems: list[str] = []

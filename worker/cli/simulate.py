@@ -58,7 +58,6 @@ _FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
     "--latency-spread", type=float, default=0.0, help="The same of a message's delay, lognormal."
 )
 @click.option("--straggler", metavar="FACTORx:SHARE", help="Make peers slower; 5x:0.1: a tenth.")
-@click.option("--dylu", is_flag=True, help="Let stragglers take fewer inner steps.")
 @click.option("--partition", metavar="FROM:TO", help="Part the swarm; 10s:20s: for 10 s.")
 @click.option(
     "--crash", "crash_share", type=float, default=0.0, help="The share of the peers that die."
@@ -126,8 +125,6 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
     if straggler is not None:
         factor, share = _pair("--straggler", straggler, _STRAGGLERS, "5x:0.1")
         options |= {"slow_factor": factor, "slow_share": share}
-    elif options["dylu"]:
-        raise UsageError("--dylu is for stragglers; add --straggler, such as 5x:0.1")
     if partition is not None:
         options["partition"] = _pair("--partition", partition, _SECONDS, "10s:20s")
     if freeze is not None:

@@ -83,7 +83,7 @@ class MeanPeer(Peer):
         elements = self._payload_bytes // 4  # of fp32: as the modelled bytes ask for
         self.context = SimulatedContext(
             elements=[elements],
-            plan=replace(PRESETS["diloco"], dylu=swarm.scenario.dylu),
+            plan=PRESETS["diloco"],
             config=swarm.config,
             **self.surroundings(),
         )

@@ -9,8 +9,7 @@ than one whose shares are negotiated. Messages without bytes take only the delay
 """
 
 import heapq
-import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -106,9 +105,6 @@ class Pipe:
             done()
 
 
-_FIRST_MESSAGES = 10  # of both ends together, at which a brittle stream breaks
-
-
 class Transfer:
     """Bytes on their way from one peer to another."""
 
@@ -166,7 +162,7 @@ class SimulatedStream:
     """
 
     __slots__ = (
-        *("_breaks_after", "_network", "_queues", "_unsent"),
+        *("_network", "_queues", "_unsent"),
         *("callee", "caller", "ended", "number", "users"),
     )
 
@@ -175,7 +171,6 @@ class SimulatedStream:
         self.caller, self.callee = ends
         self.ended = False
         self.users: dict[int, object] = {}
-        self._breaks_after = math.inf
         self._queues: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
         self._unsent: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
 
@@ -197,10 +192,6 @@ class SimulatedStream:
         """
         if self.ended:
             return
-        self._breaks_after -= 1
-        if self._breaks_after < 0:
-            self._network.stall(self, 0.0)
-            return
         message = _Message(deliver, size, left)
         self._queues[sender].append(message)
         self._unsent[sender].append(message)
@@ -214,7 +205,7 @@ class SimulatedStream:
             message = unsent[0]
             here = partial(self._here, sender, message)
             if not network.connected(self.caller, self.callee):
-                network.stall(self, network.found_s(self.caller, self.callee))
+                network.stall(self)
                 return
             if message.size > 0:
                 ends, sent = (sender, self.other(sender)), partial(self._sent, sender, message)
@@ -229,10 +220,6 @@ class SimulatedStream:
             if message.left is not None:
                 message.left()
             self._send_next(sender)
-
-    def break_after(self, messages: int) -> None:
-        """Breaks instead of sending the next message after this many, of either end."""
-        self._breaks_after = messages
 
     def close(self) -> None:
         """Nothing more is to come. Bytes under way stop, and nobody is told."""
@@ -268,6 +255,8 @@ class Network:
         on_break: takes a stream that has broken, and the end that finds out.
     """
 
+    _stream_type = SimulatedStream
+
     def __init__(
         self,
         clock: VirtualLoop,
@@ -288,17 +277,9 @@ class Network:
         self._opened = 0
         self._dead: set[int] = set()
         self._half: frozenset[int] = frozenset()
-        self._cut: Counter[frozenset[int]] = Counter()
-        self._found_s: dict[frozenset[int], float] = {}
-        self._slow_s: dict[frozenset[int], float] = {}
-        self._brittle = 0.0
 
     def delay_s(self, one: int, other: int) -> float:
         """Of one message between the two."""
-        more_s = self._slow_s.get(frozenset((one, other)), 0.0) if self._slow_s else 0.0
-        return more_s + self._delay_s()
-
-    def _delay_s(self) -> float:
         if self._time is not None:
             return self._rng.lognormvariate(self._time.mu, self._time.s)
         if self._link.jitter_s:
@@ -307,28 +288,19 @@ class Network:
         return self._link.delay_s
 
     def connected(self, one: int, other: int) -> bool:
-        """Neither a partition nor a cut between them."""
-        if self._cut and self._cut[frozenset((one, other))]:
-            return False
+        """No partition between them."""
         return (one in self._half) == (other in self._half)
-
-    def found_s(self, one: int, other: int) -> float:
-        """How long the ends of a stream take to find out that nothing comes through."""
-        link = frozenset((one, other))
-        return self._found_s.get(link, STALL_S) if self._cut[link] else STALL_S
 
     def open(self, caller: int, callee: int) -> SimulatedStream:
         """A stream that is used at once; it breaks if nobody can be reached."""
         self._opened += 1
-        stream = SimulatedStream(self, self._opened, (caller, callee))
+        stream = self._stream_type(self, self._opened, (caller, callee))
         self._streams[stream.number] = stream
         if callee in self._dead:
             self.clock.after(2 * self.delay_s(caller, callee), lambda: self.break_off(stream))
         elif self._link.loss:
             lives_s = self._rng.expovariate(2 * self._link.loss / 60)
             self.clock.after(lives_s, lambda: self.break_off(stream))
-        if self._brittle and self._rng.random() < self._brittle:
-            stream.break_after(self._rng.randrange(_FIRST_MESSAGES))
         return stream
 
     def break_off(self, stream: SimulatedStream) -> None:
@@ -365,31 +337,6 @@ class Network:
         for stream in list(self._streams.values()):
             if not self.connected(stream.caller, stream.callee):
                 self.stall(stream)
-
-    def cut(self, one: int, other: int, found_s: float) -> None:
-        """The link between the two carries nothing until it is mended as often as it was cut."""
-        self._cut[frozenset((one, other))] += 1
-        self._found_s[frozenset((one, other))] = found_s
-        for stream in list(self._streams.values()):
-            if {one, other} == {stream.caller, stream.callee}:
-                self.stall(stream, found_s)
-
-    def mend(self, one: int, other: int) -> None:
-        self._cut[frozenset((one, other))] -= 1
-
-    def slow_down(self, one: int, other: int, by_s: float) -> None:
-        """Messages between the two take so much longer; 0: as long as they would."""
-        self._slow_s[frozenset((one, other))] = by_s
-
-    def be_brittle(self, share: float) -> None:
-        """This many of the streams that are opened from now on break at one of their messages."""
-        self._brittle = share
-
-    def break_all(self, peer: int) -> None:
-        """Every stream of the peer breaks."""
-        for stream in list(self._streams.values()):
-            if peer in (stream.caller, stream.callee):
-                self.break_off(stream)
 
     def _tell(self, end: int, stream: SimulatedStream) -> None:
         self.clock.act(end, lambda: self._on_break(end, stream))

@@ -82,7 +82,7 @@ class Peer(ABC):
         self.momentum = self.anchor.new_zeros(VALUES)
         self.done = False
         slow = number in swarm.slow
-        self._steps = scenario.steps_of(slow)
+        self._steps = scenario.inner_steps
         mean_s = self._steps * scenario.step_s * (scenario.slow_factor if slow else 1.0)
         # A sum of steps varies less than each of them.
         self._time = MessageTime(mean_s, scenario.step_spread / self._steps**0.5)
@@ -141,8 +141,7 @@ class Peer(ABC):
 
     def compute(self) -> None:
         """The inner steps up to the next round."""
-        taken_s = self._chance.lognormvariate(self._time.mu, self._time.s)
-        taken_s += self.swarm.late_s(self.number, self.now, self.now + taken_s)
+        taken_s = self._taken_s()
 
         def end() -> None:
             self.account.compute_s += taken_s
@@ -151,6 +150,10 @@ class Peer(ABC):
             self.begin()
 
         self.later(taken_s, end)
+
+    def _taken_s(self) -> float:
+        """How long they take now."""
+        return self._chance.lognormvariate(self._time.mu, self._time.s)
 
     def waited(self) -> float:
         """Ends the time without computing; returns it, in seconds."""

@@ -14,15 +14,14 @@ from murmuration.worker.simulation.bowl import (
 from murmuration.worker.simulation.means import MeanPeer
 from murmuration.worker.simulation.pairs import PairPeer
 from murmuration.worker.simulation.peer import Account
-from murmuration.worker.simulation.scenario import FaultPlan, Scenario, last_s
+from murmuration.worker.simulation.scenario import Scenario, last_s
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.virtual_loop import running
 
 
-def simulate(scenario: Scenario, faults: FaultPlan | None = None) -> Figures:
-    """Runs the scenario, with these faults instead of its own if there are any. The same scenario
-    and faults give the same figures."""
-    swarm, account = SimulatedSwarm(scenario, faults), Account()
+def simulate(scenario: Scenario) -> Figures:
+    """Runs the scenario. The same one gives the same figures."""
+    swarm, account = SimulatedSwarm(scenario), Account()
     peers = _peers(swarm, account)
     swarm.endpoints = peers
     with _uncollected(), running(swarm.clock):

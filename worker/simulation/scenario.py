@@ -1,8 +1,8 @@
 """What is simulated: the swarm, its links, and what goes wrong, written down or drawn from a seed.
 
-Tests and `murmur simulate` use the same plans of faults; `SimulatedSwarm` carries them out. Peers
-are numbers, times are in seconds of the virtual clock. What a fault does to the views of others
-follows as late as the failure detector would tell it; a `Doubt` makes one view wrong by itself.
+`SimulatedSwarm` carries a plan of faults out. Peers are numbers, times are in seconds of the
+virtual clock. What a fault does to the views of others follows as late as the failure detector
+would tell it.
 """
 
 import math
@@ -13,7 +13,6 @@ from typing import Literal
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Merge
-from murmuration.worker.membership import Health
 
 Preset = Literal["diloco", "noloco"]
 
@@ -28,14 +27,13 @@ class Scenario:
     Args:
         preset: `noloco`, rounds in pairs; `diloco`, the leaderless mean of all.
         rounds: outer rounds of every peer.
-        inner_steps: H; with `dylu`, of the fastest peer.
+        inner_steps: H.
         step_s, step_spread: mean time of an inner step, and its standard deviation over the mean.
         link: of every peer; its loss is the streams that each link breaks per minute of their life.
         latency_spread: standard deviation of a message's delay over its mean, lognormal; 0: always
             the mean, or within the link's jitter.
         slow_factor, slow_share: how many times as long slow peers take for a step, and what share
             of the peers is slow.
-        dylu: slow peers take fewer inner steps, so that all come to a round at the same time.
         partition: from when to when (s) the swarm is cut into two halves.
         crash_share: of the peers that die, each at a random time.
         freeze_share, freeze_s: of the peers that stand still once, and for how long.
@@ -59,7 +57,6 @@ class Scenario:
     latency_spread: float = 0.0
     slow_factor: float = 1.0
     slow_share: float = 0.0
-    dylu: bool = False
     partition: tuple[float, float] | None = None
     crash_share: float = 0.0
     freeze_share: float = 0.0
@@ -111,12 +108,6 @@ class Scenario:
                 f"a partition from {begin:g} s to {end:g} s; it must end after it began"
             )
 
-    def steps_of(self, slow: bool) -> int:
-        """Inner steps of a round for one of the stragglers, or for one of the others."""
-        if not (slow and self.dylu):
-            return self.inner_steps
-        return max(1, math.floor(self.inner_steps / self.slow_factor))
-
 
 STALL_S = 10.0  # until a stream over which nothing comes is given up, as by keepalive
 
@@ -128,6 +119,11 @@ class Crash:
     peer: int
     at_s: float
 
+    @property
+    def end_s(self) -> float:
+        """When it is over."""
+        return self.at_s
+
 
 @dataclass(frozen=True)
 class Freeze:
@@ -137,25 +133,10 @@ class Freeze:
     at_s: float
     for_s: float
 
-
-@dataclass(frozen=True)
-class Late:
-    """The inner steps that the peer takes at that time take longer."""
-
-    peer: int
-    at_s: float
-    by_s: float
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The link between two peers carries nothing; the ends of a stream find out after `found_s`."""
-
-    one: int
-    other: int
-    from_s: float
-    to_s: float
-    found_s: float = STALL_S
+    @property
+    def end_s(self) -> float:
+        """When it is over."""
+        return self.at_s + self.for_s
 
 
 @dataclass(frozen=True)
@@ -166,65 +147,19 @@ class Partition:
     from_s: float
     to_s: float
 
-
-@dataclass(frozen=True)
-class BreakStreams:
-    """All streams of the peer that are open at that time break."""
-
-    peer: int
-    at_s: float
+    @property
+    def end_s(self) -> float:
+        """When it is over."""
+        return self.to_s
 
 
-@dataclass(frozen=True)
-class BrittleStreams:
-    """A share of the streams that are opened meanwhile break at one of their first messages."""
-
-    share: float
-    from_s: float
-    to_s: float
-
-
-@dataclass(frozen=True)
-class Delay:
-    """Every message between two peers takes longer."""
-
-    one: int
-    other: int
-    from_s: float
-    to_s: float
-    by_s: float
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """One peer's membership wrongly says of another that it is suspect or dead."""
-
-    observer: int
-    peer: int
-    from_s: float
-    to_s: float
-    health: Health = Health.SUSPECT
-
-
-Fault = Crash | Freeze | Late | Cut | Partition | BreakStreams | BrittleStreams | Delay | Doubt
+Fault = Crash | Freeze | Partition
 FaultPlan = tuple[Fault, ...]
 
 
 def last_s(plan: FaultPlan) -> float:
     """When the last fault is over; a crash is over at once."""
-    return max((_end_s(fault) for fault in plan), default=0.0)
-
-
-def _end_s(fault: Fault) -> float:
-    match fault:
-        case Crash(_, at_s) | BreakStreams(_, at_s):
-            return at_s
-        case Freeze(_, at_s, for_s) | Late(_, at_s, for_s):
-            return at_s + for_s
-        case Partition(_, _, to_s) | BrittleStreams(_, _, to_s):
-            return to_s
-        case Cut() | Delay() | Doubt():
-            return fault.to_s
+    return max((fault.end_s for fault in plan), default=0.0)
 
 
 def scenario_faults(scenario: Scenario, half: frozenset[int], chance: Random) -> FaultPlan:

@@ -7,47 +7,39 @@ late as that would; each peer hears of a change up to a second later.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Digest, Health, Member, MembershipConfig, Phase
 from murmuration.worker.simulation.network import Network, SimulatedStream
 from murmuration.worker.simulation.scenario import (
-    BreakStreams,
-    BrittleStreams,
     Crash,
-    Cut,
-    Delay,
-    Doubt,
     Fault,
     FaultPlan,
     Freeze,
-    Late,
     Partition,
     Scenario,
     scenario_faults,
 )
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
 
-_Belief = tuple[Health, tuple[str, ...]]  # of a peer; the peers that it does not reach
+Belief = dict[str, Any]  # fields of a member
 
 
 class _Members(Mapping[str, Member]):
     """The members as all know them, but for what is believed of a few."""
 
-    def __init__(self, known: Mapping[str, Member], believed: Mapping[str, _Belief]) -> None:
+    def __init__(self, known: Mapping[str, Member], believed: Mapping[str, Belief]) -> None:
         self._known, self._believed = known, believed
 
     def __getitem__(self, name: str) -> Member:
         member, believed = self._known[name], self._believed.get(name)
-        if believed is None:
-            return member
-        return replace(member, health=believed[0], unreachable=believed[1])
+        return member if believed is None else replace(member, **believed)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)
@@ -73,11 +65,9 @@ class Beliefs:
     def __init__(self, members: Mapping[str, Member]) -> None:
         self._members, self._names = members, tuple(members)
         self._health: dict[int, Health] = {}
-        self._cut: set[tuple[int, int]] = set()
-        self._doubts: dict[int, dict[int, Health]] = {}
         self._half, self._across = frozenset[int](), Health.ALIVE
         self._calm = SimulatedView(_Members(members, {}))
-        self._views: dict[tuple[bool, int | None], SimulatedView] = {}
+        self._views: dict[Hashable, SimulatedView] = {}
 
     def see(self, peer: int, health: Health) -> bool:
         """All come to believe this of a peer; returns whether that is news."""
@@ -91,46 +81,27 @@ class Beliefs:
         self._half, self._across = half, across
         self._views.clear()
 
-    def cut(self, one: int, other: int, *, known: bool) -> None:
-        """All come to know that two peers do not reach each other, or that they do again."""
-        link = (min(one, other), max(one, other))
-        self._cut = self._cut | {link} if known else self._cut - {link}
-        self._views.clear()
-
-    def doubt(self, observer: int, peer: int, health: Health) -> None:
-        """One peer comes to believe this of another."""
-        self._doubts.setdefault(observer, {})[peer] = health
-        self._views.clear()
-
     def view(self, observer: int) -> View:
         """What this peer would believe now if all news had reached it."""
-        key = (observer in self._half, observer if observer in self._doubts else None)
+        key = self._side(observer)
         if key not in self._views:
-            believed = self._believed(key[0], self._doubts.get(observer, {}))
+            believed = self._believed(observer)
             self._views[key] = (
                 SimulatedView(_Members(self._members, believed)) if believed else self._calm
             )
         return self._views[key]
 
-    def _believed(self, in_half: bool, doubts: Mapping[int, Health]) -> dict[str, _Belief]:
+    def _side(self, observer: int) -> Hashable:
+        """Observers that believe the same have the same."""
+        return observer in self._half
+
+    def _believed(self, observer: int) -> dict[str, Belief]:
         """By name, the peers of which something else than that all is well is believed."""
         health = dict(self._health)
         for peer in range(len(self._names)) if self._across is not Health.ALIVE else ():
-            if (peer in self._half) != in_half:
+            if (peer in self._half) != (observer in self._half):
                 health[peer] = max(health.get(peer, Health.ALIVE), self._across)
-        for peer, each in doubts.items():
-            health[peer] = max(health.get(peer, Health.ALIVE), each)
-        unreachable: dict[int, list[str]] = {}
-        for one, other in sorted(self._cut):
-            unreachable.setdefault(one, []).append(self._names[other])
-            unreachable.setdefault(other, []).append(self._names[one])
-        return {
-            self._names[peer]: (
-                health.get(peer, Health.ALIVE),
-                tuple(unreachable.get(peer, ())),
-            )
-            for peer in health.keys() | unreachable.keys()
-        }
+        return {self._names[peer]: {"health": each} for peer, each in health.items()}
 
 
 RUN = 1
@@ -153,7 +124,7 @@ class Endpoint(Protocol):
 
 
 class SimulatedSwarm:
-    """Everything that is not inside one peer.
+    """Everything that is not inside one peer. Tests have one that knows more kinds of faults.
 
     Args:
         scenario: what to simulate.
@@ -161,6 +132,9 @@ class SimulatedSwarm:
         config: of the rounds; the defaults without it.
         shuffle: as of `VirtualLoop`.
     """
+
+    _network_type: type[Network] = Network
+    _beliefs_type: type[Beliefs] = Beliefs
 
     def __init__(
         self,
@@ -183,11 +157,10 @@ class SimulatedSwarm:
         self.dead: set[int] = set()
         member = Member("", "", 1, phase=Phase.TRAINING, digests=(Digest(0, 0, 0),))
         self._members = {name: replace(member, peer=name) for name in self.names}
-        self._beliefs = Beliefs(self._members)
+        self._beliefs = self._beliefs_type(self._members)
         self._views = [self._beliefs.view(peer) for peer in range(count)]
         self._at_version = {0: count}
-        self._late: list[Late] = []
-        self.network = Network(
+        self.network = self._network_type(
             self.clock,
             count,
             scenario.link,
@@ -198,15 +171,6 @@ class SimulatedSwarm:
         self.faults = scenario_faults(scenario, half, chance) if faults is None else faults
         for fault in self.faults:
             self._plan(fault)
-
-    def late_s(self, peer: int, begin_s: float, end_s: float) -> float:
-        """By how much longer the inner steps take that a peer takes from then to then."""
-        times = (
-            fault.by_s
-            for fault in self._late
-            if fault.peer == peer and begin_s <= fault.at_s < end_s
-        )
-        return sum(times)
 
     # ------------------------------------------------------------------------------ what is known
 
@@ -262,23 +226,6 @@ class SimulatedSwarm:
                     clock.at(from_s + after_s, partial(self._part, half, health))
                 heard_s = to_s + self._detector.reconnect_s
                 clock.at(heard_s, partial(self._part, frozenset(), Health.ALIVE))
-            case Cut(one, other, from_s, to_s, found_s):
-                clock.at(from_s, partial(network.cut, one, other, found_s))
-                clock.at(to_s, partial(network.mend, one, other))
-                self._plan_cut_news(fault)
-            case Late():
-                self._late.append(fault)
-            case BreakStreams(peer, at_s):
-                clock.at(at_s, partial(network.break_all, peer))
-            case BrittleStreams(share, from_s, to_s):
-                clock.at(from_s, partial(network.be_brittle, share))
-                clock.at(to_s, partial(network.be_brittle, 0.0))
-            case Delay(one, other, from_s, to_s, by_s):
-                clock.at(from_s, partial(network.slow_down, one, other, by_s))
-                clock.at(to_s, partial(network.slow_down, one, other, 0.0))
-            case Doubt(observer, peer, from_s, to_s, health):
-                clock.at(from_s, partial(self._doubt, observer, peer, health))
-                clock.at(to_s, partial(self._doubt, observer, peer, Health.ALIVE))
 
     def _noticed(self, lasts_s: float) -> list[tuple[float, Health]]:
         """After how long silence is taken for what, if it lasts so long."""
@@ -286,22 +233,6 @@ class SimulatedSwarm:
         suspect_s = detector.probe_s + 2 * detector.probe_timeout_s
         steps = ((suspect_s, Health.SUSPECT), (self.detection_s(), Health.DEAD))
         return [(after_s, health) for after_s, health in steps if after_s < lasts_s]
-
-    def _plan_cut_news(self, cut: Cut) -> None:
-        """Of two peers, the others find out that they are apart; where there are no others, each
-        takes the other for dead."""
-        one, other, clock = cut.one, cut.other, self.clock
-        if self.scenario.peers == 2:
-            for after_s, health in self._noticed(cut.to_s - cut.from_s):
-                clock.at(cut.from_s + after_s, partial(self._doubt_both, one, other, health))
-            heard_s = cut.to_s + self._detector.reconnect_s
-            clock.at(heard_s, partial(self._doubt_both, one, other, Health.ALIVE))
-            return
-        known_s = cut.from_s + self._detector.probe_s + 3 * self._detector.probe_timeout_s
-        if known_s < cut.to_s:
-            clock.at(known_s, partial(self._know_cut, one, other, known=True))
-            mended_s = cut.to_s + 4 * self._detector.probe_timeout_s
-            clock.at(mended_s, partial(self._know_cut, one, other, known=False))
 
     def _crash(self, peer: int) -> None:
         self.dead.add(peer)
@@ -328,24 +259,15 @@ class SimulatedSwarm:
         self._beliefs.split(half, across)
         self._tell(range(self.scenario.peers))
 
-    def _know_cut(self, one: int, other: int, *, known: bool) -> None:
-        self._beliefs.cut(one, other, known=known)
-        self._tell({one, other})
-
-    def _doubt(self, observer: int, peer: int, health: Health) -> None:
-        self._beliefs.doubt(observer, peer, health)
-        self._tell({peer}, {observer})
-
-    def _doubt_both(self, one: int, other: int, health: Health) -> None:
-        self._doubt(one, other, health)
-        self._doubt(other, one, health)
-
-    def _tell(self, changed: Collection[int], to: Collection[int] | None = None) -> None:
+    def _tell(self, changed: Collection[int]) -> None:
         """The views change; each peer hears of it with a delay of its own."""
-        names = frozenset(self.names[peer] for peer in changed)
-        for peer in range(self.scenario.peers) if to is None else to:
-            hear = partial(self._hear, peer, self._beliefs.view(peer), names)
-            self.clock.after(self._news_s[peer], partial(self.clock.act, peer, hear))
+        for peer in range(self.scenario.peers):
+            self._tell_one(peer, changed)
+
+    def _tell_one(self, peer: int, changed: Collection[int]) -> None:
+        names = frozenset(self.names[each] for each in changed)
+        hear = partial(self._hear, peer, self._beliefs.view(peer), names)
+        self.clock.after(self._news_s[peer], partial(self.clock.act, peer, hear))
 
     def _hear(self, peer: int, view: View, changed: frozenset[str]) -> None:
         self._views[peer] = view

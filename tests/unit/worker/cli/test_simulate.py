@@ -51,7 +51,6 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
         (("--straggler", "5:0.1"), "--straggler 5:0.1: write it like 5x:0.1"),
         (("--partition", "20s:10s"), "it must end after it began"),
         (("--freeze", "60s"), "--freeze 60s: write it like 0.1:60s"),
-        (("--dylu",), "--dylu is for stragglers"),
         (("--codec", "fp5"), "unknown codec 'fp5'"),
         ((*SMALL, "--json", "missing/folder/file.json"), "No such file or directory"),
     ],

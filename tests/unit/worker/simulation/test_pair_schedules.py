@@ -13,7 +13,8 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.exchange.pairwise.partner import PartnerStream
 from murmuration.worker.exchange.pairwise.round import PairRound
-from murmuration.worker.simulation.scenario import BreakStreams, Cut, FaultPlan, Late, Scenario
+from murmuration.worker.simulation.scenario import FaultPlan, Scenario
+from tests.support.faulty_swarm import BreakStreams, Cut, Late
 from tests.support.pair_schedules import (
     EXCUSES,
     PairWorld,

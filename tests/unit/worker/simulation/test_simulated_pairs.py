@@ -84,14 +84,6 @@ def test_a_partner_that_has_not_begun_yet_hears_that_the_round_is_given_up() -> 
     assert found.idle_share == pytest.approx(8.2 / (5 + 25 + 8.2))
 
 
-def test_stragglers_with_fewer_steps_cost_nobody_time() -> None:
-    uneven = {"peers": 16, "slow_factor": 5.0, "slow_share": 0.25}
-    late, even = simulate(calm(**uneven)), simulate(calm(**uneven, dylu=True))
-    assert share_failed(late) > 0.2
-    assert share_failed(even) == 0
-    assert even.idle_share == pytest.approx(idle(), rel=0.01)
-
-
 def test_a_partition_splits_pairs_and_the_halves_come_together_again() -> None:
     whole = simulate(calm(peers=16, rounds=20))
     split = simulate(calm(peers=16, rounds=20, partition=(20.0, 60.0)))
