@@ -43,8 +43,7 @@ class Rules:
 
     Args:
         stages: S, of the model.
-        visited: stages that a route visits, stage 0 counted; of unequal routes the mean.
-        spread: how many stages more half of the routes visit, and the other half fewer.
+        visited: stages that a route visits, stage 0 counted.
         max_jump: longest step forward between two visited stages.
 
     Raises:
@@ -53,7 +52,6 @@ class Rules:
 
     stages: int
     visited: int
-    spread: int = 0
     max_jump: int = MAX_JUMP
 
     def __post_init__(self) -> None:
@@ -63,26 +61,11 @@ class Rules:
             raise ValueError(
                 f"routes of stage 0 alone leave {self.stages - 1} stages untrained: skip less"
             )
-        if self.spread < 0 or self.longest > self.stages or (self.spread and self.shortest < 2):
+        if self.max_jump < 1 or (self.visited - 1) * self.max_jump < self.stages - 1:
             raise ValueError(
-                f"routes of {self.visited} of {self.stages} stages cannot be unequal by "
-                f"{self.spread}: each visits at least 2 and at most {self.stages}"
-            )
-        if self.max_jump < 1 or (self.shortest - 1) * self.max_jump < self.stages - 1:
-            raise ValueError(
-                f"{self.shortest - 1} steps of at most {self.max_jump} stages do not reach stage "
+                f"{self.visited - 1} steps of at most {self.max_jump} stages do not reach stage "
                 f"{self.stages - 1}: visit more stages or allow longer jumps"
             )
-
-    @property
-    def shortest(self) -> int:
-        """The fewest stages that a route visits."""
-        return self.visited - self.spread
-
-    @property
-    def longest(self) -> int:
-        """The most stages that a route visits."""
-        return self.visited + self.spread
 
     @property
     def skip_ratio(self) -> float:
@@ -110,9 +93,8 @@ def stage_refusals(stages: Sequence[int], rules: Rules) -> tuple[str, ...]:
         for stage, times in sorted(Counter(stages).items())
         if times > 1
     ]
-    if not rules.shortest <= len(stages) <= rules.longest:
-        unequal = f" to {rules.longest}" if rules.spread else ""
-        reasons.append(f"it visits {len(stages)} stages instead of {rules.shortest}{unequal}")
+    if len(stages) != rules.visited:
+        reasons.append(f"it visits {len(stages)} stages instead of {rules.visited}")
     steps = list(pairwise(stages))
     reasons += [
         f"it jumps from stage {here} to {there}, more than {rules.max_jump}"
@@ -235,10 +217,7 @@ def peer_limits(pipeline: Pipeline, quota: Sequence[int]) -> tuple[int, ...]:
 
 
 def even_stage_sets(routes: int, rules: Rules, seed: int = 0) -> list[tuple[int, ...]]:
-    """Ascending stages of each route that meet the quota and the rules, drawn by the seed.
-
-    Where routes are unequal and few, some may stay nearer to the mean than the rules allow.
-    """
+    """Ascending stages of each route that meet the quota and the rules, drawn by the seed."""
     draws = Draws(seed)
     quota = stage_quota(routes, rules, seed)
     left = list(quota)
@@ -252,26 +231,7 @@ def even_stage_sets(routes: int, rules: Rules, seed: int = 0) -> list[tuple[int,
         chosen.append(stages)
     assert not any(left)
     if any(stage_refusals(stages, rules) for stages in chosen):
-        chosen = _mixed(_striped(quota, routes), rules, draws)
-    return _unequal(chosen, rules, draws) if rules.spread else chosen
-
-
-def _unequal(chosen: list[tuple[int, ...]], rules: Rules, draws: Draws) -> list[tuple[int, ...]]:
-    """After one half of the routes has taken stages over from the other, where the rules allow."""
-    half = len(chosen) // 2
-    order = draws.shuffled(range(len(chosen)))
-    takers, givers = order[:half] * rules.spread, order[half : 2 * half] * rules.spread
-    for _ in range(_TRADES * len(takers)):
-        if not takers:
-            break
-        at, of = draws.below(len(takers)), draws.below(len(givers))
-        mine, theirs = set(chosen[takers[at]]), set(chosen[givers[of]])
-        if not theirs - mine:
-            continue
-        moved = draws.one_of(sorted(theirs - mine))
-        left = tuple(sorted(theirs - {moved}))
-        if not stage_refusals(left, rules):
-            chosen[takers.pop(at)], chosen[givers.pop(of)] = tuple(sorted(mine | {moved})), left
+        return _mixed(_striped(quota, routes), rules, draws)
     return chosen
 
 

@@ -59,19 +59,12 @@ class Planner:
         self._visits: list[float] = self._visit_s.tolist()
         self._returns: list[list[float]] = self._return_s.tolist()
 
-    def best(
-        self,
-        origin: int,
-        banned: Iterable[int] = (),
-        *,
-        visited: int | None = None,
-    ) -> Route | None:
+    def best(self, origin: int, banned: Iterable[int] = ()) -> Route | None:
         """The route of the fastest loop; of equal ones, that by the lowest peers.
 
         Args:
             origin: a replica of stage 0.
             banned: peers that it may not visit.
-            visited: how many stages; the mean of the rules if it is not given.
 
         Returns:
             None if those that are left allow no route.
@@ -81,7 +74,7 @@ class Planner:
         loop_s = np.full(len(visit_s), np.inf)
         loop_s[origin] = 0.0
         came_from = []
-        for _ in range((visited or self._rules.visited) - 1):
+        for _ in range(self._rules.visited - 1):
             extended_s = loop_s[:, None] + self._hop_s
             before = extended_s.argmin(axis=0)
             loop_s = extended_s[before, self._everyone] + visit_s
@@ -210,10 +203,7 @@ def _drafts(
         for peer in replicas
     ]
     drawn = even_stage_sets(len(slot_origins), rules, seed)
-    alone = [
-        planner.best(origin, visited=len(stages))
-        for origin, stages in zip(slot_origins, drawn, strict=True)
-    ]
+    alone = [planner.best(origin) for origin in slot_origins]
     root = Draft(tuple(route for route in alone if route), (free,) * len(alone))
     assert len(root.routes) == len(alone), "rules admit a route from every origin"
     equally_visited = keep_limits(
@@ -239,7 +229,7 @@ def _frozen(
     for origin, stages in zip(origins, chosen, strict=True):
         allowed = {peer for stage in stages for peer in pipeline.stages[stage]}
         banned.append(everyone - allowed)
-        route = planner.best(origin, banned[-1], visited=len(stages))
+        route = planner.best(origin, banned[-1])
         assert route is not None, "its stages keep the rules"
         routes.append(route)
     return Draft(tuple(routes), tuple(banned))
@@ -314,7 +304,7 @@ def _branches(
     detours: dict[int, Route] = {}
     for index in visitors:
         route, banned = draft.routes[index], draft.banned[index] | over.peers
-        detour = planner.best(route.origin, banned, visited=len(route.peers))
+        detour = planner.best(route.origin, banned)
         budget.spend(plan_effort_s)
         if detour is not None:
             detours[index] = detour

@@ -273,5 +273,4 @@ def planned_rules(config: StagesConfig, snapshot: NetworkSnapshot, iteration: in
     whole = config.rules(iteration)
     fewest = 1 + -(-(stages - 1) // MAX_JUMP)  # what is left may be too little to skip as much
     visited = max(fewest, stages - (whole.stages - whole.visited))
-    spread = min(whole.spread, visited - fewest, stages - visited)
-    return Rules(stages=stages, visited=visited, spread=spread)
+    return Rules(stages=stages, visited=visited)

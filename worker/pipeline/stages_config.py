@@ -17,9 +17,7 @@ class StagesConfig:
     count: stages S; 1 leaves the model whole.
     layers: how many layers each stage has; empty shares them out by their parameters.
     routing: a preset of `murmuration.algorithms.skippipe.routing`.
-    skip: share of the stages that a route leaves out, stage 0 counted among the visited; the mean
-        over the routes of an iteration.
-    spread: how many stages more half of the routes visit, and the other half fewer.
+    skip: share of the stages that a route leaves out, stage 0 counted among the visited.
     full_every: all routes are full in one of this many iterations; 0 for never.
     microbatches: of each origin (a replica of stage 0) and iteration; a batch of the task each.
     activations: codec of what travels between stages, and of its gradients.
@@ -35,7 +33,6 @@ class StagesConfig:
     layers: tuple[int, ...] = ()
     routing: str = "full"
     skip: float = 0.0
-    spread: int = 0
     full_every: int = 0
     microbatches: int = 8
     activations: str = "bf16"
@@ -59,10 +56,10 @@ class StagesConfig:
             )
         if not 0 <= self.skip < 1:
             raise ValueError(f"skip is {self.skip}; it must be 0 or more, below 1")
-        if (self.skip or self.spread) and self.routing not in ("skip", "random"):
+        if self.skip and self.routing not in ("skip", "random"):
             raise ValueError(
-                f"routing {self.routing!r} visits every stage: leave out skip and spread, or route "
-                "by 'skip' or 'random'"
+                f"routing {self.routing!r} visits every stage: leave out skip, or route by 'skip' "
+                "or 'random'"
             )
         if self.count > 1:
             self.rules(1)
@@ -99,8 +96,7 @@ class StagesConfig:
         """What the routes of an iteration keep to. Raises ValueError: none could."""
         if self.full_every > 0 and iteration % self.full_every == 0:
             return Rules(stages=self.count, visited=self.count)
-        visited = visited_stages(self.count, self.skip)
-        return Rules(stages=self.count, visited=visited, spread=self.spread)
+        return Rules(stages=self.count, visited=visited_stages(self.count, self.skip))
 
 
 def cut_of(task: Staged, stages: StagesConfig) -> list[tuple[int, int]]:

@@ -79,10 +79,8 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 @st.composite
 def rules_for(draw: st.DrawFn, stages: int) -> Rules:
-    """Of equal and of unequal routes, with jumps of 6 stages."""
-    visited = draw(st.integers(min(2, stages), stages))
-    spread = draw(st.integers(0, max(0, min(visited - 2, stages - visited))))
-    return Rules(stages=stages, visited=visited, spread=spread, max_jump=6)
+    """With jumps of 6 stages."""
+    return Rules(stages=stages, visited=draw(st.integers(min(2, stages), stages)), max_jump=6)
 
 
 @st.composite

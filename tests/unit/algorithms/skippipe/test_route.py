@@ -41,30 +41,6 @@ def test_what_a_route_may_not_do_is_told(stages: tuple[int, ...], reason: str) -
     assert any(reason in each for each in stage_refusals(stages, RULES))
 
 
-def test_unequal_routes_are_as_long_as_the_spread_allows() -> None:
-    rules = Rules(stages=8, visited=5, spread=2)
-    assert stage_refusals((0, 3, 6), rules) == ()
-    assert stage_refusals((0, 1, 2, 3, 4, 5, 6), rules) == ()
-    assert stage_refusals((0, 3), rules) == ("it visits 2 stages instead of 3 to 7",)
-    assert stage_refusals(tuple(range(8)), rules) == ("it visits 8 stages instead of 3 to 7",)
-
-
-@pytest.mark.parametrize(
-    ("stages", "visited", "spread", "reason"),
-    [
-        (6, 6, 1, "routes of 6 of 6 stages cannot be unequal by 1"),
-        (6, 3, 2, "each visits at least 2 and at most 6"),
-        (6, 4, -1, "cannot be unequal by -1"),
-        (12, 5, 2, "2 steps of at most 4 stages do not reach stage 11"),
-    ],
-)
-def test_a_spread_that_no_routes_can_have_is_refused(
-    stages: int, visited: int, spread: int, reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        Rules(stages=stages, visited=visited, spread=spread)
-
-
 @given(st.lists(st.integers(0, 7), max_size=8))
 def test_what_is_allowed_begins_on_stage_0_and_ascends_without_long_jumps(
     stages: list[int],
@@ -150,8 +126,7 @@ def test_a_shuffle_keeps_all_and_a_choice_is_one_of_them(seed: int, values: list
 def rules(draw: st.DrawFn) -> Rules:
     stages = draw(st.integers(1, 12))
     visited = draw(st.integers(min(2, stages), stages))
-    spread = draw(st.integers(0, max(0, min(visited - 2, stages - visited))))
-    return Rules(stages=stages, visited=visited, spread=spread, max_jump=11)
+    return Rules(stages=stages, visited=visited, max_jump=11)
 
 
 @given(st.integers(1, 40), rules(), st.integers(0, 100), st.booleans())
@@ -160,7 +135,7 @@ def test_sets_are_allowed_and_meet_a_quota_that_is_even(
 ) -> None:
     """The shortest jumps that reach the last stage are enough."""
     if shortest_jumps and rules.visited > 1:
-        rules = replace(rules, max_jump=-(-(rules.stages - 1) // (rules.shortest - 1)))
+        rules = replace(rules, max_jump=-(-(rules.stages - 1) // (rules.visited - 1)))
     first, *others = quota = stage_quota(routes, rules, seed)
     assert first == routes
     assert sum(others) == routes * (rules.visited - 1)
@@ -178,25 +153,6 @@ def test_over_as_many_seeds_as_stages_every_stage_is_visited_equally_often(
     others = max(1, rules.stages - 1)
     quotas = [stage_quota(routes, rules, seed)[1:] for seed in range(others)]
     assert len({sum(each) for each in zip(*quotas, strict=True)}) <= 1
-
-
-@pytest.mark.parametrize(("stages", "visited", "spread"), [(6, 4, 1), (8, 5, 2), (12, 8, 1)])
-def test_half_of_unequal_routes_visit_more_stages_and_half_fewer(
-    stages: int, visited: int, spread: int
-) -> None:
-    rules = Rules(stages=stages, visited=visited, spread=spread)
-    for seed in range(20):
-        lengths = Counter(map(len, even_stage_sets(20, rules, seed)))
-        assert lengths[rules.shortest] == lengths[rules.longest] >= 8
-
-
-def test_unequal_routes_leave_out_every_choice_of_stages_about_equally_often() -> None:
-    """Of 6 stages 3 are left out: ten choices, three of them in a row among those."""
-    rules = Rules(stages=6, visited=4, spread=1)
-    drawn = Counter(stages for seed in range(400) for stages in even_stage_sets(10, rules, seed))
-    short = [count for stages, count in drawn.items() if len(stages) == 3]
-    assert len(short) == 10
-    assert min(short) > 0.8 * max(short)
 
 
 def test_which_stages_go_together_changes_with_the_seed() -> None:

@@ -54,11 +54,9 @@ def test_no_route_is_faster(case: Case) -> None:
     pipeline, rules, origins, _ = case
     planner = Planner(pipeline, rules)
     routes = all_routes(pipeline, rules, origins[0])
-    for visited in range(rules.shortest, rules.longest + 1):
-        best = planner.best(origins[0], visited=visited)
-        assert best is not None
-        loops_s = [planner.loop_s(route) for route in routes if len(route.peers) == visited]
-        assert planner.loop_s(best) == pytest.approx(min(loops_s))
+    best = planner.best(origins[0])
+    assert best is not None
+    assert planner.loop_s(best) == pytest.approx(min(map(planner.loop_s, routes)))
 
 
 @given(cases())
@@ -100,15 +98,6 @@ def test_waves_repeat_the_slots_and_known_routes_cost_nothing() -> None:
 PIPELINE = even_pipeline((2, 2, 2, 2))
 RULES = Rules(stages=4, visited=3)
 ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
-
-
-def test_a_route_has_no_stage_to_trade_for_one_of_fewer_stages_that_it_visits_too() -> None:
-    routes, rules = [Route((0, 2, 4, 6)), Route((0, 2))], Rules(stages=4, visited=3, spread=1)
-    full = (0,) * PIPELINE.peers
-    drawn = [random_step(routes, 0, PIPELINE, rules, full, Draws(seed)) for seed in range(40)]
-    steps = [step for step in drawn if step]
-    assert steps
-    assert all(step == {0: routes[1], 1: routes[0]} for step in steps)
 
 
 def test_a_visit_moves_to_a_replica_with_room() -> None:
@@ -250,15 +239,10 @@ def test_more_effort_is_never_worse_and_without_any_the_answer_is_complete(found
 
 
 def test_searched_routes_beat_random_ones_by_far_on_unequal_links(found: Found) -> None:
-    unequal = replace(FOUR_OF_SIX, spread=1)
-    also = search_routes(TWENTY, unequal, ORIGINS, effort_s=0.3)
-    for rules, searched in ((FOUR_OF_SIX, found), (unequal, also)):
-        random_s = [
-            max(finish_times(TWENTY, random(TWENTY, rules, ORIGINS, seed))) for seed in range(10)
-        ]
-        assert searched.iteration_s < 0.85 * np.mean(random_s)
-    lengths = Counter(len(route.peers) for route in also.routes)
-    assert lengths[3] == lengths[5] >= 12
+    random_s = [
+        max(finish_times(TWENTY, random(TWENTY, FOUR_OF_SIX, ORIGINS, seed))) for seed in range(10)
+    ]
+    assert found.iteration_s < 0.85 * np.mean(random_s)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,6 @@ from murmuration.worker.pipeline.stages_config import StagesConfig
         ({"count": 4, "routing": "random", "skip": 1.0}, "skip is 1.0"),
         ({"count": 4, "routing": "full", "skip": 0.25}, "leave out skip"),
         ({"count": 4, "routing": "stochastic", "skip": 0.25}, "leave out skip"),
-        ({"count": 4, "routing": "full", "spread": 1}, "leave out skip and spread"),
-        ({"count": 4, "routing": "skip", "spread": 1}, "cannot be unequal by 1"),
         ({"count": 12, "routing": "skip", "skip": 0.8}, "do not reach stage 11"),
         ({"count": 4, "routing": "skip", "skip": 0.9}, "at most 2: set skip to 0.50 or less"),
         ({"count": 2, "routing": "skip", "skip": 0.5}, "it can leave out none: leave skip out"),
@@ -48,11 +46,6 @@ def test_a_skip_leaves_so_many_stages(count: int, skip: float, visited: int) -> 
 def test_every_so_many_iterations_no_stage_is_skipped() -> None:
     config = StagesConfig(count=4, routing="skip", skip=0.25, full_every=3)
     assert [config.rules(i).visited for i in range(1, 8)] == [3, 3, 4, 3, 3, 4, 3]
-
-
-def test_an_iteration_that_skips_nothing_has_equal_routes() -> None:
-    config = StagesConfig(count=6, routing="skip", skip=0.33, spread=1, full_every=2)
-    assert [(config.rules(i).shortest, config.rules(i).longest) for i in (1, 2)] == [(3, 5), (6, 6)]
 
 
 def test_settings_reach_the_section_and_are_named_when_refused() -> None:
