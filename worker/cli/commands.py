@@ -400,33 +400,22 @@ def generate(
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="CHECKPOINT")
-@click.option("--stages", type=click.IntRange(1), metavar="S", help="Cut the model into stages.")
-@click.option("--omit", metavar="2,3", help="Leave these stages out.")
 @click.option(
     "--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True
 )
 @_of_task
-def evaluate(
-    run: Path, stages: int | None, omit: str | None, split: str, settings: tuple[str, ...]
-) -> int:
+def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> int:
     """Print loss and perplexity of the newest anchor under the folder CHECKPOINT.
 
-    It takes the batches of a run's report. With --omit, what enters a stage that is left out goes
-    on to the next as it is. Stages are cut as the run's were. Another number of stages is cut by
-    parameters.
+    It takes the batches of a run's report.
     """
     from murmuration.worker.training.evaluation import evaluate_checkpoint
     from murmuration.worker.training.export import find_checkpoint
 
-    omitted = _stage_numbers(omit) if omit is not None else []
     saved = find_checkpoint(run)
-    found = evaluate_checkpoint(
-        saved, stages=stages, omitted=omitted, split=split, settings=settings
-    )
-    named = "stage" if len(omitted) == 1 else "stages"
-    without = f", without {named} {', '.join(map(str, omitted))}" if omitted else ""
+    found = evaluate_checkpoint(saved, split=split, settings=settings)
     figures = f"loss {measured(found.loss, found.error)}, perplexity {perplexity(found.loss)}"
-    click.echo(f"{saved.path}: {split} {figures}{listed(found.metrics)}{without}")
+    click.echo(f"{saved.path}: {split} {figures}{listed(found.metrics)}")
     return 0
 
 
@@ -453,14 +442,6 @@ def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, .
     kind = "Hugging Face's layout" if made.layout == "hf" else "tensors alone"
     click.echo(f"{made.path}: {made.parameters:,} parameters of step {made.step}, {kind}")
     return 0
-
-
-def _stage_numbers(text: str) -> list[int]:
-    """Of stages, in order. Raises UsageError."""
-    try:
-        return sorted({int(number) for number in text.split(",")})
-    except ValueError:
-        raise UsageError(f"--omit {text}: write it like 2,3") from None
 
 
 @click.command()

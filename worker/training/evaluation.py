@@ -1,28 +1,22 @@
-"""What the anchor is worth: held-out loss, also without some of its stages, and a piece of text."""
+"""What the anchor is worth: held-out loss, and a piece of text."""
 
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from murmuration.worker.config import task_of
-from murmuration.worker.errors import UsageError
-from murmuration.worker.pipeline.stages_config import StagesConfig, cut_of
 from murmuration.worker.tasks import (
-    Batch,
     Cursor,
     Generates,
     Measures,
-    Staged,
-    StageModule,
     Streams,
     Task,
     TaskError,
@@ -146,43 +140,21 @@ def validate(
     seed: int,
     wanted: Callable[[], bool] = lambda: True,
     count: int = _VALIDATION_BATCHES,
-) -> Evaluation | None:
-    """Over the same held-out batches on every peer, so many of them; None as soon as it is not
-    `wanted` any more."""
-    measured = partial(_measured, task, model)
-    with evaluating(model):
-        return _means(task, measured, seed=seed, wanted=wanted, count=count)
-
-
-_Measured = tuple[Tensor, Mapping[str, Tensor | float]]
-
-
-def _measured(task: Task, model: nn.Module, batch: Batch) -> _Measured:
-    batch = moved(batch, device_of(model))
-    metrics = task.metrics(model, batch) if isinstance(task, Measures) else {}
-    return task.loss(model, batch), metrics
-
-
-def _means(
-    task: Task,
-    measured: Callable[[Batch], _Measured],
-    *,
-    seed: int,
     split: str = "validation",
-    wanted: Callable[[], bool] = lambda: True,
-    count: int = _VALIDATION_BATCHES,
 ) -> Evaluation | None:
-    """Over the batches that `validate` takes, or as many to train on."""
+    """Over the same held-out batches on every peer, or others to train on, so many of them; None as
+    soon as it is not `wanted` any more."""
     batches = task.batches(split, Cursor(seed=seed, stream="validation"))
     losses: list[float] = []
     found: defaultdict[str, list[float]] = defaultdict(list)
     # Not in inference mode: what a model caches in its forward is used in training again.
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         while len(losses) < count:
             if not wanted():
                 return None
-            loss, metrics = measured(next_batch(batches, split))
-            losses.append(float(loss))
+            batch = moved(next_batch(batches, split), device_of(model))
+            metrics = task.metrics(model, batch) if isinstance(task, Measures) else {}
+            losses.append(float(task.loss(model, batch)))
             for name, value in metrics.items():
                 found[name].append(float(value))
     means = {name: sum(values) / len(values) for name, values in found.items()}
@@ -192,91 +164,26 @@ def _means(
     return Evaluation(sum(losses) / len(losses), means, error)
 
 
-def build_stages(task: Staged, stages: StagesConfig) -> list[StageModule]:
-    """The task's whole model, new, cut into stages.
-
-    Raises:
-        ValueError: as `cut_of`.
-    """
-    cut = cut_of(task, stages)
-    return [task.stage(*layers, outer=stage == 0) for stage, layers in enumerate(cut)]
-
-
-def route_loss(stages: Sequence[StageModule], route: Sequence[int], batch: Batch) -> Tensor:
-    """Mean loss of a batch that visits some of the stages; the others are left out.
-
-    Args:
-        stages: all of the model's.
-        route: visited stages in order, stage 0 first.
-
-    Returns:
-        Scalar, with its graph.
-    """
-    hidden = stages[0].embed(batch)
-    for stage in route:
-        hidden = stages[stage](hidden)
-    return stages[0].loss(hidden, batch)
-
-
 def evaluate_checkpoint(
-    saved: Checkpoint,
-    *,
-    stages: int | None = None,
-    omitted: Collection[int] = (),
-    split: str = "validation",
-    settings: Iterable[str] = (),
+    saved: Checkpoint, *, split: str = "validation", settings: Iterable[str] = ()
 ) -> Evaluation:
-    """Of a checkpoint's anchor, over as many batches as a run's report takes; a model that is cut
-    has a loss alone.
+    """Of a checkpoint's anchor, over as many batches as a run's report takes.
 
     Args:
         saved: of a whole model.
-        stages: how many to cut the model into; by default as its run was.
-        omitted: stages to leave out.
         split: 'validation', or 'train' for text that the run learned from.
         settings: of [task], typed here; what loads code or reads files must be among them.
 
     Raises:
         CheckpointError: it does not hold the whole model of its run.
-        TaskError: the run's task cannot be loaded here, or not be cut into stages.
-        UsageError: more stages than layers, or a stage to leave out that cannot be.
+        TaskError: the run's task cannot be loaded here.
     """
     config = checkpoint.config_of(saved, settings)
-    cut = config.stages if stages in (None, config.stages.count) else StagesConfig(count=stages)
-    _check_omitted(cut.count, omitted)
     task = task_of(config)
     model = anchored_model(saved, config, task)
-    measured: Callable[[Batch], _Measured] = partial(_measured, task, model)
-    evaluated: list[nn.Module] = [model]
-    if cut.count > 1:
-        if not isinstance(task, Staged):
-            raise TaskError(f"task {config.task.name!r} cannot be cut into stages: no stage()")
-        try:
-            parts = build_stages(task, cut)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        values = model.state_dict()
-        for part in parts:
-            part.load_state_dict({name: values[name] for name in part.state_dict()})
-        route = [stage for stage in range(cut.count) if stage not in omitted]
-        measured, evaluated = lambda batch: (route_loss(parts, route, batch), {}), [*parts]
-    with evaluating(*evaluated):
-        found = _means(task, measured, seed=config.run.seed, split=split)
+    found = validate(task, model, config.run.seed, split=split)
     assert found is not None, "without a limit it is never cut short"
     return found
-
-
-def _check_omitted(stages: int, omitted: Collection[int]) -> None:
-    """Raises UsageError."""
-    if omitted and stages == 1:
-        raise UsageError("this run had no stages to leave out: say how many, such as --stages 6")
-    for stage in sorted(omitted):
-        if stage == 0:
-            raise UsageError(
-                "stage 0 holds the embedding and the head and cannot be left out: omit others"
-            )
-        if not 0 < stage < stages:
-            raise UsageError(f"no stage {stage} to leave out: there are 0 to {stages - 1}")
 
 
 def generate_sample(task: Task, model: nn.Module, seed: int) -> str | None:

@@ -17,9 +17,7 @@ from murmuration.worker.config import Config, load_config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Cursor, load_task
-from murmuration.worker.tasks.llama import Llama
 from murmuration.worker.training import checkpoint
-from murmuration.worker.training.evaluation import evaluate_checkpoint
 from murmuration.worker.training.export import find_checkpoint
 from tests.support import commands
 
@@ -90,16 +88,6 @@ def expected_loss(config: Config, model: nn.Module, split: str = "validation") -
     return sum(losses) / len(losses)
 
 
-def without_layers(model: nn.Module, *layers: int) -> nn.Module:
-    """The same model, of which those layers add nothing."""
-    assert isinstance(model, Llama)
-    with torch.no_grad():
-        for layer in layers:
-            model.get_parameter(f"model.layers.{layer}.self_attn.o_proj.weight").zero_()
-            model.get_parameter(f"model.layers.{layer}.mlp.down_proj.weight").zero_()
-    return model
-
-
 @pytest.mark.parametrize("split", ["validation", "train"])
 def test_the_anchors_loss_on_either_split(config: Config, tmp_path: Path, split: str) -> None:
     model = trained(config)
@@ -107,68 +95,6 @@ def test_the_anchors_loss_on_either_split(config: Config, tmp_path: Path, split:
     line = printed(tmp_path, "--split", split)
     assert line.startswith(f"{path}: {split} loss ")
     assert loss_in(line) == pytest.approx(expected_loss(config, model, split), abs=5e-4)
-
-
-@pytest.mark.parametrize("stages", [1, 3, 4])
-def test_cut_into_stages_it_is_the_same_model(config: Config, tmp_path: Path, stages: int) -> None:
-    save(config, trained(config), tmp_path)
-    assert printed(tmp_path, "--stages", str(stages)) == printed(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("stages", "omit", "layers"), [(4, "2", [2]), (4, "3,1", [1, 3]), (2, "1", [1, 2, 3])]
-)
-def test_a_stage_left_out_is_as_if_its_layers_added_nothing(
-    config: Config, tmp_path: Path, stages: int, omit: str, layers: list[int]
-) -> None:
-    model = trained(config)
-    save(config, model, tmp_path)
-    line = printed(tmp_path, "--stages", str(stages), "--omit", omit)
-    whole = expected_loss(config, model)
-    expected = expected_loss(config, without_layers(model, *layers))
-    assert abs(expected - whole) > 1e-2
-    assert loss_in(line) == pytest.approx(expected, abs=5e-4)
-    named = "stages 1, 3" if omit == "3,1" else f"stage {omit}"
-    assert line.endswith(f", without {named}")
-
-
-def test_a_staged_run_is_cut_as_it_was(config: Config, tmp_path: Path) -> None:
-    staged = replace(config, stages=replace(config.stages, count=4))
-    save(staged, trained(config), tmp_path)
-    assert printed(tmp_path, "--omit", "1,3") == printed(tmp_path, "--stages", "4", "--omit", "1,3")
-    assert "cannot be cut into 5" in commands.refused(evaluate, 2, tmp_path, "--stages", "5")
-
-
-def test_a_run_with_layers_of_its_own_is_cut_as_it_was(config: Config, tmp_path: Path) -> None:
-    """Into as many stages; into others by parameters."""
-    staged = replace(config, stages=replace(config.stages, count=3, layers=(1, 2, 1)))
-    model = trained(config)
-    save(staged, model, tmp_path)
-    by_parameters = printed(tmp_path, "--stages", "2", "--omit", "1")
-    own = printed(tmp_path, "--omit", "1")
-    assert own == printed(tmp_path, "--stages", "3", "--omit", "1")
-    expected = expected_loss(config, without_layers(model, 1, 2))
-    assert loss_in(own) == pytest.approx(expected, abs=5e-4)
-    expected = expected_loss(config, without_layers(model, 3))
-    assert loss_in(by_parameters) == pytest.approx(expected, abs=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--omit", "2"), "this run had no stages to leave out: say how many, such as --stages 6"),
-        (("--omit", "0,1", "--stages", "3"), "stage 0 holds the embedding and the head and "),
-        (("--omit", "3", "--stages", "3"), "no stage 3 to leave out: there are 0 to 2"),
-        (("--omit", "-1", "--stages", "3"), "no stage -1 to leave out: there are 0 to 2"),
-        (("--omit", "1;2", "--stages", "3"), "--omit 1;2: write it like 2,3"),
-        (("--stages", "5"), "4 layers cannot be cut into 5 stages of at least one layer"),
-    ],
-)
-def test_stages_that_cannot_be_left_out_are_refused(
-    config: Config, tmp_path: Path, args: tuple[str, ...], message: str
-) -> None:
-    save(config, trained(config), tmp_path)
-    assert commands.refused(evaluate, 2, tmp_path, *args).startswith(message)
 
 
 def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> None:
@@ -179,9 +105,7 @@ def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> No
     )
 
 
-def test_a_task_without_stages_is_evaluated_whole_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_of_ones_own_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numbers_without_stages.py").write_text(UNSTAGED)
     monkeypatch.syspath_prepend(tmp_path)
     config = load_config(None, ["task.name=numbers_without_stages:build"])
@@ -189,9 +113,6 @@ def test_a_task_without_stages_is_evaluated_whole_only(
     nn.init.constant_(model.weight, 0.25)
     save(config, model, tmp_path)
     assert loss_in(printed(tmp_path)) == 0.25
-    assert commands.refused(evaluate, 4, tmp_path, "--stages", "2").endswith(
-        "cannot be cut into stages: no stage()"
-    )
 
 
 # --------------------------------------------------------------------------------- assemble
@@ -244,9 +165,6 @@ def test_the_stages_make_the_model_that_they_were_cut_from(
     whole = saved.named("anchor")
     assert whole.keys() == parameters.keys()
     assert all(torch.equal(whole[name], values) for name, values in parameters.items())
-    assert evaluate_checkpoint(saved).loss == pytest.approx(
-        evaluate_checkpoint(saved, stages=3).loss
-    )
 
 
 def test_stages_of_different_steps_are_told_and_the_least_names_the_model(
