@@ -205,64 +205,14 @@ def murmur(arguments: list[str]) -> None:
     fork([sys.executable, "-m", *MURMUR, *arguments], timeout=60).check_returncode()
 
 
-def test_a_stranger_is_refused_at_the_handshake(folder: Path, run: Authority, first: str) -> None:
-    plain = Stranger(first)
-    try:
-        with pytest.raises(grpc.RpcError) as refused:
-            plain.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    finally:
-        plain.close()
-    with pytest.raises(Failure, match="this run is encrypted; name the folder"):
-        ask(first)
-    other = Authority.make(folder / "other").new_identity(Role.PEER, "first")
-    with pytest.raises(Failure, match="is of another run than the folder"):
-        ask(first, identity=other)
-    mixed = replace(other, authority=run.certificate)  # believes the run, is not of it
-    with pytest.raises(Failure, match="is of another run than the folder"):
-        ask(first, identity=mixed)
-    with pytest.raises(Failure, match="not for the certificate of a token"):
-        ask(first, identity=replace(run.create_token().identity))
-    document = ask(first, identity=run.new_identity(Role.PEER, "looks on"))
-    assert document["encrypted"] is True
-
-
 def expired(run: Authority) -> Token:
     return run.create_token(valid_s=-1)
-
-
-def reused(run: Authority) -> Token:
-    token = run.create_token()
-    run.admit(token.id, "somebody", pb.EnrolRequest.FromString(_request()).request)
-    return token
 
 
 def revoked(run: Authority) -> Token:
     token = run.create_token()
     run.revoke(token.id)
     return token
-
-
-def _request() -> bytes:
-    from murmuration.worker.identity.certificates import new_key, request_for
-
-    return pb.EnrolRequest(request=request_for(new_key())).SerializeToString()
-
-
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        (expired, "has expired on"),
-        (reused, "it is used up"),
-        (revoked, "was revoked"),
-    ],
-)
-def test_a_token_that_is_none_any_more_lets_nobody_in(
-    run: Authority, first: str, made, reason: str
-) -> None:
-    with pytest.raises(IdentityError, match=reason) as refused:
-        enrolled(made(run), "third", [first])
-    assert "\n" not in str(refused.value)
 
 
 def test_an_expired_token_is_refused_by_the_worker_too(
@@ -272,12 +222,6 @@ def test_an_expired_token_is_refused_by_the_worker_too(
     monkeypatch.setattr(Token, "check_date", lambda token: None)
     with pytest.raises(IdentityError, match="does not take this certificate"):
         enrolled(expired(run), "third", [first])
-
-
-def test_a_token_of_another_run_lets_nobody_in(folder: Path, first: str) -> None:
-    token = Authority.make(folder / "another").create_token()
-    with pytest.raises(IdentityError, match="not of this run's authority"):
-        enrolled(token, "third", [first])
 
 
 def test_a_man_in_the_middle_with_a_certificate_of_his_own_learns_nothing(
@@ -310,13 +254,6 @@ def test_a_holder_of_the_token_cannot_stand_in_for_the_run(run: Authority) -> No
     ):
         enrolled(token, "third", [there])
     assert heard == []
-
-
-def test_a_name_that_another_key_has_is_refused(run: Authority, first: str) -> None:
-    token = run.create_token(uses=3)
-    assert enrolled(token, "only one", [first]).name == "only one"
-    with pytest.raises(IdentityError, match=r"another key has the name 'only one'.*--name"):
-        enrolled(token, "only one", [first])
 
 
 def test_who_is_not_let_in_is_told_in_one_line_and_exit_code_10(

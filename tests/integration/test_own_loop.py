@@ -1,7 +1,6 @@
 """`murmuration.Swarm` around a loop of one's own: real processes on real sockets."""
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from murmuration.coordinator.asking import ask
 from murmuration.worker.config import Config, load_config, to_document
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.workers import (
-    PATIENCE_S,
     SMALL,
     Hashes,
     WorkerProcess,
@@ -44,15 +41,6 @@ class Loops:
         arguments = json.dumps({**shared, **own, **extra})
         self.running[name] = WorkerProcess([arguments], name, PROGRAM)
         return self.running[name]
-
-    def wait_until_known(self, name: str, by: str) -> None:
-        """Until the peer `by` has heard that the other trains."""
-        listening = next(event for event in self.events(by) if event["event"] == "listening")
-        address, phases = listening["address"], dict[str, str]()
-        deadline = time.monotonic() + PATIENCE_S
-        while phases.get(name) != "training":
-            assert time.monotonic() < deadline, f"{by} knows of {phases}"
-            phases = {m["peer"]: m["phase"] for m in ask(address)["members"]}
 
     def results(self, *names: str) -> dict[str, dict[str, Any]]:
         found = {}

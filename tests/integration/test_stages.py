@@ -107,14 +107,6 @@ def wait_for_stage(stage: int, out: Path, name: str, *phases: str) -> None:
         known = [(m["stage"], m["phase"]) for m in alive]
 
 
-def wait_for_members(count: int, out: Path, name: str) -> None:
-    """Until the worker there knows of so many, itself included: the first to know begins."""
-    deadline, members = time.monotonic() + PATIENCE_S, list[dict[str, Any]]()
-    while len(members) < count:
-        assert time.monotonic() < deadline, f"{name} knows of {members}"
-        members = members_at(out, name)
-
-
 def kill_stage_1(printed: IO[str], out: Path) -> None:
     """Both of its replicas, once training has started."""
     for line in printed:

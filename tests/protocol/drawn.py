@@ -121,19 +121,15 @@ class DrawingSwarm(Swarm):
         times = Counter(s for drawn in self.samples.values() for s in drawn if s[0] == epoch)
         assert self.stream.length is not None
         each = Counter(times[epoch, place] for place in range(self.stream.length))
-        more = sum(each[n] for n in each if n > 2)
-        again = sum((n - 1) * each[n] for n in each if n)
-        return Counts(each[0], each[1], each[2], more, again)
+        return Counts(each[0], each[1], sum((n - 1) * each[n] for n in each if n))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Samples of an epoch by how often they were drawn; `again` are the draws beyond the first."""
+    """Samples of an epoch by how often they were drawn; `again` are draws beyond the first."""
 
     never: int
     once: int
-    twice: int
-    more: int
     again: int
 
 

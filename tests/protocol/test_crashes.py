@@ -73,7 +73,7 @@ def test_peers_are_killed_one_after_another() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("answered", [0, 1, 2])
+@pytest.mark.parametrize("answered", [0, 2])
 @pytest.mark.parametrize("shard", [0, 1])
 @pytest.mark.parametrize("last_round", [False, True], ids=["midway", "at the end"])
 def test_a_reducer_killed_after_it_has_answered_one_contributor(

@@ -13,7 +13,7 @@ from tests.protocol.virtual_time import run
 NAMES = "abcd"
 
 
-@pytest.mark.parametrize("seed", [0, 3, 5])
+@pytest.mark.parametrize("seed", [0, 3])
 def test_a_frozen_peer_is_fenced_and_catches_up(seed: int) -> None:
     """As SIGSTOP for a minute, at another moment of its round for each seed."""
 
@@ -59,7 +59,7 @@ def test_a_short_freeze_costs_nothing_but_time(frozen_s: float) -> None:
 # --------------------------------------------------------------------------------------- joiners
 
 
-@pytest.mark.parametrize("at_s", [2.6, 3.3, 4.96, 5.0, 5.04])
+@pytest.mark.parametrize("at_s", [2.6, 4.96, 5.04])
 def test_a_late_joiner_adopts_and_ends_equal(at_s: float) -> None:
     async def scenario() -> None:
         async with Swarm(steady(30)) as swarm:
@@ -96,8 +96,7 @@ def test_a_round_that_is_laid_out_without_a_joiner_is_the_others() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("at_s", [0.3, 1.3, 2.2])
+@pytest.mark.parametrize(("seed", "at_s"), [(0, 0.3), (1, 1.3), (0, 2.2)])
 def test_a_peer_joins_before_the_first_round_has_closed(seed: int, at_s: float) -> None:
     """Everyone is at version 0, but laid out over other groups; `b` is slow, so the round waits."""
     problem = Problem(steps=30, plan=Plan(inner_steps=10), step_s={"b": 0.3}, seed=seed)

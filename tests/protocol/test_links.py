@@ -73,7 +73,7 @@ def test_a_link_cut_amid_a_reduction_resumes_at_its_offset() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("peers", [2, 3, 4])
+@pytest.mark.parametrize("peers", [2, 4])
 @pytest.mark.parametrize("cut_s", [0.2, 3.0])
 def test_short_cuts_at_any_moment_change_nothing(peers: int, cut_s: float) -> None:
     """Shorter than it takes to declare a peer dead: nobody's contribution is missed."""
@@ -202,7 +202,7 @@ def test_a_partition_into_single_peers_heals() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.6, 1.6])
+@pytest.mark.parametrize("after_s", [0.0, 1.6])
 @pytest.mark.parametrize("merge", ["reset", "keep"])
 def test_a_peer_that_was_cut_off_goes_back_to_what_the_others_share(
     merge: Literal["reset", "keep"], after_s: float

@@ -239,7 +239,7 @@ def test_the_last_word_is_said_again_if_the_link_comes_back() -> None:
 # --------------------------------------------------------------------------------------- joiners
 
 
-@pytest.mark.parametrize("at_s", [5.3, 7.4, 7.6])
+@pytest.mark.parametrize("at_s", [5.3, 7.6])
 @EACH
 def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: float) -> None:
     async def scenario() -> None:
@@ -304,7 +304,7 @@ def test_peers_that_finish_at_different_times_do_not_hold_each_other_up() -> Non
 # -------------------------------------------------------------------------------------- schedules
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_random_schedule_of_faults(seed: int) -> None:
     """Whatever happens, all that live finish, and nobody applies a round twice or out of order."""
     rng = random.Random(f"pairs {seed}")

@@ -30,8 +30,6 @@ ROUNDS = 10
     ("plan", "peers"),
     [
         (SLOW, "abcd"),
-        (SLOW, "abcde"),
-        (NOLOCO, "abcd"),
         (NOLOCO, "abcde"),
         (NOLOCO, "abcdefgh"),
         (THREES, "abcd"),

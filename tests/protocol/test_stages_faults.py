@@ -46,8 +46,9 @@ class Answered:
 # -------------------------------------------------------------------------------------- deaths
 
 
-@pytest.mark.parametrize("victim", ["0b", "1a", "2b"])
-@pytest.mark.parametrize("routing", ["full", "random"])
+@pytest.mark.parametrize(
+    ("victim", "routing"), [("0b", "full"), ("1a", "full"), ("2b", "full"), ("1a", "random")]
+)
 def test_a_replica_killed_amid_an_iteration(victim: str, routing: str) -> None:
     async def scenario() -> None:
         async with StageSwarm(problem_of(8, routing=routing)) as swarm:
@@ -342,7 +343,7 @@ def test_a_damaged_call_is_made_to_another() -> None:
 # ------------------------------------------------------------------------------- anything at all
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_faults_lose_nothing_unsaid(seed: int) -> None:
     """Kills, freezes, cuts and restarts at random moments; then all that live finish and agree."""
     rng = random.Random(seed)

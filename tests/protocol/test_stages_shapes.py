@@ -17,12 +17,16 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("liar", ["1a", "2b"], ids=["a stage", "the loss"])
-def test_calls_of_another_shape_end_alone(
-    liar: str, shape: tuple[int, int, int], known: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("liar", "name", "known"),
+    [
+        *(("1a", name, True) for name in SHAPES),
+        *(("2b", name, False) for name in SHAPES),
+        ("1a", "short", False),
+        ("2b", "width", True),
+    ],
+)
+def test_calls_of_another_shape_end_alone(liar: str, name: str, known: bool) -> None:
     """Where the task does not say its shape, torch does so as it computes."""
 
     async def scenario() -> None:
@@ -34,7 +38,7 @@ def test_calls_of_another_shape_end_alone(
                 if not known:
                     stages.context.activation_shape = None
             await swarm.reached(3)
-            calls_with(swarm[liar].node, shape)
+            calls_with(swarm[liar].node, SHAPES[name])
             await swarm.reached(12, limit_s=120)
             assert all(peer.train.error is None for peer in swarm.alive)
             told = [text for p in swarm.alive for text in p.warnings]

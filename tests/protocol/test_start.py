@@ -24,9 +24,17 @@ def fast(seed: int) -> Problem:
     return replace(FAST, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("delay_s", [0.001, 0.05, 0.3])
-@pytest.mark.parametrize("gap_s", [0.0, 0.07, 0.4])
+@pytest.mark.parametrize(
+    ("gap_s", "delay_s", "seed"),
+    [
+        (0.0, 0.001, 0),
+        (0.0, 0.3, 1),
+        (0.07, 0.05, 0),
+        (0.07, 0.3, 1),
+        (0.4, 0.001, 1),
+        (0.4, 0.3, 0),
+    ],
+)
 def test_all_are_in_the_first_round(gap_s: float, delay_s: float, seed: int) -> None:
     """Each is started some time after the one before."""
 
@@ -45,7 +53,7 @@ def test_all_are_in_the_first_round(gap_s: float, delay_s: float, seed: int) -> 
     run(scenario())
 
 
-@pytest.mark.parametrize("at_s", [0.05, 0.2, 0.35, 0.5, 0.65])
+@pytest.mark.parametrize("at_s", [0.05, 0.35, 0.65])
 @pytest.mark.parametrize("stopped", "ad")
 def test_who_hears_the_news_late_is_in_the_first_round_too(stopped: str, at_s: float) -> None:
     """One peer gets no time to run for a while, about when all start. No pair meets twice running:
@@ -71,8 +79,7 @@ def test_who_hears_the_news_late_is_in_the_first_round_too(stopped: str, at_s: f
     run(scenario())
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("first", NAMES)
+@pytest.mark.parametrize(("first", "seed"), zip(NAMES, (0, 1, 0, 1), strict=True))
 def test_who_leaves_the_start_to_another_draws_with_all_that_it_knows(
     first: str, seed: int
 ) -> None:

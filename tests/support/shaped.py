@@ -16,16 +16,13 @@ def relayed_swarm(
     link: str,
     settings: Sequence[str],
     newcomers: Mapping[str, str] | None = None,
-    programs: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[tuple[Swarm, RelayProcess]]:
     """A started swarm; every worker reaches the others over the relay only.
 
     Args:
         newcomers: HOST:PORT of workers by name that the test starts later, for their proxies.
-        programs: of workers by name that run another than `murmur` itself.
     """
     with running_swarm(count, out, *settings) as swarm:
-        swarm.programs |= programs or {}
         addresses = {**swarm.addresses, **(newcomers or {})}
         members = {name: (address, parse_link(link)) for name, address in addresses.items()}
         with RelayProcess(members, log_path=out / "relay.log") as relay:
