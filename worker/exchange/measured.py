@@ -77,17 +77,14 @@ class Arrival:
             each.seconds += now - each.at_s
             each.at_s = now
 
-    def ends(self) -> None:
-        """All of it is here, or nothing more comes."""
-        if self._from is not None:
-            self._from.under_way -= 1
-            self._from = None
-
     def __enter__(self) -> "Arrival":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.ends()
+        """All of it is here, or nothing more comes."""
+        if self._from is not None:
+            self._from.under_way -= 1
+            self._from = None
 
 
 _TRY_AGAIN = 32  # payloads, after which a codec that did not pay is measured again

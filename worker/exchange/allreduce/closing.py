@@ -138,6 +138,11 @@ class PeerContribution:
     stream: object = None
     whole: bool = False
 
+    @property
+    def mark(self) -> tuple[int, float]:
+        """Of a shard and the whole: where no sample has touched a shard, it alone may be equal."""
+        return self.incoming.hash, self.norm
+
 
 @dataclass(frozen=True)
 class DueMean:
@@ -184,16 +189,6 @@ class OpenShard:
         self.begun = True
         self.contributors.pop(peer, None)
         self.contributors[peer] = now
-
-    def gave_damaged(self, peer: str, contribution: PeerContribution) -> None:
-        """All of it is here, and cannot be averaged."""
-        if self.contributions.get(peer) is contribution:
-            del self.contributions[peer]
-
-    def withdrawn(self, peer: str) -> None:
-        """The peer sends something else in place of what was here."""
-        if self.computing is None:
-            self.contributors.pop(peer, None)
 
 
 class ReducedShards:
@@ -483,7 +478,7 @@ class ReducedShards:
             weights=tuple(entry.contributions[peer].weight for peer in contributors),
             roots=tuple(filter(None, (entry.contributions[peer].root for peer in contributors))),
             factors=factors,
-            alike=alike({peer: _mark(entry.contributions[peer]) for peer in contributors}),
+            alike=alike({peer: entry.contributions[peer].mark for peer in contributors}),
             left_out=left_out,
             late=tuple(sorted(late)),
             joiners=self._joiners(key, group, contributors),
@@ -549,8 +544,3 @@ class ReducedShards:
         if self.further(key, order):
             most_s = min(most_s, self.patience.habit_s(key.fragment) / OVERDUE)
         return most_s + self.transfer_s(key.fragment, [reducer])
-
-
-def _mark(contribution: PeerContribution) -> tuple[int, float]:
-    """Of a shard and of the whole: where no sample has touched a shard, it alone may be equal."""
-    return contribution.incoming.hash, contribution.norm

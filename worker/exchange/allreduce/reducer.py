@@ -247,8 +247,8 @@ class Reducer:
                 return refused
             return await self._verify(offer, contribution)
         except wire.WireError as error:
-            if contribution.incoming.complete and offer.shard is not None:
-                offer.shard.gave_damaged(header.sender, contribution)
+            if contribution.incoming.complete and offer.shard is not None and offer.is_current:
+                del offer.shard.contributions[header.sender]  # it cannot be averaged
             return Refusal(_kind(error), str(error), faulty=True)
 
     async def _receive(
@@ -423,7 +423,8 @@ class Reducer:
         if own is not None:
             earlier = None
         elif earlier is not None and earlier.incoming.hash != header.hash:
-            entry.withdrawn(header.sender)
+            if entry.computing is None:
+                entry.contributors.pop(header.sender, None)
             earlier = None
         elif earlier is not None and not earlier.whole and not header.resumed:
             earlier = None
