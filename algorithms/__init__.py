@@ -1,6 +1,6 @@
 """The mathematics and the decisions of Murmuration: no I/O, clock, threads or global RNG.
 
-What a run does      plan, presets, fragments, schedule
+What a run does      plan, fragments, schedule
 One outer round      diloco (means over all), noloco (small groups), fragment_state (what is kept),
                      codecs (how values travel), robust (norms), counted (weights by work)
 Which peers          pairing (small groups), reducers (of which shard)

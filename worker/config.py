@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from murmuration.algorithms.codecs import CODECS
 from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.exchange.measured import ExchangeConfig
 from murmuration.worker.exchange.round_context import RoundConfig

@@ -40,7 +40,6 @@ from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import any_in
-from murmuration.worker.training.copies import RemoteCopies
 from murmuration.worker.training.device import chosen_device
 from murmuration.worker.training.evaluation import PeriodicEvaluation
 from murmuration.worker.training.export import load_initial
@@ -50,7 +49,7 @@ from murmuration.worker.training.model import trained_parameters
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_trainer, snapshot
 from murmuration.worker.training.result import build_result
-from murmuration.worker.training.saving import Saver
+from murmuration.worker.training.saving import RemoteCopies, Saver
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ import torch
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.link import parse_link
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.coordinator.link_network import RelayProcess
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.identity import Authority, Identity, Role

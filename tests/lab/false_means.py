@@ -20,8 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.cli.plan_model import run_workload
 from murmuration.worker.config import load_config
 from murmuration.worker.exchange.allreduce.checks import Checks

@@ -49,7 +49,7 @@ import torch
 import murmuration
 from murmuration.algorithms.codecs import has_few_bits
 from murmuration.algorithms.fragments import TensorSpec, partition
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from tests.lab.one_process import MEANS, Trained, Training, last_mean_bytes, sent, train
 from tests.support import specification
 

@@ -362,7 +362,7 @@ def stages(at: Place) -> Figures:
     from murmuration.algorithms.diloco import pseudo_gradient
     from murmuration.algorithms.fragment_state import RoundResult
     from murmuration.algorithms.fragments import Fragment, TensorSpec
-    from murmuration.algorithms.presets import PRESETS
+    from murmuration.algorithms.plan import PRESETS
     from murmuration.worker import wire
     from murmuration.worker.training.device import copies_for
     from murmuration.worker.training.fragment import FragmentReplica
@@ -418,7 +418,7 @@ def partner(address: str, size: str, context: int) -> None:
 def overlap(preset: str, size: str, at: Place) -> Figures:
     """Steps of a loop within a swarm of two beside those of the same loop before it."""
     import murmuration
-    from murmuration.algorithms.presets import PRESETS
+    from murmuration.algorithms.plan import PRESETS
 
     context, batch = (16, 2) if at.small else (1024, 8)
     plan = PRESETS[preset]

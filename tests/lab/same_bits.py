@@ -10,8 +10,7 @@ run's id is fixed, since a new wire format would draw other pairs. Routes are dr
 from dataclasses import replace
 from unittest.mock import PropertyMock, patch
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.manifest import Manifest
 from tests.protocol.problem import Problem
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm

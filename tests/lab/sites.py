@@ -8,7 +8,7 @@ of a site are from those of a process, and whether both sites end with the same 
 
 import argparse
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from tests.support.site_loop import two_sites
 
 SITES = {"fsdp": (2, 4), "hsdp": (4,), "tp": (4,), "ddp": (2,)}

@@ -24,7 +24,7 @@ from functools import lru_cache
 import torch
 
 from murmuration.algorithms.fragments import TensorSpec
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.config import Config, TaskConfig
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Batch, Cursor, Task, load_task

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from tests.protocol.pair_taps import GossipMessage
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm

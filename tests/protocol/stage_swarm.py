@@ -15,8 +15,7 @@ from torch import Tensor
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.exchange.measured import ExchangeConfig
 from murmuration.worker.exchange.round_context import RoundConfig

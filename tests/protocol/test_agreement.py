@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.membership import MembershipConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm

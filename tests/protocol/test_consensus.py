@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from murmuration.algorithms.codecs import bits_per_value
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
 from murmuration.worker.exchange.round_context import RoundConfig

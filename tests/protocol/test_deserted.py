@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.errors import PeersUnreachable
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm

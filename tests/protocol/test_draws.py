@@ -12,7 +12,7 @@ import pytest
 
 from murmuration.algorithms.pairing import groups as drawn
 from murmuration.algorithms.pairing import membership_epoch
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.exchange.pairwise.pair_rounds import draw_group
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Phase

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from murmuration.algorithms.codecs import codec_by_name
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.checks import LEFT_BEFORE, LEFT_OUT, Checks

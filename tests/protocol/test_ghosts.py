@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.identity import Authority, Role
 from murmuration.worker.identity.words import SignedWords

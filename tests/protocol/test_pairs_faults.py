@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.transport import Unreachable
 from tests.protocol import swarm as swarms

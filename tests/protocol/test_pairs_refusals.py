@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from tests.protocol.pair_taps import GossipMessage, first, meetings

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.algorithms.schedule import Due
 from murmuration.worker.training.mailbox import SkipAhead
 from tests.protocol import swarm as swarms

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.training.mailbox import Begin, Mailbox, RoundDone, ToIO, ToTrain
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm

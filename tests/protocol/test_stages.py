@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import StageModule
 from tests.protocol.stage_swarm import (

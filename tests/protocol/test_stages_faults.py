@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.membership import MembershipConfig
 from murmuration.worker.training.mailbox import JobKind

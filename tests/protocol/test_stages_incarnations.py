@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.training.mailbox import JobKind
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, incarnation_of, numbers_in
 from tests.protocol.virtual_time import run

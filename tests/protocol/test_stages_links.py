@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.pipeline.profile import Profile
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.config import Config
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.membership import Health, MembershipConfig, Phase

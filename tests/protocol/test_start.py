@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from murmuration.algorithms.pairing import groups, membership_epoch
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.training.mailbox import Begin, TrainingEvent
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm

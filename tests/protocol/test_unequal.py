@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.wire import WireError
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Peer, Swarm

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from murmuration.algorithms.link import Link
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Reducer

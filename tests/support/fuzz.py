@@ -15,8 +15,7 @@ from typing import Any
 import zstandard
 from google.protobuf.message import DecodeError, Message
 
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.transport import RELAY_METHODS, Caller, Refused, TransportError
 from tests.protocol.problem import Problem

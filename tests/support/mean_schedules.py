@@ -21,9 +21,8 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import ShardKey
-from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.means import MeanPeer
-from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.peer import VALUES, Account, Quadratic
 from murmuration.worker.simulation.scenario import Crash, FaultPlan, Freeze, Partition, Scenario
 from murmuration.worker.simulation.simulated_swarm import Group
 from murmuration.worker.simulation.virtual_loop import running

@@ -12,10 +12,9 @@ from murmuration.algorithms.link import Link
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.pairwise.round import CONTRIBUTION, PARTS, OwnPart, PairRound
 from murmuration.worker.exchange.round_context import RoundConfig
-from murmuration.worker.simulation.bowl import Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.pairs import PairPeer
-from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.peer import Account, Quadratic
 from murmuration.worker.simulation.scenario import Crash, FaultPlan, Freeze, Partition, Scenario
 from murmuration.worker.simulation.virtual_loop import running
 from murmuration.worker.training.mailbox import RoundDone, RoundFailed

@@ -161,7 +161,7 @@ def _plans(
     The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
     they are proposed only to a run that has chosen them; likewise another inner optimizer.
     """
-    from murmuration.algorithms.presets import PRESETS
+    from murmuration.algorithms.plan import PRESETS
     from murmuration.algorithms.proposals import PERIODS
     from murmuration.worker.config import load_config
 

@@ -33,7 +33,7 @@ from murmuration.worker.views.lines import page_event
 
 if TYPE_CHECKING:
     from murmuration.worker.views.history import Look
-    from murmuration.worker.views.web_server import WebServer
+    from murmuration.worker.views.page import WebServer
 
 T = TypeVar("T")
 

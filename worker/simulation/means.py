@@ -17,7 +17,7 @@ from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.diloco import pseudo_gradient
 from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from murmuration.algorithms.fragments import Ranges
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.algorithms.reducers import reducer_orders
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.catchup.choices import choose_repair
@@ -26,9 +26,8 @@ from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ShardRange
 from murmuration.worker.membership import Digest, Phase
-from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
-from murmuration.worker.simulation.peer import Account, Peer
+from murmuration.worker.simulation.peer import VALUES, Account, Peer, Quadratic
 from murmuration.worker.simulation.simulated_swarm import RUN, Group, SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes, frame_sizes
 from murmuration.worker.simulation.virtual_loop import Act

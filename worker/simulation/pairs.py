@@ -13,15 +13,14 @@ from torch import Tensor
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragment_state import FragmentState
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.catchup.choices import step_of_the_others
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.round_context import Context, RoundConfig
 from murmuration.worker.membership import Digest, Phase
-from murmuration.worker.simulation.bowl import VALUES, Quadratic
-from murmuration.worker.simulation.peer import Account, Peer
+from murmuration.worker.simulation.peer import VALUES, Account, Peer, Quadratic
 from murmuration.worker.simulation.scenario import Scenario
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes

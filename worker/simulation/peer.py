@@ -1,4 +1,5 @@
-"""What every simulated peer does: inner steps, then a round, and where the time goes.
+"""What every simulated peer does: inner steps, then a round, and where the time goes. What peers
+learn is a bowl whose bottom is known, each with noise of its own.
 
 Its rounds are held by the live code, whose coroutines run on a `SimulatedLoop`, over streams of the
 simulated network.
@@ -12,12 +13,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from murmuration.algorithms.link import MessageTime
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
-from murmuration.worker.simulation.bowl import VALUES, Quadratic
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.simulated_swarm import RUN, SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes, StreamEnd, open_stream
@@ -26,6 +29,40 @@ from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream, TransportError
 
 T = TypeVar("T")
+
+VALUES = 8
+_CURVATURE = np.linspace(0.25, 1.0, VALUES)
+_INNER_LR = 0.02
+_NOISE = 0.5  # standard deviation of a gradient
+
+
+class Quadratic:
+    """f(x) = 1/2 sum_k h_k (x_k - 1)^2 of a vector of 8 values, by SGD with noisy gradients.
+
+    Everybody begins at 0, which is as far from the optimum as the optimum is from 0.
+
+    Args:
+        peers: how many replicas.
+        seed: of the noise; each peer has its own.
+    """
+
+    def __init__(self, peers: int, seed: int) -> None:
+        self.local = [torch.zeros(VALUES, dtype=torch.float32, device="cpu") for _ in range(peers)]
+        self._rngs = [np.random.default_rng((seed, peer)) for peer in range(peers)]
+        self._moves: dict[int, tuple[Tensor, NDArray[np.float64]]] = {}
+
+    def descend(self, peer: int, steps: int) -> None:
+        """This many inner steps at once: their sum is normal, and its moments are known."""
+        if steps not in self._moves:
+            rate = 1 - _INNER_LR * _CURVATURE
+            variance = (1 - rate ** (2 * steps)) / (1 - rate**2) * (_INNER_LR * _NOISE) ** 2
+            shrink = torch.from_numpy(rate**steps).float()
+            self._moves[steps] = (shrink, np.sqrt(variance))
+        shrink, deviation = self._moves[steps]
+        noise = self._rngs[peer].standard_normal(VALUES) * deviation
+        away = (self.local[peer] - 1) * shrink
+        self.local[peer] = away.add_(1).add_(torch.from_numpy(noise))
+
 
 _PEER = re.compile(r"p\d{5}")
 

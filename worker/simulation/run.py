@@ -1,22 +1,56 @@
-"""A simulated run from beginning to end."""
+"""A simulated run from beginning to end, and its figures."""
 
 import gc
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from murmuration.worker.simulation.bowl import (
-    Figures,
-    Quadratic,
-    distance_to_optimum,
-    percentile,
-    spread,
-)
+import torch
+from torch import Tensor
+
 from murmuration.worker.simulation.means import MeanPeer
 from murmuration.worker.simulation.pairs import PairPeer
-from murmuration.worker.simulation.peer import Account
+from murmuration.worker.simulation.peer import VALUES, Account, Quadratic
 from murmuration.worker.simulation.scenario import Scenario, last_s
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.virtual_loop import running
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of one run.
+
+    Args:
+        peers: at the beginning; `unfinished` of them lived, and did not come to the end.
+        sync_median_s, sync_mean_s, sync_p99_s: time of a round, from a peer's last inner step to
+            its new anchor, of the rounds in which it exchanged something; None if there was none.
+        idle_share: of the peers' time, spent in rounds.
+        spread: root mean square distance of the live peers' anchors from their mean, over its norm.
+        distance: of that mean from the optimum; 1 at the beginning.
+        rounds, rounds_failed: of all peers together; `reasons` of the failed ones, most frequent
+            first.
+        half_applied: meetings that some of the group have applied and others not.
+        bytes_per_round: sent by a peer in a round.
+        virtual_s: how long the run would have taken.
+        events: that were simulated.
+    """
+
+    peers: int
+    sync_median_s: float | None
+    sync_mean_s: float | None
+    sync_p99_s: float | None
+    idle_share: float
+    spread: float
+    distance: float
+    rounds: int
+    rounds_failed: int
+    reasons: dict[str, int]
+    half_applied: int
+    bytes_per_round: float
+    unfinished: int
+    virtual_s: float
+    events: int
 
 
 def simulate(scenario: Scenario) -> Figures:
@@ -79,3 +113,22 @@ def _limit_s(swarm: SimulatedSwarm) -> float:
     slowest_s = scenario.inner_steps * scenario.step_s * scenario.slow_factor
     round_s = swarm.config.round_s(8 * scenario.params, swarm.detection_s())
     return 4 * scenario.rounds * (slowest_s + round_s) + last_s(swarm.faults)
+
+
+def spread(anchors: list[Tensor]) -> float:
+    """Root mean square distance of the anchors from their mean, over the norm of the mean."""
+    stacked = torch.stack(anchors).double()
+    mean = stacked.mean(0)
+    distance = (stacked - mean).square().sum(1).mean().sqrt()
+    return float(distance / mean.norm()) if mean.any() else 0.0
+
+
+def distance_to_optimum(anchors: list[Tensor]) -> float:
+    """Distance of the anchors' mean from the optimum, over the norm of the optimum."""
+    mean = torch.stack(anchors).double().mean(0)
+    return float((mean - 1).norm() / VALUES**0.5)
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The smallest of the values that so large a share of them does not exceed; None of none."""
+    return sorted(values)[math.ceil(share * len(values)) - 1] if values else None

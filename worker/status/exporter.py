@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from murmuration.protos.addresses import THIS_MACHINE, is_loopback, split_address
 from murmuration.worker.membership import Health, Phase
-from murmuration.worker.views.web_server import WebServer
+from murmuration.worker.views.page import WebServer
 
 Document = Mapping[str, Any]
 

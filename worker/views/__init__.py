@@ -3,8 +3,8 @@
 lines.py       events as lines
 summary.py     each peer in short, and all of them: the table and the figures of every view
 history.py     what the peers have said so far, within bounds
-web_server.py  what serves the page, and figures to Prometheus
-page.py        the page: it asks the peers again and again, and serves what they say
+page.py        a web server, which Prometheus reads too, and the page: it asks the peers again and
+               again, and serves what they say
 static/        the page in a browser; uPlot, which draws its curves, is Leon Sorokin's (MIT)
 
 A web server takes time to import: a caller that serves imports `worker.views.page` itself.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from murmuration.algorithms.fragments import TensorSpec, partition
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.training.evaluation import validate
 from murmuration.worker.training.optimizers import InnerConfig

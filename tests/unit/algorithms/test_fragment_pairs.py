@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from murmuration.algorithms.fragment_state import RoundResult
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from tests.unit.algorithms.four_values import (
     ANCHOR,
     GROUP,

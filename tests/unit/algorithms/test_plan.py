@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.codecs import codec_by_name
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 
 
 def test_the_presets_are_settings_of_one_engine() -> None:

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from murmuration.algorithms.link import Link
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.algorithms.proposals import PERIODS, Proposal, least_mbps, propose
 from murmuration.algorithms.utilization import Workload, predict
 from murmuration.worker.config import load_config

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmuration.algorithms.link import Link
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.algorithms.schedule import Due, Schedule
 from murmuration.algorithms.utilization import (
     PlannedRounds,

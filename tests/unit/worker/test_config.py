@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.config import Config, load_config, parse_config, task_of, to_document
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.manifest import join_config

@@ -8,7 +8,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from murmuration.algorithms.codecs import CODECS
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.cli import cli, options
 
 

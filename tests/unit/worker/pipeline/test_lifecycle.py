@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline import lifecycle
 from murmuration.worker.pipeline.part import part_of, stage_fragments

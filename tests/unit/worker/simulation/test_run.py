@@ -8,13 +8,8 @@ import torch
 
 from murmuration.algorithms.link import Link
 from murmuration.worker.simulation import Scenario, simulate
-from murmuration.worker.simulation.bowl import (
-    VALUES,
-    Quadratic,
-    distance_to_optimum,
-    percentile,
-    spread,
-)
+from murmuration.worker.simulation.peer import VALUES, Quadratic
+from murmuration.worker.simulation.run import distance_to_optimum, percentile, spread
 
 
 def test_steps_at_once_have_the_moments_of_steps_one_by_one() -> None:

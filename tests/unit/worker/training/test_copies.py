@@ -11,8 +11,7 @@ from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.errors import CheckpointError, ConfigError
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.checkpoint import load, save
-from murmuration.worker.training.copies import NotCopied, RemoteCopies
-from murmuration.worker.training.saving import Saver
+from murmuration.worker.training.saving import NotCopied, RemoteCopies, Saver
 
 
 @pytest.fixture(params=["file://", "memory://", *os.environ.get("MURMUR_STORES", "").split()])

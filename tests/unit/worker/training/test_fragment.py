@@ -8,8 +8,7 @@ from torch import Tensor
 
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.training.mailbox import PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.wire import state_hash

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from murmuration.algorithms.fragments import partition
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.node.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Batch, Cursor
 from murmuration.worker.training.loop import Trainer, TrainingLoop

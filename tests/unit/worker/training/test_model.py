@@ -7,7 +7,7 @@ from torch import nn
 from murmuration import Swarm
 from murmuration.algorithms.fragment_state import RoundResult
 from murmuration.algorithms.fragments import Fragment, partition
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.training.model import bare_name, running_statistics, schema_of
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from murmuration.algorithms.fragments import partition
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.tasks import Batch, Cursor
 from murmuration.worker.training.evaluation import PeriodicEvaluation, validate
 from murmuration.worker.training.loop import Trainer

@@ -19,12 +19,12 @@ from starlette.testclient import TestClient
 
 from murmuration.protos.addresses import split_address
 from murmuration.worker.identity import Authority, Role
-from murmuration.worker.views import PagePlace, web_server
+from murmuration.worker.views import PagePlace, page
 from murmuration.worker.views.history import History, Look
 from murmuration.worker.views.lines import page_event, page_words
 from murmuration.worker.views.page import HEADERS, PageServer, page_app, page_token
 
-STATIC = Path(web_server.__file__).with_name("static")
+STATIC = Path(page.__file__).with_name("static")
 TOKEN = "a-secret-of-this-test"
 FILES = ("/", "/page.js", "/page.css", "/uplot.js", "/uplot.css")
 
@@ -165,7 +165,7 @@ def test_off_loopback_an_encrypted_run_speaks_https_and_wants_the_token(tmp_path
 def test_connections_that_ask_nothing_are_closed(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_server, "_REQUEST_S", 0.1)
+    monkeypatch.setattr(page, "_REQUEST_S", 0.1)
     with serving(PagePlace("127.0.0.1:0", tmp_path)) as server, ExitStack() as up:
         address = split_address(urlsplit(server.url).netloc)
         idle = [up.enter_context(socket.create_connection(address, 60)) for _ in range(100)]
@@ -173,7 +173,7 @@ def test_connections_that_ask_nothing_are_closed(
             with suppress(ConnectionError):  # above the limit it is closed already
                 each.sendall(said)
                 assert each.recv(1) == b""
-        monkeypatch.setattr(web_server, "_REQUEST_S", 60.0)
+        monkeypatch.setattr(page, "_REQUEST_S", 60.0)
         assert "peers" in asked(server.url)
 
 

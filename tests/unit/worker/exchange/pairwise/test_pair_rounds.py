@@ -11,7 +11,7 @@ import torch
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragment_state import FragmentState
-from murmuration.algorithms.presets import PRESETS
+from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
