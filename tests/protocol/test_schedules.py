@@ -3,7 +3,7 @@
 With a crash, 1 to 5 % of the schedules end with two reductions of one shard applied by different
 survivors; with four wrong suspicions in four seconds 17 %, with wrongly declared deaths 26 %.
 Anti-entropy repairs those (see `test_crashes`); anything else would be a defect.
-`python -m tests.lab mean-schedules` plays 100,000 of them.
+`python -m tests.lab schedules means` plays 100,000 of them.
 """
 
 from collections.abc import Callable

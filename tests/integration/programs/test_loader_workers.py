@@ -111,34 +111,6 @@ def hugging_face(peer: Peer) -> object:
     return callback.swarm and callback.swarm.metrics["rounds_completed"]
 
 
-def lightning(peer: Peer) -> object:
-    from lightning.pytorch import LightningModule, Trainer
-
-    class Module(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.line = Line()
-
-        def training_step(self, batch: dict[str, torch.Tensor], _number: int) -> torch.Tensor:
-            found: torch.Tensor = self.line(**batch)["loss"]
-            return found
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    callback = murmuration.lightning.LightningCallback(inner_steps=H, **peer.arguments)
-    Trainer(
-        max_steps=STEPS,
-        accelerator="cpu",
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(Module(), _loader())
-    return callback.swarm and callback.swarm.metrics["rounds_completed"]
-
-
 def a_pool(peer: Peer) -> object:
     with training(peer) as (swarm, step):
         while not swarm.done:
@@ -168,7 +140,6 @@ def a_process_that_leaves_the_block(peer: Peer) -> object:
         its_own_loader,
         shared_samples,
         hugging_face,
-        lightning,
         a_pool,
         a_process_that_leaves_the_block,
     ],

@@ -1,7 +1,7 @@
 """Random fault schedules of pair rounds in the simulator: what must hold in every one.
 
 Each check is also shown to fail, on a machine that is spoiled in one place. Many more schedules are
-played by `tests/lab/pair_schedules.py`.
+played by `python -m tests.lab schedules pairs`.
 """
 
 from collections import Counter

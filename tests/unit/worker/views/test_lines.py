@@ -286,15 +286,6 @@ def test_what_does_not_fit_is_refused() -> None:
     assert SwarmLines().line(event) == "w0: a message of w1 is not taken: part 7"
 
 
-def test_a_move_and_a_rebuilt_stage_have_lines() -> None:
-    lines = SwarmLines()
-    assert lines.line({"event": "moves", "peer": "w5", "stage": 2, "to": 1}) == (
-        "w5: moves from stage 2 to stage 1"
-    )
-    rebuilt = {"event": "rebuilt", "peer": "w5", "stage": 1, "from": {"0": 0.25, "2": 0.75}}
-    assert lines.line(rebuilt) == ("w5: rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2")
-
-
 def test_what_is_missing_or_strange_is_left_open() -> None:
     lines = SwarmLines()
     assert lines.line({"event": "moves", "peer": "w5", "to": "\x1b"}) == (
