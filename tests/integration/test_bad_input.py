@@ -12,7 +12,6 @@ from tests.support.gate import gate
 from tests.support.workers import (
     PATIENCE_S,
     SMALL,
-    WorkerProcess,
     free_addresses,
     running_swarm,
     settings_of,
@@ -157,46 +156,3 @@ def test_a_folder_with_a_checkpoint_of_another_run_is_left_alone_unless_asked(
         assert anew.of("resumed") == []
         (aside,) = (tmp_path / "w0").glob("checkpoints-*")
         assert [path.name for path in sorted(aside.iterdir())] == [path.name for path in saved]
-
-
-def test_a_worker_survives_garbage(tmp_path: Path) -> None:
-    """Bytes that are no message, to every method: refused, and the worker goes on."""
-    import asyncio
-
-    from murmuration.worker.transport import CONTROL_METHODS, DATA_METHODS, TransportError
-    from murmuration.worker.transport.grpc import GrpcTransport
-
-    async def pester(address: str) -> None:
-        transport = GrpcTransport("127.0.0.1:0")
-        for payload in (
-            b"",
-            b"\xff" * 100,
-            b"\x0a\xff\xff\xff\xff\x0f",
-            b"cos\nsystem\n(S'x'\ntR.",
-        ):
-            for method in CONTROL_METHODS:
-                try:
-                    await transport.call(address, method, payload, 5.0)
-                except TransportError:
-                    continue
-            for method in DATA_METHODS:
-                stream = transport.open(address, method)
-                try:
-                    await stream.send(payload)
-                    await stream.done()
-                    await stream.receive()
-                except TransportError:
-                    continue
-                finally:
-                    stream.cancel()
-        await transport.close()
-
-    settings = [*SMALL, *settings_of(run__steps=20, diloco__inner_steps=10)]
-    held = gate(tmp_path, 5)
-    with running_swarm(1, tmp_path, *settings, *held.settings) as swarm:
-        worker: WorkerProcess = swarm.start("w0")
-        worker.wait_for(lambda e: e["event"] == "started", "start")
-        asyncio.run(pester(swarm.addresses["w0"]))
-        with held.opened():
-            results = swarm.wait()
-    assert results["w0"]["rounds_completed"] == 2

@@ -5,15 +5,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from murmuration.coordinator.asking import ask
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.transport import CONTROL_METHODS, DATA_METHODS
 from tests.support.attacker import AT_THE_HANDSHAKE, aiming, attacked
 from tests.support.attacks import ATTACKS, CONNECTIONS, more_files
 from tests.support.attacks_on_rounds import foreign_manifest, join_through
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
 from tests.support.members import Certificates, coordinated_swarm, resident_mib
-from tests.support.stranger import handing_out, serving
+from tests.support.stranger import calling, handing_out, serving
 from tests.support.workers import (
     PATIENCE_S,
     QUICK,
@@ -166,6 +169,26 @@ def test_without_certificates_nobody_is_fooled_or_ended(
         assert target.adopted() == []
         assert target.longest_event < 1000
     assert resident_mib(swarm) < before + 64
+    assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", b"cos\nsystem\n(S'x'\ntR."],
+    ids=["nothing", "no field", "a length without end", "a pickle"],
+)
+def test_bytes_that_are_no_message_end_nobody(
+    open_swarm: tuple[Swarm, str, Certificates | None], garbage: bytes
+) -> None:
+    """Given to every method."""
+    swarm = open_swarm[0]
+    with calling(swarm.addresses["w0"]) as stranger:
+        for method in CONTROL_METHODS:
+            with suppress(grpc.RpcError):  # some are answered: an empty message may ask a status
+                stranger.call(method, garbage, pb.StatusReply)
+        for method in DATA_METHODS:
+            stranger.answers(method, garbage)
+    wait_for_rounds_of_both(swarm)
     assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
 
 

@@ -34,8 +34,7 @@ class Stranger:
 
     def call(self, method: str, request: Message | bytes, reply: type[T]) -> T:
         """One unary call. Raises grpc.RpcError, which says what the worker says to it."""
-        raw = request if isinstance(request, bytes) else request.SerializeToString()
-        answer = self._channel.unary_unary(_PACKAGE + method)(raw, timeout=PATIENCE_S)
+        answer = self._channel.unary_unary(_PACKAGE + method)(_raw(request), timeout=PATIENCE_S)
         return reply.FromString(answer)
 
     def refusal(self, method: str, request: Message | bytes) -> str:
@@ -46,15 +45,14 @@ class Stranger:
             return str(error.details())  # type: ignore[attr-defined]  # not in its stubs
         raise AssertionError(f"{method} was answered")
 
-    def stream(self, method: str, messages: Iterable[Message]) -> Iterator[bytes]:
+    def stream(self, method: str, messages: Iterable[Message | bytes]) -> Iterator[bytes]:
         """What the worker sends, until it ends the stream. Raises grpc.RpcError."""
-        raw = (message.SerializeToString() for message in messages)
         found: Iterator[bytes] = self._channel.stream_stream(_PACKAGE + method)(
-            raw, timeout=PATIENCE_S
+            map(_raw, messages), timeout=PATIENCE_S
         )
         return found
 
-    def answers(self, method: str, *messages: Message) -> int:
+    def answers(self, method: str, *messages: Message | bytes) -> int:
         """How many messages the worker sends back until it ends the stream, in whatever way."""
         count = 0
         try:
@@ -70,6 +68,10 @@ class Stranger:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def _raw(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 @contextmanager
