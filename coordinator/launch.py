@@ -80,7 +80,7 @@ class Launch(RunFlags):
             raise Failure(
                 "--resume: name the folder of the run to go on with, as --out DIR", ExitCode.USAGE
             )
-        workers = typed.workers or typed.stages or 4
+        workers = (typed.stages or 4) if typed.workers is None else typed.workers
         name = typed.preset or (typed.config.stem if typed.config else "diloco")
         out, threads = typed.out or _new_folder(name), cls.fair_threads(workers)
         launch: Launch = replace(typed, workers=workers, out=out, threads=threads)
