@@ -301,7 +301,7 @@ def held_places(target: Target, who: str, method: str) -> Iterator[Callable[[], 
         while not ended.is_set():
             call = channel.stream_stream(f"/murmuration.v1.{method}")(None)
             counts[(await call.code()).name] += 1
-            await asyncio.sleep(0.1)  # the next call of this one
+            await asyncio.sleep(1)  # the next call of this one
 
     async def hold_all() -> None:
         channels = [channel_of(target.address, each) for each in callers for _ in range(4)]
