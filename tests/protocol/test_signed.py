@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity import Authority, Certified, Identity, Role, Verifier
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.membership import Digest, Health, Member, Phase, Signed
 from murmuration.worker.transport import Caller
@@ -227,6 +227,37 @@ def test_words_that_cannot_be_are_refused_though_their_peer_has_signed_them(
             assert seen(swarm, "a", "mallory").epoch == 1
             assert swarm["a"].refused["member"] == len(CANNOT_BE)
             await swarm.finished()
+
+    run(scenario())
+
+
+def test_one_message_costs_few_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a member sends or answers: words of its own by the thousand, and certificates of
+    nobody or of all that are known."""
+    checked: list[str] = []
+    for kind, name in ((Certified, "has_signed"), (Verifier, "certified")):
+        honest = getattr(kind, name)
+
+        def counted(*said: Any, honest: Any = honest, name: str = name) -> Any:
+            checked.append(name)
+            return honest(*said)
+
+        monkeypatch.setattr(kind, name, counted)
+
+    async def scenario() -> None:
+        authority = Authority.make(tmp_path / "run")
+        foreign = Authority.make(tmp_path / "foreign").new_identity(Role.PEER, "b")
+        async with Swarm(steady(60), authority=authority) as swarm:
+            await swarm.start("a", "b")
+            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+            gossip = swarm["a"].node.gossip
+            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
+            newer = [mallory.signs(Member("mallory", "nowhere", life)) for life in range(1, 200)]
+            known = gossip._words.certificates(["a", "b"])  # type: ignore[union-attr]
+            for certificates in ([mallory.words.certificate, *10 * known], 32 * [foreign.der]):
+                checked.clear()
+                gossip.read_members(newer, certificates)
+                assert len(checked) <= 12, checked
 
     run(scenario())
 

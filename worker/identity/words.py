@@ -118,17 +118,18 @@ class SignedWords:
         return newest if newest.health is Health.LEFT else replace(newest, health=word)
 
     def learn(self, certificates: Iterable[bytes]) -> list[pb.Member]:
-        """Takes those certificates that are of this run's authority. Returns the members that have
-        waited for them."""
+        """Takes certificates, up to the first that is not of this run's authority: its sender has
+        not checked it. Returns the members that have waited for them."""
         came: list[pb.Member] = []
-        for certificate in certificates:
+        held = {each.certificate for each in self._keys.values()}
+        for certificate in (each for each in dict.fromkeys(certificates) if each not in held):
             try:
                 found = self._verifier.certified(certificate)
             except NotValidNow as error:
                 self._tell(shown(str(error), 300))
                 continue
             except IdentityError:
-                continue  # of another run
+                break
             known = self._keys.get(found.name)
             room = known is not None or len(self._keys) < MAX_MEMBERS
             newer = known is None or found.issued > known.issued
@@ -147,12 +148,12 @@ class SignedWords:
     def certificates(self, peers: Sequence[str]) -> list[bytes]:
         """Those of the peers that are here, as many as one message takes."""
         found: list[bytes] = []
-        for peer in peers:
+        for peer in peers[:MOST_CERTIFICATES]:
             if (known := self._keys.get(peer)) is not None:
                 found.append(known.certificate)
             if sum(map(len, found)) > _MOST_BYTES:
                 return found[:-1]
-        return found[:MOST_CERTIFICATES]
+        return found
 
     def lacking(self) -> list[str]:
         """Peers whose certificates are to be asked for now."""

@@ -1,6 +1,7 @@
 """Carries out membership over the transport: gossip, probes, leaving."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -37,6 +38,7 @@ _MOST_MET = 4  # newcomers that are probed at once
 _MAX_TOLD = 8  # refusals in one answer
 _EXPELLED = "was expelled"  # as a peer says it whose calls are refused
 _MAX_REFUSED = 64  # members of one message, before the rest is not read
+_MOST_OF_ONE = 8  # words of one peer in a message, likewise: an honest sender has two
 MOST_CERTIFICATES = 32  # in one message
 MOST_REVOCATIONS = 100  # likewise
 
@@ -384,12 +386,15 @@ class GossipService:
         messages = wire.counted_members(messages)
         if self._words is not None and certificates:
             messages = [*self._words.learn(certificates[:MOST_CERTIFICATES]), *messages]
+        said, most = Counter[str](), 0
         for message in messages:
-            if len(refused) >= _MAX_REFUSED:
-                break  # whoever sends so many checks none of them itself
+            if len(refused) >= _MAX_REFUSED or most > _MOST_OF_ONE:
+                break  # whoever sends so many wants this peer to be busy
             try:
                 if (member := self._read_member(message)) is not None:
                     members.append(member)
+                    said[member.peer] += 1
+                    most = max(most, said[member.peer])
             except wire.WireError as error:
                 refused.append(f"member {shown(_name(message))}: {shown(str(error), 160)}")
         self._node.on_refused(len(refused))
