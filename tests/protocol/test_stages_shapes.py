@@ -1,11 +1,11 @@
-"""A member of a stage that calls others with activations of another shape: it harms its own calls
-alone, and the others go on."""
+"""A member of a stage that calls others with activations of another shape, or never answers: it
+harms its own calls alone, and the others go on."""
 
 import pytest
 
 from tests.protocol.stage_swarm import BATCH, CONTEXT, HIDDEN, StagedProblem, StageSwarm
 from tests.protocol.virtual_time import run
-from tests.support.liar import calls_with
+from tests.support.liar import calls_with, holds_microbatches
 
 THREE = StagedProblem(count=3, layers=3, microbatches=2, steps=1000)
 SHAPES = {
@@ -62,5 +62,23 @@ def test_torchs_error_names_the_caller() -> None:
             (told,) = swarm["2a"].of_kind("warning")
             assert str(told["text"]).startswith("a stage call of 1a has failed: forward: ")
             await swarm.reached(swarm["2a"].trainer.step + 3, limit_s=60)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("holder", ["0a", "1a", "2a"])
+def test_whoever_holds_microbatches_is_named_and_passed_over(holder: str) -> None:
+    """One that begins microbatches and never ends an iteration too, and nobody else is named."""
+
+    async def scenario() -> None:
+        async with StageSwarm(THREE) as swarm:
+            await swarm.start_all({0: 2, 1: 2, 2: 2})
+            await swarm.reached(3)
+            holds_microbatches(swarm[holder].node)
+            others = [peer for peer in swarm.alive if peer.name != holder]
+            await swarm.until(lambda: min(peer.trainer.step for peer in others) >= 30, 150)
+            told = [text for peer in others for text in peer.warnings]
+            assert told
+            assert all(text.startswith(f"{holder} ") for text in told), told
 
     run(scenario())

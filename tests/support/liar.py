@@ -375,6 +375,18 @@ def calls_with(node: Node, shape: tuple[int, int, int]) -> None:
     forwarder._call = call
 
 
+def holds_microbatches(node: Node) -> None:
+    """It takes them, and gives none back."""
+
+    async def never(*_: object) -> StageReply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    assert node.stages is not None
+    forwarder: Any = node.stages._forwarder
+    forwarder._call = never
+
+
 def contributes_once(value: float) -> Change:
     """Once it contributes this in one place."""
 
@@ -440,6 +452,7 @@ INSIDERS: dict[str, Change] = {
     "kseed: contributes 1e6 once": contributes_once(1e6),
     "stages: calls of another width": partial(calls_with, shape=(2, 32, 48)),
     "stages: calls of another length": partial(calls_with, shape=(2, 48, 32)),
+    "stages: holds microbatches": holds_microbatches,
     "stages: losses of another width": partial(calls_with, shape=(2, 32, 48)),
 }
 

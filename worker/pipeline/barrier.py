@@ -10,11 +10,15 @@ has counted stays in its sum. The same holds for an earlier incarnation of an or
 started again. Word of the new one may be here before gossip tells of it. But anybody can send such
 word, so an incarnation that gossip does not confirm is not waited for for long.
 
+An origin that is there and never reports is waited for longer than a microbatch that is held up,
+and then no more, until a report of it comes in time.
+
 A peer answers a report when the iteration is over there, with its sum complete. Until then what it
 has counted may die with it, although it has this origin's report, while it waits for another's.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +33,8 @@ from murmuration.worker.training.mailbox import IterationOver
 from murmuration.worker.transport import Method, TransportError
 
 _PATIENCE_S = 2.0
+_STAGE_S = 15.0  # for each stage of the model, from the first report on, until the last is in
+_USUAL, _LATELY = 4, 16  # or so many times the longest of late
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for
 _REPORT_S = 2.0
 _AGAIN_S = 0.25
@@ -45,10 +51,17 @@ class Orphans:
 
 
 class IterationTracker:
-    """One peer's; sans-I/O. Times are monotonic seconds."""
+    """One peer's; sans-I/O. Times are monotonic seconds.
 
-    def __init__(self, iteration: int = 0) -> None:
-        self.iteration = iteration
+    Attributes:
+        given_up: origins that are not waited for: they have not reported in time.
+    """
+
+    def __init__(self, iteration: int = 0, stages: int = 1) -> None:
+        self.iteration, self._stages = iteration, stages
+        self.given_up: set[str] = set()
+        self._first_at: float | None = None  # when the first report of this iteration was here
+        self._spread_s: deque[float] = deque(maxlen=_LATELY)  # until the last one was
         self.ended = 0  # the latest iteration that was found to be over
         self._mine: dict[tuple[int, Incarnation], set[int]] = {}
         self._began: dict[tuple[int, Incarnation], set[int]] = {}
@@ -62,6 +75,7 @@ class IterationTracker:
         """This peer goes on to an iteration, or back to one; earlier ones are forgotten."""
         self.iteration, self.ended = iteration, min(self.ended, iteration - 1)
         self._missed_since.clear()
+        self._first_at = None
         self._mine = {key: mine for key, mine in self._mine.items() if key[0] >= iteration}
         self._began = {key: began for key, began in self._began.items() if key[0] >= iteration}
         near = range(iteration - _MOST_AHEAD, iteration + _MOST_AHEAD + 1)
@@ -137,8 +151,9 @@ class IterationTracker:
             origins: all replicas of stage 0, gone or not. One that has left stage 0 in this
                 iteration is not among them, and counts as gone; so does an earlier incarnation.
         """
-        someone = discard = waits = False
+        someone = discard = False
         gone: list[tuple[int, Incarnation]] = []
+        awaited: list[tuple[int, Incarnation]] = []
         newest = (self._newest(member, now) for member in origins)
         members = {Incarnation.of(member): member for member in newest}
         known = {origin for at, origin in (*self._began, *self._mine) if at == self.iteration}
@@ -147,14 +162,16 @@ class IterationTracker:
             mine, reported = self._mine.get(key, set()), self._reported.get(key)
             if reported is not None:
                 someone, discard = True, discard or reported != mine
+                self.given_up.discard(origin.peer)
             elif member is not None and self._has_gone_on(member, bool(mine), now):
                 someone, discard = True, discard or bool(mine)
             elif member is not None and self._takes_part(member):
-                waits = True
+                awaited.append(key)
             else:
                 gone.append(key)
-        if waits or not someone:
+        if not someone or self._waits({origin.peer for _, origin in awaited}, now):
             return None
+        gone += awaited
         self.ended = self.iteration
         for key in gone:
             began, mine = self._began.get(key, set()), self._mine.get(key, set())
@@ -162,6 +179,19 @@ class IterationTracker:
                 summed = frozenset() if discard else frozenset(mine)
                 self._orphans[key] = Orphans(frozenset(began), summed)
         return IterationOver(self.iteration, discard)
+
+    def _waits(self, origins: set[str], now: float) -> bool:
+        """Whether these origins, which are there and have not reported, are waited for."""
+        if self._first_at is None:
+            self._first_at = now
+        waited_s = now - self._first_at
+        if waited_s >= max(_STAGE_S * self._stages, _USUAL * max(self._spread_s, default=0.0)):
+            self.given_up |= origins
+        if origins <= self.given_up:
+            if not origins:
+                self._spread_s.append(waited_s)
+            return False
+        return True
 
     def _newest(self, member: Member, now: float) -> Member:
         """As of the origin's latest incarnation, of which word may be here before gossip. One that

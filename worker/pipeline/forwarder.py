@@ -4,6 +4,9 @@
 """
 
 import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -26,6 +29,11 @@ from murmuration.worker.transport import Method, Stream, TransportError, Unreach
 
 _MAX_REASON = 200  # characters
 _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
+# A replica has so long for each stage to come, or so many times the longest of the last calls.
+_LEAST_HOP_S, _USUAL_HOPS, _LATELY = 10.0, 4, 64
+_FIRST_HOP_S = 30.0  # as the longest, before there was one
+_BEFORE_S = 30.0  # for each stage of the model, until it has the activations
+_PASSED_S, _MOST_DOUBLED = 60.0, 3  # a replica that took longer is passed over so long at first
 
 
 class Forwarder:
@@ -42,6 +50,9 @@ class Forwarder:
         self._gone: dict[Incarnation, asyncio.Event] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._warned: set[int] = set()
+        self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
+        self._held: Counter[str] = Counter()  # how often a replica has held a microbatch too long
+        self._passed_until: dict[str, float] = {}
 
     async def close(self) -> None:
         await self._acknowledgements.close()
@@ -136,12 +147,13 @@ class Forwarder:
         member = self._context.member(peer)
         if member is None or not member.live:
             raise Unreachable(f"{peer} is gone")
+        others = [each for each in self._context.replicas(call.stage) if not self._passes(each)]
+        if self._passes(peer) and others and call.stage > 0:
+            raise TryElsewhere(f"{peer} has held a microbatch for too long")
         gone = asyncio.ensure_future(
             self._gone.setdefault(Incarnation.of(member), asyncio.Event()).wait()
         )
-        calling = asyncio.ensure_future(
-            call_stage(self._context, member, call, values, self._acknowledgements)
-        )
+        calling = asyncio.ensure_future(self._call_in_time(member, call, values))
         try:
             await asyncio.wait({calling, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
@@ -153,6 +165,44 @@ class Forwarder:
             if calling.done() and not calling.cancelled():
                 calling.exception()  # nobody asks for it when this was cancelled meanwhile
 
+    async def _call_in_time(
+        self, member: Member, call: StageCall, values: memoryview
+    ) -> StageReply:
+        """As `call_stage`. A replica has its time from when it has the activations: until then it
+        may wait for its own stage, which waits for an origin that is late."""
+        context, hops = self._context, len(call.rest) + 1 + (call.stage > 0)
+        most_s = hops * max(_LEAST_HOP_S, _USUAL_HOPS * max(self._hops_s, default=_FIRST_HOP_S))
+        received_s = began_s = context.clock()
+        try:
+            async with asyncio.timeout(_BEFORE_S * context.config.count + most_s) as limit:
+
+                def received() -> None:
+                    nonlocal received_s
+                    received_s = context.clock()
+                    limit.reschedule(asyncio.get_running_loop().time() + most_s)
+
+                reply = await call_stage(
+                    context, member, call, values, self._acknowledgements, received
+                )
+        except TimeoutError:
+            self._pass_over(member.peer, context.clock() - began_s)
+            raise Unreachable(f"{member.peer} has held it for {most_s:.0f} s") from None
+        self._hops_s.append((context.clock() - received_s) / hops)
+        return reply
+
+    def _passes(self, peer: str) -> bool:
+        """Whether a replica is asked for nothing that another can do."""
+        return self._context.clock() < self._passed_until.get(peer, -math.inf)
+
+    def _pass_over(self, peer: str, seconds: float) -> None:
+        """It takes microbatches, and does not give them back."""
+        if not self._passes(peer):
+            passed_s = _PASSED_S * 2 ** min(self._held[peer], _MOST_DOUBLED)
+            self._held[peer] += 1
+            self._passed_until[peer] = self._context.clock() + passed_s
+            text = f"{peer} has held a microbatch for {seconds:.0f} s: it is passed over for"
+            self._context.event("warning", text=f"{text} {passed_s:g} s")
+
 
 async def call_stage(
     context: StageContext,
@@ -160,11 +210,13 @@ async def call_stage(
     call: StageCall,
     values: memoryview,
     acknowledgements: Tasks,
+    received: Callable[[], None] = lambda: None,
 ) -> StageReply:
     """Returns the gradient of `values` (encoded), however long the rest of the route takes.
 
     Args:
         acknowledgements: where the last message goes out in the background.
+        received: called when the peer has the values.
 
     Raises:
         TransportError, WireError, TryElsewhere: not by this peer; another may.
@@ -181,6 +233,7 @@ async def call_stage(
             first = await _message(stream)
             seconds = context.clock() - began
         if first.HasField("received"):
+            received()
             if not first.received.waited:
                 measurements.sent(member.peer, len(values), seconds, alone=sample.alone)
             first = await _message(stream)

@@ -31,7 +31,8 @@ class StageNode:
 
     def __init__(self, context: StageContext, publish: Callable[[bytes], None]) -> None:
         self.context, self._publish = context, publish
-        self.tracker, self.planner = IterationTracker(), RoutePlanner(context)
+        self.tracker = IterationTracker(stages=context.config.count)
+        self.planner = RoutePlanner(context)
         self._forwarder = Forwarder(context)
         self._server = StageServer(context, self.tracker, self._forwarder, self.planner)
         self._origin = RouteOrigin(context, self.tracker, self._forwarder, self.planner)
@@ -96,7 +97,12 @@ class StageNode:
         if context.stage == 0:  # its own report is enough, of the incarnation in its calls
             epoch = self._origin.incarnation.epoch
             origins = [replace(m, epoch=epoch) for m in origins if m.peer == context.me]
-        if over := self.tracker.over(origins, context.clock()):
+        before = set(self.tracker.given_up)
+        over = self.tracker.over(origins, context.clock())
+        for peer in sorted(self.tracker.given_up - before):
+            text = f"{peer} does not end its iterations: none waits for it until it does"
+            context.event("warning", text=text)
+        if over:
             self._server.over(over.iteration)
             self._barrier.turned()
             if over.discard:
