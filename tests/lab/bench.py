@@ -31,7 +31,7 @@ from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.supervisor import run_swarm
 from murmuration.protos.figures import count, optional, percent, seconds, size
-from murmuration.worker.cli.plan_model import run_workload
+from murmuration.worker.cli.plan_report import run_workload
 from murmuration.worker.config import load_config
 from tests.lab.placed import PLACES
 from tests.support.namespaces import Namespaces, why_not

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from murmuration.algorithms.plan import PRESETS, Plan
-from murmuration.worker.cli.plan_model import run_workload
+from murmuration.worker.cli.plan_report import run_workload
 from murmuration.worker.config import load_config
 from murmuration.worker.exchange.allreduce.checks import Checks
 from tests.protocol.problem import Problem

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +14,12 @@ from murmuration.worker.cli.options import check_finite, link_of, option, option
 from murmuration.worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from murmuration.algorithms.link import Link
     from murmuration.algorithms.plan import Plan
     from murmuration.algorithms.utilization import Workload
-    from murmuration.worker.cli.plan_report import LinkAnswer
     from murmuration.worker.config import Config
 
 _ABOVE_0 = click.FloatRange(min=0, min_open=True)
 _FROM_1 = click.IntRange(1)
-_SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +57,6 @@ class PlanOptions:
     )
     as_json: bool = option("--json", is_flag=True, help="Print one JSON object.")
 
-    @property
-    def time_source(self) -> str:
-        """Where the times come from that are measured with these options."""
-        threads = "one thread" if self.threads == 1 else count(self.threads, "thread")
-        return f"measured on this machine, {threads}"
-
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
@@ -87,54 +78,37 @@ def plan(run: Path | None, given: PlanOptions) -> int:
     links = [link_of(text) for text in given.links]
     _check_numbers(given)
 
-    from murmuration.worker.cli.plan_report import PlanReport, print_report
+    from murmuration.worker.cli.plan_report import found_for, print_report
 
     name, workload, step_source = _model(config, given)
     plans = dict(_plans(config, run, given.settings))
     try:
-        answers = tuple(_answer(link, workload, config.plan, plans, given) for link in links)
+        found = [
+            found_for(link, workload, given.peers, config.plan, plans, given.target)
+            for link in links
+        ]
     except ValueError as error:
         where = config.source.of_named("diloco", str(error))
         raise ConfigError(f"{where}: [diloco] {error}") from error
-    report = PlanReport(
-        name=name,
-        workload=workload,
-        step_source=step_source,
-        peers=given.peers,
-        target=given.target,
-        preset=config.preset,
-        own=config.plan,
-        answers=answers,
-    )
+    report = {
+        "task": name,
+        "layers": len(workload.layers),
+        "parameters": workload.parameters,
+        "parameters_outside_layers": workload.outside,
+        "ddp_parameters": workload.ddp_parameters or workload.parameters,
+        "step_s": workload.step_s,
+        "step_source": step_source,
+        "peers": given.peers,
+        "target": given.target,
+        "preset": config.preset,
+        "plan": asdict(config.plan),
+        "links": found,
+    }
     if given.as_json:
-        click.echo(json.dumps(report.document(), indent=1))
+        click.echo(json.dumps(report, indent=1))
     else:
-        print_report(report)
+        print_report(report, workload)
     return 0
-
-
-def _answer(
-    link: "Link",
-    workload: "Workload",
-    own: "Plan",
-    plans: "dict[str, list[Plan]]",
-    given: PlanOptions,
-) -> "LinkAnswer":
-    """Raises ValueError where the run's own plan does not fit the model."""
-    from murmuration.algorithms.proposals import least_mbps, propose
-    from murmuration.algorithms.utilization import needed_mbps, predict
-    from murmuration.worker.cli.plan_report import LinkAnswer
-
-    place = workload, link, given.peers
-    prediction = predict(own, *place)
-    proposals = propose(given.target, plans, *place)
-    return LinkAnswer(
-        link=link,
-        prediction=prediction,
-        needed_mbps={share: needed_mbps(own, *place, share) for share in _SPEED_TARGETS},
-        proposals=proposals,
-        least_mbps=None if proposals else least_mbps(given.target, plans, *place),
-    )
 
 
 def _check_numbers(given: PlanOptions) -> None:
@@ -186,9 +160,11 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
     from murmuration.worker.training.optimizers import KSEED
 
     if given.params is None or given.layers is None:
-        from murmuration.worker.cli.plan_model import run_workload
+        from murmuration.worker.cli.plan_report import run_workload
 
-        source = given.time_source if given.step_s is None else "as given"
+        threads = "one thread" if given.threads == 1 else count(given.threads, "thread")
+        timed = f"measured on this machine, {threads}"
+        source = timed if given.step_s is None else "as given"
         return config.task.name, run_workload(config, given.step_s, given.threads), source
     assert given.step_s is not None
     if config.inner.optimizer == KSEED:

@@ -1,86 +1,118 @@
-"""What `murmur plan` found, as a document and for people."""
+"""What `murmur plan` finds about a run's own plan and others, as a document and for people."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
+import torch
 
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.proposals import PERIODS, Proposal, bits_per_parameter
-from murmuration.algorithms.utilization import PlanPrediction, Workload
+from murmuration.algorithms.proposals import (
+    PERIODS,
+    Proposal,
+    bits_per_parameter,
+    least_mbps,
+    propose,
+)
+from murmuration.algorithms.utilization import Workload, needed_mbps, predict, workload_of
 from murmuration.protos.figures import count, optional, percent, rate, ratio, seconds, size
+from murmuration.worker.pipeline.part import Part, part_of
+from murmuration.worker.tasks import Cursor
+from murmuration.worker.training.kseed import seed_space_of
+from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.views.summary import text_table
 
+if TYPE_CHECKING:
+    from murmuration.worker.config import Config
 
-@dataclass(frozen=True, kw_only=True)
-class LinkAnswer:
-    """For one link.
+_SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
-    Args:
-        needed_mbps: by utilization, of the run's own plan.
-        least_mbps: without a proposal, the speed at which there would be one.
+
+def run_workload(config: "Config", step_s: float | None, threads: int) -> Workload:
+    """The run's own task, timed where no time is given.
+
+    With `kseed` it is the vector of coefficients that travels. Raises as `task_of` and `part_of`.
     """
+    from murmuration.worker.config import task_of
 
-    link: Link
-    prediction: PlanPrediction
-    needed_mbps: dict[float, float | None]
-    proposals: list[Proposal]
-    least_mbps: float | None
+    task = task_of(config)
+    part = part_of(task, config)
+    parameters = {n: p.numel() for n, p in part.module.named_parameters() if p.requires_grad}
+    if step_s is None:
+        step_s = _timed_step_s(config, task, part, threads)
+    workload = workload_of(parameters, step_s)
+    space = seed_space_of(part.module)
+    return (
+        workload if space is None else dataclasses.replace(workload, ddp_parameters=space.elements)
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
-    """Everything that the command found.
+def _timed_step_s(config: "Config", task: Any, part: Part, threads: int) -> float:
+    """The median of some real inner steps, in seconds."""
+    cursor = Cursor(seed=config.run.seed, stream="plan")
+    replica = part.replica(task, config, cursor, Mailbox())
+    numbers = itertools.count(1)
 
-    Args:
-        name, workload, step_source: the model, and where the time of its step comes from.
-        preset, own: of the run.
+    def step() -> float:
+        began_s, number = time.perf_counter(), next(numbers)
+        replica.inner_step(number, replica.backward(number))
+        return time.perf_counter() - began_s
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return median_s(step)
+    finally:
+        torch.set_num_threads(before)
+
+
+def median_s(step: Callable[[], float]) -> float:
+    """Of the seconds that steps say they took: 3 to 100, until it was a second; the first warms."""
+    step()
+    took_s: list[float] = []
+    while len(took_s) < 100 and (len(took_s) < 3 or sum(took_s) < 1):
+        took_s.append(step())
+    return statistics.median(took_s)
+
+
+def found_for(
+    link: Link,
+    workload: Workload,
+    peers: int,
+    own: Plan,
+    plans: Mapping[str, Sequence[Plan]],
+    target: float,
+) -> dict[str, Any]:
+    """Of one link: the run's own plan, the speeds that it needs, and what is proposed.
+
+    Without a proposal, the speed is told at which there would be one.
+
+    Raises:
+        ValueError: the run's own plan does not fit the model.
     """
-
-    name: str
-    workload: Workload
-    step_source: str
-    peers: int
-    target: float
-    preset: str
-    own: Plan
-    answers: tuple[LinkAnswer, ...]
-
-    def document(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "task": self.name,
-            "layers": len(self.workload.layers),
-            "parameters": self.workload.parameters,
-            "parameters_outside_layers": self.workload.outside,
-            "ddp_parameters": self.workload.ddp_parameters or self.workload.parameters,
-            "step_s": self.workload.step_s,
-            "step_source": self.step_source,
-            "peers": self.peers,
-            "target": self.target,
-            "preset": self.preset,
-            "plan": dataclasses.asdict(self.own),
-            "links": [self._answer(answer) for answer in self.answers],
-        }
-
-    def _answer(self, answer: LinkAnswer) -> dict[str, Any]:
-        return {
-            "link": str(answer.link),
-            "prediction": dataclasses.asdict(answer.prediction),
-            "needed_mbps": {str(share): mbps for share, mbps in answer.needed_mbps.items()},
-            "proposals": [
-                {
-                    "arguments": arguments_of(proposal),
-                    "plan": dataclasses.asdict(proposal.plan),
-                    "bits_per_parameter": bits_per_parameter(proposal.plan),
-                    "prediction": dataclasses.asdict(proposal.prediction),
-                }
-                for proposal in answer.proposals
-            ],
-            "needed_for_any_proposal_mbps": answer.least_mbps,
-        }
+    place = workload, link, peers
+    prediction = predict(own, *place)
+    proposals = propose(target, plans, *place)
+    return {
+        "link": str(link),
+        "prediction": dataclasses.asdict(prediction),
+        "needed_mbps": {str(s): needed_mbps(own, *place, s) for s in _SPEED_TARGETS},
+        "proposals": [
+            {
+                "arguments": arguments_of(proposal),
+                "plan": dataclasses.asdict(proposal.plan),
+                "bits_per_parameter": bits_per_parameter(proposal.plan),
+                "prediction": dataclasses.asdict(proposal.prediction),
+            }
+            for proposal in proposals
+        ],
+        "needed_for_any_proposal_mbps": (None if proposals else least_mbps(target, plans, *place)),
+    }
 
 
 def arguments_of(proposal: Proposal) -> list[str]:
@@ -90,103 +122,104 @@ def arguments_of(proposal: Proposal) -> list[str]:
     return ["--preset", proposal.preset, *(() if ddp else ("--set", period))]
 
 
-def print_report(report: PlanReport) -> None:
+def print_report(report: Mapping[str, Any], work: Workload) -> None:
     """For people: the run's own plan and the proposals, link by link."""
-    work = report.workload
     outside = f" ({work.outside:,} of them outside the layers)" if work.outside else ""
     model = f"{count(len(work.layers), 'layer')}, {work.parameters:,} parameters{outside}"
     if work.ddp_parameters is not None:
         model = f"{work.parameters:,} coefficients for {work.ddp_parameters:,} parameters"
-    click.echo(f"{report.name}: {model}; {seconds(work.step_s)} a step, {report.step_source}")
-    for answer in report.answers:
-        click.secho(f"\n{report.peers} peers, each on {answer.link}", bold=True)
-        for label, text in own_lines(report, answer):
+    source = report["step_source"]
+    click.echo(f"{report['task']}: {model}; {seconds(work.step_s)} a step, {source}")
+    for found in report["links"]:
+        click.secho(f"\n{report['peers']} peers, each on {found['link']}", bold=True)
+        for label, text in _own_lines(report, work, found):
             click.echo(f"  {label:<13} {text}")
-        if not answer.proposals:
-            click.echo(f"  {unreachable(report, answer)}")
+        if not found["proposals"]:
+            click.echo(f"  {_unreachable(report['target'], found)}")
             continue
-        click.echo(_table(report, answer))
-        for rank, proposal in enumerate(answer.proposals, 1):
-            click.echo(f"  {rank}  {' '.join(arguments_of(proposal))}")
-        if answer.proposals[0].plan.payload == "gradient":
+        heads = ("H", "fragments", "tau", "bits", "utilization", "waiting", "sent/step", "DDP/it")
+        table = text_table(
+            (f"for {percent(report['target'])}", *heads, "codec"),
+            [(str(rank), *_cells(work, each)) for rank, each in enumerate(found["proposals"], 1)],
+            align="<>>>>>>>><",
+        )
+        click.echo(table)
+        for rank, proposal in enumerate(found["proposals"], 1):
+            click.echo(f"  {rank}  {' '.join(proposal['arguments'])}")
+        if found["proposals"][0]["plan"]["payload"] == "gradient":
             click.echo("  This link carries the gradients of every step: nothing is lost with ddp.")
 
 
-def own_lines(report: PlanReport, answer: LinkAnswer) -> list[tuple[str, str]]:
+def _own_lines(
+    report: Mapping[str, Any], work: Workload, found: Mapping[str, Any]
+) -> list[tuple[str, str]]:
     """(label, text) of what the run's own plan does on a link."""
-    told, own = answer.prediction, report.own
-    fragments = len(report.workload.fragments(own.fragments, own.pattern))
+    told, own = found["prediction"], report["plan"]
+    overlap = own["overlap_steps"]
+    waiting, period = seconds(told["stall_s_per_period"]), seconds(told["period_s"])
     lines = [
         (
             "this run",
-            f"{report.preset}: H {own.inner_steps}, {count(fragments, 'fragment')}, "
-            f"tau {own.overlap_steps}, {_codecs(own)}",
+            f"{report['preset']}: H {own['inner_steps']}, "
+            f"{count(_fragments(work, own), 'fragment')}, tau {overlap}, {_codecs(own)}",
         ),
         (
             "utilization",
-            f"{percent(told.utilization)}; {seconds(told.stall_s_per_period)} waiting in a period "
-            f"of {seconds(told.period_s)}",
+            f"{percent(told['utilization'])}; {waiting} waiting in a period of {period}",
         ),
     ]
-    if told.ddp_ratio is None:
+    if told["ddp_ratio"] is None:
         return [*lines, ("sent", "nothing")]
-    given = count(max(1, own.overlap_steps), "step")
-    speeds = (f"{percent(share)}: {_speed(mbps)}" for share, mbps in answer.needed_mbps.items())
+    given = count(max(1, overlap), "step")
+    speeds = (f"{percent(float(s))}: {_speed(mbps)}" for s, mbps in found["needed_mbps"].items())
     return [
         *lines,
         (
             "sent",
-            f"{size(told.bytes_per_step)} per worker and step, {size(told.bytes_per_sync)} "
+            f"{size(told['bytes_per_step'])} per worker and step, {size(told['bytes_per_sync'])} "
             "per sync of all parameters; as much is received",
         ),
-        ("bf16 DDP", f"would send {ratio(told.ddp_ratio)} as much"),
+        ("bf16 DDP", f"would send {ratio(told['ddp_ratio'])} as much"),
         (
             "link",
-            f"busy {percent(told.link_share)} of the time; what is sent at once takes "
-            f"{ratio(told.peak_link_share)} the {given} it has",
+            f"busy {percent(told['link_share'])} of the time; what is sent at once takes "
+            f"{ratio(told['peak_link_share'])} the {given} it has",
         ),
         ("speed needed", ", ".join(speeds)),
     ]
 
 
-def unreachable(report: PlanReport, answer: LinkAnswer) -> str:
+def _unreachable(target: float, found: Mapping[str, Any]) -> str:
     """Why nothing is proposed."""
-    tried = f"no H up to {PERIODS[-1]} reaches {percent(report.target)} on this link"
-    if answer.least_mbps is None:
+    tried = f"no H up to {PERIODS[-1]} reaches {percent(target)} on this link"
+    least = found["needed_for_any_proposal_mbps"]
+    if least is None:
         return f"{tried}, nor on any with its delay; lower --target"
-    return f"{tried}; it takes {_speed(answer.least_mbps)}, or a lower --target"
+    return f"{tried}; it takes {_speed(least)}, or a lower --target"
 
 
-def _table(report: PlanReport, answer: LinkAnswer) -> str:
-    heads = ("H", "fragments", "tau", "bits", "utilization", "waiting", "sent/step", "DDP/it")
-    return text_table(
-        (f"for {percent(report.target)}", *heads, "codec"),
-        [
-            (str(rank), *_cells(report.workload, proposal))
-            for rank, proposal in enumerate(answer.proposals, 1)
-        ],
-        align="<>>>>>>>><",
-    )
-
-
-def _cells(work: Workload, proposal: Proposal) -> tuple[str, ...]:
-    plan, told = proposal.plan, proposal.prediction
+def _cells(work: Workload, proposal: Mapping[str, Any]) -> tuple[str, ...]:
+    plan, told = proposal["plan"], proposal["prediction"]
     return (
-        str(plan.inner_steps),
-        str(len(work.fragments(plan.fragments, plan.pattern))),
-        str(plan.overlap_steps),
-        f"{bits_per_parameter(plan):.3g}",
-        percent(told.utilization),
-        f"{seconds(told.stall_s_per_period)} of {seconds(told.period_s)}",
-        size(told.bytes_per_step),
-        optional(told.ddp_ratio, lambda times: f"{times:,.1f}"),
+        str(plan["inner_steps"]),
+        str(_fragments(work, plan)),
+        str(plan["overlap_steps"]),
+        f"{proposal['bits_per_parameter']:.3g}",
+        percent(told["utilization"]),
+        f"{seconds(told['stall_s_per_period'])} of {seconds(told['period_s'])}",
+        size(told["bytes_per_step"]),
+        optional(told["ddp_ratio"], lambda times: f"{times:,.1f}"),
         _codecs(plan),
     )
 
 
-def _codecs(plan: Plan) -> str:
-    same = plan.codec == plan.reduction_codec
-    return plan.codec if same else f"{plan.codec}, back {plan.reduction_codec}"
+def _fragments(work: Workload, plan: Mapping[str, Any]) -> int:
+    return len(work.fragments(plan["fragments"], plan["pattern"]))
+
+
+def _codecs(plan: Mapping[str, Any]) -> str:
+    there, back = plan["codec"], plan["reduction_codec"]
+    return there if there == back else f"{there}, back {back}"
 
 
 def _speed(mbps: float | None) -> str:

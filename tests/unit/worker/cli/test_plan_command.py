@@ -59,7 +59,7 @@ def test_parameters_and_layers_come_from_the_task() -> None:
 
 
 def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("murmuration.worker.cli.plan_model.medians", lambda run, **_: run())
+    monkeypatch.setattr("murmuration.worker.cli.plan_report.median_s", lambda step: step())
     threads = torch.get_num_threads()
     small = "task.architecture={hidden_size=12, intermediate_size=12}"
     text = printed("--set", "task.text=text.txt", "--set", small)
