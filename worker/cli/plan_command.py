@@ -136,7 +136,7 @@ def _plans(
     they are proposed only to a run that has chosen them; likewise another inner optimizer.
     """
     from murmuration.algorithms.plan import PRESETS
-    from murmuration.algorithms.proposals import PERIODS
+    from murmuration.algorithms.utilization import PERIODS
     from murmuration.worker.config import load_config
 
     for preset in dict.fromkeys([config.preset, *PRESETS]):

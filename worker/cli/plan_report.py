@@ -12,14 +12,17 @@ import torch
 
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.proposals import (
+from murmuration.algorithms.utilization import (
     PERIODS,
     Proposal,
+    Workload,
     bits_per_parameter,
     least_mbps,
+    needed_mbps,
+    predict,
     propose,
+    workload_of,
 )
-from murmuration.algorithms.utilization import Workload, needed_mbps, predict, workload_of
 from murmuration.protos.figures import count, optional, percent, rate, ratio, seconds, size
 from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.tasks import Cursor

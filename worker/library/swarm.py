@@ -39,14 +39,15 @@ from murmuration.worker.folder import EventLog, remembered
 from murmuration.worker.identity import Identity, token_from
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.arguments import (
+    LoopLines,
     Terms,
     agree_on_terms,
     checked,
+    errors_in_arguments,
     settings_by_argument,
     steps_of,
 )
 from murmuration.worker.library.hooks import UserReplica
-from murmuration.worker.library.loop_lines import LoopLines, errors_in_arguments
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import (
     Site,

@@ -53,8 +53,7 @@ from murmuration.worker.membership import (
     Membership,
     Phase,
 )
-from murmuration.worker.membership.coordinator_client import CoordinatorClient
-from murmuration.worker.membership.first_contact import FirstContact
+from murmuration.worker.membership.first_contact import CoordinatorClient, FirstContact
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.membership.swim import MAX_MEMBERS
 from murmuration.worker.node.answers import NodeServer

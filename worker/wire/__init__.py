@@ -7,7 +7,6 @@ each frame, then the hash of the whole, then that the values are finite. Nothing
 other does.
 """
 
-from murmuration.worker.wire.commitments import HASH_BYTES, Commitment, Leaves, root_of
 from murmuration.worker.wire.messages import (
     Reduction,
     ReductionHeader,
@@ -30,11 +29,15 @@ from murmuration.worker.wire.messages import (
     unpack_document,
 )
 from murmuration.worker.wire.payloads import (
+    HASH_BYTES,
     MAX_FRAME_BYTES,
+    Commitment,
     Incoming,
+    Leaves,
     Payload,
     frame_messages,
     payload_messages,
+    root_of,
 )
 from murmuration.worker.wire.tensors import (
     BLOCK_ELEMENTS,

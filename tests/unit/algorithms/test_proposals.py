@@ -7,8 +7,14 @@ import pytest
 
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import PRESETS, Plan
-from murmuration.algorithms.proposals import PERIODS, Proposal, least_mbps, propose
-from murmuration.algorithms.utilization import Workload, predict
+from murmuration.algorithms.utilization import (
+    PERIODS,
+    Proposal,
+    Workload,
+    least_mbps,
+    predict,
+    propose,
+)
 from murmuration.worker.config import load_config
 
 SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.shaping import (
+from murmuration.coordinator.shaping_proxy import (
     BURST_S,
     Bucket,
     DelayLine,

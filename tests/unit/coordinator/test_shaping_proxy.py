@@ -11,8 +11,7 @@ import pytest
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.link_network import RelayProcess
-from murmuration.coordinator.shaping import LinkedPeer
-from murmuration.coordinator.shaping_proxy import Relay, listen
+from murmuration.coordinator.shaping_proxy import LinkedPeer, Relay, listen
 
 FAST = Link(rate_mbps=1000)
 

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
 from murmuration import Muon, MurmurError, Swarm
-from murmuration.worker.library import loop_lines
+from murmuration.worker.library.arguments import in_arguments
 
 NAN = float("nan")
 
@@ -264,7 +264,7 @@ def test_muon_computes_gradients_in_a_closure() -> None:
     ],
 )
 def test_options_are_arguments_of_python(line: str, as_arguments: str) -> None:
-    assert as_arguments in loop_lines.in_arguments(line)
+    assert as_arguments in in_arguments(line)
 
 
 def test_a_peer_that_waited_in_vain_reads_its_own_arguments() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from murmuration import Swarm
-from murmuration.worker.library.loop_lines import LoopLines, log
+from murmuration.worker.library.arguments import LoopLines, log
 
 ROUND = {"event": "round", "round": 0, "fragment": 0, "contributors": 2, "exchange_s": 0.1,
          "stall_s": 0.0}  # fmt: skip

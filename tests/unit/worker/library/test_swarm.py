@@ -18,7 +18,7 @@ from torch import distributed, nn
 import murmuration
 from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
 from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.worker.library import arguments, loop_lines, swarm
+from murmuration.worker.library import arguments, swarm
 from murmuration.worker.library.site import Site
 from murmuration.worker.node import newcomer
 from murmuration.worker.training import optimizers
@@ -306,8 +306,8 @@ def test_everything_public_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("module", "examples"),
-    [(murmuration, 5), (swarm, 4), (arguments, 5), (loop_lines, 1), (optimizers, 5)],
-    ids=["murmuration", "Swarm.anchor", "arguments", "lines", "Muon"],
+    [(murmuration, 5), (swarm, 4), (arguments, 6), (optimizers, 5)],
+    ids=["murmuration", "Swarm.anchor", "arguments", "Muon"],
 )
 def test_the_examples_in_docstrings_are_right(module: ModuleType, examples: int) -> None:
     assert doctest.testmod(module) == (0, examples)
