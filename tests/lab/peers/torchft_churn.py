@@ -79,6 +79,8 @@ def main() -> None:
         ended = datetime.now()
         for step in count(1):
             gradients = replica.backward(step)
+            if step == 1:
+                tell("started", name)
             healed, before, began = False, manager.current_step(), datetime.now()
             replica.inner_step(step, gradients)
             if step % int(inner_steps) == 0:
