@@ -10,7 +10,7 @@ for the trimmed mean.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -30,10 +30,9 @@ _FAR = 10.0  # times the median: no honest contribution of equal work has that
 _STRIKES = 3
 _MOST_STRIKES = 12
 _MOST_DOUBLED = 16  # times
-_MOST_UNANSWERED = 5  # checks in a row
 _ENOUGH = 3  # others that a peer disagrees with
 _LASTING = 3  # checks, or rounds
-_LATELY = 8  # rounds
+_LATELY = 8  # rounds, or checks
 
 
 def norm(values: Tensor) -> float:
@@ -147,7 +146,7 @@ class Quarantine:
 class Doubts:
     """What checks of means leave open, until it is enough to name a peer.
 
-    A peer that shows nothing of what it has contributed, five checks in a row, has something to
+    A peer that does not show what it has contributed, in three checks of eight, has something to
     hide. Where a contributor shows other values than its reducer says it has, three checks in a
     row, one of the two lies: it is the one that disagrees with three others, or in a small group
     with all others but one. Once may be a round that it has contributed to again meanwhile. So may
@@ -156,14 +155,14 @@ class Doubts:
     """
 
     def __init__(self) -> None:
-        self._unanswered: Counter[str] = Counter()
+        self._hidden = defaultdict[str, deque[bool]](lambda: deque(maxlen=_LATELY))
         self._apart: Counter[tuple[str, str]] = Counter()
         self._strange: dict[tuple[str, int], set[int]] = {}
 
-    def answers(self, peer: str, *, here: bool) -> bool:
-        """Whether a peer has shown nothing too often by now; `here`: this time it has."""
-        self._unanswered[peer] = 0 if here else self._unanswered[peer] + 1
-        return self._unanswered[peer] >= _MOST_UNANSWERED
+    def hides(self, peer: str, *, hidden: bool) -> bool:
+        """Whether a peer has hidden too much by now; `hidden`: in this check, too."""
+        self._hidden[peer].append(hidden)
+        return sum(self._hidden[peer]) >= _LASTING
 
     def compared(self, peer: str, reducer: str, group: int, *, agree: bool) -> list[str]:
         """Those of the two that are caught by now; `group`: how many peers are in the round."""

@@ -3,6 +3,7 @@
 So is a contributor that would have it seem so. Whoever does neither is not.
 """
 
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +22,8 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.checks import LEFT_BEFORE, LEFT_OUT, Checks
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.round_context import RoundConfig
+from murmuration.worker.exchange.view import ShardKey
 from murmuration.worker.transport import Stream
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
@@ -110,32 +113,67 @@ def test_one_that_sees_a_false_mean_shows_it_to_the_others() -> None:
         named_by_all(reducing_falsely("d", LIES["zero"]), 4)
 
 
-def serving(act: Callable[[pb.CheckRequest], pb.CheckedLeaf]) -> AbstractContextManager[Any]:
-    """As long as this lasts, d answers checks like this."""
+def serving(leaf: pb.CheckedLeaf, after_s: float = 0.0) -> AbstractContextManager[Any]:
+    """As long as this lasts, d answers checks like this, so long after they are asked."""
     serve = Checks.serve
 
     async def answer(self: Checks, request: pb.CheckRequest, stream: Stream) -> None:
         if self._context.me != "d" or request.hint:
             await serve(self, request, stream)
             return
+        await asyncio.sleep(after_s)
         for _ in request.leaves:
-            await stream.send(pb.ExchangeDown(leaf=act(request)).SerializeToString())
+            await stream.send(pb.ExchangeDown(leaf=leaf).SerializeToString())
 
     return patch.object(Checks, "serve", answer)
 
 
+def hiding_its_own() -> AbstractContextManager[Any]:
+    """As long as this lasts, d shows what it gave to others, and not what it gave to itself."""
+    shown = Checks._shown
+
+    def of_others(self: Checks, key: ShardKey, root: bytes, leaf: int) -> Any:
+        hides = self._context.me == "d" and key in self._shards.closed
+        return None if hides else shown(self, key, root, leaf)
+
+    return patch.object(Checks, "_shown", of_others)
+
+
+def test_one_that_shows_what_it_did_not_contribute_is_named_and_no_reducer() -> None:
+    named_by_all(serving(pb.CheckedLeaf(payload=bytes(256))), 4)
+
+
 @pytest.mark.parametrize(
-    ("act", "rounds"),
+    ("hiding", "rounds"),
     [
-        (lambda request: pb.CheckedLeaf(payload=bytes(256)), 4),
-        (lambda request: pb.CheckedLeaf(), 8),
+        (partial(serving, pb.CheckedLeaf()), 6),
+        (partial(serving, pb.CheckedLeaf(), after_s=1.0), 8),
+        (partial(serving, pb.CheckedLeaf(), after_s=1000.0), 16),
+        (hiding_its_own, 6),
     ],
-    ids=["other values", "nothing"],
+    ids=["at once", "in a later round", "never", "its own"],
 )
-def test_one_that_shows_not_what_it_contributed_is_named_and_no_reducer(
-    act: Callable[[pb.CheckRequest], pb.CheckedLeaf], rounds: int
+def test_a_false_mean_is_not_hidden_by_showing_nothing(
+    hiding: Callable[[], AbstractContextManager[Any]], rounds: int
 ) -> None:
-    named_by_all(serving(act), rounds)
+    """In the third check of eight: one may ask late, and find that another has gone on."""
+    with hiding():
+        named_by_all(reducing_falsely("d", LIES["turned"]), rounds)
+
+
+def test_one_that_asks_late_names_nobody() -> None:
+    """Its link is so slow that the others are in the next round when it has a mean."""
+
+    async def scenario() -> None:
+        problem = replace(LONG, layers=(40_000,), rounds=RoundConfig(floor_mbps=0.1))
+        async with Swarm(replace(problem, plan=Plan(inner_steps=5))) as swarm:
+            await swarm.start(*"abcd")
+            await swarm.until(lambda: swarm["a"].versions >= (4,), 60)
+            swarm.links_mbps["d"] = 0.3
+            await swarm.sleep(90)
+            assert [named(peer) for peer in swarm.alive] == [[]] * 4
+
+    run(scenario())
 
 
 def misstated(due: DueMean, _: str) -> DueMean:

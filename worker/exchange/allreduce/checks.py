@@ -81,7 +81,7 @@ class Checks:
     ) -> None:
         self._context, self._shards, self._reductions = context, shards, reductions
         self.doubts, self._tasks = Doubts(), Tasks()
-        # Of each fragment's last round; of one that is tried again, what came before too.
+        # Of each fragment, as they came: a round that is tried again has more than one.
         self._own: dict[int, list[dict[ShardKey, wire.Commitment]]] = {}
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
         self._before: dict[int, dict[ShardKey, wire.Reduction]] = {}  # the means before those
@@ -97,10 +97,9 @@ class Checks:
         return wire.Commitment(self._context.codec, self._leaves(shard), payload, weight)
 
     def contributes(self, fragment: int, own: Mapping[ShardKey, wire.Commitment]) -> None:
-        """This peer begins a round with these contributions, which it can show until its next."""
-        before = self._own.get(fragment, [])[-1:]
-        again = before if before and before[0].keys() & own.keys() else []
-        self._own[fragment] = [*again, dict(own)]
+        """This peer begins a round with these contributions, which it can show until its next has
+        ended: by then all that are in that one have ended this one, and have asked."""
+        self._own[fragment] = [*self._own.get(fragment, [])[-2:], dict(own)]
         oldest = next(iter(own)).round - KEPT_ROUNDS if own else 0
         for of_shards in (self._announced, self._hints):
             for key in [k for k in of_shards if k.fragment == fragment and k.round < oldest]:
@@ -110,6 +109,8 @@ class Checks:
 
     def completed(self, fragment: int, given: Sequence[Given]) -> None:
         """A round of this peer has ended, with these means of others."""
+        last = self._own.get(fragment, [{}])[-1]
+        self._own[fragment] = [own for own in self._own.get(fragment, ()) if own.keys() & last]
         self._given[fragment] = {each.key: each for each in given}
         self._before[fragment] = dict(self._means_before(given))
         self._completed[fragment] += 1
@@ -229,9 +230,10 @@ class Checks:
         others = sorted(named - {self._context.me})
         asking = (self._ask(peer, drawn) for peer in others)
         answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
-        for peer, shown in answers.items():
-            if shown is not None and self.doubts.answers(peer, here=bool(shown)):
-                self._context.caught(peer, "it shows nothing of what it contributes")
+        for peer in others:
+            hidden = {hides for each in drawn if (hides := _hides(peer, each, answers)) is not None}
+            if hidden and self.doubts.hides(peer, hidden=any(hidden)):
+                self._context.caught(peer, "it does not show what it contributes")
         for each in drawn:
             for liar, why in await self._judged(each, answers):
                 if self._context.caught(liar, why) and liar == each.given.header.reducer:
@@ -253,7 +255,7 @@ class Checks:
 
     async def _ask(self, peer: str, drawn: Sequence[_Drawn]) -> dict[ShardKey, Shown] | None:
         """What a contributor shows; None where nobody is to blame that it shows nothing."""
-        key, shards = drawn[0].given.key, self._shards
+        key = drawn[0].given.key
         wanted = [each for each in drawn if peer in each.given.header.contributors]
         shown: dict[ShardKey, Shown] = {}
         with suppress(TransportError, TimeoutError, wire.WireError):
@@ -263,10 +265,10 @@ class Checks:
                 for each, answer in zip(wanted, answers, strict=False)
                 if answer.payload
             }
-        view, me = shards.view, self._context.me
+        view, me = self._shards.view, self._context.me
         excused = not (view.usable(peer) and view.reach(me, peer))
         excused |= all(me not in each.given.header.contributors for each in wanted)  # it came late
-        return None if not shown and (excused or shards.has_begun_later(peer, key)) else shown
+        return None if not shown and excused else shown
 
     async def _answers(
         self, peer: str, request: pb.CheckRequest, count: int
@@ -274,7 +276,7 @@ class Checks:
         """Raises TransportError, TimeoutError, WireError."""
         stream, found = self.open_to(peer), list[pb.CheckedLeaf]()
         try:
-            async with asyncio.timeout(self._context.round_s(request.fragment)):
+            async with asyncio.timeout(self._shards.answer_s(request.fragment, peer)):
                 await stream.send(pb.ExchangeUp(check=request).SerializeToString())
                 await stream.done()
                 while len(found) < count and (raw := await stream.receive()) is not None:
@@ -332,3 +334,21 @@ class Checks:
         before = wire.decode(context.reduction_codec, drawn.before, drawn.elements)
         left = LEFT_BEFORE * norm(before) + near * math.sqrt(drawn.elements)
         return all(norm(given - mean) > left + LEFT_OUT * norm(mean) for mean in means)
+
+
+def _hides(
+    peer: str, drawn: _Drawn, answers: Mapping[str, Mapping[ShardKey, Shown] | None]
+) -> bool | None:
+    """Whether a contributor does not show a leaf that most others show; None: nothing follows.
+
+    One that has begun a later round has nothing to show any more. Then it is this peer that asks
+    late, and most others have begun it too."""
+    shows = {
+        each: drawn.given.key in shown
+        for each in drawn.given.header.contributors
+        if (shown := answers.get(each)) is not None
+    }
+    own = shows.pop(peer, None)
+    if own is False and 2 * sum(shows.values()) > len(shows):
+        return True
+    return False if own else None

@@ -208,7 +208,6 @@ class ReducedShards:
         self._quarantine = context.quarantine
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
         self._norms: dict[tuple[int, int], dict[str, float]] = {}
-        self._latest: dict[tuple[int, str], int] = {}  # round that a live peer has begun
         self._took_s: dict[tuple[int, str], float] = {}  # its last contribution, to come here
 
     def version(self, fragment: int) -> int | None:
@@ -263,16 +262,6 @@ class ReducedShards:
             return 0.0
         least = least_factor(own, found, len(norms) - len(found), self._config.norm_limit)
         return _NEARLY * least
-
-    def has_begun_later(self, peer: str, key: ShardKey) -> bool:
-        """Whether the peer has begun a later round of the fragment, as far as it has told."""
-        return self._latest.get((key.fragment, peer), key.round) > key.round
-
-    def begins(self, key: ShardKey, peer: str) -> None:
-        """A peer wants to contribute to a round, which may be to come here."""
-        if self.view.live(peer):
-            at = key.fragment, peer
-            self._latest[at] = max(key.round, self._latest.get(at, key.round))
 
     def came(self, key: ShardKey, peer: str, seconds: float) -> None:
         """All of a peer's contribution is here, so long after its header."""
@@ -350,7 +339,6 @@ class ReducedShards:
         own = view.members.get(self._me)
         avoided = self._quarantine.liars.union(own.idle if own else ()) - {self._me}
         self.view = view = replace(view, avoided=avoided)
-        self._latest = {at: round_ for at, round_ in self._latest.items() if view.live(at[1])}
         self._took_s = {at: took_s for at, took_s in self._took_s.items() if view.live(at[1])}
         handed_back = [
             key
@@ -535,6 +523,10 @@ class ReducedShards:
         if entry is not None and not entry.contributions.keys().isdisjoint(late):
             return usual_s + self._layout.transfer_s(fragment)
         return usual_s + self.transfer_s(fragment, late)
+
+    def answer_s(self, fragment: int, peer: str) -> float:
+        """How long the answer to a check is waited for: as long as one may be late."""
+        return self.patience.habit_s(fragment) + self.transfer_s(fragment, [peer])
 
     def overdue_s(self, key: ShardKey, order: Sequence[str], reducer: str) -> float:
         """How long a reducer is waited for, in place of which another of the order may reduce: for

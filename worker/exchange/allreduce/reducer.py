@@ -339,7 +339,6 @@ class Reducer:
             reason = f"fragment {header.fragment} of {context.fragments}"
             self._answer(offer, Refusal("invalid", reason, faulty=True))
         else:
-            self.shards.begins(offer.key, header.sender)
             offer.held_until = offer.came_s + context.round_s(header.fragment)
             self._decide(offer)
         self._close_due()
