@@ -328,10 +328,7 @@ def stage_lines(report: Report) -> list[tuple[str, str | None]]:
         ("in flight", in_flight),
         ("microbatches", ", ".join(trouble)),
         ("moves", moves),
-        (
-            "checkpoints",
-            "of single stages; `murmur assemble` makes one of a run's" if parts else None,
-        ),
+        ("checkpoints", parts),
     ]
 
 
