@@ -135,7 +135,7 @@ def test_a_peer_whose_parameters_are_not_finite_goes_on_from_the_anchor() -> Non
     """It contributes no movement, all states stay finite, and no round is slowed down."""
 
     async def scenario() -> None:
-        async with Swarm(Problem(steps=300)) as swarm:
+        async with Swarm(Problem(steps=60)) as swarm:
             await swarm.start(*NAMES)
             swarm["d"].replica.poison_at = 4
             await swarm.finished()
@@ -147,7 +147,7 @@ def test_a_peer_whose_parameters_are_not_finite_goes_on_from_the_anchor() -> Non
             (lost,) = swarm["d"].of_kind("put_back")
             assert lost["steps_lost"] >= 1
             assert swarm["d"].of_kind("round_failed") == []
-            assert swarm["a"].versions == (100,)
+            assert swarm["a"].versions == (20,)
             waits = [event["stall_s"] for event in swarm["a"].of_kind("round")]
             assert max(waits) < RoundConfig().grace_s
 
