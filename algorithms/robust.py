@@ -23,6 +23,7 @@ Aggregation = Literal["mean", "trimmed"]
 AGGREGATIONS: tuple[Aggregation, ...] = ("mean", "trimmed")
 
 NORM_LIMIT = 3.0  # medians
+_LEAST_LIMIT = 1.5
 _FEWEST = 3  # contributions that have a median
 _FEWEST_TRIMMED = 5
 NORM_SLACK = 2.0  # an encoding may enlarge a contribution's norm
@@ -51,13 +52,24 @@ def norm_ratios(norms: Sequence[float]) -> tuple[float, ...]:
     return tuple(each / median for each in norms)
 
 
-def norm_factors(ratios: Iterable[float], limit: float) -> tuple[float, ...]:
-    """What to multiply each contribution by, at most 1: none counts more than `limit` medians.
+def limit_of(limit: float, contributions: int) -> float:
+    """The limit that holds in a mean of so many: in a small one, half of the others together, so
+    that one which turns what it has learned takes back half of theirs, and not all.
+
+    Args:
+        limit: in medians, at least 1; 0 is none.
+    """
+    return min(limit, max(_LEAST_LIMIT, (contributions - 1) / 2))
+
+
+def norm_factors(ratios: Sequence[float], limit: float) -> tuple[float, ...]:
+    """What to multiply each contribution by, at most 1: none counts more medians than the limit.
 
     Args:
         ratios: of `norm_ratios`.
-        limit: in medians, at least 1; 0 takes all as they are.
+        limit: as `limit_of` takes it.
     """
+    limit = limit_of(limit, len(ratios))
     return tuple(limit / ratio if 0 < limit < ratio else 1.0 for ratio in ratios)
 
 
@@ -67,12 +79,12 @@ def most_norm(norms: Sequence[float], missing: int, limit: float) -> float:
     Infinite where it cannot be told. What is missing is taken to be as large as the limit lets it
     be, which takes a median to tell.
     """
-    ratios = norm_ratios(norms)
-    factors = norm_factors(ratios, limit)
+    factors = norm_factors(norm_ratios(norms), limit)
     known = max((each * factor for each, factor in zip(norms, factors, strict=True)), default=0.0)
     if not missing:
         return known if norms else math.inf
     median = sorted(norms)[(len(norms) - 1) // 2] if len(norms) >= _FEWEST else 0.0
+    limit = limit_of(limit, len(norms) + missing)
     return max(known, limit * median) if limit * median > 0 else math.inf
 
 
@@ -83,7 +95,7 @@ def least_factor(own: float, norms: Sequence[float], missing: int, limit: float)
     median = least[(len(least) - 1) // 2]
     if own == 0 or len(least) < _FEWEST or median == 0:
         return 0.0
-    return min(1.0, limit * median / own) if limit else 1.0
+    return min(1.0, limit_of(limit, len(least)) * median / own) if limit else 1.0
 
 
 def taken_out(factor: float) -> float:

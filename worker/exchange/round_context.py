@@ -126,7 +126,8 @@ class RoundConfig:
         retry_s: between two tries of one exchange.
         slack_s: added to every deadline.
         norm_limit: a contribution whose norm is above this many times the median of the round's
-            counts as far as that; 0 takes each as it is. For means of three peers or more.
+            counts as far as that, and in a small mean less far (`limit_of`); 0 takes each as it
+            is. For means of three peers or more.
         aggregation: what this peer makes of the contributions to the shards that it reduces:
             their `mean`; or of five or more the `trimmed` mean, which leaves out the largest and
             the smallest fifth of each value.

@@ -11,6 +11,7 @@ from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.robust import (
     Quarantine,
     aggregate,
+    limit_of,
     most_norm,
     norm,
     norm_factors,
@@ -33,6 +34,7 @@ def test_no_contribution_counts_more_than_the_limit(norms: list[float], limit: f
     ratios = norm_ratios(norms)
     factors = norm_factors(ratios, limit)
     median = sorted(norms)[(len(norms) - 1) // 2]
+    limit = limit_of(limit, len(norms))
     for each, factor in zip(norms, factors, strict=True):
         assert 0 < factor <= 1
         if len(norms) >= 3 and median > 0:
@@ -40,6 +42,11 @@ def test_no_contribution_counts_more_than_the_limit(norms: list[float], limit: f
             assert (factor == 1) == (each / median <= limit)
         else:
             assert factor == 1
+
+
+def test_a_small_mean_has_a_limit_of_half_of_the_others() -> None:
+    assert [limit_of(3, peers) for peers in (3, 4, 6, 9)] == [1.5, 1.5, 2.5, 3]
+    assert [limit_of(limit, 4) for limit in (1, 0)] == [1, 0]
 
 
 def test_the_limit_is_none_where_it_is_0_and_where_two_contribute() -> None:
@@ -51,6 +58,7 @@ def test_the_limit_is_none_where_it_is_0_and_where_two_contribute() -> None:
 @given(st.integers(1, 8), SEEDS)
 def test_ordinary_contributions_have_the_plain_mean_bit_for_bit(count: int, seed: int) -> None:
     each = contributions(count, seed)
+    each = [one / norm(one) for one in each]
     factors = norm_factors(norm_ratios([norm(one) for one in each]), 10.0)
     assert torch.equal(aggregate(each, factors), mean_in_order(each))
 
@@ -94,7 +102,7 @@ def test_what_a_replica_keeps_of_itself_never_puts_it_in_quarantine(
     for round_ in range(rounds):
         contributed = size + kept
         quarantine.saw(0, round_, {"a": contributed}, limit)
-        (factor,) = norm_factors([contributed], limit)
+        factor, *_ = norm_factors([contributed] * 20, limit)
         kept = (1 - taken_out(factor)) * contributed
         assert factor * contributed + kept <= contributed * (1 + 1e-9)
         assert kept <= limit * (1 + 1e-9)
@@ -116,8 +124,9 @@ def test_a_liar_is_out_after_twelve_ordinary_rounds_and_then_after_twice_as_many
 @pytest.mark.parametrize(
     ("norms", "missing", "most"),
     [
-        ([1.0, 2.0, 1.0, 50.0], 0, 3.0),
-        ([1.0, 2.0, 1.0], 1, 3.0),
+        ([1.0, 2.0, 1.0, 50.0], 0, 1.5),
+        ([1.0, 2.0, 1.0], 1, 1.5),
+        ([1.0] * 6, 1, 3.0),
         ([1.0, 2.0], 0, 2.0),
         ([1.0, 2.0], 1, math.inf),
         ([0.0, 0.0, 1.0], 1, math.inf),

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.reducers import joiners_shard, most_joiners, next_group
-from murmuration.algorithms.robust import norm, taken_out
+from murmuration.algorithms.robust import limit_of, norm, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
@@ -625,8 +625,9 @@ class Contributor:
 
     def _tell_scaled(self, round_: _Round) -> None:
         """Says, once, that the norm limit has scaled what this peer contributes."""
-        factors = [each.factor(self._context.me) for _, each in round_.reductions]
-        factor = min(filter(None, factors), default=1.0)
+        me, most = self._context.me, self._context.config.norm_limit
+        found = [(each.factor(me), len(each.contributors)) for _, each in round_.reductions]
+        factor, count = min(((f, n) for f, n in found if f), default=(1.0, 0))
         if factor == 1 or self._told_scaled:
             return
         self._told_scaled = True
@@ -634,7 +635,7 @@ class Contributor:
         rest = "is kept for later rounds, up to as much" if keeps else "is lost"
         text = (
             f"round {round_.begin.round} counts {factor:.0%} of what this peer contributed, and "
-            f"the rest {rest}: it is {self._context.config.norm_limit / factor:.1f} times as large "
+            f"the rest {rest}: it is {limit_of(most, count) / factor:.1f} times as large "
             "as the median of all; has it another learning rate, or far more steps?"
         )
         self._context.log(new_event("warning", text=text))

@@ -171,11 +171,7 @@ def test_a_tasks_own_optimizer_and_schedule_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "rates"),
-    [
-        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("linear", [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]),
-        ("cosine", [0.5, 1.0, 0.8536, 0.5, 0.1464, 0.0]),
-    ],
+    [("constant", [0.5, 1, 1, 1, 1, 1]), ("linear", [0.5, 1, 0.75, 0.5, 0.25, 0])],
 )
 def test_schedules(schedule: str, rates: list[float]) -> None:
     config = InnerConfig(schedule=schedule, lr=1.0, warmup_steps=2, min_lr_ratio=0.0)
