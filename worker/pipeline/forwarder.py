@@ -227,9 +227,10 @@ async def call_stage(
     try:
         with measurements.sending() as sample:
             began = context.clock()
-            await stream.send(call_header(call, context.run, context.codec, payload))
-            for message, _, _ in wire.payload_messages(pb.StageCallUp, payload):
-                await stream.send(message)
+            with suppress(TransportError):  # a peer that takes no more of it says why
+                await stream.send(call_header(call, context.run, context.codec, payload))
+                for message, _, _ in wire.payload_messages(pb.StageCallUp, payload):
+                    await stream.send(message)
             first = await _message(stream)
             seconds = context.clock() - began
         if first.HasField("received"):

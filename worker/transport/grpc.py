@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 from grpc import aio
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from murmuration.worker.identity import Identity
 
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
-# What grpc.aio raises for a stream that is over; the last where it has ended on its own meanwhile.
-_ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
+# What grpc.aio raises for a stream that is over; the last two where it has ended meanwhile.
+_ENDED = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError, aio.InternalError)
 
 _CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *COMMON_OPTIONS,
@@ -175,14 +175,7 @@ class GrpcTransport:
         call.add_done_callback(lambda _: ended())
         # What a tunnel carries is counted by what is in it.
         traffic = Traffic() if alone else self._traffic
-        return _ClientStream(
-            line,
-            method,
-            peer,
-            call,
-            traffic,
-            lambda error: self._forget(line, error),
-        )
+        return _ClientStream(line, method, peer, call, traffic, partial(self._forget, line))
 
     def connect(self, address: str, peer: str | None = None) -> None:
         self._connection(self._line(address, peer, "data")).channel.get_state(try_to_connect=True)
@@ -318,11 +311,19 @@ class _ClientStream:
         self._peer, self._failed = peer, failed
 
     async def send(self, message: bytes) -> None:
+        """Goes below `write`. That takes a call which the other side has ended early for done: its
+        last words are lost, and it keeps its place on the connection though it is cancelled
+        (https://github.com/grpc/grpc/issues/36066)."""
         self._traffic.count_sent(self._method, len(message), self._peer)
+        below: Any = self._call
         try:
-            await self._call.write(message)
+            await self._call.wait_for_connection()
+            await below._cython_call.send_serialized_message(message)
         except _ENDED as error:
             raise self._broken(error) from error
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     async def done(self) -> None:
         try:
