@@ -3,7 +3,6 @@
 So is a contributor that would have it seem so. Whoever does neither is not.
 """
 
-import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -24,11 +23,10 @@ from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import ShardKey
-from murmuration.worker.transport import Stream
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
-from tests.support.false_means import LIES, attacks, closing_falsely, reducing_falsely
+from tests.support.false_means import LIES, attacks, closing_falsely, reducing_falsely, showing
 
 LONG = Problem(steps=600)
 FOUR_BITS = replace(
@@ -113,21 +111,6 @@ def test_one_that_sees_a_false_mean_shows_it_to_the_others() -> None:
         named_by_all(reducing_falsely("d", LIES["zero"]), 4)
 
 
-def serving(leaf: pb.CheckedLeaf, after_s: float = 0.0) -> AbstractContextManager[Any]:
-    """As long as this lasts, d answers checks like this, so long after they are asked."""
-    serve = Checks.serve
-
-    async def answer(self: Checks, request: pb.CheckRequest, stream: Stream) -> None:
-        if self._context.me != "d" or request.hint:
-            await serve(self, request, stream)
-            return
-        await asyncio.sleep(after_s)
-        for _ in request.leaves:
-            await stream.send(pb.ExchangeDown(leaf=leaf).SerializeToString())
-
-    return patch.object(Checks, "serve", answer)
-
-
 def hiding_its_own() -> AbstractContextManager[Any]:
     """As long as this lasts, d shows what it gave to others, and not what it gave to itself."""
     shown = Checks._shown
@@ -140,15 +123,15 @@ def hiding_its_own() -> AbstractContextManager[Any]:
 
 
 def test_one_that_shows_what_it_did_not_contribute_is_named_and_no_reducer() -> None:
-    named_by_all(serving(pb.CheckedLeaf(payload=bytes(256))), 4)
+    named_by_all(showing("d", pb.CheckedLeaf(payload=bytes(256))), 4)
 
 
 @pytest.mark.parametrize(
     ("hiding", "rounds"),
     [
-        (partial(serving, pb.CheckedLeaf()), 6),
-        (partial(serving, pb.CheckedLeaf(), after_s=1.0), 8),
-        (partial(serving, pb.CheckedLeaf(), after_s=1000.0), 16),
+        (partial(showing, "d", pb.CheckedLeaf()), 6),
+        (partial(showing, "d", pb.CheckedLeaf(), after_s=1.0), 8),
+        (partial(showing, "d", pb.CheckedLeaf(), after_s=1000.0), 16),
         (hiding_its_own, 6),
     ],
     ids=["at once", "in a later round", "never", "its own"],

@@ -3,6 +3,7 @@
 It is a live peer whose contributions and answers of any other kind are honest.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -13,11 +14,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce import reducer
+from murmuration.worker.exchange.allreduce.checks import Checks
 from murmuration.worker.exchange.allreduce.closing import DueMean, ReducedShards
 from murmuration.worker.exchange.allreduce.mean import reduce
 from murmuration.worker.exchange.round_context import Context
+from murmuration.worker.transport import Stream
 
 Lie = Callable[[Tensor, Tensor], Tensor]
 """What to answer in place of a mean; the second argument is that of the shard's first round."""
@@ -99,6 +103,24 @@ def closing_falsely(liar: str, change: Callable[[DueMean, str], DueMean]) -> Ite
         return change(due, liar) if self._me == liar else due
 
     with patch.object(ReducedShards, "_compute", compute):
+        yield
+
+
+@contextmanager
+def showing(liar: str, leaf: pb.CheckedLeaf, after_s: float = 0.0) -> Iterator[None]:
+    """As long as this lasts, the peer of this name answers checks like this, so long after it is
+    asked."""
+    serve = Checks.serve
+
+    async def answer(self: Checks, request: pb.CheckRequest, stream: Stream) -> None:
+        if self._context.me != liar or request.hint:
+            await serve(self, request, stream)
+            return
+        await asyncio.sleep(after_s)
+        for _ in request.leaves:
+            await stream.send(pb.ExchangeDown(leaf=leaf).SerializeToString())
+
+    with patch.object(Checks, "serve", answer):
         yield
 
 

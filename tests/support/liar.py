@@ -308,6 +308,13 @@ def closes(node: Node, change: Callable[[DueMean, str], DueMean]) -> None:
     _for_good.enter_context(false_means.closing_falsely(node.context.me, change))
 
 
+def hides_false_means(node: Node) -> None:
+    """Its means are turned, and what it contributed to them it shows no more when it is asked."""
+    reduces_falsely(node, false_means.LIES["turned"])
+    hiding = false_means.showing(node.context.me, pb.CheckedLeaf(), after_s=1.0)
+    _for_good.enter_context(hiding)
+
+
 def counts_itself_turned(node: Node) -> None:
     """Its shards are what it contributes, which is turned and as large as may count."""
     closes(node, false_means.only_itself)
@@ -436,6 +443,10 @@ INSIDERS: dict[str, Change] = {
     "means times -20": partial(reduces_falsely, lie=false_means.LIES["-20 times"]),
     "its first mean again": partial(reduces_falsely, lie=false_means.LIES["stale"]),
     "means of 0": partial(reduces_falsely, lie=false_means.LIES["zero"]),
+    "means that are turned, and hidden": hides_false_means,
+    "contributes what it learned times -2.9": lambda _: contribute_instead(
+        LIES["sign flip within the limit"]
+    ),
     "means of NaN": partial(gives_otherwise, change=lambda raw, _: b"\xff" * len(raw)),
     "counts only itself": partial(closes, change=false_means.only_itself),
     "counts itself, and turns it": counts_itself_turned,

@@ -62,8 +62,6 @@ def test_the_rate_warms_up_to_its_peak_and_falls_along_a_cosine(
         else:
             angle = math.pi * (step - warmup) / (steps - warmup)
             assert rate == pytest.approx(0.5 * (floor + (1 - floor) * (1 + math.cos(angle)) / 2))
-    if steps > warmup:
-        assert rates[-1] == pytest.approx(0.5 * floor)
 
 
 def test_the_rate_stays_at_its_floor_past_the_end() -> None:
