@@ -237,9 +237,10 @@ def attack_inside(only: str) -> int:
 
 
 def turned(kind: str, otherwise: str = "") -> Turned:
-    """Three honest workers, and an insider or two that turn on them after a while. Args: otherwise:
-    of `OTHERWISE`."""
-    liars = ["w3", "w4"][: 1 + kind.startswith("two")]
+    """Three honest workers, and an insider or two that turn on them after a while. In stages, who
+    lies of losses is an origin; the anchor is that of an origin's stage. Args: otherwise: of
+    `OTHERWISE`."""
+    liars, first = ["w3", "w4"][: 1 + kind.startswith("two")], int("loss" in kind)
     used = (*SMALL, *QUICK, *PACED, *OTHERWISE.get(otherwise, ()))
     if otherwise != "stages":  # these are evaluated at the end of a run alone
         used = (*used, *settings_of(run__evaluate_every=2 * STEPS))
@@ -249,7 +250,7 @@ def turned(kind: str, otherwise: str = "") -> Turned:
     ):
         swarm.programs |= dict.fromkeys(liars, ("tests.support.liar", kind))
         for number, name in enumerate(swarm.names):
-            stage = ("--stage", str((number + ("loss" in kind)) % 2))
+            stage = ("--stage", str((number + first) % 2))
             swarm.start(name, "--threads", "1", *(stage if otherwise == "stages" else ()))
         honest = [swarm.workers[name] for name in swarm.names if name not in liars]
         for worker in honest:
@@ -297,7 +298,7 @@ def turned(kind: str, otherwise: str = "") -> Turned:
         words = sorted((events[0] for events in found() if events), key=at_s)
         named_s = at_s(words[len(honest) // 2]) if most_have_named() else 0.0
         between = sum(times[1] <= each < named_s for each in rounds_s())
-        anchor = load(Path(folder) / "w0" / "checkpoints")[0].named("anchor").values()
+        anchor = load(Path(folder) / f"w{first}" / "checkpoints")[0].named("anchor").values()
         return Turned(
             (paces[0], paces[1], paces[2]),
             sum(end >= times[1] and each > 3 * usual_s for end, each in lasted_s),

@@ -32,17 +32,18 @@ def test_calls_of_another_shape_end_alone(liar: str, name: str, known: bool) -> 
     async def scenario() -> None:
         async with StageSwarm(THREE) as swarm:
             await swarm.start_all({0: 1, 1: 2, 2: 2})
-            for peer in swarm.alive:
-                stages = peer.node.stages
-                assert stages is not None
-                if not known:
-                    stages.context.activation_shape = None
+            for peer in swarm.alive if not known else ():
+                assert peer.node.stages is not None
+                peer.node.stages.context.activation_shape = None
             await swarm.reached(3)
+            swarm.links_mbps[liar] = 0.5  # it is refused while it still sends
             calls_with(swarm[liar].node, SHAPES[name])
             await swarm.reached(12, limit_s=120)
             assert all(peer.train.error is None for peer in swarm.alive)
             told = [text for p in swarm.alive for text in p.warnings]
             assert not known or not any("has failed" in text for text in told)
+            reasons = {event["reason"] for event in swarm[liar].of_kind("rerouted")}
+            assert all("activations of" in str(each) for each in reasons), reasons
             swarm.assert_counted_once()
 
     run(scenario())
@@ -53,9 +54,8 @@ def test_torchs_error_names_the_caller() -> None:
         async with StageSwarm(THREE) as swarm:
             await swarm.start_all()
             for peer in swarm.alive:
-                stages = peer.node.stages
-                assert stages is not None
-                stages.context.activation_shape = None
+                assert peer.node.stages is not None
+                peer.node.stages.context.activation_shape = None
             await swarm.reached(3)
             calls_with(swarm["1a"].node, SHAPES["width"])
             await swarm.until(lambda: bool(swarm["2a"].of_kind("warning")), 20)

@@ -7,6 +7,7 @@ cut links; on the virtual clock of the tests a delay takes no real time.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Container, Coroutine, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from random import Random
 
@@ -218,7 +219,7 @@ class _Pipe:
         self.ends = frozenset((way[0], way[-1]))
         self.hops = [frozenset(hop) for hop in pairwise(way)]
         self.up, self.down = deque[bytes | None](), deque[bytes | None]()
-        self._severed = False
+        self._severed = self.ended = False
         self._waits: list[asyncio.Future[None]] = []
 
     def sever(self) -> None:
@@ -263,7 +264,8 @@ class _PipeEnd:
         self._traffic.count_sent(self._pipe.method, len(message))
 
     async def done(self) -> None:
-        await self._put(None)
+        with suppress(Unreachable):
+            await self._put(None)
 
     async def receive(self) -> bytes | None:
         if self._ended:
@@ -291,9 +293,11 @@ class _PipeEnd:
         pipe = self._pipe
         timer = asyncio.get_running_loop().call_later(pipe.network.delay_s, arrive)
         try:
-            await pipe.until(lambda: arrived and len(self._out) < _WINDOW_MESSAGES)
+            await pipe.until(lambda: pipe.ended or (arrived and len(self._out) < _WINDOW_MESSAGES))
         finally:
             timer.cancel()
+        if pipe.ended:
+            raise Unreachable("the stream has ended")
         self._out.append(message)
         pipe.wake()
 
@@ -306,3 +310,5 @@ class _ServedEnd(_PipeEnd):
 
     async def returned(self) -> None:
         await super().done()
+        self._pipe.ended = True
+        self._pipe.wake()

@@ -326,10 +326,8 @@ class _ClientStream:
             raise
 
     async def done(self) -> None:
-        try:
+        with suppress(*_ENDED):  # what the other side has said is there all the same
             await self._call.done_writing()
-        except _ENDED as error:
-            raise self._broken(error) from error
 
     async def receive(self) -> bytes | None:
         try:

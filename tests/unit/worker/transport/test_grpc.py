@@ -238,19 +238,15 @@ async def said(identity: Identity | None, address: str, peer: str | None = None)
 def test_both_sides_know_who_the_other_is(run: Authority) -> None:
     async def scenario() -> None:
         server, client = (run.new_identity(Role.PEER, name) for name in ("a", "B:/ö"))
-        async with serving(server) as address:
+        async with linked(Echoes(), server, client) as (address, transport, _):
             assert (await said(client, address)).decode() == "peer B:/ö"
             assert (await said(client, address, "a")).decode() == "peer B:/ö"
             with pytest.raises(Untrusted, match="has another name"):
                 await said(client, address, "b")
-            transport = GrpcTransport("127.0.0.1:0", security=client)
-            try:
-                stream = transport.open(address, "Data/Fetch", "a")
-                assert await stream.receive() == "peer B:/ö".encode()
-                with pytest.raises(Untrusted, match="has another name"):
-                    await transport.open(address, "Data/Fetch", "A").receive()
-            finally:
-                await transport.close()
+            stream = transport.open(address, "Data/Fetch", "a")
+            assert await stream.receive() == "peer B:/ö".encode()
+            with pytest.raises(Untrusted, match="has another name"):
+                await transport.open(address, "Data/Fetch", "A").receive()
 
     asyncio.run(scenario())
 
