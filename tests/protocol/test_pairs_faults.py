@@ -1,21 +1,26 @@
 """Rounds in pairs under faults, between real nodes: they cost the pair a round, others nothing."""
 
+import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
 
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.exchange.round_context import RoundConfig
-from murmuration.worker.transport import Unreachable
+from murmuration.worker.node.node import Node
+from murmuration.worker.transport import Method, Stream, Unreachable
 from tests.protocol import swarm as swarms
 from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady
 from tests.protocol.pair_taps import GossipMessage, first, meetings
+from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
 from tests.support.frames import frames_of
+from tests.support.liar import contributes_late, contributes_nothing
 
 STREAMING = replace(
     PRESETS["streaming-noloco"],
@@ -84,7 +89,7 @@ def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() -> Non
     run(scenario())
 
 
-# ---------------------------------------------------------------------------------------- freezes
+# ----------------------------------------------------------------------------- freezes and delays
 
 
 @EACH
@@ -110,6 +115,47 @@ def test_a_peer_frozen_for_half_a_minute_comes_back_where_the_others_are(plan: P
             late = [event for event in swarm["d"].of_kind("round") if event["round"] > stood[0] + 1]
             assert len(late) >= 5
             assert late[-1]["contributors"] == 2
+
+    run(scenario())
+
+
+def serves(partner: Callable[[Stream], Awaitable[object]]) -> Callable[[Node], None]:
+    """A lie: it serves the streams of its partners so."""
+    return lambda node: node.server.streams.update({Method.PAIR_ROUND: partner})
+
+
+async def garbage(stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(b"\x0a\xff")
+
+
+LIES = {
+    "never answers": serves(lambda _: asyncio.Event().wait()),
+    "answers garbage": serves(garbage),
+    "contributes 4 s late": partial(contributes_late, late_s=4.0),
+    "contributes nothing": contributes_nothing,
+}
+
+
+@pytest.mark.parametrize(
+    ("others", "lie"),
+    # Of two nobody knows which one is slow.
+    [*(("abc", lie) for lie in LIES), ("a", "never answers"), ("a", "contributes nothing")],
+)
+def test_a_partner_that_is_late_again_and_again_is_drawn_no_more(others: str, lie: str) -> None:
+    async def scenario() -> None:
+        async with Swarm(Problem(plan=NOLOCO, steps=1_000_000)) as swarm:
+            await swarm.start(*others, "d")
+            await swarm.until(lambda: swarm["a"].versions >= (4,), 60)
+            LIES[lie](swarm["d"].node)
+            await swarm.until(lambda: "d" in swarm["a"].node.gossip.view.cut_off, 40)
+            await swarm.sleep(5)  # who was kept waiting is back
+            (before,) = swarm["a"].versions
+            await swarm.sleep(11)
+            assert swarm["a"].versions >= (before + 18,)
+            warnings = [text for name in others for text in swarm[name].warnings]
+            assert 2 * len(warnings) > len(others)
+            assert all(text.startswith("d says that it trains") for text in warnings)
 
     run(scenario())
 

@@ -122,7 +122,8 @@ class RoundConfig:
         grace_s: how long the rest is waited for from then on, at most, on top of the time that its
             last contributions took on their way: three times as long as rounds take, at least 5 s.
         floor_mbps: the slowest link that is planned for, Mbit/s.
-        patience_s: how long a partner that has not come to a round of pairs is waited for.
+        patience_s: how long a partner that has not come to a round of pairs is waited for, at
+            most: three times as long as rounds take.
         retry_s: between two tries of one exchange.
         slack_s: added to every deadline.
         norm_limit: a contribution whose norm is above this many times the median of the round's

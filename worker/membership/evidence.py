@@ -220,14 +220,16 @@ class IdlePeers:
     def __init__(self, me: str = "") -> None:
         self._me = me
         self._marks: dict[str, _Mark] = {}
-        self._late: dict[int, deque[Counter[str]]] = {}
+        self._late: dict[int | str, deque[Counter[str]]] = {}
 
-    def round_ended(self, fragment: int, late: Sequence[str], now: float) -> None:
-        """A round of a fragment is over.
+    def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
+        """A round is over.
 
-        Args: late: the peers that it has waited for in vain, once for each part of theirs.
+        Args:
+            series: whose last eight rounds count: those of a fragment, or those with a partner.
+            late: the peers that it has waited for in vain, once for each part of theirs.
         """
-        recent = self._late.setdefault(fragment, deque(maxlen=_REMEMBERED))
+        recent = self._late.setdefault(series, deque(maxlen=_REMEMBERED))
         recent.append(Counter(late))
         for peer in set(late):
             # One that has been marked not long ago is waited for once more.

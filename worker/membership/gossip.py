@@ -136,7 +136,7 @@ class GossipService:
         """A stream to the peer broke: it is probed now."""
         self._do(self.rules.suspect(peer))
 
-    def round_ended(self, fragment: int, late: Sequence[str], silent: Iterable[str]) -> None:
+    def round_ended(self, series: int | str, late: Sequence[str], silent: Iterable[str]) -> None:
         """A round of this peer is over.
 
         Args:
@@ -144,7 +144,7 @@ class GossipService:
             silent: peers for whose answer the round was given up.
         """
         before = self.me.idle
-        self.rules.round_ended(fragment, late, self._clock())
+        self.rules.round_ended(series, late, self._clock())
         self._do()
         for peer in set(silent).difference(self.me.unreachable):  # else it is the link's fault
             self.leave_out(peer)

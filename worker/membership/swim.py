@@ -270,10 +270,10 @@ class Membership:
         if (member := self._members.get(peer)) and member.live:
             self._idle.waited_for(peer, now)
 
-    def round_ended(self, fragment: int, late: Sequence[str], now: float) -> None:
+    def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
         """A round of this peer is over, as `IdlePeers` takes it; it may be late itself."""
         known = [p for p in late if (m := self._members.get(p)) and m.live]
-        self._idle.round_ended(fragment, known, now)
+        self._idle.round_ended(series, known, now)
 
     def update(self, **changes: Any) -> None:
         """This peer's own state has changed: fields of `Member`."""

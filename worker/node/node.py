@@ -603,8 +603,11 @@ class Node:
             waited_for = ", ".join(result.waiting_for)
             self._rounds.gave_up(result.fragment, result.round, waited_for)
         self.gossip.avoid(self.context.quarantine.liars)
-        if self._pairs is None:  # a pair waits for one partner, and the next round has another
+        if self._pairs is None:
             self.gossip.round_ended(result.fragment, late, silent)
+        else:
+            for peer, was_late in self._pairs.take_met():
+                self.gossip.round_ended(peer, [peer] * was_late, ())
         self.post(result)
 
     def give_up(self, fragment: int, reason: str) -> None:

@@ -9,6 +9,7 @@ methods without `await`.
 
 import asyncio
 import math
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -21,6 +22,7 @@ from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
+from murmuration.worker.exchange.allreduce.closing import Patience
 from murmuration.worker.exchange.pairwise.partner import PairValues, PartnerStream
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
 from murmuration.worker.exchange.pairwise.round import (
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _LEAVE_S = 1.0  # in which partners hear that a round is given up
 _KEEP_ROUNDS = 2
+_REMEMBERED = 8  # rounds in which a partner was late
 _TOLERANCE_S = 1e-6  # by which clocks and sums of times may differ
 
 
@@ -76,6 +79,10 @@ class Pairs:
             told=plan.shared_momentum,
             awaited=plan.overlap_steps == 0,
         )
+        self._patience = Patience(context.config.patience_s, plan)
+        self._met: list[tuple[str, bool]] = []
+        self._lateness: dict[str, deque[bool]] = {}
+        self._late: deque[Group] = deque(maxlen=_REMEMBERED)
         self._view = View()
         self._laid: dict[tuple[int, int], PairRound] = {}
         self._leaving: list[PairRound] = []  # given up, and partners are still to hear so
@@ -172,12 +179,19 @@ class Pairs:
             assert anchor is not None, "a round that is not laid out needs the anchor"
             round_ = self._lay(*key, {ANCHOR: anchor})
         round_.own[CONTRIBUTION] = contribution
-        size = self._round_bytes[begin.fragment]
-        round_.begin(self.now, size, self.prefetch.lead_s(begin.fragment))
+        size, lead_s = self._round_bytes[begin.fragment], self.prefetch.lead_s(begin.fragment)
+        self._patience.has_quorum(*key, self.now)
+        round_.begin(self.now, size, lead_s, self._patience.usual_s(*key, self._members(round_)))
         self._catch_up(round_)
         self.step(round_)
         self.changed = True
         self.look()
+
+    def take_met(self) -> list[tuple[str, bool]]:
+        """The partners of rounds that have ended since this was asked last, and whether the round
+        has waited in vain, or for longer than a partner may be late in each round."""
+        met, self._met = self._met, []
+        return met
 
     def give_up(self, fragment: int, reason: str) -> None:
         """Ends the fragment's round on its way, if there is one, as failed."""
@@ -245,6 +259,7 @@ class Pairs:
         if round_.ended and not round_.reported:
             round_.reported = self.changed = True
             self.prefetch.ended(round_)
+            self._judge(round_)
             if round_.succeeded:
                 self.tasks.spawn(self._finish(round_))
             else:
@@ -330,7 +345,7 @@ class Pairs:
         for peer in round_.partners:
             if peer > context.me:
                 self._reach(round_, peer, 1)
-        if self.prefetch.laid(round_, len(drawn_from(view, context.me, fragment))):
+        if self.prefetch.laid(round_, self._members(round_)):
             self._prefetched(PrefetchedAnchor(*key, None))
         self.changed = True
         return round_
@@ -402,6 +417,45 @@ class Pairs:
 
     # ------------------------------------------------------------------------------------ the ends
 
+    def _members(self, round_: PairRound) -> int:
+        return len(drawn_from(self._view, self.context.me, round_.fragment))
+
+    def _judge(self, round_: PairRound) -> None:
+        """Notes the partners that the round has met, and those that it has waited for in vain. One
+        that is suspected or out of reach is neither: its link may be at fault."""
+        key, now, view, patience = round_.key, self.now, self._view, self._patience
+        patience.ends(*key, now)
+        two = self._members(round_) <= 2  # of two nobody knows which is the slow one
+        most_s = patience.usual_s(*key, 2) if two else patience.habit_s(round_.fragment)
+        for peer in round_.partners:
+            waited_s, useless = round_.waited_s(peer, now), peer in round_.useless
+            patience.waited(*key, waited_s)
+            late = waited_s > most_s - _TOLERANCE_S
+            met = round_.succeeded or late or useless
+            if met and view.answers(peer) and view.reach(self.context.me, peer):
+                self._met.append((peer, self._blamed(peer, key, late=late) or useless))
+
+    def _blamed(self, peer: str, key: tuple[int, int], *, late: bool) -> bool:
+        """Whether a partner is late by itself. A peer that has waited for another comes late too:
+        so none is blamed while another is late more often, or explains more late rounds."""
+        self._lateness.setdefault(peer, deque(maxlen=_REMEMBERED)).append(late)
+        if not late:
+            return False
+        self._late.append(self._suspects(peer, *key))
+        explained = Counter(each for suspects in self._late for each in suspects)
+        shares = {p: sum(each) / (1 + len(each)) for p, each in self._lateness.items()}
+        most = max(share for p, share in shares.items() if p == peer or self._view.usable(p))
+        return shares[peer] == most and explained[peer] == max(explained.values())
+
+    def _suspects(self, peer: str, fragment: int, round_: int) -> Group:
+        """The partner, and those of its last group without this peer: they may have kept it."""
+        context, size = self.context, self.context.plan.group_size
+        for before in range(round_ - 1, max(-1, round_ - _REMEMBERED), -1):
+            group = draw_group(peer, context.run, size, self._view, (fragment, before))
+            if context.me not in group:
+                return group
+        return (peer,)
+
     def _fail(self, round_: PairRound) -> None:
         round_.leave_at = self.now + _LEAVE_S
         self._clear(round_)
@@ -468,7 +522,7 @@ def draw_group(me: str, run: int, size: int, view: View, key: tuple[int, int]) -
     Args: key: (fragment, round).
     """
     peers = drawn_from(view, me, key[0])
-    drawn = _dealt(run, key, peers, size, view.unreachable).get(me, (me,))
+    drawn = _dealt(run, key, peers, size, view.apart).get(me, (me,))
     return tuple(peer for peer in drawn if not view.has_ended_before(peer, *key))
 
 

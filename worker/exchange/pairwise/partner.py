@@ -468,6 +468,7 @@ class PartnerStream:
         self._context.refused(error, self.peer, asked)
         if round_ is not None and self._held is not None and not again:
             # And would be the same the next time.
+            round_.useless.add(self.peer)
             round_.give_up(f"{self.peer}: {reason}")
             self._pairs.step(round_)
             if round_.ended:

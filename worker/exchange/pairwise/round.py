@@ -126,6 +126,7 @@ class PairRound:
         complete: everything is here, and the partners are told so.
         succeeded: everything that the round needs is here: apply. failed: why nothing may be.
         reported: its end is known to others here.
+        useless: partners whose values do not fit.
         leave_at: when a round that is given up is left (s).
         last: whose values came last; heard: when bytes of a partner came last (s).
         told: the train side has the anchors' mean, or is about to; let_go: it need not wait for it.
@@ -152,7 +153,8 @@ class PairRound:
         self.failed = self.last = ""
         self.began = self.deadline = self.patience_until = self.leave_at = self.heard = 0.0
         self.told = self.let_go = False
-        self._round_s = self._patience_s = 0.0
+        self.useless = set[str]()
+        self._round_s = self._patience_s = self._lead_s = self._transfer_s = 0.0
 
     def __str__(self) -> str:
         return f"round {self.round} of fragment {self.fragment}"
@@ -176,6 +178,14 @@ class PairRound:
         """The partners that have not said that they hold everything."""
         return tuple(sorted(p for p, partner in self.partners.items() if not partner.staged))
 
+    def waited_s(self, peer: str, now: float) -> float:
+        """How long the partner has let this peer wait, beyond what its link may take."""
+        partner = self.partners[peer]
+        if not partner.met:
+            return now - self.began - self._lead_s
+        end = now - self._transfer_s if self.failed else -math.inf
+        return max(partner.met_at, end) - self.began - self._lead_s
+
     def holds_anchors(self) -> bool:
         """Whether every partner's anchor is here, and valid."""
         anchors = (partner.parts.get(ANCHOR) for partner in self.partners.values())
@@ -190,18 +200,23 @@ class PairRound:
 
     # ------------------------------------------------------------------------------- what happens
 
-    def begin(self, now: float, payload_bytes: int, lead_s: float = 0.0) -> None:
+    def begin(
+        self, now: float, payload_bytes: int, lead_s: float = 0.0, patience_s: float = math.inf
+    ) -> None:
         """This peer has come to the round, at monotonic time `now` (s), here and below.
 
         Args:
             payload_bytes: what goes to each partner.
             lead_s: how far this peer may be ahead of its partners (`AnchorPrefetch.lead_s`).
+            patience_s: how long a late partner is waited for besides (`Patience`), at most.
         """
         config = self._config
         self.begun, self.began = True, now
-        self._round_s = config.patience_s + config.transfer_s(payload_bytes) + config.slack_s
+        self._transfer_s = config.transfer_s(payload_bytes)
+        self._round_s = config.patience_s + self._transfer_s + config.slack_s
         self.deadline = now + self._round_s
-        self._patience_s = config.patience_s + lead_s
+        self._lead_s = lead_s
+        self._patience_s = min(config.patience_s, patience_s) + lead_s
         self.patience_until = min(now + self._patience_s, self.deadline)
 
     def heard_of(self, peer: str, now: float) -> None:

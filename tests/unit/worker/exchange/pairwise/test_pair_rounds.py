@@ -440,15 +440,6 @@ def test_a_part_that_goes_on_elsewhere_is_wanted_again(clock: Clock) -> None:
     assert line.is_over
 
 
-def test_a_part_that_is_damaged_is_dropped_and_wanted_again(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls()
-    line.announces(ANCHOR, hash=5)
-    line.brings(ANCHOR)
-    assert line.said[2:] == [CODES.REFUSAL_AGAIN]
-    assert held(pair.calls()) == [(0, 0), (0, 0)]
-
-
 # --------------------------------------------------------------------------- breaks and giving up
 
 
