@@ -453,7 +453,7 @@ class Pairs:
         for before in range(round_ - 1, max(-1, round_ - _REMEMBERED), -1):
             group = draw_group(peer, context.run, size, self._view, (fragment, before))
             if context.me not in group:
-                return group
+                return tuple({peer, *group})  # it may have ended the run since
         return (peer,)
 
     def _fail(self, round_: PairRound) -> None:
