@@ -285,8 +285,9 @@ class Splits:
     over. I/O thread only.
 
     Peers whose states were equal and differ one version later compare the reductions that led
-    there. Where one reducer has given them different reductions of a shard, it is named, once. One
-    such peer may lie about what it was given. Where two or more, and most, each have another one,
+    there. Where one reducer has given them different reductions of a shard, it is told, once. One
+    such peer may lie about what it was given, and an honest reducer may have gone back to an
+    earlier state and reduced again. Where two or more, and most, each have another one,
     it is the reducer that lies. Where these have the same one, this peer alone was given another:
     so it is in the third such round of eight.
     """
@@ -351,7 +352,8 @@ class Splits:
                 self._named.add(reducer)
                 self._warnings.add(
                     f"{reducer} gave {', '.join(sorted(others))} another reduction of version {at} "
-                    f"of fragment {index} than this peer, or they say so falsely"
+                    f"of fragment {index} than this peer: it went back and reduced again, or one "
+                    "of these lies"
                 )
             if len(others) > 1 and 2 * len(others) > len(found):
                 distinct = len({*others.values()}) == len(others)
