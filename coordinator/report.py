@@ -164,8 +164,9 @@ class _Results:
         told: dict[str, object] = {
             key: found[-1] for key in _SETTING_COUNTS if (found := self.ints(key))
         }
-        presets = self.texts("preset")
-        return told | ({"preset": presets[-1]} if presets else {})
+        presets, steps = self.texts("preset"), self.ints("run_steps")
+        told |= {"preset": presets[-1]} if presets else {}
+        return told | ({"steps": steps[-1]} if steps else {})
 
     def agree(self) -> bool | None:
         """Tells whether all hold the same state; None when there are not two."""

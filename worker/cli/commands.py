@@ -56,7 +56,7 @@ class WorkerFlags:
     coordinator: str | None = option("--coordinator", help="Use the coordinator at this HOST:PORT.")
     proxy: str | None = option("--proxy", help="Reach others through an HTTP CONNECT proxy.")
     no_relay: bool = option(
-        "--no-relay", is_flag=True, help="End with 9 if others cannot dial this peer."
+        "--no-relay", is_flag=True, help="Fail, with exit code 9, if others cannot dial this peer."
     )
     relay_mbps: float = option(
         "--relay-mbps",
@@ -83,9 +83,7 @@ class WorkerFlags:
         metavar="FILE|URL",
         help="Leave, save and exit 0 as soon as this file exists or this URL answers.",
     )
-    token: str | None = option(
-        "--token", help="Join with this token; or set MURMUR_TOKEN, or give --token-file."
-    )
+    token: str | None = option("--token", help="Join with this token; or set MURMUR_TOKEN.")
     token_file: Path | None = option(
         "--token-file", type=click.Path(path_type=Path), help="Read the token from this file."
     )
@@ -399,13 +397,13 @@ def generate(
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="CHECKPOINT")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
     "--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True
 )
 @_of_task
 def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> int:
-    """Print loss and perplexity of the newest anchor under the folder CHECKPOINT.
+    """Print loss and perplexity of the newest anchor under the folder RUN.
 
     It takes the batches of a run's report.
     """

@@ -67,6 +67,7 @@ def build_result(
     result = {
         "preset": config.preset,
         "inner_steps": config.plan.inner_steps,
+        "run_steps": config.run.steps,
         "seed": config.run.seed,
         "params": params,
         "fragments": len(fragments),

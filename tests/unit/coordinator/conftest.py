@@ -26,6 +26,7 @@ def result_event() -> Callable[..., Event]:
             "event": "result",
             "peer": peer,
             "step": 100,
+            "run_steps": 100,
             "steps": 100,
             "bytes_sent": 2_000_000,
             "bytes_received": 1_900_000,

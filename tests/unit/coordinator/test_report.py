@@ -35,7 +35,7 @@ def finished(result_event) -> Make:
 
     def make(peer: str = "w0", **changes: object) -> Record:
         record = Record(peer)
-        record.apply({"event": "progress", "step": 90, "steps": 100, "state": "training"}, 0.0)
+        record.apply({"event": "progress", "step": 90, "state": "training"}, 0.0)
         record.apply(result_event(peer, **changes), 1.0)
         record.apply({"event": "exit", "exit_code": 0}, 1.0)
         return record
