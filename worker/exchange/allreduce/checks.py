@@ -33,6 +33,7 @@ _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
 # The most that an encoding of four bits leaves out: of the norm of a mean, and of the mean that was
 # given in the round before (see the error of `murmuration.algorithms.codecs.e3m0`).
 LEFT_OUT, LEFT_BEFORE = 0.36, 0.75
+_TRIES = 3  # to ask on a stream that does not break
 _SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
 
 Shown = tuple[bytes, Sequence[bytes]]
@@ -259,7 +260,7 @@ class Checks:
         wanted = [each for each in drawn if peer in each.given.header.contributors]
         shown: dict[ShardKey, Shown] = {}
         with suppress(TransportError, TimeoutError, wire.WireError):
-            answers = await self._answers(peer, self._request(peer, key, wanted), len(wanted))
+            answers = await self._again(peer, self._request(peer, key, wanted), len(wanted))
             shown = {
                 each.given.key: (answer.payload, answer.path)
                 for each, answer in zip(wanted, answers, strict=False)
@@ -269,6 +270,14 @@ class Checks:
         excused = not (view.usable(peer) and view.reach(me, peer))
         excused |= all(me not in each.given.header.contributors for each in wanted)  # it came late
         return None if not shown and excused else shown
+
+    async def _again(self, peer: str, request: pb.CheckRequest, count: int) -> list[pb.CheckedLeaf]:
+        """As `_answers`; a stream that breaks is tried again, for an honest peer's may."""
+        for tried in range(1, _TRIES):
+            with suppress(TransportError):
+                return await self._answers(peer, request, count)
+            await asyncio.sleep(tried * self._context.config.retry_s)
+        return await self._answers(peer, request, count)
 
     async def _answers(
         self, peer: str, request: pb.CheckRequest, count: int
