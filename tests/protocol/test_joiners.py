@@ -136,6 +136,28 @@ def test_a_peer_that_is_started_anew_adopts_and_ends_equal() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("others", "frozen_s"), [("ab", 60), ("ab", 150), ("a", 60)])
+def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(
+    others: str, frozen_s: float
+) -> None:
+    """Its own rounds have counted nobody, so it follows the others however far they have gone."""
+
+    async def scenario() -> None:
+        async with Swarm(steady(100_000)) as swarm:
+            await swarm.start(*others)
+            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
+            joiner = await swarm.join("c", via=others)
+            await swarm.until(lambda: joiner.of_kind("adopted") != [], 30)
+            swarm.freeze("c")
+            await swarm.sleep(frozen_s)
+            swarm.thaw("c")
+            await swarm.until(swarm.agrees, 5)
+            assert joiner.warnings == swarm["a"].warnings == []
+            assert swarm["a"].of_kind("adopted") == []
+
+    run(scenario())
+
+
 def test_a_peer_that_joins_a_finished_swarm_takes_its_state() -> None:
     async def scenario() -> None:
         async with Swarm(Problem(steps=6)) as swarm:

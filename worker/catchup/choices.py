@@ -294,11 +294,12 @@ class Electorate:
     """The others whose word counts, and whether this peer's own does.
 
     Args:
-        counts_me: this peer trains. One that begins again, or for the first time, follows most of
-            those that train.
+        counts_me: this peer trains. One that begins again, or for the first time, or has joined
+            and closed no round since, follows most of those that train.
         known: they have contributed to rounds of this peer. Else these are all that train, for
             this peer has no rounds with anybody that is here.
-        may_tie: as many as stay where they are may be enough. Not for a first-time joiner.
+        may_tie: as many as stay where they are may be enough. Not for one that has joined, until
+            it has closed a round.
     """
 
     others: tuple[Member, ...]
@@ -327,6 +328,8 @@ def electorate(
     for phases in _WHO_SPEAKS:
         found = found or [member for member in alive if member.phase in phases]
     all_ready = all(member.phase is Phase.READY for member in found)
+    if phase is Phase.TRAINING and has_rounds and not contributors:
+        return Electorate(tuple(found), counts_me=False, known=known, may_tie=False)
     counts_me = trains or (has_rounds and all_ready)
     return Electorate(tuple(found), counts_me, known, trains or has_rounds or all_ready)
 

@@ -161,6 +161,11 @@ class View:
             )
         )
 
+    def gone(self, group: Collection[str]) -> bool:
+        """Whether none of a round's group is left for this peer: each is not live, cut off, or one
+        that this peer does without."""
+        return not any(self.live(p) and p not in self.cut_off | self.avoided for p in group)
+
     def has_ended_before(self, peer: str, fragment: int, round_: int) -> bool:
         """Whether this peer ended the run with a later round than this, or has left before this
         one: it holds this one with nobody any more. One that ended with this very round may still
@@ -177,8 +182,8 @@ class View:
         """The peer to reduce a shard now: the first of its order that is usable and that everybody
         reaches, else the first that is usable.
 
-        Where all of the order are gone or cut off, a live peer that the order does not name stands
-        in: else those that the group left out would wait for ever."""
+        Where the whole order is gone, a live peer that the order does not name stands in: else
+        those that the group left out would wait for ever."""
         usable = (peer for peer in order if self.usable(peer))
         if not self.apart:
             first = next(usable, None)
@@ -186,7 +191,7 @@ class View:
             able = list(usable)
             reached = _reached(frozenset(order), self.apart)
             first = next((peer for peer in able if peer in reached), next(iter(able), None))
-        if first is not None or any(self.live(p) and p not in self.cut_off for p in order):
+        if first is not None or not self.gone(order):
             return first
         return min((peer for peer in self.joinable() if self.usable(peer)), default=None)
 

@@ -290,7 +290,7 @@ class ReducedShards:
     def admits(self, peer: str, group: Group) -> bool:
         """Whether what the peer gives counts in a round of this group: where it is of the group,
         or none of the group is left, whom others could leave the round to."""
-        return peer in group or not any(self.view.live(other) for other in group)
+        return peer in group or self.view.gone(group)
 
     def peer_to_ask(self, key: ShardKey, order: Sequence[str]) -> str | None:
         """The peer to ask for a shard: the first usable of this order, but in place of this peer
