@@ -425,6 +425,7 @@ LATE: dict[str, Change] = {
     "refuses all": refuses,
     "does nothing": does_nothing,
     "trickles": trickles,
+    "begins again each second": begins_again,
 }
 # Whoever is one of these is honest, and is to contribute in the end.
 HONEST: dict[str, Change] = {
@@ -455,7 +456,6 @@ INSIDERS: dict[str, Change] = {
     "names four ghosts as joiners": partial(closes, change=with_ghosts),
     "names 20,000 joiners": partial(closes, change=partial(with_ghosts, number=20_000)),
     **LATE,
-    "begins again each second": begins_again,
     "other bytes to each peer": gives_other_bytes,
     "two that ended: w1 is not reached": partial(ends_and_names, other="w1"),
     "answers no lease": answers_no_lease,

@@ -200,6 +200,7 @@ _OWN_DOUBLINGS = 2
 _FORGIVEN_S = 600.0  # after a mark has ended, the next one is a first one
 _REMEMBERED = 8  # rounds of a fragment
 _STRIKES = 3
+_LIVES_S = 30.0  # in which a peer that has begun again so often does it again and again
 
 
 @dataclass
@@ -220,6 +221,7 @@ class IdlePeers:
     def __init__(self, me: str = "") -> None:
         self._me = me
         self._marks: dict[str, _Mark] = {}
+        self._begun: dict[str, deque[float]] = {}
         self._late: dict[int | str, deque[Counter[str]]] = {}
 
     def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
@@ -235,6 +237,16 @@ class IdlePeers:
             # One that has been marked not long ago is waited for once more.
             if peer in self._marks or sum(each[peer] for each in recent) >= _STRIKES:
                 self.waited_for(peer, now)
+
+    def begun_again(self, peer: str, now: float) -> bool:
+        """A peer has another life. Whether it begins again and again: each time those wait that
+        were about to hear from it."""
+        begun = self._begun.setdefault(peer, deque(maxlen=_STRIKES))
+        begun.append(now)
+        often = len(begun) == _STRIKES and now - begun[0] <= _LIVES_S
+        if often:
+            self.waited_for(peer, now)
+        return often
 
     def waited_for(self, peer: str, now: float) -> None:
         """A round has waited for the peer's part, which never came: for a while none waits for it.
@@ -254,6 +266,8 @@ class IdlePeers:
             mark.stands = now < mark.until
             if now > mark.until + _FORGIVEN_S:
                 del self._marks[peer]
+        for peer in [p for p, begun in self._begun.items() if now - begun[-1] > _LIVES_S]:
+            del self._begun[peer]
 
     @property
     def peers(self) -> tuple[str, ...]:

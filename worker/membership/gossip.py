@@ -202,6 +202,9 @@ class GossipService:
         for probe in probes:
             begin = self._probe(probe) if isinstance(probe, Probe) else self._ask_probe(probe)
             self._node.spawn(begin)
+        while self.rules.restless:
+            peer = self.rules.restless.pop()
+            self.warnings.add(f"{peer} begins again and again: none waits for it for a while")
         if changed := self.rules.view_changed():
             self._log_members()
         return changed
