@@ -31,9 +31,7 @@ ARGUMENTS = {
     "goodput": "--minutes 1 --quiet-minutes 0.5 --inner-steps 10",
     "gpu": "--device cpu --results {out}/gpu.json",
     "hostile": "--seconds 1 --only flood",
-    "link-use": "--rates 100 --rounds 2 --seconds 1",
     "memory": "--sizes 2 3 --preset diloco",
-    "overlap": "--runs 1 --steps 40 --only even --preset streaming",
     "parity": "--steps 40",
     "same-bits": "",
     "schedules": "pairs --schedules 5",
@@ -44,7 +42,6 @@ ARGUMENTS = {
 _NEEDS = {
     **dict.fromkeys(("sync-time", "bench"), ("root", "ip")),
     "goodput": ("root", "ip", "tc"),
-    "link-use": ("root", "ip", "iperf3"),
 }
 
 

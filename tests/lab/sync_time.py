@@ -13,15 +13,31 @@ long as the smallest.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from murmuration.algorithms.link import Link
-from tests.lab.link_use import in_rounds
-from tests.support.namespaces import Namespaces, NoNamespaces
+from murmuration.worker.identity import Authority, Identity, Role
+from tests.lab.exchange import peer
+from tests.support.namespaces import NamespaceHost, Namespaces, NoNamespaces
 
 TARGET = 1.15
+_PORT = 7700
+
+
+class _Print:
+    """Stands in for the queue that `exchange.peer` reports to."""
+
+    @staticmethod
+    def put(report: str) -> None:
+        print(report, flush=True)
 
 
 def main() -> int:
@@ -33,7 +49,10 @@ def main() -> int:
     parser.add_argument("--pause-s", type=float, default=1.2)
     parser.add_argument("--tls", type=float, nargs="+", metavar="MBPS", help="compare with TLS")
     parser.add_argument("--turns", type=int, default=3, help="of plain and TLS")
+    parser.add_argument("--peer", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.peer is not None:
+        return _peer(**options.peer)
     if options.tls:
         return _compare(options)
     medians: dict[tuple[str, int], float] = {}
@@ -109,6 +128,63 @@ def _rounds(
         )
         sent = sum(counted.sent_bytes for counted in network.counters())
     return [took_s for report in reports for _, took_s, _ in report[1:]], sent
+
+
+def in_rounds(
+    members: Sequence[NamespaceHost],
+    rounds: int,
+    *,
+    mbytes: float,
+    preset: str,
+    pause_s: float,
+    certificates: Path | None = None,
+) -> list[list[tuple[int, float, float]]]:
+    """Of each peer, a process behind each member's link: (payload bytes sent, seconds, seconds
+    before it until anchors were there) of one round to open the connections, and of so many more.
+    With a folder for their certificates they use mutual TLS.
+    """
+    if certificates is not None:
+        authority = Authority.make(certificates)
+        for i in range(len(members)):
+            authority.new_identity(Role.PEER, f"p{i}").save(certificates / f"p{i}")
+    asked = {
+        "addresses": [f"{member.address}:{_PORT}" for member in members],
+        "mbytes": mbytes,
+        "rounds": rounds + 1,
+        "preset": preset,
+        "pause_s": pause_s,
+        "certificates": None if certificates is None else str(certificates),
+    }
+    peers = [
+        subprocess.Popen(
+            [*member.prefix, sys.executable, __file__, "--peer", json.dumps({**asked, "index": i})],
+            env={**os.environ, "PYTHONPATH": "."},
+            stdin=subprocess.PIPE,  # held open: a peer stays until it is told to go
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i, member in enumerate(members)
+    ]
+    try:
+        reports = []
+        for peer in peers:
+            assert peer.stdout is not None
+            reports.append(json.loads(peer.stdout.readline() or '{"rounds": []}'))
+    finally:
+        for peer in peers:
+            peer.kill()
+            peer.communicate()
+    if any(len(report["rounds"]) != rounds + 1 for report in reports):
+        raise SystemExit("a peer has ended early")
+    return [report["rounds"] for report in reports]
+
+
+def _peer(
+    *, index: int, addresses: list[str], certificates: str | None = None, **options: Any
+) -> int:
+    identity = None if certificates is None else Identity.load(Path(certificates) / f"p{index}")
+    peer(index, addresses, argparse.Namespace(codec="fp32", **options), _Print(), identity)
+    return 0
 
 
 if __name__ == "__main__":
