@@ -5,9 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.support.fork_server import MURMUR, WORKER, ForkedPopen
+from tests.support.fork_server import WORKER, ForkedPopen
 from tests.support.gate import gate
 from tests.support.workers import (
     PATIENCE_S,
@@ -21,12 +19,7 @@ from tests.support.workers import (
 def refused(*args: str) -> tuple[int, str]:
     """(exit code, the one line on stderr)."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    swarm = args[0] == "swarm"
-    with (
-        subprocess.Popen([*MURMUR, *args], **pipes)
-        if swarm
-        else ForkedPopen([*WORKER, *args], **pipes) as process
-    ):
+    with ForkedPopen([*WORKER, *args], **pipes) as process:
         _, errors = process.communicate(timeout=PATIENCE_S)
     lines = errors.strip().splitlines()
     assert len(lines) == 1, errors
@@ -39,29 +32,6 @@ def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
     assert code == 4
     assert line.startswith("murmur: ")
     assert "/nowhere/at/all" in line
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        (["swarm", "--preset", "diloc"], 3, "--preset diloc: no preset 'diloc'; did you mean"),
-        (
-            ["swarm", "--stages", "4", "--set", "stages.routing=skp"],
-            3,
-            "--set stages.routing=skp: [stages] routing is 'skp'",
-        ),
-        (["swarm", "--set", "stages.count=2"], 3, "counted by --stages"),
-    ],
-    ids=["preset", "routing", "stages"],
-)
-def test_a_swarm_that_is_refused_leaves_nothing(
-    tmp_path: Path, args: list[str], code: int, says: str
-) -> None:
-    out = tmp_path / "out"
-    seen, line = refused(*args, "--out", str(out))
-    assert (seen, line.startswith("murmur: ")) == (code, True)
-    assert says in line
-    assert not out.exists()
 
 
 def test_a_peer_that_does_not_answer_is_given_up_when_the_user_says(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.config import load_config, task_of
 from murmuration.worker.training.checkpoint import load
 from murmuration.worker.training.export import export
@@ -32,23 +31,6 @@ def test_what_is_exported_is_the_first_values_moved_along_the_seeds(tmp_path: Pa
     assert name.startswith("seed_space_of_")
     for parameter, value in moved(task.model(), first, coefficients).items():
         assert torch.allclose(values[parameter], value, atol=1e-5)
-
-
-def test_a_peer_with_other_first_values_is_refused(tmp_path: Path) -> None:
-    task = task_of(load_config(None, SMALL[1::2], "kseed"))
-    paths = {name: tmp_path / f"{name}.safetensors" for name in ("w0", "w1")}
-    for shift, path in enumerate(paths.values()):
-        values = task.model().state_dict()
-        values["model.norm.weight"] += shift
-        save_file(values, path)
-    settings = [*SMALL, *settings_of(run__steps=12)]
-    with running_swarm(2, tmp_path / "run", "--preset", "kseed", *settings) as swarm:
-        first = swarm.start("w0", *settings_of(task__init=f'"{paths["w0"]}"'))
-        first.wait_for(lambda event: event["event"] == "listening", "it listens")
-        own = settings_of(task__init=f'"{paths["w1"]}"')
-        refused = swarm.join("w1", swarm.addresses["w0"], *own)
-        assert refused.wait() == ExitCode.MANIFEST_REFUSED
-        assert "seed_space_of_" in refused.errors
 
 
 def moved(

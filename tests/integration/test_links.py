@@ -2,28 +2,18 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from murmuration.algorithms.link import Link
 from tests.support.fork_server import MURMUR, run
 from tests.support.gate import gate
-from tests.support.namespaces import Namespaces, why_not
 from tests.support.shaped import relayed_swarm
 from tests.support.workers import PATIENCE_S, QUICK, SMALL, Hashes, free_addresses, settings_of
 
 RATE_BYTES_S = 20e6 / 8
-
-WHY_NOT = why_not()
-needs_namespaces = pytest.mark.skipif(
-    WHY_NOT is not None, reason=f"no network namespaces: {WHY_NOT}"
-)
 
 
 def swarm_report(out: Path, *args: str) -> dict[str, Any]:
@@ -59,50 +49,6 @@ def test_a_swarm_behind_the_relay(tmp_path: Path) -> None:
         assert over_link["received_bytes"] == pytest.approx(peer["bytes_received"], rel=0.05)
 
 
-@needs_namespaces
-def test_namespaces_leave_nothing_behind() -> None:
-    def made() -> set[str]:
-        return {each.name for each in Path("/run/netns").glob("murmur-*")}
-
-    ours = f"mm{os.getpid()}-"  # tests beside this one have networks too
-    before = set(os.listdir("/sys/class/net"))
-    with Namespaces(2, [Link(rate_mbps=5), None]) as network:
-        names = {member.name for member in network.members}
-        assert names <= made()
-        one, other = network.members
-        ping = [*one.prefix, sys.executable, "-c", _KNOCK, other.address]
-        assert subprocess.run(ping, check=True, capture_output=True).stdout == b"refused\n"
-        assert all(each.sent_bytes > 0 for each in network.counters())
-    assert not names & made()
-    assert not {each for each in os.listdir("/sys/class/net") if each.startswith(ours)} - before
-
-
-@needs_namespaces
-def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLD], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdin is not None
-    left = holder.stdout.readline().strip()
-    assert (Path("/run/netns") / left).exists()
-    with Namespaces(1, Link(rate_mbps=5)):
-        assert (Path("/run/netns") / left).exists()  # of a living one
-    holder.send_signal(signal.SIGKILL)
-    holder.communicate()
-    with Namespaces(1, Link(rate_mbps=5)):
-        assert not (Path("/run/netns") / left).exists()
-    assert not Path(f"/sys/class/net/mm{holder.pid}-0").exists()
-
-
-@needs_namespaces
-def test_what_this_process_does_on_sigterm_does_not_happen_in_a_fork_of_it() -> None:
-    made = subprocess.run(
-        [sys.executable, "-c", _TERMINATED_FORKS], check=False, capture_output=True, text=True
-    )
-    assert (made.stdout, made.stderr) == ("2\n", "")
-
-
 def test_connections_that_break_cost_no_agreement(tmp_path: Path) -> None:
     settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=3)]
     link = "20mbit,delay=30ms,jitter=5ms,loss=20"
@@ -136,30 +82,3 @@ def test_a_newcomer_joins_through_its_proxy(tmp_path: Path) -> None:
             results = swarm.wait("w0", "w1", "new")
         assert relay.counters()["new"].received_bytes >= results["new"]["bytes_received"]
     assert len({Hashes.of(result) for result in results.values()}) == 1
-
-
-_KNOCK = """
-import socket, sys
-try:
-    socket.create_connection((sys.argv[1], 9), timeout=10)
-except ConnectionRefusedError:
-    print("refused")
-"""
-
-_HOLD = """
-from murmuration.algorithms.link import Link
-from tests.support.namespaces import Namespaces
-with Namespaces(1, Link(rate_mbps=5)) as network:
-    print(network.members[0].name, flush=True)
-    input()
-"""
-
-_TERMINATED_FORKS = """
-import os, signal, sys
-from tests.support.namespaces import Namespaces
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
-with Namespaces(2, None) as network:
-    network.counters()
-    print(len(network.members))
-"""

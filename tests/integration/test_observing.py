@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmuration.coordinator.asking import ask
-from tests.support.fork_server import MURMUR, ForkedPopen, run
+from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.workers import SMALL, free_addresses, running_swarm, settings_of
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
@@ -74,16 +74,6 @@ def test_metrics_are_the_numbers_of_the_status(tmp_path: Path) -> None:
             urlopen(url)
 
 
-def test_a_port_for_metrics_that_is_taken_is_told_before_anything_is_trained(
-    tmp_path: Path,
-) -> None:
-    with running_swarm(1, tmp_path, *SMALL) as swarm:
-        w0 = swarm.start("w0", "--metrics", swarm.addresses["w0"])
-        assert w0.wait() == 7
-        assert w0.errors.startswith(f"murmur: cannot listen on {swarm.addresses['w0']}: ")
-        assert not (tmp_path / "w0").exists()
-
-
 def wait_for_line(lines: Iterable[str], wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Reads on until a snapshot fits, by its rows by peer."""
     for line in lines:
@@ -122,29 +112,6 @@ def test_a_watch_shows_every_peer_and_outlives_the_one_it_began_with(tmp_path: P
                 assert watch.wait() == 0
             finally:
                 watch.kill()
-
-
-def test_the_validation_loss_on_the_way_is_reported_and_changes_no_bit(tmp_path: Path) -> None:
-    reports = []
-    for every_steps in (0, 10):
-        out = tmp_path / str(every_steps)
-        done = run(
-            [
-                *MURMUR, "swarm", "--workers", "2", "--steps", "24", "--inner-steps", "8",
-                "--out", str(out), *SMALL,
-                *settings_of(run__evaluate_every=every_steps),
-            ],
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count(": step ") == (2 if every_steps else 0)
-        reports.append(json.loads((out / "report.json").read_text()))
-    never, often = reports
-    assert never["val_loss_curve"] == []
-    assert [step for step, _ in often["val_loss_curve"]] == [10, 20]
-    assert [each["rounds_completed"] for each in reports] == [3, 3]
-    hashes = [{peer["anchor_hash"] for peer in each["peers"]} for each in reports]
-    assert hashes[0] == hashes[1]
-    assert len(hashes[0]) == 1
 
 
 def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> None:

@@ -16,12 +16,6 @@ from tests.support.fork_server import MURMUR, run
 from tests.support.workers import PATIENCE_S, SMALL, settings_of
 
 AS_INSTALLED = (sys.executable, "-m", "murmuration.worker.cli")
-INSTALLED_ELSEWHERE = (
-    sys.executable,
-    "-P",
-    "-m",
-    "murmuration.worker.cli",
-)  # as the script `murmur` is run
 REPORT_KEYS = {
     "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
     "wall_s", "compute_s", "stall_s", "compute_utilization", "rounds_completed", "rounds_failed",
@@ -104,18 +98,3 @@ def test_ctrl_c_saves_and_still_reports(tmp_path: Path) -> None:
     assert all(Path(peer["checkpoint"]).is_dir() for peer in report["peers"])
     assert "checkpoint" in rest
     assert processes_of(tmp_path) == []
-
-
-def test_files_of_the_users_with_names_of_our_packages_are_not_taken_for_them(
-    tmp_path: Path,
-) -> None:
-    for name in ("algorithms", "coordinator", "protos", "worker"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not ours')\n")
-    done = subprocess.run(
-        [*INSTALLED_ELSEWHERE, "swarm", "--workers", "1", "--steps", "2",
-         "--set", "diloco.inner_steps=2", "--out", "out", *SMALL],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "report.json").exists()

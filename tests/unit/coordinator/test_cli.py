@@ -20,6 +20,7 @@ from murmuration.worker.identity import IdentityError, Role
         (cli.swarm, ["--resume"], 2, "name the folder"),
         (cli.swarm, ["--resume", "--out", "nowhere"], 2, "no folder nowhere"),
         (cli.swarm, ["--out", "file/below"], 2, "cannot be made"),
+        (cli.swarm, ["--set", "stages.count=2"], 3, "counted by --stages"),
         (cli.coordinator, ["--listen", "7600"], 2, "is no HOST:PORT"),
         (cli.coordinator, ["--listen", "127.0.0.1:99999"], 2, "is no HOST:PORT"),
         (cli.coordinator, ["--web", "page"], 2, "--web page: write a port of this machine"),
