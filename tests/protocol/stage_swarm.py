@@ -39,8 +39,6 @@ ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32
 HELD_BYTES = 3 * ACTIVATION_BYTES  # by a call
 _MIB = 1 << 20
 
-Origins = Mapping[str, frozenset[int]]  # microbatches, by where they began
-
 
 class _Tiny(LlamaBytes):
     """Knows its sizes by heart: every peer asks for them."""

@@ -10,8 +10,6 @@ from murmuration.algorithms.link import Link
 from murmuration.worker.simulation.network import Network, Pipe, SimulatedStream
 from murmuration.worker.simulation.virtual_loop import Act, VirtualLoop
 
-MBIT = 125_000  # bytes per second
-
 
 class World:
     """Four peers; `broken` collects who found out about a broken stream, and when."""

@@ -18,10 +18,6 @@ def idle(rounds: int = 6) -> float:
     return still_s / (still_s + 5 * rounds)
 
 
-def share_failed(found: Figures) -> float:
-    return found.rounds_failed / found.rounds
-
-
 @pytest.mark.parametrize("peers", [2, 8, 32])
 def test_a_sync_takes_the_payload_and_two_delays_however_many_peers_there_are(peers: int) -> None:
     found = simulate(calm(peers=peers))
