@@ -108,6 +108,11 @@ def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
         raise UsageError(
             f"swarm.shard takes a DataLoader, a sequence or what gives batches, and no {kind}"
         )
+    if getattr(getattr(source, "dataset", source), "_distributed", None) is not None:
+        raise UsageError(  # of `datasets`, which says so nowhere else
+            "swarm.shard: split_dataset_by_node gives this process a part of the samples, and "
+            "nobody would draw the others: leave it out, since all of them are shared out"
+        )
     if isinstance(source, DataLoader):
         if isinstance(source.dataset, IterableDataset):
             return None

@@ -206,7 +206,9 @@ class Shares:
     def _in_order(
         self, source: Iterable[T], stream: SampleStream, over: Callable[[], bool]
     ) -> Iterator[T]:
-        reader = self._readers.setdefault(stream.id, _ForwardReader(self._warn))
+        if (reader := self._readers.get(stream.id)) is None:
+            self._check_saved(stream.name)
+            reader = self._readers[stream.id] = _ForwardReader(self._warn, name=stream.name)
         again = False
         while True:
             reader.open(source)
@@ -224,6 +226,15 @@ class Shares:
             again = blocks.passed_over and self._ranks == 1 and begins_again
             if not again:
                 return
+
+    def _check_saved(self, name: str) -> None:
+        """Tells of a stream that begins at its front, where a checkpoint has one of its name."""
+        if any(each.waits and each.name == name for each in self._readers.values()):
+            self._warn(
+                f"swarm.shard begins {name or 'the stream'} again from its front, so samples come "
+                "twice: the checkpoint's has another batch_size, drop_last, num_workers or block; "
+                "give the loader those of then"
+            )
 
     def _one_pass(
         self, reader: "_ForwardReader[T]", blocks: LeasedBlocks, over: Callable[[], bool]
@@ -249,11 +260,12 @@ def _mark_of_passes(source: Any) -> str:
 
 
 class _SavedStream(NamedTuple):
-    """The state of a stream after `at` items of an epoch."""
+    """The state of a stream of this name after `at` items of an epoch."""
 
     epoch: int
     at: int
     state: Any
+    name: str = ""
 
 
 class _ForwardReader(Generic[T]):
@@ -262,13 +274,18 @@ class _ForwardReader(Generic[T]):
     Args:
         warn: tells the user.
         saved: of a checkpoint.
+        name: of the stream, where there is none.
 
     Attributes:
         at: items that are read in this pass.
+        waits: nothing was read since the checkpoint.
     """
 
-    def __init__(self, warn: Callable[[str], None], saved: _SavedStream | None = None) -> None:
-        self.at = 0
+    def __init__(
+        self, warn: Callable[[str], None], saved: _SavedStream | None = None, name: str = ""
+    ) -> None:
+        self.at, self.waits = 0, saved is not None
+        self.name = name if saved is None else saved.name
         self._warn, self._saved = warn, saved
         self._front: Any = None  # the state before anything was read
         self._keeper: Any = None
@@ -279,6 +296,7 @@ class _ForwardReader(Generic[T]):
     def open(self, source: Iterable[T]) -> None:
         """A pass begins."""
         self.close()
+        self.waits = False
         self._source, self._keeper = source, _keeper_of(source)
         if self._keeper is None:
             self._saved = None
@@ -295,7 +313,8 @@ class _ForwardReader(Generic[T]):
         """How far the stream is read, with its state; None where it has none."""
         if self._keeper is None or self._items is None:
             return self._saved
-        return _SavedStream(self._epoch, self.at, copy.deepcopy(self._keeper.state_dict()))
+        state = copy.deepcopy(self._keeper.state_dict())
+        return _SavedStream(self._epoch, self.at, state, self.name)
 
     def first_block(self, size: int) -> int:
         """The number of the block that it goes on in. Args: size: items of a block."""

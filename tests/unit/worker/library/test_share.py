@@ -1,5 +1,6 @@
 """What loops are given of samples that peers share: whatever they come from, each once."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -313,6 +314,64 @@ def test_a_stream_with_a_state_goes_on_in_it_after_a_restart(
         numbers = torch.cat([torch.as_tensor(each).flatten() for each in items])
         assert numbers.remainder(96).tolist() == [*range(96)], epoch
         drawn = []
+
+
+def _site(tables: Tables, ranks: int) -> list[Shares]:
+    """Of one peer. What rank 0 is told, the other ranks are told in the same order."""
+    told: list[LeaseMessage] = []
+
+    def receive(_stream: int) -> LeaseMessage:
+        tables.tick()
+        told.append(tables.received["a"].popleft())
+        return told[-1]
+
+    def follower(rank: int) -> Shares:
+        heard = itertools.count()
+        return Shares(7, rank, ranks, lambda _: None, lambda _: told[next(heard)])
+
+    first = Shares(7, 0, ranks, lambda message: tables.handle("a", message), receive)
+    return [first, *map(follower, range(1, ranks))]
+
+
+def test_a_stream_that_two_ranks_have_saved_is_gone_on_from_by_three_and_by_one() -> None:
+    """Each item is drawn once, and no rank reads what is before its place."""
+    drawn: list[int] = []
+    saved, used = [], None
+    for ranks, steps in ((2, 7), (3, 5), (1, 11)):
+        tables = Tables("a")
+        if used is not None:
+            tables.tables["a"].ledger.load(used)
+        shares, sources = _site(tables, ranks), [Stateful(40) for _ in range(ranks)]
+        for each in shares:
+            each.load_streams(saved)
+        both = zip(shares, sources, strict=True)
+        loops = [each.share(source, "", 4, lambda: False) for each, source in both]
+        for _ in range(steps):
+            drawn += [next(loop) for loop in loops]
+        assert [source.read for source in sources] == [ranks * steps] * ranks
+        shares[0].tell()
+        used = tables.tables["a"].ledger.plain()
+        saved = json.loads(json.dumps(shares[0].streams()))
+    assert drawn == [*range(40)]
+
+
+def test_a_stream_in_batches_of_another_size_is_told_to_begin_again() -> None:
+    peers = Peers("a")
+    next(peers.shares["a"].share(DataLoader(Stateful(96), 2), "letters", 4, lambda: False))
+    for size in (2, 3):
+        after = peers.restarted("a")
+        next(after.shares["a"].share(DataLoader(Stateful(96), 2), "other", 4, lambda: False))
+        next(after.shares["a"].share(DataLoader(Stateful(96), size), "letters", 4, lambda: False))
+        assert ["begins letters again" in text for text in after.warned] == [True] * (size - 2)
+
+
+def test_a_part_of_a_data_set_for_one_rank_is_refused() -> None:
+    pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    part = split_dataset_by_node(_hugging_faces(), rank=0, world_size=2)
+    with pytest.raises(UsageError, match="split_dataset_by_node gives this process a part"):
+        Peers("a").draw({"a": part})
 
 
 def test_a_loop_that_breaks_off_goes_on_in_the_state_of_then() -> None:
