@@ -83,7 +83,7 @@ class Checks:
         self._context, self._shards, self._reductions = context, shards, reductions
         self.doubts, self._tasks = Doubts(), Tasks()
         # Of each fragment, as they came: a round that is tried again has more than one.
-        self._own: dict[int, list[dict[ShardKey, wire.Commitment]]] = {}
+        self._own: dict[int, list[dict[ShardKey, wire.Commitment | None]]] = {}
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
         self._before: dict[int, dict[ShardKey, wire.Reduction]] = {}  # the means before those
         self._announced: dict[ShardKey, set[bytes]] = {}
@@ -97,16 +97,19 @@ class Checks:
         """To a contribution. Any thread."""
         return wire.Commitment(self._context.codec, self._leaves(shard), payload, weight)
 
-    def contributes(self, fragment: int, own: Mapping[ShardKey, wire.Commitment]) -> None:
-        """This peer begins a round with these contributions, which it can show until its next has
-        ended: by then all that are in that one have ended this one, and have asked."""
-        self._own[fragment] = [*self._own.get(fragment, [])[-2:], dict(own)]
-        oldest = next(iter(own)).round - KEPT_ROUNDS if own else 0
+    def contributes(self, fragment: int, keys: Sequence[ShardKey]) -> None:
+        """This peer begins a round with contributions to these shards, which it can show until its
+        next has ended: by then all that are in that one have ended this one, and have asked."""
+        self._own[fragment] = [*self._own.get(fragment, [])[-2:], dict.fromkeys(keys)]
+        oldest = keys[0].round - KEPT_ROUNDS if keys else 0
         for of_shards in (self._announced, self._hints):
             for key in [k for k in of_shards if k.fragment == fragment and k.round < oldest]:
                 del of_shards[key]
-        for key, commitment in own.items():
-            self._announced.setdefault(key, set()).add(commitment.root)
+
+    def commits(self, key: ShardKey, commitment: wire.Commitment) -> None:
+        """To what it contributes in the round that it has begun last."""
+        self._own[key.fragment][-1][key] = commitment
+        self._announced.setdefault(key, set()).add(commitment.root)
 
     def completed(self, fragment: int, given: Sequence[Given]) -> None:
         """A round of this peer has ended, with these means of others."""

@@ -46,7 +46,7 @@ class _Part:
     """One shard on its way.
 
     Args:
-        payload: what this peer contributes; commitment: to that, where means are checked.
+        raw: what this peer contributes, encoded.
         order: the peers that may reduce it, best first.
         target: the peer that it is tried at, or was last; `task` is the try that is under way.
         incoming: what has come of the reduction, on this try and those before it at this peer.
@@ -54,6 +54,8 @@ class _Part:
         away: it went to another peer.
         asked_at: when the target was first asked, in s; spoilt: its answers that were of no use.
         passed_over: peers that another is to reduce it in place of.
+        payload: `raw` as it is sent, once it is `prepared`; commitment: to that, where means are
+            checked.
         refused_by: the last peer that said that the round cannot succeed.
         handed_in: its reducer has all that this peer contributes, which leaves.
     """
@@ -61,8 +63,7 @@ class _Part:
     key: ShardKey
     shard: ShardRange
     order: Sequence[str]
-    payload: wire.Payload
-    commitment: wire.Commitment | None
+    raw: memoryview
     target: str = ""
     task: asyncio.Task[None] | None = None
     incoming: wire.Incoming | None = None
@@ -76,6 +77,9 @@ class _Part:
     passed_over: tuple[str, ...] = ()
     refused_by: str = ""
     handed_in: bool = False
+    prepared: bool = False
+    payload: wire.Payload = field(init=False)
+    commitment: wire.Commitment | None = None
 
     def told(self, me: str, reason: str) -> str:
         return reason if self.target == me else f"{self.target}: {reason}"
@@ -85,7 +89,8 @@ class _Part:
 class _Round:
     """One of this peer's rounds on its way; `told_s` is how long it had taken when that was last
     told, `slowest` the reducer that answered last, and `half_at` when half of the shards were here.
-    `lanes` hold, by peer, the shards that are sent to it at once.
+    `lanes` hold, by peer, the shards that are sent to it at once; `preparing` is held by the one
+    whose bytes are made ready.
     """
 
     begin: Begin
@@ -99,6 +104,7 @@ class _Round:
     slowest: str = ""
     half_at: float = math.inf
     lanes: defaultdict[str, asyncio.Semaphore] = field(init=False)
+    preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         sizes = (part.shard.contribution_bytes for part in self.parts)
@@ -187,7 +193,7 @@ class Contributor:
         shards, orders = context.shards(fragment, group), context.orders(fragment, group)
         began = context.clock()
         try:
-            payloads, committed, error, own_norm = await context.worked(
+            raws, error, own_norm = await context.worked(
                 begin.values.numel(), lambda: self._encode(begin, shards)
             )
         except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
@@ -196,10 +202,10 @@ class Contributor:
             return
         parts = [
             _Part(ShardKey(fragment, begin.round, index), *each)
-            for index, each in enumerate(zip(shards, orders, payloads, committed, strict=True))
+            for index, each in enumerate(zip(shards, orders, raws, strict=True))
         ]
-        own = {part.key: part.commitment for part in parts if part.commitment is not None}
-        self._reducer.checks.contributes(fragment, own)
+        keys = [part.key for part in parts if context.plan.checks_means]
+        self._reducer.checks.contributes(fragment, keys)
         mean = begin.values.new_empty(begin.values.shape)
         deadline = context.clock() + context.round_s(fragment)
         if earlier := self._rounds.get(fragment):
@@ -289,7 +295,9 @@ class Contributor:
 
     async def _try(self, round_: _Round, part: _Part, resumed: bool) -> None:
         """One try of a shard at one reducer: to its reduction, or to the reason why not yet."""
-        me, peer, opening = self._context.me, part.target, self._header(round_, part, resumed)
+        me, peer = self._context.me, part.target
+        await self._prepare(round_, part)
+        opening = self._header(round_, part, resumed)
         retry_s = self._context.config.retry_s
         broken = False
         answer: Answer
@@ -342,6 +350,27 @@ class Contributor:
         if broken:
             self._peers.suspect(peer)
         self._advance(round_)
+
+    async def _prepare(self, round_: _Round, part: _Part) -> None:
+        """Makes the bytes ready to be sent, one shard after another: the first leaves while others
+        are compressed. What stays with this peer is not compressed."""
+        context, shard, raw = self._context, part.shard, part.raw
+        weight, checks = context.weight(round_.begin.weight), self._reducer.checks
+        stays = part.target == context.me
+
+        def work() -> "tuple[wire.Payload, wire.Commitment | None]":
+            committed = checks.commitment(shard, raw, weight) if context.plan.checks_means else None
+            if stays:
+                return wire.Payload.of(raw), committed
+            return context.compression.payload(context.codec, raw), committed
+
+        async with round_.preparing:
+            if part.prepared:
+                return
+            part.payload, part.commitment = await context.worked(shard.stop - shard.start, work)
+            part.prepared = True
+        if part.commitment is not None:
+            checks.commits(part.key, part.commitment)
 
     async def _ask(self, round_: _Round, part: _Part, opening: pb.ContributionHeader) -> Answer:
         """Contributes at another peer. Raises TransportError, WireError."""
@@ -615,7 +644,7 @@ class Contributor:
     def _sent(self, round_: _Round) -> "Tensor":
         """A contribution as others have decoded it, as far as it is taken out of the local
         parameters. Any thread."""
-        whole = memoryview(bytearray().join(part.payload.raw for part in round_.parts))
+        whole = memoryview(bytearray().join(part.raw for part in round_.parts))
         elements, limbs = round_.mean.numel(), self._context.limbs(round_.begin.fragment)
         me = self._context.me
         sent = wire.decode(self._context.codec, whole, elements, exact=limbs)
@@ -663,9 +692,9 @@ class Contributor:
 
     def _encode(
         self, begin: Begin, shards: tuple[ShardRange, ...]
-    ) -> "tuple[list[wire.Payload], list[wire.Commitment | None], Tensor | None, float]":
-        """The payload of each shard and the commitment to it, what their encoding has left out, and
-        the norm of all. Runs off the loop."""
+    ) -> "tuple[list[memoryview], Tensor | None, float]":
+        """The encoding of each shard, what all have left out, and the norm of all. Runs off the
+        loop."""
         context, values = self._context, begin.values
         codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
         # Shards lie on whole blocks, so the encoding of all is theirs, one after another.
@@ -680,13 +709,7 @@ class Contributor:
                     codec, raw, part, exact=shard.exact
                 )
         own_norm = norm(values[: len(values) - limbs]) if plan.compares_norms else 0.0
-        weight, commitment = context.weight(begin.weight), self._reducer.checks.commitment
-        committed = [
-            commitment(shard, raw, weight) if plan.checks_means else None
-            for raw, shard in zip(raws, shards, strict=True)
-        ]
-        payloads = [context.compression.payload(codec, raw) for raw in raws]
-        return payloads, committed, error, own_norm
+        return raws, error, own_norm
 
 
 def _is_receipt(opening: pb.ContributionHeader, answer: pb.ExchangeDown) -> bool:
