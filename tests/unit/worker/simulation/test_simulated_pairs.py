@@ -3,7 +3,7 @@
 import pytest
 
 from murmuration.algorithms.link import Link
-from murmuration.worker.simulation import Figures, Scenario, simulate
+from murmuration.worker.simulation import Scenario, simulate
 
 
 def calm(**changes: object) -> Scenario:
