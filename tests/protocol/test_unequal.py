@@ -10,6 +10,7 @@ from murmuration.worker.wire import WireError
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
+from tests.support.liar import says_it_is_fast
 
 BY_SPEED = Plan(inner_steps=20, dylu=True, weighting="work")
 PLANS = {
@@ -40,6 +41,19 @@ def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> None:
             assert all(peer.of_kind("round_failed") == [] for peer in swarm.alive)
             if plan.exchange == "mean":
                 swarm.assert_equal()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_what_one_says_of_its_speed_binds_nobody(plan: Plan) -> None:
+    async def scenario() -> None:
+        problem = Problem(layers=(64, 32), steps=400, plan=plan, step_s=STEP_S)
+        async with Swarm(problem) as swarm:
+            await swarm.start(*STEP_S)
+            says_it_is_fast(swarm["a"].node)
+            await swarm.finished()
+            assert inner_steps(swarm["b"]) == inner_steps(swarm["c"]) == 400
 
     run(scenario())
 
