@@ -72,7 +72,8 @@ class Contribution:
         step: the inner step after which it was taken.
         g: the pseudo-gradient, or the gradient; values: what travels, `g` or with a momentum.
         work_steps: the inner steps that it stands for.
-        everyone: it is the anchor or the local parameters, for the final average of a run.
+        everyone: it is for the final average of a run: a peer's own anchor, or where all have one,
+            the way from the local parameters to it.
         again: it is what an earlier try of the round has sent. What was learned since comes later.
     """
 
@@ -326,7 +327,11 @@ class FragmentOptimizer:
         return earlier if self._plan.payload == "pseudo_gradient" else None
 
     def contribute_values(self, values: Tensor, step: int) -> Contribution:
-        """The anchor or the local parameters, for the average over everyone that ends a run."""
+        """The anchor or the local parameters, for the average over everyone that ends a run. Where
+        all have one anchor, the way to it travels: so nobody moves the model further than in any
+        other round."""
+        if self._update is None:
+            values = self.state.anchor - values
         self.in_flight = Contribution(self.state.version, step, values, values, everyone=True)
         return self.in_flight
 
@@ -425,14 +430,15 @@ class FragmentOptimizer:
         """Takes the mean of what everyone has, and goes on from it."""
         self._ended()
         self.spread, self.failed = 0.0, False
+        mean = self.state.anchor - result.mean if self._update is None else result.mean
         self.commit(
             version=result.round + 1,
             contributors=result.contributors,
             group=result.next_group or self.state.group,
-            anchor=result.mean,
+            anchor=mean,
             momentum=self.state.momentum.new_zeros(self.state.momentum.shape),
         )
-        return result.mean
+        return mean
 
     def abandon(self, counted: Ranges, error: Tensor | None, local: Tensor) -> Tensor | None:
         """Ends a round that came to nothing.

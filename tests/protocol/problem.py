@@ -61,7 +61,8 @@ class Problem:
 
     @property
     def manifest(self) -> Manifest:
-        return Manifest.of(self.config, self.schema)
+        """Of a protocol that stays, so that a seed draws what it drew when it found a fault."""
+        return Manifest({**Manifest.of(self.config, self.schema).document, "protocol": 10})
 
     @property
     def encoded_bytes(self) -> int:

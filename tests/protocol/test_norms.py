@@ -12,6 +12,7 @@ from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing
 from tests.protocol.virtual_time import run
+from tests.support.liar import Lie, lies_at_the_end
 
 FAR = Problem(steps=6, far={"d": 40.0})
 
@@ -31,6 +32,32 @@ def test_a_norm_above_the_limit_counts_as_the_reference_says(plan: Plan) -> None
             assert any("of what this peer contributed" in str(t) and rest in str(t) for t in told)
 
     run(scenario())
+
+
+FOUR_BITS = replace(KEEP, codec="e3m0", reduction_codec="e3m0")
+EXACT = replace(KEEP, codec="fp32", reduction_codec="fp32")
+
+
+@pytest.mark.parametrize(
+    ("plan", "most"), [(KEEP, 0.3), (FOUR_BITS, 0.05), (EXACT, 0.0)], ids=["sign", "e3m0", "fp32"]
+)
+@pytest.mark.parametrize("lie", [torch.neg, lambda values: values + 1e4], ids=["turned", "1e4"])
+def test_the_last_mean_moves_the_model_no_further_than_a_round(
+    plan: Plan, most: float, lie: Lie
+) -> None:
+    """It is of what all have learned since their one anchor, and not of whole models."""
+
+    async def anchor_of(lie: Lie | None) -> torch.Tensor:
+        async with Swarm(Problem(steps=18, plan=replace(plan, consensus=True))) as swarm:
+            await swarm.start(*"abcd")
+            if lie is not None:
+                lies_at_the_end(swarm["d"].node, lie)
+            await swarm.finished()
+            swarm.assert_equal()
+            return swarm["a"].trainer.states[0].anchor
+
+    honest, moved = run(anchor_of(None)), run(anchor_of(lie))
+    assert (moved - honest).norm() <= most * honest.norm()
 
 
 def test_a_replica_keeps_what_the_norm_limit_has_not_counted() -> None:

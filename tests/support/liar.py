@@ -152,6 +152,18 @@ def late_to_one_then_near(node: Node, other: str) -> None:
     loop.call_later(_STANDSTILL_S, partial(lie, node, 8, None))
 
 
+def lies_at_the_end(node: Node, change: Lie) -> None:
+    """In the mean that ends a run."""
+    rounds: Any = node._final
+    honest = rounds.begin
+
+    async def begin(begin: Begin) -> None:
+        changed = replace(begin, values=change(begin.values)) if begin.everyone else begin
+        await honest(changed)
+
+    rounds.begin = begin
+
+
 def says_it_is_fast(node: Node) -> None:
     """A thousand times as fast as it is."""
     publish = node._publish

@@ -273,13 +273,19 @@ class ReferenceRun:
 
     def agree(self) -> None:
         """The last pass: everyone takes the mean of all anchors, or with merge `keep` of all local
-        parameters."""
+        parameters: where all have one anchor, by their ways to it."""
         for index, fragment in enumerate(self.fragments):
-            if self.plan.keeps:
-                all_values = [self.local(peer, fragment) for peer in self.peers]
-            else:
-                all_values = [self.outer[peer][index].anchor for peer in self.peers]
-            mean = take_integers(mean_in_order(all_values), all_values[0], fragment.exact)
+            anchors = [self.outer[peer][index].anchor for peer in self.peers]
+            locals_ = [self.local(peer, fragment) for peer in self.peers]
+            values = locals_ if self.plan.keeps else anchors
+            factors: tuple[float, ...] = (1.0,) * len(values)
+            one_anchor = self.plan.exchange == "mean"
+            if one_anchor:
+                values = [a - local for a, local in zip(anchors, locals_, strict=True)]
+                ratios = norm_ratios([norm(way[: len(way) - fragment.exact]) for way in values])
+                factors = norm_factors(ratios, NORM_LIMIT)
+            mean = take_integers(aggregate(values, factors), values[0], fragment.exact)
+            mean = anchors[0] - mean if one_anchor else mean
             for peer in self.peers:
                 self.outer[peer][index] = Outer(mean, torch.zeros_like(mean))
 

@@ -486,9 +486,16 @@ class ReducedShards:
     def _held_to_norms(
         self, key: ShardKey, entry: OpenShard
     ) -> tuple[Group, tuple[float, ...], Group]:
-        """(the contributors that count, the factor of each, those in quarantine)."""
+        """(the contributors that count, the factor of each, those in quarantine).
+
+        In the mean that ends a run, where most have nothing left to give, nobody else moves the
+        model: no limit is known then."""
         peers = tuple(sorted(entry.contributors))
-        ratios = norm_ratios([entry.contributions[peer].norm for peer in peers])
+        norms = [entry.contributions[peer].norm for peer in peers]
+        if self._layout.ends_run and 2 * norms.count(0.0) > len(peers):
+            peers = tuple(peer for peer, norm in zip(peers, norms, strict=True) if not norm)
+            norms = [0.0] * len(peers)
+        ratios = norm_ratios(norms)
         by_peer = dict(zip(peers, ratios, strict=True))
         self._quarantine.saw(key.fragment, key.round, by_peer, self._kept)
         out = self._quarantine.peers.intersection(peers)
