@@ -112,11 +112,6 @@ def test_a_slow_disk_is_named_though_it_costs_no_round(
     assert (found.place, found.cost) == (FaultPlace("disk", f"w{slow}"), 0.0)
 
 
-@given(st.integers(1, 9), st.integers(0, 10_000), st.booleans())
-def test_nothing_is_named_where_peers_are_alike(peers: int, seed: int, in_turn: bool) -> None:
-    assert diagnose(simulated(peers, noise=random.Random(seed)), in_turn=in_turn) == []
-
-
 def test_figures_of_a_verdict() -> None:
     (found,) = diagnose(simulated(4, up={2: 0.15}), in_turn=False)
     assert found.place == FaultPlace("uplink", "w2")
@@ -183,12 +178,6 @@ def test_short_faults_and_a_fault_at_the_limit_do_not_flicker() -> None:
     assert [change.found for _, change in changes] == [True]
 
 
-def test_without_new_rounds_nothing_is_found() -> None:
-    diagnosis = Diagnosis(in_turn=False)
-    frozen = simulated(4, up={2: 0.1})
-    assert [diagnosis.update(5.0 * look, frozen) for look in range(20)] == [[]] * 20
-
-
 def test_a_fault_goes_with_its_peer() -> None:
     diagnosis = Diagnosis(in_turn=False)
     looks(diagnosis, (6, {2: 0.1}))
@@ -196,13 +185,3 @@ def test_a_fault_goes_with_its_peer() -> None:
     others = [each for each in simulated(4) if each.peer != "w2"]
     (change,) = diagnosis.update(30.0, others)
     assert (change.found, change.verdict.place) == (False, FaultPlace("uplink", "w2"))
-
-
-@given(st.integers(0, 10_000))
-def test_noise_makes_no_fault_in_a_long_run(seed: int) -> None:
-    noise, diagnosis = random.Random(seed), Diagnosis(in_turn=False)
-    for look in range(60):
-        # Now and then some rounds of one peer's go badly.
-        hiccup = {noise.randrange(4): 0.2} if look % 4 == 0 else {}
-        figures = simulated(4, up=hiccup, step_s={}, noise=noise, rounds=2 * look)
-        assert diagnosis.update(5.0 * look, figures) == []

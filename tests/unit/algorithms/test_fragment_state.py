@@ -59,15 +59,6 @@ def test_the_outer_step_is_nesterovs() -> None:
     assert outer.state.anchor.tolist() == [7 - 0.5 * (4 + 0.5 * 6)] * 4
 
 
-@pytest.mark.parametrize(("alpha", "expected"), [(0.0, 6.0), (0.5, 6.5), (0.25, 6.25)])
-def test_alpha_is_the_share_of_the_local_parameters_that_stays(
-    alpha: float, expected: float
-) -> None:
-    outer = optimizer(replace(PLAIN, overlap_steps=1, merge_alpha=alpha))
-    local = end(outer, done(0), send(outer, LOCAL) - 1)  # 7 now, and 6 is the anchor
-    assert local.tolist() == [expected] * 4
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
 def test_advancing_and_merging_is_applying(alpha: float) -> None:
     plan = replace(PLAIN, merge_alpha=alpha)
@@ -81,26 +72,6 @@ def test_advancing_and_merging_is_applying(alpha: float) -> None:
     assert torch.equal(merge(local, other.state.anchor, plan.merge_alpha), applied)
     assert other.state.hash == one.state.hash
     assert (other.state.version, other.state.group) == (one.state.version, one.state.group)
-
-
-def test_what_is_more_than_a_merge_is_applied() -> None:
-    outer = optimizer(PLAIN)
-    send(outer, LOCAL)
-    assert not outer.only_merges(done(0, missed=LEFT))
-    assert not optimizer(replace(PLAIN, merge="keep")).only_merges(done(0))
-    tried, local = first_try_counted_left()
-    send(tried, local)
-    assert not tried.only_merges(done(0))
-
-
-def test_what_was_missed_is_carried_over_with_the_steps_since() -> None:
-    """On the left the round closed without this peer: what it learned moves along."""
-    outer = optimizer(replace(PLAIN, overlap_steps=1, merge_alpha=0.5))
-    local = end(outer, done(0, missed=LEFT), send(outer, LOCAL) - 1)
-    assert lacks(outer, local) == [3, 3, -0.5, -0.5]
-    send(outer, local)
-    assert outer.in_flight is not None
-    assert outer.in_flight.g.tolist() == [3, 3, -0.5, -0.5]
 
 
 KEEP = replace(PLAIN, overlap_steps=2, codec="sign", merge="keep")
@@ -125,24 +96,6 @@ def test_what_was_not_sent_stays_in_the_local_parameters(
     local = end(outer, done(0, missed=missed, error=UNSENT), local)
     assert outer.state.anchor.tolist() == [6] * 4
     assert lacks(outer, local) == expected
-
-
-def test_with_alpha_a_replica_stays_where_it_was_by_that_share() -> None:
-    outer = optimizer(replace(KEEP, merge_alpha=0.5))
-    local = end(outer, done(0, error=UNSENT), send(outer, LOCAL) - 1)
-    assert local.tolist() == [(7 + 6 - unsent - 1) / 2 for unsent in UNSENT.tolist()]
-
-
-def test_another_try_sends_the_same_and_what_was_learned_since_is_kept_too() -> None:
-    """2 - UNSENT is in the reduction, by either try; 1 more was learned since."""
-    outer = optimizer(KEEP)
-    local = end(outer, Failed(LEFT, UNSENT), send(outer, LOCAL))
-    assert local is LOCAL
-    local = send(outer, local - 1)
-    assert outer.in_flight is not None
-    assert outer.in_flight.g.tolist() == [2] * 4
-    local = end(outer, done(0, error=UNSENT), local)
-    assert lacks(outer, local) == [2, 0, 1.5, 1]
 
 
 @pytest.mark.parametrize(
@@ -179,67 +132,7 @@ def test_what_two_states_one_after_the_other_have_counted_is_taken_out_once() ->
         assert lacks(outer, local) == lacked
 
 
-def test_a_failed_round_leaves_everything_and_the_same_is_sent_again() -> None:
-    """A reducer that has counted the first try could not say which of two it has counted."""
-    outer = optimizer(PLAIN)
-    before = outer.state
-    local = end(outer, Failed(), send(outer, LOCAL))
-    assert outer.failed
-    assert outer.state is before
-    assert local is LOCAL
-    send(outer, local - 1)
-    assert outer.in_flight is not None
-    assert (outer.in_flight.round, outer.in_flight.g.tolist()) == (0, [2] * 4)
-    assert lacks(outer, end(outer, done(0), local - 1)) == [1] * 4
-    assert not outer.failed
-
-
-def test_the_last_contribution_is_the_one_under_way_or_to_be_sent_again() -> None:
-    outer = optimizer(PLAIN)
-    assert outer.last_contribution is None
-    local = send(outer, LOCAL)
-    sent = outer.in_flight
-    assert outer.last_contribution is sent
-    local = end(outer, Failed(), local)
-    assert outer.last_contribution is sent
-    end(outer, done(0), send(outer, local))
-    assert outer.last_contribution is None
-    outer.contribute_values(ANCHOR, 1)  # the final average is of nothing that was learned
-    assert outer.last_contribution is None
-
-
-def test_steps_that_come_later_than_a_failed_try_count_later() -> None:
-    outer = optimizer(PLAIN)
-    outer.work_steps = 5
-    local = end(outer, Failed(), send(outer, LOCAL))
-    outer.work_steps += 3
-    local = send(outer, local)
-    assert outer.in_flight is not None
-    assert (outer.in_flight.work_steps, outer.work_steps) == (5, 3)
-    end(outer, done(0), local)
-    assert outer.work_steps == 3
-
-
-def test_a_round_of_gradients_leaves_the_anchor_to_the_inner_step() -> None:
-    outer = optimizer(replace(PLAIN, payload="gradient", inner_steps=1))
-    outer.failed = True
-    send(outer, LOCAL)
-    outer.apply_gradients(done(0, contributors=3))
-    assert (outer.state.version, outer.state.contributors, outer.state.group) == (1, 3, GROUP)
-    assert outer.state.anchor is ANCHOR
-    assert (outer.in_flight, outer.failed) == (None, False)
-
-
 # ----------------------------------------------------------------------- another peer's state
-
-
-@pytest.mark.parametrize(("keep", "expected"), [(True, [-1, 0, 1, 2]), (False, [1, 2, 3, 4])])
-def test_adopting_keeps_what_was_learned_if_asked_to(keep: bool, expected: list[float]) -> None:
-    outer = optimizer(PLAIN)
-    theirs = state_at(3, values(1, 2, 3, 4), momentum=values(9, 9, 9, 9))
-    assert take_over(outer, theirs, LOCAL, keep=keep).tolist() == expected
-    assert outer.state is theirs
-    assert LOCAL.tolist() == [8] * 4
 
 
 def test_what_was_contributed_before_a_restart_is_not_contributed_again() -> None:
@@ -247,13 +140,6 @@ def test_what_was_contributed_before_a_restart_is_not_contributed_again() -> Non
     theirs = state_at(6, values(5, 5, 5, 5), history=(CountedRound(4, ((0, 2, GROUP),)),))
     outer = optimizer(PLAIN, version=4)
     assert lacks(outer, take_over(outer, theirs, LOCAL)) == [0, 0, 2, 2]
-
-
-def test_another_state_of_this_version_leaves_the_round_on_its_way() -> None:
-    outer = optimizer(PLAIN, version=4)
-    send(outer, LOCAL)
-    assert outer.release(4, LOCAL) is LOCAL
-    assert outer.in_flight is not None
 
 
 @pytest.mark.parametrize("plan", [PLAIN, replace(PLAIN, merge="keep")], ids=["reset", "keep"])
@@ -308,25 +194,6 @@ def test_what_counted_in_a_round_that_was_overtaken_is_not_contributed_again(
     assert lacks(outer, local) == expected
 
 
-@pytest.mark.parametrize(
-    ("version", "anchor", "expected"),
-    [(1, 6.0, [1, 1, 3, 3]), (0, 9.0, [3, 3, 3, 3])],
-    ids=["holds the failed round", "does not"],
-)
-def test_adopting_after_a_round_that_has_this_peer_in_it_in_part(
-    version: int, anchor: float, expected: list[float]
-) -> None:
-    """The others' state holds the 2 of the left; the right, and a step since, are still to come.
-    A state of version 0 does not hold round 0."""
-    outer = optimizer(PLAIN)
-    before = end(outer, Failed(LEFT), send(outer, LOCAL)) - 1
-    assert outer.failed
-    local = take_over(outer, state_at(version, torch.full((4,), anchor)), before)
-    assert lacks(outer, local) == expected
-    assert before.tolist() == [7] * 4
-    assert not outer.failed
-
-
 # ------------------------------------------------------------------- a round that is tried again
 
 
@@ -334,29 +201,6 @@ def first_try_counted_left(plan: Plan = PLAIN) -> tuple[FragmentOptimizer, Tenso
     """2 contributed, 1 learned since."""
     outer = optimizer(plan)
     return outer, end(outer, Failed(LEFT), send(outer, LOCAL)) - 1
-
-
-@pytest.mark.parametrize(
-    ("missed", "expected"), [((), [1, 1, 1, 1]), (RIGHT, [1, 1, 3, 3])], ids=["in it", "missed"]
-)
-def test_what_was_learned_since_the_first_try_is_still_to_come(
-    missed: tuple[tuple[int, int], ...], expected: list[float]
-) -> None:
-    """2 are in the reduction, of the first try on the left; 1 was learned since."""
-    outer, local = first_try_counted_left()
-    local = end(outer, done(0, missed=missed), send(outer, local))
-    assert outer.state.anchor.tolist() == [6] * 4
-    assert lacks(outer, local) == expected
-
-
-def test_what_counted_is_forgotten_when_its_round_is_over() -> None:
-    outer = optimizer(PLAIN)
-    local = end(outer, Failed(LEFT), send(outer, LOCAL))
-    local = end(outer, done(0), send(outer, local)) - 1
-    local = end(outer, done(1), send(outer, local))
-    assert lacks(outer, local) == [0] * 4
-    local = take_over(outer, state_at(5, values(1, 1, 1, 1)), local - 1)
-    assert lacks(outer, local) == [1] * 4
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from murmuration.algorithms.fragments import (
     Fragment,
     TensorSpec,
     copy_values,
-    integers_of,
     layer_of,
     limbs_of,
     partition,
@@ -118,16 +117,6 @@ def test_fragments_that_cannot_be_are_refused(fragments: int, pattern: str, mess
         partition(schema, fragments, pattern)
 
 
-@pytest.mark.parametrize(
-    ("layers", "fragments"), [(0, 1), (1, 1), (2, 2), (3, 3), (4, 4), (12, 4), (13, 5), (24, 8)]
-)
-def test_auto_takes_three_layers_a_fragment_but_four_fragments_at_least(
-    layers: int, fragments: int
-) -> None:
-    schema = [TensorSpec(f"layers.{layer}.w", (1,)) for layer in range(layers)]
-    assert len(partition(schema, 0)) == fragments
-
-
 @given(st.lists(SHAPES, min_size=1, max_size=6))
 def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]]) -> None:
     fragment = Fragment(0, tuple(TensorSpec(f"p{i}", shape) for i, shape in enumerate(shapes)))
@@ -139,16 +128,6 @@ def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]]) -> None:
     assert list(back) == list(tensors)
     for name, tensor in tensors.items():
         assert torch.equal(back[name], tensor)
-
-
-def test_flatten_copies_and_views_do_not() -> None:
-    fragment = Fragment(0, (TensorSpec("a", (2,)), TensorSpec("b", ())))
-    tensors = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
-    flat = fragment.flatten(tensors)
-    tensors["a"].zero_()
-    assert flat.tolist() == [1.0, 2.0, 3.0]
-    fragment.views(flat)["b"].fill_(7)
-    assert flat.tolist() == [1.0, 2.0, 7.0]
 
 
 def test_views_of_a_wrong_size_are_refused() -> None:
@@ -176,22 +155,6 @@ def test_shards_cover_each_element_once_aligned_and_evenly(
 def test_impossible_shards_are_refused(elements: int, shards: int, align: int) -> None:
     with pytest.raises(ValueError, match="cannot cut"):
         shard_bounds(elements, shards, align)
-
-
-@given(
-    kind=st.sampled_from([torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]),
-    seed=st.integers(0, 99),
-)
-def test_limbs_hold_every_integer_exactly(kind: torch.dtype, seed: int) -> None:
-    bounds, generator = torch.iinfo(kind), torch.Generator().manual_seed(seed)
-    drawn = torch.randint(bounds.min, bounds.max, (2, 3), generator=generator).to(kind).t()
-    drawn[0, 0], drawn[-1, -1] = bounds.min, bounds.max
-    limbs = limbs_of(drawn).to(torch.float32)
-    assert limbs.dim() == 3
-    assert torch.equal(integers_of(limbs, kind), drawn)
-    copied = torch.zeros_like(drawn)
-    limbs_of(copied).copy_(limbs)
-    assert torch.equal(copied, drawn)
 
 
 def test_a_fragment_takes_integers_in_their_own_shape_and_gives_them_back() -> None:

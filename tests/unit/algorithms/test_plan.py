@@ -2,24 +2,11 @@
 
 import math
 import re
-from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.plan import PRESETS, Plan
-
-
-def test_the_presets_are_settings_of_one_engine() -> None:
-    diloco = PRESETS["diloco"]
-    assert (diloco.fragments, diloco.overlap_steps, diloco.merge_alpha) == (1, 0, 0.0)
-    assert (diloco.exchange, diloco.payload) == ("mean", "pseudo_gradient")
-    assert (diloco.codec, diloco.reduction_codec) == ("fp32", "fp32")
-    assert diloco.inner_steps > 1
-    assert PRESETS["ddp"] == replace(diloco, inner_steps=1, payload="gradient")
-    assert PRESETS["local"] == replace(diloco, exchange="none")
 
 
 @pytest.mark.parametrize("name", ["onebit", "sparse"])
@@ -35,17 +22,6 @@ def test_co2_overlaps_a_whole_period_and_keeps_what_is_on_its_way() -> None:
     plan = PRESETS["co2"]
     assert plan.overlap_steps == plan.inner_steps > 1
     assert (plan.merge, plan.codec, plan.fragments) == ("keep", "fp32", 1)
-
-
-@given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 200))
-def test_the_schedule_takes_the_plans_period_and_overlap(
-    fragments: int, inner_steps: int, steps: int
-) -> None:
-    plan = Plan(inner_steps=inner_steps + 6, overlap_steps=min(3, inner_steps))
-    schedule = plan.schedule(fragments=fragments, steps=steps)
-    assert schedule.inner_steps == inner_steps + 6
-    assert schedule.overlap_steps == min(3, inner_steps)
-    assert (schedule.fragments, schedule.steps) == (fragments, steps)
 
 
 SHARED = {"exchange": "pairs", "outer_momentum": 0.3, "shared_momentum": True}
@@ -148,12 +124,3 @@ def test_the_nearest_stable_value_that_a_refusal_names_is_accepted(
 def test_what_pairs_need_is_free_for_others() -> None:
     """A pull that pairs could not take means nothing to a mean over all."""
     assert Plan(outer_pull=4.0).exchange == "mean"
-
-
-def test_the_presets_in_pairs_are_settings_of_the_same_engine() -> None:
-    noloco, streaming = PRESETS["noloco"], PRESETS["streaming-noloco"]
-    assert (noloco.exchange, noloco.group_size, noloco.consensus) == ("pairs", 2, True)
-    over_all = replace(noloco, exchange="mean", shared_momentum=False, consensus=False)
-    assert replace(over_all, outer_lr=0.9, outer_momentum=0.6) == PRESETS["diloco"]
-    assert (streaming.codec, streaming.anchor_codec, streaming.fragments) == ("e3m0", "bf16", 0)
-    assert streaming.overlap_steps == PRESETS["streaming"].overlap_steps > 0

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.robust import (
     Quarantine,
     aggregate,
@@ -44,25 +43,6 @@ def test_no_contribution_counts_more_than_the_limit(norms: list[float], limit: f
             assert factor == 1
 
 
-def test_a_small_mean_has_a_limit_of_half_of_the_others() -> None:
-    assert [limit_of(3, peers) for peers in (3, 4, 6, 9)] == [1.5, 1.5, 2.5, 3]
-    assert [limit_of(limit, 4) for limit in (1, 0)] == [1, 0]
-
-
-def test_the_limit_is_none_where_it_is_0_and_where_two_contribute() -> None:
-    assert norm_factors(norm_ratios([1.0, 1.0, 1e9]), 0.0) == (1.0, 1.0, 1.0)
-    assert norm_factors(norm_ratios([1.0, 1e9]), 3.0) == (1.0, 1.0)
-    assert norm_factors(norm_ratios([0.0, 0.0, 1e9]), 3.0) == (1.0, 1.0, 1.0)
-
-
-@given(st.integers(1, 8), SEEDS)
-def test_ordinary_contributions_have_the_plain_mean_bit_for_bit(count: int, seed: int) -> None:
-    each = contributions(count, seed)
-    each = [one / norm(one) for one in each]
-    factors = norm_factors(norm_ratios([norm(one) for one in each]), 10.0)
-    assert torch.equal(aggregate(each, factors), mean_in_order(each))
-
-
 @given(st.integers(3, 8), SEEDS, st.floats(4, 1e6))
 def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(
     count: int, seed: int, times: float
@@ -85,12 +65,6 @@ def test_the_trimmed_mean_lies_among_the_others(count: int, seed: int, value: fl
     assert torch.equal(trimmed, trimmed_mean(attacked))
     assert (trimmed >= honest.min(dim=0).values - 1e-6).all()
     assert (trimmed <= honest.max(dim=0).values + 1e-6).all()
-
-
-def test_fewer_than_five_are_averaged_as_they_are() -> None:
-    each = contributions(4, 1)
-    plain = aggregate(each, [1.0] * 4)
-    assert torch.equal(aggregate(each, [1.0] * 4, aggregation="trimmed"), plain)
 
 
 @given(size=st.floats(0.1, 9.9), limit=st.floats(1, 6), rounds=st.integers(1, 60))

@@ -47,17 +47,6 @@ def test_every_fragment_syncs_every_h_steps_exactly_and_at_the_end(schedule: Sch
         assert all(0 < gap <= schedule.inner_steps for gap in gaps[-1:])
 
 
-@given(st.integers(1, 500), st.data())
-def test_offsets_are_spread_evenly_over_the_period(inner_steps: int, data: st.DataObject) -> None:
-    fragments = data.draw(st.integers(1, inner_steps))
-    schedule = plan(fragments=fragments, inner_steps=inner_steps)
-    offsets = [schedule.offset(fragment) for fragment in range(fragments)]
-    assert offsets[-1] == inner_steps
-    gaps = [later - earlier for earlier, later in itertools.pairwise([0, *offsets])]
-    assert set(gaps) <= {inner_steps // fragments, -(-inner_steps // fragments)}
-    assert offsets[0] >= 1
-
-
 @given(schedules())
 @example(Schedule(fragments=3, inner_steps=3, overlap_steps=3, steps=7))
 def test_every_round_is_applied_once_in_order_and_tau_steps_later(schedule: Schedule) -> None:
@@ -86,14 +75,6 @@ def test_every_round_is_applied_once_in_order_and_tau_steps_later(schedule: Sche
         assert rounds == list(range(schedule.rounds(fragment)))
 
 
-@given(schedules())
-def test_nothing_happens_outside_the_run(schedule: Schedule) -> None:
-    for step in (-1, 0, schedule.steps + 1):
-        assert schedule.sends(step) == ()
-    for step in range(schedule.steps + 1, schedule.steps + 2 * schedule.inner_steps):
-        assert schedule.sends(step) == ()
-
-
 @pytest.mark.parametrize(
     ("steps", "sent"),
     [(10, [4, 8, 10]), (8, [4, 8])],
@@ -104,12 +85,6 @@ def test_how_a_run_ends(steps: int, sent: list[int]) -> None:
     assert send_steps(schedule, 0) == sent
     assert schedule.rounds(0) == len(sent)
     assert schedule.sends(steps) == (Due(0, len(sent) - 1),)
-
-
-def test_a_run_shorter_than_the_period_syncs_once() -> None:
-    schedule = plan(fragments=4, inner_steps=100, overlap_steps=5, steps=3)
-    assert [schedule.rounds(f) for f in range(4)] == [1, 1, 1, 1]
-    assert schedule.sends(3) == tuple(Due(f, 0) for f in range(4))
 
 
 def test_two_fragments_with_overlap_by_hand() -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from murmuration.algorithms.skippipe.pipeline import (
     Costs,
     Links,
-    spans,
     stage_layers,
 )
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
@@ -126,24 +125,7 @@ def test_no_other_cut_has_a_smaller_largest_stage_or_is_more_even(
     assert score(costs, outer_cost, found) == min(score(costs, outer_cost, cut) for cut in cuts)
 
 
-def test_stage_0_has_fewer_layers_where_the_embedding_is_large() -> None:
-    assert stage_layers([10] * 6, 0, 3) == [(0, 1), (2, 3), (4, 5)]
-    assert stage_layers([10] * 6, 15, 3) == [(0, 0), (1, 2), (3, 5)]
-    assert stage_layers([1] * 7, 3, 2) == [(0, 1), (2, 6)]
-
-
-def test_of_equally_large_cuts_the_most_even_is_taken() -> None:
-    assert stage_layers([4, 1, 1, 1, 1], 0, 3) == [(0, 0), (1, 2), (3, 4)]
-    assert stage_layers([5, 1, 1, 1, 1, 1, 1], 0, 3) == [(0, 0), (1, 3), (4, 6)]
-    # The largest comes last, and those before it are even all the same.
-    assert stage_layers([3, 1, 2, 2, 9], 0, 3) == [(0, 1), (2, 3), (4, 4)]
-
-
 @pytest.mark.parametrize("stages", [0, 5])
 def test_each_stage_needs_a_layer(stages: int) -> None:
     with pytest.raises(ValueError, match=f"4 layers cannot be cut into {stages} stages"):
         stage_layers([10] * 4, 0, stages)
-
-
-def test_counts_of_layers_are_spans() -> None:
-    assert spans([3, 1, 2]) == [(0, 2), (3, 3), (4, 5)]

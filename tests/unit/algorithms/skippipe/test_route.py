@@ -13,11 +13,8 @@ from murmuration.algorithms.skippipe.route import (
     Route,
     Rules,
     even_stage_sets,
-    peer_limits,
     stage_quota,
     stage_refusals,
-    trade_all,
-    trade_replica,
     trade_stage,
     visited_stages,
 )
@@ -84,12 +81,6 @@ THREE_OF_FOUR = Rules(stages=4, visited=3)
 ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
 
 
-def test_replicas_of_a_stage_are_exchanged() -> None:
-    assert trade_replica(ONE, OTHER, 1, PIPELINE) == (Route((0, 3, 4)), Route((1, 2, 6)))
-    assert trade_replica(ONE, OTHER, 2, PIPELINE) is None
-    assert trade_replica(ONE, ONE, 1, PIPELINE) is None
-
-
 def test_stages_are_exchanged_where_each_lacks_the_others() -> None:
     traded = trade_stage(ONE, OTHER, 2, 3, PIPELINE, THREE_OF_FOUR)
     assert traded == (Route((0, 2, 6)), Route((1, 3, 4)))
@@ -102,10 +93,6 @@ def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
     near, far = (Rules(stages=5, visited=3, max_jump=jump) for jump in (2, 3))
     assert trade_stage(one, other, 2, 1, line, near) is None
     assert trade_stage(one, other, 2, 1, line, far) == (Route((0, 1, 4)), Route((0, 2, 3)))
-
-
-def test_whole_ways_are_exchanged_but_not_origins() -> None:
-    assert trade_all(ONE, OTHER) == (Route((0, 3, 6)), Route((1, 2, 4)))
 
 
 def test_draws_are_the_same_on_every_machine_and_version() -> None:
@@ -146,30 +133,7 @@ def test_sets_are_allowed_and_meet_a_quota_that_is_even(
     assert tuple(visits[stage] for stage in range(rules.stages)) == tuple(quota)
 
 
-@given(st.integers(1, 40), rules())
-def test_over_as_many_seeds_as_stages_every_stage_is_visited_equally_often(
-    routes: int, rules: Rules
-) -> None:
-    others = max(1, rules.stages - 1)
-    quotas = [stage_quota(routes, rules, seed)[1:] for seed in range(others)]
-    assert len({sum(each) for each in zip(*quotas, strict=True)}) <= 1
-
-
 def test_which_stages_go_together_changes_with_the_seed() -> None:
     for rules in (Rules(stages=6, visited=4), Rules(stages=9, visited=4)):
         drawn = {tuple(sorted(even_stage_sets(10, rules, seed))) for seed in range(8)}
         assert len(drawn) >= 6
-
-
-@pytest.mark.parametrize(
-    ("sizes", "memory", "quota", "limits"),
-    [
-        ((2, 2), 3, (4, 4), (3, 3, 3, 3)),  # as often as it has memory
-        ((1, 2), 2**40, (4, 3), (4, 3, 3)),  # not more often than its stage
-        ((1, 2), 1, (5, 5), (5, 3, 2)),  # evenly what memory does not hold
-    ],
-)
-def test_how_often_a_peer_may_be_visited(
-    sizes: tuple[int, ...], memory: int, quota: tuple[int, ...], limits: tuple[int, ...]
-) -> None:
-    assert peer_limits(even_pipeline(sizes, memory=memory), quota) == limits

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from murmuration.algorithms.skippipe.local_search import Budget, Scores, random_step, slots_of
+from murmuration.algorithms.skippipe.local_search import Budget, random_step, slots_of
 from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.algorithms.skippipe.route import (
     Draws,
     Route,
     Rules,
-    move_visit,
     peer_limits,
     stage_quota,
     stage_refusals,
@@ -59,55 +58,9 @@ def test_no_route_is_faster(case: Case) -> None:
     assert planner.loop_s(best) == pytest.approx(min(map(planner.loop_s, routes)))
 
 
-@given(cases())
-def test_a_loop_takes_what_the_simulator_says(case: Case) -> None:
-    pipeline, rules, origins, _ = case
-    planner = Planner(pipeline, rules)
-    for route in all_routes(pipeline, rules, origins[0])[:5]:
-        simulated_s = max(finish_times(pipeline, [route]))
-        assert planner.loop_s(route) == pytest.approx(simulated_s)
-
-
-def test_banned_peers_are_avoided() -> None:
-    pipeline = even_pipeline((1, 2, 1))
-    planner = Planner(pipeline, Rules(stages=3, visited=3))
-    assert planner.best(0) == Route((0, 1, 3))
-    assert planner.best(0, banned=[1]) == Route((0, 2, 3))
-    assert planner.best(0, banned=[1, 2]) is None
-
-
-def test_an_origin_takes_as_many_slots_in_turns_as_it_has_memory() -> None:
-    pipeline = even_pipeline((2, 2), memory=2)
-    slots, origins = slots_of([0, 1, 0, 1, 0, 1, 0], pipeline)
-    assert slots == (0, 1, 2, 3, 0, 1, 2)
-    assert origins == (0, 1, 0, 1)
-
-
-def test_waves_repeat_the_slots_and_known_routes_cost_nothing() -> None:
-    pipeline, budget = even_pipeline((1, 2)), Budget(1.0)
-    scores = Scores(pipeline, (0, 1, 0, 1), budget)
-    routes = (Route((0, 1)), Route((0, 2)))
-    score = scores.score(routes)
-    assert score[0] == max(finish_times(pipeline, [*routes, *routes]))
-    spent_s = budget.spent_s
-    assert spent_s > 0
-    assert scores.score(routes) == score
-    assert budget.spent_s == spent_s
-
-
 PIPELINE = even_pipeline((2, 2, 2, 2))
 RULES = Rules(stages=4, visited=3)
 ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
-
-
-def test_a_visit_moves_to_a_replica_with_room() -> None:
-    assert move_visit(ONE, 3, PIPELINE) == Route((0, 3, 4))
-    routes, rules = [ONE], Rules(stages=4, visited=3)
-    room = (1, 1, 1, 1, 1, 0, 1, 1)
-    drawn = [random_step(routes, 0, PIPELINE, rules, room, Draws(seed)) for seed in range(40)]
-    steps = [step for step in drawn if step]
-    assert steps
-    assert all(step == {0: Route((0, 3, 4))} for step in steps)
 
 
 @given(cases())
@@ -214,13 +167,6 @@ def test_no_choice_of_routes_is_faster_in_cases_that_can_be_tried_out(seed: int)
     assert found.iteration_s == pytest.approx(least_s(pipeline, rules, origins), rel=1e-12)
 
 
-def test_routes_may_be_searched_for_uplinks_that_are_shared() -> None:
-    found = search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, effort_s=0.1, shared_uplinks=True)
-    shared_s = finish_times(TWENTY, found.routes, shared_uplinks=True)
-    assert found.iteration_s == max(shared_s)
-    assert shared_s != finish_times(TWENTY, found.routes)
-
-
 def test_the_same_seed_gives_the_same_routes_and_another_others(found: Found) -> None:
     again, other = (
         search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, seed=seed, effort_s=0.3) for seed in (0, 2)
@@ -269,30 +215,5 @@ def settled(limits: list[Limit], budget: Budget, visited: int = 2) -> list[Draft
     return keep_limits([root], limits, planner, budget, plan_effort_s=0.001, share=1.0)
 
 
-def test_the_surplus_goes_where_there_is_room() -> None:
-    """On equal links all three would go by peer 3, the first on stage 1."""
-    limits = [Limit(frozenset([peer]), 1) for peer in range(3, 7)]
-    drafts = settled(limits, Budget(1.0))
-    assert sorted(route.peers[1] for route in drafts[0].routes) == [3, 4, 5]
-
-
-def test_a_limit_on_a_stage_counts_all_its_replicas() -> None:
-    limits = [Limit(frozenset([3, 4]), 1), Limit(frozenset([5, 6]), 2)]
-    draft = settled(limits, Budget(1.0))[0]
-    assert sorted(route.peers[1] for route in draft.routes) == [3, 5, 5]
-    assert sum(bool(banned) for banned in draft.banned) == 2
-
-
 def test_limits_that_cannot_be_kept_give_no_draft() -> None:
     assert settled([Limit(frozenset([3, 4]), 2)], Budget(1.0), visited=3) == []
-
-
-def test_without_effort_nothing_is_tried() -> None:
-    budget = Budget(0.0)
-    assert settled([Limit(frozenset([3, 4]), 1)], budget) == []
-    assert budget.spent_s == 0.0
-
-
-def test_the_peers_of_a_draft_that_keeps_its_limits_stay() -> None:
-    draft = settled([Limit(frozenset([3, 4]), 3)], Budget(1.0))[0]
-    assert draft.routes == tuple(Route((origin, 3)) for origin in THREE_STAGES.stages[0])

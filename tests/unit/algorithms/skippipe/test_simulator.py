@@ -24,44 +24,6 @@ def simulated(case: Case) -> tuple[Pipeline, list[Route], Timeline]:
     return pipeline, routes, simulate(pipeline, routes)
 
 
-def test_one_microbatch_takes_its_visits_and_hops() -> None:
-    """Two forwards, the loss, two backwards, and four hops of half a second."""
-    timeline = simulate(even_pipeline((1, 1)), [Route((0, 1))])
-    assert timeline.finish_s == (2 * 1 + 0.25 + 2 * 1.5 + 4 * 0.5 - 2 * 0.5 + 1.0,)
-    kinds = [(span.peer, span.kind, span.start_s) for spans in timeline.spans for span in spans]
-    assert kinds == [
-        (0, Kind.FORWARD, 0.0),
-        (0, Kind.LOSS, 3.0),
-        (0, Kind.BACKWARD, 5.75),
-        (1, Kind.FORWARD, 1.5),
-        (1, Kind.BACKWARD, 3.75),
-    ]
-
-
-def test_a_route_of_stage_0_alone_has_no_hops_and_nothing_to_do_takes_no_time() -> None:
-    assert max(finish_times(even_pipeline((1,)), [Route((0,))] * 3)) == 3 * 2.75
-    assert finish_times(even_pipeline((1, 1)), []) == []
-
-
-def test_a_backward_goes_before_a_forward_that_came_earlier() -> None:
-    """The second forward reaches stage 0's only peer first, yet the loss of the first runs."""
-    timeline = simulate(even_pipeline((1, 1), hop_s=0.0), [Route((0, 1))] * 3)
-    order = [(span.kind, span.microbatch) for span in timeline.spans[0]]
-    assert order[:4] == [
-        (Kind.FORWARD, 0),
-        (Kind.FORWARD, 1),
-        (Kind.LOSS, 0),
-        (Kind.FORWARD, 2),
-    ]
-
-
-def test_full_memory_defers_forwards_in_order_of_arrival() -> None:
-    timeline = simulate(even_pipeline((1, 1), memory=1), [Route((0, 1))] * 3)
-    forwards = [span.microbatch for span in timeline.spans[0] if span.kind is Kind.FORWARD]
-    assert forwards == [0, 1, 2]
-    assert max(timeline.finish_s) == 3 * 7.25  # one after the other
-
-
 @given(cases())
 def test_every_microbatch_is_computed_in_order_with_its_hops_between(case: Case) -> None:
     pipeline, routes, timeline = simulated(case)
@@ -90,43 +52,6 @@ def test_no_peer_computes_two_visits_at_a_time_or_holds_more_than_its_memory(cas
         given_back = [(s.end_s, -1) for s in spans if s.kind is Kind.BACKWARD]
         held = np.cumsum([change for _, change in sorted(taken + given_back)])
         assert max(held, default=0) <= pipeline.memory[peer]
-
-
-@given(cases())
-def test_a_backward_waits_only_while_its_peer_computes(case: Case) -> None:
-    """Memory pressure may defer a forward, never a backward."""
-    pipeline, routes, timeline = simulated(case)
-    for spans in timeline.spans:
-        for position, span in enumerate(spans):
-            if span.kind is Kind.FORWARD:
-                continue
-            before = _previous(timeline, routes[span.microbatch], span.microbatch, span.start_s)
-            arrives_s = before[1] + pipeline.costs.edge_s[before[0], span.peer]
-            busy_until_s = spans[position - 1].end_s if position else 0.0
-            assert span.start_s == pytest.approx(max(arrives_s, busy_until_s)) or (
-                busy_until_s == pytest.approx(span.start_s)
-            )
-
-
-def _previous(
-    timeline: Timeline, route: Route, microbatch: int, before_s: float
-) -> tuple[int, float]:
-    """(peer, end) of a microbatch's last visit before that time."""
-    spans = [
-        span
-        for peer in route.peers
-        for span in timeline.spans[peer]
-        if span.microbatch == microbatch and span.start_s < before_s
-    ]
-    last = max(spans, key=lambda span: span.end_s)
-    return last.peer, last.end_s
-
-
-@given(cases())
-def test_the_same_schedule_gives_the_same_times(case: Case) -> None:
-    pipeline, routes, timeline = simulated(case)
-    assert simulated(case)[2] == timeline
-    assert finish_times(pipeline, routes) == list(timeline.finish_s)
 
 
 def test_messages_of_a_shared_uplink_leave_one_after_another() -> None:
