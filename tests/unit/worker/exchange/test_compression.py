@@ -42,11 +42,6 @@ def link_of(each: Compression, bytes_per_s: float) -> None:
     each.exchanged(int(bytes_per_s), 1.0)
 
 
-def test_it_tries_as_long_as_the_link_is_unknown() -> None:
-    each, _ = compression(takes_s=1e6)
-    assert [compresses(each) for _ in range(5)] == [True] * 5
-
-
 @pytest.mark.parametrize(("margin", "pays"), [(2.1, True), (1.9, False)])
 def test_it_pays_while_the_link_takes_longer_than_a_core(margin: float, pays: bool) -> None:
     """Twice as long as compressing takes: the other side must decompress."""
@@ -68,13 +63,6 @@ def test_the_fastest_of_the_last_sixteen_rounds_tells_what_the_link_carries() ->
     assert compresses(each)
 
 
-def test_a_round_that_took_no_time_tells_nothing() -> None:
-    each, _ = compression()
-    each.exchanged(10**9, 0.0)
-    compresses(each)
-    assert compresses(each)
-
-
 def test_what_did_not_pay_is_tried_again_after_32_payloads() -> None:
     each, clock = compression(takes_s=1.0)
     assert compresses(each)
@@ -92,39 +80,6 @@ def test_while_the_link_is_unknown_only_small_payloads_are_tried() -> None:
     assert compresses(each)
     link_of(each, 1.0)
     assert each.payload(E3M0, large).packed
-
-
-def test_each_codec_is_measured_by_itself() -> None:
-    each, clock = compression(takes_s=1e-9)
-    assert compresses(each, "bf16")
-    clock.takes_s = 1e9
-    assert compresses(each, "e3m0")
-    link_of(each, SAVED_BYTES)
-    assert compresses(each, "bf16")
-    assert not compresses(each, "e3m0")
-
-
-@pytest.mark.parametrize(
-    "codec", ["fp32", "bf16", "int8", "e3m0", "sign", "ternary", "topk", "topk256"]
-)
-def test_every_codec_is_tried(codec: str) -> None:
-    each, _ = compression()
-    assert compresses(each, codec)
-
-
-@pytest.mark.parametrize(("mode", "does"), [("always", True), ("never", False)])
-def test_always_and_never_do_not_ask(mode: str, does: bool) -> None:
-    each, _ = compression(mode, takes_s=1e9)
-    link_of(each, 1e12 if does else 1e-3)
-    for codec in ("fp32", "e3m0"):
-        assert [compresses(each, codec) for _ in range(40)] == [does] * 40
-
-
-def test_the_payload_is_the_same_bytes_either_way() -> None:
-    for mode in ("always", "never"):
-        payload = compression(mode)[0].payload(E3M0, RAW)
-        assert payload.raw == RAW
-        assert payload.hash == wire.hash64(RAW)
 
 
 def test_a_thread_that_is_held_up_does_not_take_compressing_for_slow(
@@ -149,11 +104,3 @@ def test_an_empty_shard_is_a_payload_and_measures_nothing() -> None:
 def test_an_unknown_mode_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ValueError, match=r"^compression is 'zip'; use one of auto, always, never$"):
         ExchangeConfig(compression="zip")
-
-
-def test_a_round_that_sent_nothing_says_nothing_of_the_link() -> None:
-    """A peer alone reduces everything itself."""
-    each, _ = compression()
-    each.exchanged(0, 0.5)
-    assert compresses(each, "e3m0")
-    assert compresses(each, "e3m0")

@@ -15,38 +15,6 @@ MEMBERS = {
     "u": member("u", versions=()),  # its digests are not known yet
     "q": member("q", Health.DEAD, Phase.READY),
 }
-SEEN = View(MEMBERS)
-
-
-@pytest.mark.parametrize(
-    ("peer", "live", "usable", "contributes"),
-    [
-        ("a", True, True, True),
-        ("s", True, False, True),
-        ("x", False, False, False),
-        ("l", False, False, False),
-        ("d", True, True, False),
-        ("n", True, True, False),
-        ("h", True, True, False),
-        ("r", True, True, True),
-        ("u", True, True, True),
-        ("q", False, False, False),
-        ("nobody", False, False, False),
-    ],
-)
-def test_peers(peer: str, live: bool, usable: bool, contributes: bool) -> None:
-    assert SEEN.live(peer) is live
-    assert SEEN.usable(peer) is usable
-    assert SEEN.will_contribute(peer, 0, 0) is contributes
-
-
-def test_who_lays_out_the_next_round_and_who_is_drawn_for_pairs() -> None:
-    assert SEEN.joinable() == frozenset("abshru")
-    assert SEEN.in_draw(0) == frozenset("abdhrsu")
-
-
-def test_who_is_done_without_a_fragment_is_in_no_draw_of_it() -> None:
-    assert View({"d": member("d", phase=Phase.DONE, versions=())}).in_draw(0) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -63,12 +31,6 @@ def test_who_has_ended_the_run_holds_none_of_the_rounds_before_its_last(
     assert not done.has_ended_before("nobody", 1, round_)
 
 
-@pytest.mark.parametrize(("round_", "waited_for"), [(3, False), (4, True), (5, True)])
-def test_a_peer_is_waited_for_from_its_version_on(round_: int, waited_for: bool) -> None:
-    seen = View({"a": member("a", versions=(9, 4))})
-    assert seen.will_contribute("a", 1, round_) is waited_for
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"quorum": 0.0}, {"quorum": 1.1}, {"grace_s": 0.0}, {"floor_mbps": -1.0}, {"retry_s": 0.0}],
@@ -77,23 +39,6 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
         RoundConfig(**wrong)
-
-
-def test_the_deadline_of_a_round_covers_all_that_may_happen_in_it() -> None:
-    config = RoundConfig(floor_mbps=8.0, grace_s=20.0, slack_s=30.0)
-    assert config.transfer_s(5_000_000) == 5.0
-    longest_s = config.transfer_s(5_000_000) + 7.0 + config.grace_s + config.transfer_s(5_000_000)
-    assert config.round_s(5_000_000, detection_s=7.0) > longest_s
-
-
-def test_a_pair_is_apart_when_either_says_so_and_both_live() -> None:
-    members = {
-        "b": replace(member("b"), unreachable=("a", "x", "nobody")),
-        "a": member("a"),
-        "c": replace(member("c"), unreachable=("b",)),
-        "x": replace(member("x", Health.DEAD), unreachable=("c",)),
-    }
-    assert View(members).unreachable == {("a", "b"), ("b", "c")}
 
 
 @pytest.mark.parametrize(
@@ -129,11 +74,6 @@ def test_a_shard_goes_to_a_peer_that_everybody_reaches(seen: View, reducer: str 
     assert seen.reducer("dabc") == reducer
 
 
-def test_where_nobody_is_reached_by_all_anyone_reduces() -> None:
-    cut = {peer: replace(member(peer), unreachable=(other,)) for peer, other in ("ad", "da")}
-    assert View(cut).reducer("dabc") == "d"
-
-
 # --------------------------------------------------------------- whom others do not reach
 
 
@@ -159,15 +99,6 @@ def test_who_most_of_the_others_do_not_reach_is_cut_off(
     assert marked(**unreachable).cut_off == frozenset(cut_off)
 
 
-def test_no_round_waits_for_a_peer_that_is_cut_off() -> None:
-    seen = marked(a="d", b="d", c="d")
-    assert seen.live("d")
-    assert not seen.usable("d")
-    assert not seen.will_contribute("d", 0, 0)
-    assert seen.joinable() == frozenset("abc") == seen.in_draw(0)
-    assert seen.reducer("dcba") == "c"
-
-
 @pytest.mark.parametrize(("late", "found"), [("", ""), ("d", "d"), ("cd", "cd"), ("bcd", "")])
 def test_up_to_half_of_the_peers_are_believed_that_they_do_not_keep_up(
     late: str, found: str
@@ -189,14 +120,6 @@ def test_a_late_peer_goes_on_where_the_only_other_is_waited_for_in_vain() -> Non
     seen = View({"a": late, "b": replace(member("b"), phase=Phase.DONE)})
     assert (seen.late, seen.cut_off) == ({"a"}, {"b"})
     assert seen.reducer(["b", "a"]) == "a"
-
-
-def test_what_the_dead_said_does_not_count() -> None:
-    members = marked(a="d", b="d", c="d").members
-    dead = {peer: replace(members[peer], health=Health.DEAD) for peer in "ab"}
-    assert View({**members, **dead}).cut_off == frozenset("d")  # c is all the others
-    quiet = member("c")
-    assert View({**members, **dead, "c": quiet}).cut_off == frozenset()
 
 
 def test_for_a_group_that_is_cut_off_another_stands_in() -> None:

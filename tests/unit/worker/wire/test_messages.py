@@ -16,9 +16,7 @@ from murmuration.algorithms.counted import (
     CountedRound,
     History,
     counted_of,
-    from_plain,
     recorded,
-    to_plain,
     without,
 )
 from murmuration.algorithms.fragments import union
@@ -30,7 +28,6 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
 from murmuration.worker.wire import (
     WireError,
-    hash64,
     history_from_message,
     history_to_message,
     lease_news_from_message,
@@ -59,12 +56,6 @@ def test_garbage_is_a_message_or_a_wire_error_and_so_is_its_member(raw: bytes) -
 def test_what_is_no_message_is_refused_by_name(kind: type) -> None:
     with pytest.raises(WireError, match=f"^not a {kind.__name__}$"):
         parse(kind, b"\x0f\xff\xff")
-
-
-def test_the_header_of_a_reduction_comes_back_as_it_went() -> None:
-    header = wire.ReductionHeader(("a", "b"), ("a", "b", "c"), 2, 4, hash64(b"mean"), "b")
-    down = parse(pb.ExchangeDown, wire.reduction_to_message(header)).header
-    assert wire.reduction_from_message(down) == header
 
 
 @pytest.mark.parametrize("kind", ["run", "group", "pruned", "invalid", "again"])
@@ -120,19 +111,6 @@ MEMBERS = st.builds(
 )
 
 
-@given(MEMBERS)
-def test_a_member_survives_the_wire(member: Member) -> None:
-    raw = wire.member_to_message(member).SerializeToString()
-    assert wire.member_from_message(parse(pb.Member, raw)) == member
-
-
-@given(st.lists(MEMBERS, max_size=5))
-def test_a_member_list_survives_the_wire(members: list[Member]) -> None:
-    raw = pb.GossipMessage(members=[wire.member_to_message(member) for member in members])
-    gossip = parse(pb.GossipMessage, raw.SerializeToString())
-    assert [wire.member_from_message(each) for each in gossip.members] == members
-
-
 def test_ours_and_the_wires_enums_name_the_same_things() -> None:
     assert {f"HEALTH_{h.name}": int(h) for h in Health} == dict(pb.Health.items())
     assert {f"PHASE_{p.name}": int(p) for p in Phase} == dict(pb.Phase.items())
@@ -175,21 +153,10 @@ def test_nobody_is_out_of_its_own_reach_or_twice_out_of_it(names: list[str]) -> 
         wire.member_from_message(pb.Member(peer="w3", address="a", unreachable=names))
 
 
-def test_a_peer_says_of_itself_that_it_does_not_keep_up() -> None:
-    assert wire.member_from_message(pb.Member(peer="w3", address="a", idle=["w3"])).idle == ("w3",)
-
-
 HISTORY = (
     CountedRound(3, ((0, 4, ("a", "b")), (4, 10, ("b",)))),
     CountedRound(4, ((0, 10, ("a", "b", "c")),)),
 )
-
-
-def test_it_arrives_as_it_was() -> None:
-    raw = history_to_message(HISTORY).SerializeToString()
-    assert history_from_message(pb.History.FromString(raw), 10, 3) == HISTORY
-    assert from_plain(to_plain(HISTORY)) == HISTORY
-    assert history_from_message(pb.History(), 10, 3) == ()
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
-import torch
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmuration.algorithms.codecs import codec_by_name
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.wire import Again, Incoming, Payload, WireError, hash64
@@ -91,20 +89,6 @@ def test_an_unfinished_payload_does_not_verify() -> None:
         incoming.verify()
 
 
-def test_an_empty_payload_is_complete_at_once() -> None:
-    incoming = incoming_of(b"")
-    assert incoming.complete
-    incoming.verify()
-
-
-def test_a_payload_of_ones_own_is_held_as_it_is() -> None:
-    payload = memoryview(bytearray(b"mine"))
-    incoming = Incoming.held(payload, hash64(payload))
-    assert incoming.complete
-    assert incoming.buffer is payload
-    incoming.verify()
-
-
 @given(
     st.sampled_from([pb.ExchangeUp, pb.ExchangeDown, pb.FetchReply]),
     st.integers(0, 2**64 - 1),
@@ -119,15 +103,6 @@ def test_what_is_written_by_hand_is_what_the_generated_code_writes(
     assert (found.offset, found.payload, found.hash) == (offset, piece, hash64(piece))
     assert found.raw_bytes == raw_bytes
     assert kind(frame=found).SerializeToString(deterministic=True) == raw
-
-
-@pytest.mark.parametrize("size", [127, 128, 16_383, 16_384, 2**20 - 1, 2**20])
-def test_frames_of_any_size_are_what_the_generated_code_writes(size: int) -> None:
-    """Where the length in front of the payload, or of the whole, takes one byte more."""
-    for taken in range(size - 20, size + 1):
-        piece = memoryview(bytes(taken))
-        raw = frame_message(pb.ExchangeUp, 2**33 + 5, piece, 2**20)
-        assert pb.ExchangeUp.FromString(raw).SerializeToString(deterministic=True) == raw
 
 
 MIB = 2**20
@@ -192,12 +167,6 @@ def test_frames_stand_for_a_mebibyte_and_only_those_that_shrink_are_packed() -> 
     assert payload.packed_bytes == sum(len(f.payload) for f in frames) < MIB + 1000
 
 
-def test_an_empty_payload_has_no_frames() -> None:
-    payload = Payload.of(memoryview(b""), compress=True)
-    assert (payload.packed, payload.packed_bytes) == ((), 0)
-    assert list(wire.payload_messages(pb.ExchangeUp, payload)) == []
-
-
 @given(st.binary(max_size=300), st.sampled_from([1, 2, 4]), st.integers(16, 80))
 def test_bytes_of_like_meaning_travel_together_and_come_apart_again(
     raw: bytes, unit_bytes: int, limit: int
@@ -209,13 +178,6 @@ def test_bytes_of_like_meaning_travel_together_and_come_apart_again(
             incoming.add(pb.ExchangeUp.FromString(message).frame)
         incoming.verify()
     assert bytes(incoming.buffer) == raw * 3
-
-
-def test_exponents_that_lie_together_take_less() -> None:
-    values = torch.randn(10_000, generator=torch.Generator().manual_seed(1)) * 1e-3
-    raw = wire.encode(codec_by_name("fp32"), values)
-    together = Payload.of(raw, compress=True, unit_bytes=4).packed_bytes
-    assert together < 0.9 * len(raw) < Payload.of(raw, compress=True).packed_bytes
 
 
 PLAIN = bytes(range(200)) + bytes(200)
@@ -306,11 +268,3 @@ def test_every_changed_byte_is_refused_or_does_no_harm() -> None:
             except Again:
                 continue
             assert bytes(incoming.buffer) == PLAIN
-
-
-def test_what_is_kept_for_late_peers_is_sent_as_it_was_encoded() -> None:
-    raw = bytes(range(256)) * 64
-    packed = Payload.of(memoryview(raw), compress=True)
-    kept = packed.unpacked()
-    assert packed.packed_bytes < kept.packed_bytes == len(raw)
-    assert (kept.raw, kept.hash) == (packed.raw, packed.hash)

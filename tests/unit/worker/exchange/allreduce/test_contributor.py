@@ -221,57 +221,6 @@ class Contributing(Bench):
 # --------------------------------------------------------------------------------- where shards go
 
 
-def test_the_header_says_what_comes(clock: Clock) -> None:
-    made = Contributing(clock)
-    found = made.tries[0].header
-    assert (found.run, found.sender, found.weight) == (7, "a", 5)
-    assert (found.fragment, found.round, found.shard) == (2, 7, 1)
-    assert (found.elements, found.total_bytes, found.codec) == (ELEMENTS, BYTES, 1)
-    assert found.group == wire.group_hash(GROUP)
-    assert found.norm == pytest.approx((3 * ELEMENTS) ** 0.5)
-    assert (found.reduction_offset, found.resumed) == (0, False)
-
-
-def test_a_shard_waits_while_nobody_can_take_it(clock: Clock) -> None:
-    made = Contributing(clock, view("", suspect="ab", dead="c"))
-    assert made.tries == []
-    made.on_view(view("b", suspect="a", dead="c"))
-    assert made.keys == [(k, "b", False) for k in range(3)]
-
-
-def test_shards_for_one_peer_go_one_after_another(clock: Clock) -> None:
-    sends = asyncio.Event()
-
-    class Slow(Try):
-        async def send(self, message: bytes) -> None:
-            if pb.ExchangeUp.FromString(message).HasField("frame"):
-                await sends.wait()
-            await super().send(message)
-
-    class ToSlow(Contributing):
-        def open(self, peer: str, method: str) -> Try:
-            self.tries.append(Slow(peer, self.settle))
-            return self.tries[-1]
-
-    made = ToSlow(clock, view("b", suspect="ac"))
-    assert [len(each.sent) for each in made.tries] == [1, 1, 1]
-    made.tries[1].refuses("again")  # one that waits leaves the others their turn
-    sends.set()
-    made.settle()
-    assert [each.frames for each in made.tries] == [[0], [], [0]]
-
-
-def test_the_next_in_order_takes_over_at_once_when_the_reducer_is_suspected(clock: Clock) -> None:
-    made = Contributing(clock, orders=FROM_AFAR)
-    made.on_view(view("ac", suspect="b"))
-    assert made.keys == [(0, "b", False), (0, "c", False)]
-    assert made.tries[0].cancelled
-    assert made.context.counts.takeovers == 1
-    made.tries[0].refuses("group", "too late")  # of an earlier try, which is ignored
-    made.tries[1].reduces()
-    assert made.done.contributors == 3
-
-
 # ------------------------------------------------------------------------------- another try
 
 
@@ -330,17 +279,6 @@ def test_a_reducer_whose_answers_are_of_no_use_is_passed_over(clock: Clock) -> N
     assert made.keys[3] == (0, "c", False)
 
 
-@pytest.mark.parametrize("agreed", [True, False])
-def test_a_redirect_is_followed_at_once_where_our_view_agrees(clock: Clock, agreed: bool) -> None:
-    made = Contributing(clock, view("ac", suspect="b"), FROM_AFAR)
-    if agreed:
-        made.on_view(view("abc"))
-    made.tries[0].says(redirect=pb.Redirect(peer="b"))
-    assert len(made.tries) == 1 + agreed
-    made.tick(RETRY_S)
-    assert made.keys[1] == ((0, "b", False) if agreed else (0, "c", True))
-
-
 # -------------------------------------------------------------------------------- the reduction
 
 
@@ -391,16 +329,6 @@ def test_what_a_round_came_to(clock: Clock) -> None:
     assert len(made.results) == 1
 
 
-def test_where_no_peer_was_the_last_everywhere_the_slowest_reducer_was_waited_for(
-    clock: Clock,
-) -> None:
-    made = Contributing(clock)
-    made.tries[1].reduces(last="a")
-    made.reduced_here()
-    made.tries[0].reduces(last="c")
-    assert made.done.waited_for == "b"
-
-
 @pytest.mark.parametrize("kind", ["group", "pruned", "invalid", "run"])
 def test_the_refusals_of_most_end_the_round_and_the_other_streams(clock: Clock, kind: Any) -> None:
     made = Contributing(clock)
@@ -426,14 +354,6 @@ def test_in_a_swarm_of_two_the_refusal_of_the_other_ends_the_round(clock: Clock,
     made.reduced_here()
     made.tries[0].refuses(kind, "no")
     assert (made.failed.reason, made.failed.counted) == ("b: no", ((0, 10),))
-
-
-def test_a_round_that_is_given_up_fails_at_once(clock: Clock) -> None:
-    made = Contributing(clock)
-    made.contributor.give_up(2, "another state is better")
-    assert made.failed.reason == "another state is better"
-    made.settle()
-    assert all(each.cancelled for each in made.tries)
 
 
 def test_a_round_that_is_begun_again_ends_the_one_before_without_a_word(clock: Clock) -> None:

@@ -11,7 +11,7 @@ from murmuration.worker.exchange.allreduce.closing import ReducedShards
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import View
-from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.membership import Member
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 from tests.protocol.views import member
@@ -83,34 +83,6 @@ class Last(Bench):
         self.last.tick()
         self.settle()
         return self.means.groups
-
-
-def test_it_is_laid_out_over_all_once_all_have_come(clock: Clock) -> None:
-    made = Last(clock, here("a"), here("b", ROUND - 1))
-    assert made.at(1.0) == []
-    made.sees(here("a"), here("b"))
-    assert made.at(3.0) == ["ab"]
-    made.last.finished(DONE)
-    assert (made.results, made.at(5.0)) == ([DONE], ["ab"])
-
-
-def test_a_peer_that_has_not_come_is_waited_for_until_the_grace_is_over(clock: Clock) -> None:
-    made = Last(clock, here("a"), here("b"), here("c", ROUND - 1))
-    assert made.at(CONFIG.grace_s - 0.01) == []
-    assert made.at(CONFIG.grace_s) == ["ab"]
-
-
-def test_peers_that_are_gone_or_do_not_train_are_not_waited_for(clock: Clock) -> None:
-    starting = member("d", phase=Phase.STARTING, versions=())
-    dead, done = here("b", 0, health=Health.DEAD), here("c", phase=Phase.DONE)
-    assert Last(clock, here("a"), dead, done, starting).means.groups == ["a"]
-
-
-def test_a_peer_that_is_too_late_says_so(clock: Clock) -> None:
-    made = Last(clock, here("a"), here("b", ROUND + 1, phase=Phase.DONE))
-    (ended,) = made.results
-    assert isinstance(ended, RoundFailed)
-    assert ended.reason == "the others have agreed without this peer"
 
 
 def test_a_mean_that_failed_is_tried_again_over_those_that_are_here_then(clock: Clock) -> None:

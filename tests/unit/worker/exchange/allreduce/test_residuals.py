@@ -43,12 +43,6 @@ def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
     assert holds(each.before(key(2), 0, 4), left(4.0))
 
 
-def test_a_round_without_this_peer_in_between_loses_nothing() -> None:
-    each = Residuals()
-    closed(each, key(3), 0, 4, 1.0)
-    assert holds(each.before(key(9), 0, 4), left(1.0))
-
-
 def test_another_layout_takes_what_it_still_reduces() -> None:
     each = Residuals()
     closed(each, key(0), 0, 64, 1.0)
@@ -86,13 +80,6 @@ def test_a_round_done_over_in_another_layout_takes_what_went_into_it() -> None:
     closed(each, key(1), 0, 64, 2.0)
     assert holds(closed(each, key(1), 0, 32, 3.0), left(1.0, 32))
     assert holds(each.before(key(1), 32, 64), left(1.0, 32))
-
-
-def test_ranges_that_only_touch_do_not_overlap() -> None:
-    each = Residuals()
-    closed(each, key(0), 0, 64, 1.0)
-    closed(each, key(0, shard=1), 64, 128, 2.0)
-    assert each.before(key(1), 0, 64) is not None
 
 
 def test_a_round_that_is_applied_is_not_done_over_and_keeps_one_residual() -> None:

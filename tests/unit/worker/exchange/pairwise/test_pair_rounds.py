@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -232,67 +231,11 @@ def held(line: Line) -> list[tuple[int, int]]:
 # -------------------------------------------------------------------------- a round that goes well
 
 
-def test_the_callee_answers_with_its_header_and_anchor_and_holds_the_rest_back(
-    clock: Clock,
-) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls()
-    assert line.said == ["header", ANCHOR]
-    pair.begin()
-    assert line.said == ["header", ANCHOR, CONTRIBUTION]
-    line.gives_part(ANCHOR)
-    line.gives_part(CONTRIBUTION)
-    assert line.said[3:] == ["staged"]
-    assert not line.is_over
-    line.stages()
-    (result,) = pair.results
-    assert isinstance(result, RoundDone)
-    assert torch.equal(result.mean, torch.full((VALUES,), 16.0))
-    assert line.is_over
-
-
-def test_the_caller_calls_when_the_round_is_laid_out_and_leaves_the_end_to_the_callee(
-    clock: Clock,
-) -> None:
-    pair = Pair(clock, "a").lay()
-    (line,) = pair.opened
-    assert (line.peer, line.said) == ("b", ["header"])
-    assert pair.answers(line).said == ["header", ANCHOR]
-    pair.begin()
-    line.gives_all()
-    assert len(pair.results) == len(pair.opened) == 1
-    assert line.done_sending
-    assert not line.is_over
-    line.announces(ANCHOR)  # nothing more matters
-    line.ends()
-    assert line.is_over
-    assert pair.suspected == []
-
-
-def test_a_peer_that_hears_nothing_may_go_on_without_anchors(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    pair.passes(0.9)
-    assert pair.told == []
-    pair.passes(2.0)
-    assert pair.told == [PrefetchedAnchor(0, 0, None)]
-
-
 def test_an_anchor_goes_ahead_only_while_no_round_is_on_its_way(clock: Clock) -> None:
     pair = Pair(clock, fragments=2)
     pair.run(pair.advanced(0), pair.advanced(1))
     pair.begin()
     line = pair.calls(fragment=1)
-    assert line.said == ["header"]
-    pair.pairs.give_up(0, "enough")
-    clock.settle()
-    assert line.said == ["header", ANCHOR]
-
-
-def test_a_round_that_begins_in_the_same_instant_goes_before_an_anchor(clock: Clock) -> None:
-    pair = Pair(clock, fragments=2).lay()
-    line = pair.calls(fragment=1)
-    assert line.said == []  # this peer has not come to that round
-    pair.run(pair.advanced(1), asyncio.sleep(0), pair.begun(0))
     assert line.said == ["header"]
     pair.pairs.give_up(0, "enough")
     clock.settle()
@@ -307,20 +250,6 @@ def test_without_an_anchor_nobody_waits(clock: Clock) -> None:
 
 
 # ------------------------------------------------------------------------------------- admission
-
-
-def test_a_caller_waits_until_this_peer_has_come_to_its_round(clock: Clock) -> None:
-    pair = Pair(clock)
-    line = pair.calls()
-    assert line.said == []
-    pair.lay()
-    assert line.said == ["header", ANCHOR]
-    early = pair.calls(round=3)
-    assert early.said == []
-    pair.run(pair.advanced(version=4))
-    assert early.said == [CODES.REFUSAL_PRUNED]
-    assert early.is_over
-    assert line.is_over
 
 
 def test_a_stream_that_does_not_say_what_it_is_for_is_ended(clock: Clock) -> None:
@@ -457,28 +386,3 @@ def test_a_peer_that_has_succeeded_calls_again_until_its_partner_knows(clock: Cl
     again = pair.answers(pair.opened[1])
     assert again.said == ["header", ANCHOR, CONTRIBUTION, "staged"]
     assert pair.suspected == []
-
-
-def test_a_refusal_overtakes_the_frames_that_have_not_left(clock: Clock) -> None:
-    pair = Pair(clock, "a").lay()
-    pair.context.__dict__["frame_bytes"] = 4
-    pair.begin()
-    (line,) = pair.opened
-    with patch.object(Context, "sent", lambda *_: asyncio.sleep(1.0)):
-        pair.answers(line)
-        pair.pairs.give_up(0, "enough")
-        pair.passes(0.9)
-        assert line.said == ["header", ANCHOR]
-        pair.passes(0.2)
-    assert line.said == ["header", ANCHOR, CODES.REFUSAL_PRUNED]
-
-
-def test_a_served_stream_that_is_cancelled_blames_nobody(clock: Clock) -> None:
-    pair = Pair(clock).lay()
-    line = pair.calls()
-    pair.begin()
-    assert line.task is not None
-    line.task.cancel()
-    clock.settle()
-    assert pair.suspected == []
-    assert pair.calls().said == ["header", ANCHOR, CONTRIBUTION]

@@ -67,29 +67,6 @@ def test_a_partner_that_trickles_is_not_waited_for_for_ever() -> None:
     assert prefetch.overdue(laid, until)
 
 
-def test_with_overlap_nobody_waits_and_what_comes_late_is_told() -> None:
-    prefetch, laid = Prefetch(awaited=False), lay()
-    assert not prefetch.overdue(laid, LAID_S + 60)
-    assert came(prefetch, laid, "ac") == [False, True]
-
-
-def test_who_has_not_exchanged_waits_for_as_long_as_the_others_do() -> None:
-    prefetch, alone = Prefetch(), lay("b")
-    alone.succeeded = True
-    prefetch.ended(alone)
-    prefetch.arrived(100, 200.0)  # 24 bytes take 48 s
-    laid = lay()
-    laid.own[ANCHOR] = own(120)
-    assert prefetch.due_at(laid) == LAID_S + 49.0
-    assert not prefetch.overdue(laid, LAID_S + 48.9)
-    assert prefetch.overdue(laid, LAID_S + 49.0)
-
-
-@pytest.mark.parametrize("awaited", [True, False])
-def test_who_sits_out_waits_for_nobody(awaited: bool) -> None:
-    assert Prefetch(awaited=awaited).laid(lay("b"), 9) is awaited
-
-
 @pytest.mark.parametrize(
     ("succeeded", "members", "said"), [(True, 2, True), (True, 3, False), (False, 2, False)]
 )
@@ -100,34 +77,3 @@ def test_where_all_are_one_group_they_have_one_anchor_if_the_last_round_was_held
     before.succeeded, before.failed = succeeded, "" if succeeded else "lost"
     prefetch.ended(before)
     assert prefetch.laid(lay("ab"), members) is said
-
-
-def test_without_a_shared_momentum_there_is_nothing_to_tell() -> None:
-    prefetch, laid = Prefetch(told=False), lay()
-    assert came(prefetch, laid, "ac") == [False, False]
-    assert not prefetch.overdue(laid, LAID_S + 9)
-
-
-def of_rounds(size_bytes: int, config: RoundConfig = CONFIG) -> AnchorPrefetch:
-    return AnchorPrefetch(config, [size_bytes], told=True, awaited=True)
-
-
-def test_before_anything_has_come_the_slowest_link_is_assumed() -> None:
-    assert of_rounds(3_000_000, RoundConfig(floor_mbps=8.0)).lead_s(0) == 3.0
-
-
-def test_a_round_takes_as_long_as_values_have_taken_last() -> None:
-    prefetch = of_rounds(3_000_000)
-    for size_bytes, took_s in ((1_000_000, 0.5), (0, 9.0)):
-        prefetch.arrived(size_bytes, took_s)
-        assert prefetch.lead_s(0) == 1.5
-
-
-def test_what_was_slow_is_forgotten_by_halves() -> None:
-    prefetch = of_rounds(1_000_000)
-    for took_s in (8.0, 1.0, 1.0, 1.0, 1.0):
-        prefetch.arrived(1_000_000, took_s)
-    assert prefetch.lead_s(0) == 1.0
-    prefetch.arrived(1_000_000, 16.0)
-    prefetch.arrived(1_000_000, 1.0)
-    assert prefetch.lead_s(0) == 8.0
