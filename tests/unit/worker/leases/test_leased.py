@@ -7,17 +7,12 @@ import pytest
 from murmuration.worker.leases import LeasedBlocks, Run, SampleStream
 from murmuration.worker.leases.ledger import (
     Block,
-    BlockBegun,
     BlockLeased,
-    EpochEnded,
-    Exhausted,
     LeaseMessage,
     LeaseRevoked,
     SampleStreamClosed,
     SamplesUsed,
     ShareMessage,
-    Starved,
-    StreamOpened,
     UseKnown,
 )
 
@@ -47,29 +42,6 @@ class Ends:
 
 def run(number: int, begin: int, end: int) -> Run:
     return Run(Block(1, number), begin, end)
-
-
-def test_batches_go_over_blocks_and_what_is_drawn_from_is_said() -> None:
-    ends = Ends()
-    ends.lease(2, 0)
-    assert [ends.blocks.take(4) for _ in range(3)] == [
-        [run(2, 0, 4)],
-        [run(2, 4, 8)],
-        [run(2, 8, 10), run(0, 0, 2)],
-    ]
-    assert [m for m in ends.posted if isinstance(m, BlockBegun)] == [
-        BlockBegun(Block(1, 2)),
-        BlockBegun(Block(1, 0)),
-    ]
-    assert ends.posted[0] == StreamOpened(STREAM, 5, 2)
-
-
-def test_a_block_goes_on_where_another_peer_was_and_the_last_is_shorter() -> None:
-    ends = Ends()
-    ends.lease(3, begin=1)
-    assert ends.blocks.take(9 - 6) == [run(3, 1, 4)]
-    ends.coming.append(Exhausted(5, 1))
-    assert ends.blocks.take(4) == []
 
 
 def test_a_batch_is_told_of_when_the_loop_comes_back_for_the_next() -> None:
@@ -119,27 +91,6 @@ def test_a_block_that_was_revoked_is_drawn_no_further() -> None:
     assert ends.blocks.take(2) == [run(1, 0, 2)]
 
 
-def test_what_is_left_is_drawn_before_the_end_of_an_epoch_and_then_nothing() -> None:
-    ends = Ends()
-    ends.lease(0)
-    ends.coming.append(Exhausted(5, 1, behind=True))
-    assert ends.blocks.take(12) == [run(0, 0, 10)]
-    assert ends.posted[-1] == Starved(1)
-    assert ends.blocks.take(1) == []
-    assert ends.blocks.passed_over
-    assert not ends.blocks.run_is_over
-
-
-def test_the_end_of_the_run_ends_every_wait() -> None:
-    ends = Ends()
-    ends.lease(0, 1)
-    ends.blocks.take(20)
-    ends.coming.append(None)
-    ends.blocks.use(20)
-    assert ends.blocks.run_is_over
-    assert ends.blocks.take(1) == []
-
-
 def test_what_is_closed_is_told_first() -> None:
     ends = Ends()
     ends.lease(0)
@@ -147,16 +98,3 @@ def test_what_is_closed_is_told_first() -> None:
     ends.blocks.use(3)
     ends.blocks.close()
     assert ends.posted[-2:] == [SamplesUsed(1, 3, {Block(1, 0): 3}, ()), SampleStreamClosed(1)]
-
-
-def test_a_stream_that_ends_in_a_block_ends_with_it() -> None:
-    ends = Ends(SampleStream(1, 10, None, in_order=True), at_once=1)
-    ends.lease(1, 2)
-    (first,) = ends.blocks.take(1)
-    ends.blocks.use(1)
-    (second,) = ends.blocks.take(1)
-    ends.blocks.end_epoch(second, 11)  # there is no twelfth
-    assert (first, second) == (run(1, 0, 1), run(1, 1, 2))
-    assert ends.posted[-1] == EpochEnded(Block(1, 2))
-    ends.blocks.tell()
-    assert ends.posted[-1] == SamplesUsed(1, 1, {}, (Block(1, 1),))

@@ -33,15 +33,6 @@ def test_merging_is_a_union_in_any_order(parts: list[list[int]]) -> None:
     ]
 
 
-def test_a_cursor_only_goes_on_and_ends_with_its_block() -> None:
-    ledger = ledger_of([], {4: 7, 5: 2})
-    ledger.merge({}, {Block(1, 4): 3, Block(1, 5): 6})
-    assert ledger.cursors == {Block(1, 4): 7, Block(1, 5): 6}
-    ledger.finish(1, 4, 5)
-    ledger.merge({}, {Block(1, 4): 9})
-    assert ledger.cursors == {Block(1, 5): 6}
-
-
 def test_free_blocks_of_several_epochs_leave_out_what_an_epoch_does_not_have() -> None:
     ledger = ledger_of([0, 1])
     stop = 2 * EPOCH_BLOCKS
@@ -51,16 +42,6 @@ def test_free_blocks_of_several_epochs_leave_out_what_an_epoch_does_not_have() -
         EPOCH_BLOCKS + 1,
         EPOCH_BLOCKS + 2,
     ]
-
-
-def test_the_last_epoch_is_the_latest_that_is_touched() -> None:
-    ledger = ledger_of([0])
-    assert ledger.last_epoch(1, ()) == 0
-    assert ledger.last_epoch(1, {2 * EPOCH_BLOCKS + 1}) == 2
-    ledger.finish(1, 3, EPOCH_BLOCKS)
-    assert ledger.last_epoch(1, ()) == 0
-    ledger.finish(1, 0, EPOCH_BLOCKS + 1)
-    assert ledger.last_epoch(1, ()) == 1
 
 
 def test_a_checkpoint_holds_it_as_plain_values() -> None:

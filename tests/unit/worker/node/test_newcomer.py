@@ -47,12 +47,6 @@ def test_one_of_several_that_answers_is_enough(where: int) -> None:
     assert first.peers(addresses) == tuple(addresses)
 
 
-def test_of_those_that_answer_the_first_named_is_taken() -> None:
-    addresses = free_addresses(2)
-    with peer(addresses[1], sections={}), peer(addresses[0]), Newcomer(addresses) as asks:
-        assert asks.ask_run(None).address == addresses[0]
-
-
 def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for() -> None:
     first, second = free_addresses(2)
     told: list[str] = []
@@ -68,14 +62,6 @@ def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for() -> 
     refused = "connection refused"
     assert line.startswith(f"nobody answers yet: {first}: {refused}; {second}: {refused}; check ")
     assert line.endswith("; trying for 2 min 00 s more")
-
-
-@pytest.mark.parametrize("wait_s", [0.0, 0.3])
-def test_how_long_to_try_is_for_the_user_to_say(wait_s: float) -> None:
-    (address,) = free_addresses(1)
-    says = rf"^nobody answers: {address}: connection refused \(\d+ tries in \d.\d s\); check the "
-    with Newcomer([address], wait_s=wait_s) as asks, pytest.raises(PeersUnreachable, match=says):
-        asks.ask_run(None)
 
 
 def test_the_user_is_told_after_two_seconds_and_every_half_minute_until_two_minutes_are_over(
@@ -97,23 +83,6 @@ def test_the_user_is_told_after_two_seconds_and_every_half_minute_until_two_minu
     with pytest.raises(PeersUnreachable):
         asyncio.run(asks._until_answered(nobody))
     assert (told, now_s) == ([2.0, 32.0, 62.0, 92.0], 120.0)
-
-
-def test_one_that_was_a_member_tries_without_end_and_at_the_others_too() -> None:
-    named, other = free_addresses(2)
-    told: list[str] = []
-    known = Remembered(RUN.run, (named,), (other,))
-    with ExitStack() as later:
-
-        def tell(line: str) -> None:
-            told.append(line)
-            later.enter_context(peer(other))
-
-        with Newcomer([named], remembered=known, tell=tell) as asks:
-            first = asks.ask_run(None)
-            assert asks.remembered == (other,)
-    assert first.address == other
-    assert "; trying until one does (if all of them join, start one by `murmur up`" in told[0]
 
 
 def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone() -> None:
@@ -179,12 +148,6 @@ def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(
     assert len(made) == 1
 
 
-def test_nothing_is_started_where_nobody_is_asked() -> None:
-    with Newcomer() as asks:
-        assert asks.check_run(Config(), None) == ""
-        assert asks._thread is None
-
-
 def test_a_client_that_does_not_close_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(_transport: GrpcTransport) -> None:
         await asyncio.Event().wait()
@@ -247,9 +210,3 @@ def test_what_cannot_be_read_is_not_believed(tmp_path: Path, content: bytes) -> 
         f"{tmp_path}/members.json is damaged or cannot be read: its members of the run are not "
         "tried"
     ]
-
-
-def test_many_members_are_kept_as_a_few(tmp_path: Path) -> None:
-    members = tuple(f"host{number}.example:7700" for number in range(4096))
-    Remembered(RUN.run, ("a:1",), members).keep(tmp_path)
-    assert folder.remembered(tmp_path, ["a:1"], quiet).members == members[:32]

@@ -53,27 +53,6 @@ def test_nothing_is_done_as_long_as_others_dial_this_peer() -> None:
     assert choice.tick(1000.0) == []
 
 
-def test_two_relays_are_kept_the_second_of_those_that_answer_soonest() -> None:
-    choice = begun(0.05, 0.03, 0.01)
-    assert choice.relays == ("p2", "p0")
-    assert choice.tick(0.5) == []
-
-
-def test_a_relay_is_known_by_the_address_that_it_advertises() -> None:
-    choice = RelayChoice()
-    choice.want("name:1")
-    assert choice.reserved("name:1", "p0", "a0", 0.1) == [Advertise(("a0",))]
-    choice.seen(*seen(0.01), 0.2)
-    assert choice.tick(0.3) == []
-
-
-def test_a_relay_that_is_lost_is_out_at_once_and_the_next_is_asked() -> None:
-    choice = begun(0.01, 0.02, 0.03)
-    assert choice.relays == ("p0", "p1")
-    assert choice.lost("a0", 1.0) == [Advertise(("a1",)), Reserve("a2")]
-    assert choice.reserved("a2", "p2", "a2", 1.1) == [Advertise(("a1", "a2"))]
-
-
 def test_one_that_died_is_released_though_its_stream_seems_to_live() -> None:
     choice = begun(0.01, 0.02)
     actions = choice.seen(*seen(0.01, 0.02, gone=["a0"]), 1.0)
@@ -114,11 +93,6 @@ def test_a_little_faster_is_no_reason_to_change() -> None:
     assert choice.relays == ("p0", "p1")
 
 
-def test_one_that_cannot_be_measured_is_the_first_to_be_replaced() -> None:
-    choice = begun(0.01, 0.02, 0.03)
-    assert measured(choice, 5.0, a0=None, a1=1e6, a2=1e5)[-1] == Reserve("a2")
-
-
 def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alone() -> None:
     choice = begun(0.01, 0.02, 0.03)
     now = 0.0
@@ -139,10 +113,3 @@ def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alon
     choice.lost("a2", now)
     assert Reserve("a0") not in choice.tick(now + MOST_RETRY_S - 1)
     assert choice.tried("a0", now, leads_here=False) == []  # it is none any more
-
-
-def test_the_only_one_is_kept_whatever_it_does() -> None:
-    choice = begun(0.01)
-    for _ in range(9):
-        assert choice.tried("a0", 1.0, leads_here=False) == []
-    assert choice.relays == ("p0",)

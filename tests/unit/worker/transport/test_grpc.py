@@ -186,22 +186,6 @@ def test_probes_learn_that_it_serves() -> None:
     assert asyncio.run(scenario()) == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_what_measures_and_asks_for_status_is_no_traffic_of_the_training() -> None:
-    async def scenario() -> list[tuple[int, int, int, int]]:
-        async with linked(Ends()) as (address, client, server):
-            for method, size in (("Measure", 50_000), ("Status", 0), ("Gossip", 10)):
-                await client.call(address, f"Control/{method}", bytes(size), 20)
-            counts = [each.traffic for each in (client, server)]
-            return [
-                (t.sent_bytes, t.received_bytes, t.probe_sent_bytes, t.probe_received_bytes)
-                for t in counts
-            ]
-
-    (sent, received, probed, answered), there = asyncio.run(scenario())
-    assert there == (received, sent, answered, probed)
-    assert sent < 100 < 50_000 < probed
-
-
 class Echoes(Handler):
     """Says who calls."""
 
@@ -233,22 +217,6 @@ async def said(identity: Identity | None, address: str, peer: str | None = None)
         return await client.call(address, "Control/Measure", b"", 20, peer)
     finally:
         await client.close()
-
-
-def test_both_sides_know_who_the_other_is(run: Authority) -> None:
-    async def scenario() -> None:
-        server, client = (run.new_identity(Role.PEER, name) for name in ("a", "B:/ö"))
-        async with linked(Echoes(), server, client) as (address, transport, _):
-            assert (await said(client, address)).decode() == "peer B:/ö"
-            assert (await said(client, address, "a")).decode() == "peer B:/ö"
-            with pytest.raises(Untrusted, match="has another name"):
-                await said(client, address, "b")
-            stream = transport.open(address, "Data/Fetch", "a")
-            assert await stream.receive() == "peer B:/ö".encode()
-            with pytest.raises(Untrusted, match="has another name"):
-                await transport.open(address, "Data/Fetch", "A").receive()
-
-    asyncio.run(scenario())
 
 
 class Repeats(Echoes):
@@ -320,19 +288,6 @@ def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(
         async with serving(None) as there:
             with pytest.raises(Untrusted, match="this run is not encrypted"):
                 await said(client, there)
-
-    asyncio.run(scenario())
-
-
-def test_nobody_is_untrusted_for_not_being_there(run: Authority) -> None:
-    async def scenario() -> None:
-        async with serving(None) as address:
-            pass
-        for identity in (None, run.new_identity(Role.PEER, "b")):
-            with pytest.raises(Unreachable) as error:
-                await said(identity, address)
-            assert not isinstance(error.value, Untrusted)
-            assert str(error.value) == f"{address}: connection refused"
 
     asyncio.run(scenario())
 
