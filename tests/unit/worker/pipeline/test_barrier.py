@@ -3,7 +3,6 @@ report, and the answer that vouches for a sum."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -41,39 +40,6 @@ def tracker_at(iteration: int = 5, **counted: set[int]) -> IterationTracker:
     return tracker
 
 
-def test_over_when_every_origin_has_reported() -> None:
-    tracker = tracker_at(a={0, 1}, b={0})
-    origins = [origin("a"), origin("b")]
-    assert tracker.over(origins, 0.0) is None
-    tracker.reported(5, A, [1, 0])
-    assert tracker.over(origins, 0.0) is None
-    tracker.reported(5, B, [0])
-    assert tracker.ended == 0
-    assert tracker.over(origins, 0.0) == IterationOver(5, discard=False)
-    assert tracker.ended == 5
-
-
-@pytest.mark.parametrize("told", [[], [0], [0, 1, 2]])
-def test_what_was_counted_otherwise_than_told_is_left_out(told: list[int]) -> None:
-    tracker = tracker_at(a={0, 1})
-    tracker.reported(5, A, told)
-    assert tracker.over([origin()], 0.0) == IterationOver(5, discard=True)
-
-
-def test_a_backward_that_failed_is_not_counted() -> None:
-    tracker = tracker_at(a={0, 1})
-    tracker.failed(StageCallKey(5, A, 1))
-    tracker.failed(StageCallKey(5, B, 1))  # nor is one that never was
-    tracker.reported(5, A, [0])
-    assert tracker.over([origin()], 0.0) == IterationOver(5, discard=False)
-
-
-def test_what_is_counted_again_is_nothing_new() -> None:
-    tracker = tracker_at(a={0})
-    assert not tracker.counted(StageCallKey(5, A, 0))
-    assert tracker.counted(StageCallKey(5, A, 1))
-
-
 def test_a_report_may_come_before_the_iteration_begins() -> None:
     tracker = tracker_at(4)
     tracker.reported(5, A, [])
@@ -88,37 +54,6 @@ def test_a_report_from_far_ahead_is_not_kept() -> None:
     tracker.reported(5000, A, [])
     tracker.begin(5000)
     assert tracker.over([origin(step=4999)], 0.0) is None
-
-
-def test_of_reports_before_this_peer_has_begun_the_latest_is_kept() -> None:
-    tracker = IterationTracker()
-    tracker.reported(4999, A, [])
-    tracker.reported(5000, A, [])
-    tracker.begin(4999)
-    assert tracker.over([origin(step=4998)], 0.0) == IterationOver(4999)  # it is further
-    tracker.begin(5000)
-    assert tracker.over([origin(step=4999)], 0.0) == IterationOver(5000)
-
-
-def test_a_report_on_an_earlier_iteration_says_nothing() -> None:
-    tracker = tracker_at(5)
-    tracker.reported(4, A, [])
-    assert tracker.over([origin()], 0.0) is None
-
-
-@pytest.mark.parametrize("health", [Health.DEAD, Health.LEFT])
-def test_nobody_waits_for_an_origin_that_is_gone(health: Health) -> None:
-    tracker = tracker_at(a={0})
-    tracker.reported(5, A, [0])
-    gone = origin("b", health=health)
-    assert tracker.over([origin("a"), gone], 0.0) == IterationOver(5)
-    assert tracker_at().over([gone], 0.0) is None  # with none left, until one comes
-
-
-def test_a_suspected_origin_is_waited_for() -> None:
-    tracker = tracker_at()
-    tracker.reported(5, A, [])
-    assert tracker.over([origin("a"), origin("b", health=Health.SUSPECT)], 0.0) is None
 
 
 @pytest.mark.parametrize(("step", "waits"), [(0, False), (3, False), (4, True)])
@@ -157,34 +92,6 @@ def test_an_origin_that_gossip_has_not_yet_told_to_have_started_is_waited_for(
     assert tracker.over(origins, 0.0) == IterationOver(5)
 
 
-@pytest.mark.parametrize(("heard", "waits"), [(3, False), (4, True), (5, True)])
-def test_an_origin_that_gossip_has_as_not_even_ready_is_waited_for_once_heard(
-    heard: int, waits: bool
-) -> None:
-    tracker = tracker_at(a=set())
-    tracker.heard(heard, B)
-    tracker.reported(5, A, [])
-    over = tracker.over([origin("a"), origin("b", 0, Phase.STARTING)], 0.0)
-    assert (over is None) == waits
-
-
-def test_an_origin_that_is_only_starting_keeps_nobody_from_the_first_iteration() -> None:
-    tracker = tracker_at(1)
-    tracker.reported(1, A, [])
-    origins = [origin("a"), origin("b", 0, Phase.STARTING)]
-    assert tracker.over(origins, 0.0) == IterationOver(1)
-
-
-def test_what_an_origin_said_in_an_earlier_incarnation_says_nothing_of_this_one() -> None:
-    tracker = tracker_at(a=set())
-    tracker.reported(4, B, [])
-    tracker.reported(5, A, [])
-    before = origin("b", 4)
-    assert tracker.over([origin("a"), before], 0.0) is None
-    fetching = replace(before, epoch=2, phase=Phase.READY, step=0)
-    assert tracker.over([origin("a"), fetching], 0.0) == IterationOver(5)
-
-
 def goes_on(tracker: IterationTracker, iteration: int) -> IterationOver | None:
     """What a and b say of it in the incarnations that gossip tells of."""
     tracker.reported(iteration, A, [])
@@ -209,16 +116,6 @@ def test_an_incarnation_that_gossip_never_tells_of_is_waited_for_once() -> None:
         assert goes_on(tracker, iteration) == IterationOver(iteration)
 
 
-def test_an_incarnation_that_gossip_tells_of_late_is_waited_for_on() -> None:
-    tracker = tracker_at(a=set())
-    tracker.reported(5, A, [])
-    tracker.heard(5, AGAIN)
-    assert tracker.over([origin("a"), origin("b", 4)], 0.0) is None
-    again = replace(origin("b", 0, Phase.STARTING), epoch=AGAIN.epoch)
-    assert tracker.over([origin("a"), again], 1.0) is None
-    assert tracker.over([origin("a"), again], 9.0) is None
-
-
 @pytest.mark.parametrize("begun", [0, 5], ids=["before", "after"])
 def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
     """Nor does it have this iteration left out, as that of an origin that has gone on."""
@@ -234,15 +131,6 @@ def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
     assert tracker.over(origins, 0.0) is None
     tracker.reported(5, A, [0])
     assert tracker.over(origins, 0.0) == IterationOver(5, discard=False)
-
-
-def test_an_origin_that_has_ended_its_run_is_heard_out() -> None:
-    tracker = tracker_at(5, b={0})
-    tracker.reported(5, A, [])
-    origins = [origin("a"), origin("b", 5, Phase.DONE)]
-    assert tracker.over(origins, 0.0) is None
-    tracker.reported(5, B, [0])
-    assert tracker.over(origins, 0.0) == IterationOver(5)
 
 
 def test_an_origin_further_on_is_not_waited_for_where_nothing_of_it_is_counted() -> None:
@@ -264,17 +152,6 @@ def test_the_report_on_a_later_iteration_tells_that_one_was_lost() -> None:
     assert tracker.over([origin(step=4)], 0.0) == IterationOver(5, discard=True)
 
 
-def test_going_back_begins_anew() -> None:
-    """A peer that takes over an earlier state is at an earlier iteration than before."""
-    tracker = tracker_at(5)
-    tracker.reported(5, A, [])
-    assert tracker.over([origin()], 0.0) is not None
-    tracker.begin(3)
-    assert (tracker.iteration, tracker.ended) == (3, 2)
-    tracker.reported(3, A, [])
-    assert tracker.over([origin()], 0.0) == IterationOver(3)
-
-
 # --------------------------------------------------------------------- origins that are gone
 
 
@@ -286,18 +163,6 @@ def orphaned_at(iteration: int = 5) -> IterationTracker:
     tracker.began(StageCallKey(iteration, A, 0))
     tracker.reported(iteration, A, [])
     return tracker
-
-
-@pytest.mark.parametrize("health", [Health.DEAD, Health.LEFT])
-def test_what_an_origin_that_is_gone_had_sent_here_is_lost(health: Health) -> None:
-    tracker = orphaned_at()
-    gone = origin("b", step=4, health=health)
-    assert tracker.orphaned == 0
-    assert tracker.over([origin("a"), gone], 0.0) == IterationOver(5, discard=False)
-    assert tracker.orphans(5) == {B: Orphans(frozenset({0, 1}), frozenset({1, 2}))}
-    assert tracker.orphaned == 2
-    tracker.begin(6)
-    assert (tracker.orphaned, tracker.orphans(6)) == (2, {})
 
 
 def test_what_an_origin_had_sent_here_that_serves_another_stage_now_is_lost() -> None:
@@ -313,14 +178,6 @@ def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
     tracker.begin(7)
     tracker.reported(5, B, [1])
     assert (tracker.orphaned, tracker.orphans(5)) == (0, {})
-
-
-def test_orphans_in_an_iteration_that_is_left_out_are_in_no_sum() -> None:
-    tracker = orphaned_at()
-    tracker.counted(StageCallKey(5, A, 0))
-    over = tracker.over([origin("a"), origin("b", step=4, health=Health.DEAD)], 0.0)
-    assert over == IterationOver(5, discard=True)
-    assert tracker.orphans(5)[B].counted == frozenset()
 
 
 # ------------------------------------------------------------------------ reports and answers

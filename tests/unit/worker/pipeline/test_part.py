@@ -10,7 +10,6 @@ from murmuration.worker.pipeline.part import (
     neighbour_weights,
     rebuilt_stage,
     stage_fragments,
-    weights_of,
 )
 from murmuration.worker.pipeline.profile import Profile
 from tests.protocol.stage_swarm import StagedProblem
@@ -25,25 +24,6 @@ def member(stage: int, norm: float, health: Health = Health.ALIVE) -> Member:
 def test_neighbours_count_by_the_norms_of_their_gradients() -> None:
     members = [member(0, 9.0), member(1, 1.0), member(3, 3.0), member(2, 7.0), member(4, 5.0)]
     assert neighbour_weights(2, members) == pytest.approx({1: 0.25, 3: 0.75})
-
-
-def test_the_last_stage_has_one_neighbour_and_the_dead_have_no_say() -> None:
-    assert neighbour_weights(2, [member(0, 2.0), member(1, 4.0)]) == {1: 1.0}
-    dead = [member(1, 4.0, Health.DEAD), member(3, 4.0)]
-    assert neighbour_weights(2, dead) == {3: 1.0}
-    assert neighbour_weights(2, dead[:1]) == {}
-
-
-def test_neighbours_that_have_no_norm_yet_count_alike() -> None:
-    assert neighbour_weights(1, [member(0, 0.0), member(2, 0.0)]) == {0: 0.5, 2: 0.5}
-
-
-def test_the_neighbours_that_came_share_the_whole() -> None:
-    weights = {1: 0.25, 3: 0.75}
-    assert weights_of([1, 3], weights) == weights
-    assert weights_of([1], weights) == {1: 1.0}
-    assert weights_of([3], {1: 1.0, 3: 0.0}) == {3: 1.0}
-    assert weights_of([], weights) == {}
 
 
 def test_a_neighbour_with_fewer_layers_lends_its_last_one() -> None:

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import pytest
 
 from murmuration.algorithms.skippipe.search import search_routes
-from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.planner import (
     RoutePlanner,
-    links_of,
     planned_rules,
     snapshot_name,
     snapshot_of,
@@ -20,65 +19,6 @@ from murmuration.worker.pipeline.planner import (
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from tests.unit.worker.pipeline.members import context_of, members_of, telling
-
-
-def test_a_snapshot_numbers_those_that_serve_by_stage() -> None:
-    snapshot = snapshot_of(members_of(0, 2, 0, 1))
-    assert snapshot is not None
-    assert snapshot.peers == ("p0", "p1", "p2", "p3")
-    assert snapshot.stages == (0, 1, 2)
-    assert snapshot.pipeline.stages == ((0, 2), (3,), (1,))
-
-
-def test_a_stage_that_nobody_serves_is_left_out_and_without_origins_there_is_no_snapshot() -> None:
-    snapshot = snapshot_of(members_of(0, 3))
-    assert snapshot is not None
-    assert snapshot.stages == (0, 3)
-    assert snapshot_of(members_of(1, 2)) is None
-    assert snapshot_of([]) is None
-
-
-def test_a_snapshot_is_named_by_who_serves_and_what_was_measured() -> None:
-    members = members_of(0, 1, 1)
-    name = snapshot_name(members)
-    assert snapshot_name(list(reversed(members))) == name
-    others = [
-        telling(members[2], Profile(forward_s=1.0)),
-        replace(members[2], epoch=2),
-        replace(members[2], stage=0),
-        replace(members[2], health=Health.SUSPECT),
-        replace(members[2], phase=Phase.DONE),
-    ]
-    names = [snapshot_name([*members[:2], other]) for other in others]
-    assert name not in names
-    assert snapshot_name([*members[:2], replace(members[2], step=9, heartbeat=4)]) == name
-
-
-def test_what_nobody_has_measured_is_as_what_was() -> None:
-    members = members_of(0, 1, 1)
-    members[1] = telling(members[1], Profile(forward_s=0.5, backward_s=1.5, memory=9))
-    snapshot = snapshot_of(members)
-    assert snapshot is not None
-    assert snapshot.pipeline.costs.forward_s.tolist() == [0.5, 0.5, 0.5]
-    assert snapshot.pipeline.costs.backward_s.tolist() == [1.5, 1.5, 1.5]
-    assert snapshot.pipeline.memory == (9, 9, 9)
-
-
-def test_a_links_latency_is_the_shorter_that_was_told_and_its_rate_the_senders() -> None:
-    mine = Profile(latency_s={"b": 0.03}, rate_bytes_per_s={"b": 1e6})
-    theirs = Profile(latency_s={"a": 0.01}, rate_bytes_per_s={"a": 5e6})
-    links = links_of(["a", "b"], [mine, theirs])
-    assert links.latency_s[0, 1] == links.latency_s[1, 0] == 0.01
-    assert links.rate_bytes_per_s[0, 1] == 1e6
-    assert links.rate_bytes_per_s[1, 0] == 5e6
-
-
-def test_the_median_of_what_is_known_stands_for_a_link_that_nobody_has_measured() -> None:
-    near = Profile(latency_s={"b": 0.03, "c": 0.01}, rate_bytes_per_s={"b": 1e6, "c": 3e6})
-    links = links_of(["a", "b", "c"], [near, Profile(), Profile()])
-    assert links.latency_s[1, 2] == links.latency_s[2, 1] == pytest.approx(0.02)
-    assert links.rate_bytes_per_s[1, 0] == links.rate_bytes_per_s[1, 2] == 2e6
-
 
 # ------------------------------------------------------------------------------------- routes
 
@@ -158,25 +98,6 @@ def on_plan(peer: Peer, iteration: int) -> bool:
     return [tuple(snapshot.peers.index(hop.peer) for hop in route) for route in routes] == expected
 
 
-def test_who_is_still_searching_names_the_same_measurements_as_who_has_found() -> None:
-    """Two origins with the same cards; the search of one is over."""
-
-    async def scenario() -> None:
-        members = measured(0.1)
-        first, second = Peer(members, "p0"), Peer(members, "p1")
-        name = snapshot_name(members)
-        assert first.planner.routes(1)[1] == second.planner.routes(1)[1] == name
-        await first.searches.let_go()
-        assert on_plan(first, 2)
-        assert first.planner.routes(2)[1] == second.planner.routes(2)[1] == name
-        await second.searches.let_go()
-        assert on_plan(second, 3)
-        assert (first.searches.begun, second.searches.begun) == (1, 1)
-        await first.planner.close()
-
-    run(scenario())
-
-
 def test_who_has_heard_other_measurements_names_them() -> None:
     async def scenario() -> None:
         first, second = Peer(measured(0.1), "p0"), Peer(measured(0.3), "p1")
@@ -187,36 +108,6 @@ def test_who_has_heard_other_measurements_names_them() -> None:
         await second.planner.close()
 
     run(scenario())
-
-
-def test_snapshots_that_were_held_are_known_for_a_while_and_then_no_longer() -> None:
-    peer = Peer(measured(0.1))
-    names = {seconds: snapshot_name(measured(seconds)) for seconds in (0.1, 0.2, 0.3)}
-
-    def known() -> set[float]:
-        return {seconds for seconds, name in names.items() if peer.planner.knows(name)}
-
-    assert known() == {0.1}
-    peer.now = 100.0  # however long it was held
-    peer.members = measured(0.2)
-    assert known() == {0.1, 0.2}
-    peer.now = 109.0
-    peer.members = measured(0.3)
-    assert known() == {0.1, 0.2, 0.3}
-    peer.now = 112.0
-    assert known() == {0.2, 0.3}
-    peer.members = measured(0.1)  # again
-    assert known() == {0.1, 0.2, 0.3}
-    peer.now = 130.0
-    assert known() == {0.1}
-
-
-def test_what_was_held_between_two_calls_is_known() -> None:
-    peer, between = Peer(measured(0.1)), snapshot_name(measured(0.2))
-    for seconds in (0.1, 0.2, 0.3):
-        peer.members = measured(seconds)
-        peer.planner.on_view()
-    assert peer.planner.knows(between)
 
 
 def test_the_snapshots_that_are_known_are_bounded() -> None:

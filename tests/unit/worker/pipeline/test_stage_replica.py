@@ -98,15 +98,6 @@ def own_gradients(stage: Stage, values: Tensor, gradient: Tensor) -> dict[str, T
     return dict(zip(named, found, strict=True))
 
 
-def test_backwards_come_before_forwards_and_each_in_order() -> None:
-    stage = Stage(1)
-    first = stage.ask(JobKind.FORWARD, 0, hidden())
-    second = stage.ask(JobKind.FORWARD, 1, hidden())
-    third = stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
-    fourth = stage.ask(JobKind.BACKWARD, 1, hidden(), hidden(1))
-    assert stage.done() == [third, fourth, first, second]
-
-
 def test_a_repeated_backward_is_answered_and_not_counted_twice() -> None:
     stage = Stage(1)
     stage.ask(JobKind.BACKWARD, 7, hidden(), hidden(1))
@@ -132,17 +123,6 @@ def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused() -> N
     assert (problems[later], problems[old]) == ("", "the iteration is over")
 
 
-def test_a_discarded_iteration_leaves_no_gradient() -> None:
-    stage = Stage(1)
-    stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
-    stage.done()
-    stage.replica.handle(IterationOver(1, discard=True))
-    assert stage.replica.over
-    gradients = stage.replica.backward(1)
-    assert not any(bool(value.any()) for value in gradients.values())
-    assert stage.replica.visits == 0
-
-
 def test_an_iteration_without_visits_moves_no_parameter() -> None:
     """Adam would go on by its momentum."""
     stage = Stage(1)
@@ -153,17 +133,6 @@ def test_an_iteration_without_visits_moves_no_parameter() -> None:
     stage.replica.begin(2)
     stage.replica.inner_step(2, stage.replica.backward(2))
     assert all(torch.equal(before[n], v) for n, v in stage.replica.parameters.items())
-
-
-def test_word_of_an_earlier_iteration_ends_nothing() -> None:
-    stage = Stage(1)
-    stage.replica.begin(2)
-    stage.replica.handle(IterationOver(1))
-    assert not stage.replica.over
-    stage.replica.handle(IterationOver(2))
-    assert stage.replica.over
-    stage.replica.begin(3)
-    assert not stage.replica.over
 
 
 def test_what_comes_back_without_a_loss_is_refused() -> None:
@@ -291,12 +260,6 @@ def test_an_iteration_lasts_until_word_comes_that_it_is_over() -> None:
     assert training.answered == [1, 2]
 
 
-def test_a_stop_ends_it() -> None:
-    training = Training()
-    training.serve(Stop("SIGTERM"))
-    assert not training.stage.over
-
-
 def test_another_peers_state_ends_it_and_the_next_step_begins_there() -> None:
     training = Training()
     training.serve(SkipAhead(5))
@@ -312,12 +275,3 @@ def test_back_in_the_schedule_nothing_is_waited_for() -> None:
     training.step = 3
     assert training.serve() == 0.0
     assert (training.stage.iteration, training.begun) == (3, [5])
-
-
-def test_an_iteration_that_was_left_is_served_again() -> None:
-    """Its visits are in no gradient yet."""
-    training = Training(step=5)
-    training.serve(SkipAhead(6))
-    training.step = 5
-    training.serve(IterationOver(5))
-    assert training.stage.over
