@@ -18,15 +18,6 @@ def progress(step: int, **changes: object) -> dict[str, object]:
     }
 
 
-def test_progress_replaces_and_the_curve_grows() -> None:
-    record = Record("w0")
-    record.apply({"event": "listening", "address": "h:1", "pid": 3}, 0.0)
-    for step, loss in ((10, 3.0), (10, 3.0), (20, 2.5), (30, math.nan)):
-        record.apply(progress(step, loss=loss), 1.0)
-    assert (record.address, record.step, record.loss) == ("h:1", 30, None)
-    assert record.loss_curve() == [(10, 3.0), (20, 2.5)]
-
-
 def test_the_curve_is_bounded_and_keeps_its_start() -> None:
     record = Record("w0")
     for step in range(20_000):
@@ -52,16 +43,6 @@ def test_lost_steps_are_those_of_all_times_so_far(result_event) -> None:
     assert record.steps_lost == 7
     record.apply(result_event("w0", steps_lost=9), 1.0)
     assert record.steps_lost == 9
-
-
-def test_the_result_wins_over_what_was_seen(result_event) -> None:
-    record = Record("w0")
-    record.apply(progress(90), 0.0)
-    record.apply({"event": "round", "fragment": 0, "round": 9}, 0.0)
-    record.apply(result_event("w0"), 1.0)
-    assert (record.step, record.bytes_sent, record.rounds_completed) == (100, 2_000_000, 4)
-    assert record.loss_curve() == [(50, 3.0), (100, 2.5)]
-    assert record.seen(1e9).state == "done"
 
 
 def test_values_of_a_wrong_type_are_passed_over() -> None:
@@ -94,13 +75,6 @@ def test_losses_of_the_anchor_on_the_way_are_kept_in_order_and_the_workers_own_c
     assert record.validation_curve() == [(20, 3.0), (60, 2.0)]
     record.apply({"event": "result", "val_loss_curve": [[20, 3.0], [40, 2.5], [60, 2.0]]}, 0.0)
     assert record.validation_curve() == [(20, 3.0), (40, 2.5), (60, 2.0)]
-
-
-def test_one_that_evaluates_is_not_silent() -> None:
-    record = Record("w0")
-    record.apply(progress(100), 60.0)
-    record.apply(progress(100, state="evaluating"), 61.0)
-    assert record.seen(99.0).state == "evaluating"
 
 
 def test_a_record_knows_the_faults_that_its_worker_found_and_the_report_has_each_once() -> None:

@@ -32,14 +32,6 @@ def names(registry: Registry, request: pb.IntroduceRequest, now: float) -> list[
     return [member.peer for member in registry.introduce(request, now).members]
 
 
-def test_introduces_everyone_to_everyone() -> None:
-    registry = Registry()
-    assert names(registry, call("w0"), 0.0) == []
-    assert names(registry, call("w1"), 1.0) == ["w0"]
-    assert names(registry, call("w2"), 2.0) == ["w0", "w1"]
-    assert names(registry, call("w0"), 3.0) == ["w1", "w2"]
-
-
 def test_the_lost_are_not_handed_out_and_may_come_back() -> None:
     registry = Registry()
     registry.introduce(call("w0"), 0.0)
@@ -76,14 +68,6 @@ def test_the_newest_card_wins() -> None:
     registry.introduce(call("w0", epoch=5, heartbeat=9, step=90), 3.0)
     assert registry.members["w0"].member.step == 50
     assert registry.members["w0"].heard_s == 2.0
-
-
-def test_one_that_has_left_and_comes_back_is_not_over() -> None:
-    registry = Registry()
-    registry.introduce(call("w0", epoch=1, phase=pb.PHASE_LEAVING), 0.0)
-    assert registry.all_over(1, 0.0, 30.0)
-    registry.introduce(call("w0", epoch=2), 1.0)
-    assert not registry.all_over(1, 1.0, 30.0)
 
 
 def test_an_epoch_that_cannot_be_takes_nobodys_place() -> None:
@@ -163,14 +147,3 @@ def test_the_status_document() -> None:
             "heard_s_ago": pytest.approx(2.0),
         }
     ]
-
-
-def test_members_are_shown_with_their_stage_when_there_are_several() -> None:
-    registry = Registry()
-    for stage in range(2):
-        request = call(f"w{stage}")
-        request.member.stage = stage
-        registry.introduce(request, 0.0)
-    members = registry.status(0.0)["members"]
-    assert isinstance(members, list)
-    assert [(row["peer"], row["stage"]) for row in members] == [("w0", 0), ("w1", 1)]

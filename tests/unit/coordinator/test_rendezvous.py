@@ -15,7 +15,6 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from murmuration.coordinator import Failure, cli
 from murmuration.coordinator.asking import ask
@@ -152,16 +151,6 @@ def test_started_again_it_learns_the_swarm_back() -> None:
 
     with ReservedPorts(1) as ports:
         asyncio.run(scenario(ports.addresses[0]))
-
-
-def test_probes_learn_that_it_serves() -> None:
-    async def scenario() -> None:
-        async with serving() as (address, _), aio.insecure_channel(address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-    asyncio.run(scenario())
 
 
 def test_a_taken_port_is_one_line_and_exit_code_7() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from murmuration.coordinator.printer import figure_lines, print_report, sparkline
+from murmuration.coordinator.printer import figure_lines, print_report
 from murmuration.coordinator.records import Record
-from murmuration.coordinator.report import Report, build_report, mean_curve, write_report
+from murmuration.coordinator.report import Report, build_report, write_report
 
 KEYS = (
     "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
@@ -116,20 +116,6 @@ def test_a_dead_worker_stands_with_its_last_numbers(finished: Make) -> None:
     assert (dead["steps"], dead["bytes_sent"], dead["rounds_completed"]) == (40, 700_000, 1)
     assert (dead["anchor_hash"], dead["val_loss"], dead["compute_s"]) == (None, None, None)
     assert report["hashes_agree"] is None  # one alone has nobody to agree with
-
-
-def test_when_all_have_died_the_report_still_stands() -> None:
-    report = report_of(killed("w0"), killed("w1"), preset="ddp", steps=100, seed=7)
-    assert (report["preset"], report["seed"], report["val_loss"]) == ("ddp", 7, None)
-    assert report["train_loss_curve"] == [(10, 4.0), (40, 3.0)]
-
-
-def test_the_mean_curve_uses_who_has_the_step(finished: Make) -> None:
-    assert mean_curve([[(1, 4.0), (2, 2.0)], [(1, 2.0)], []]) == [(1, 3.0), (2, 2.0)]
-    assert mean_curve([]) == []
-    curves = ([[20, 4.0], [40, 2.0]], [[20, 5.0]])
-    report = report_of(*(finished(val_loss_curve=curve) for curve in curves))
-    assert report["val_loss_curve"] == [(20, 4.5), (40, 2.0)]
 
 
 def test_what_a_task_measures_is_a_mean_over_those_that_did(finished: Make) -> None:
@@ -415,9 +401,3 @@ def test_a_narrow_terminal_shows_each_workers_row_whole(finished: Make) -> None:
         "012345",
         "done",
     ]
-
-
-def test_the_sparkline_falls() -> None:
-    line = sparkline([(i, 5.0 / (i + 1)) for i in range(200)])
-    assert (line[0], line[-1], len(line)) == ("█", "▁", 40)
-    assert sparkline([(1, 2.0)]) == "▁"

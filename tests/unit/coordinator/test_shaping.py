@@ -2,7 +2,6 @@
 
 import math
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from murmuration.algorithms.link import Link
 from murmuration.coordinator.shaping_proxy import (
     BURST_S,
     Bucket,
-    DelayLine,
     LinkedPeer,
     ShapedPipe,
     next_break_s,
@@ -51,20 +49,6 @@ def test_never_more_than_the_rate_and_a_burst_passes(chunks: list[tuple[int, flo
             assert total <= RATE * (span_s + BURST_S) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("late_s", [0.0, BURST_S / 2])
-@pytest.mark.parametrize("rate_mbps", [1, 2, 20, 100, 1000])
-def test_a_greedy_sender_gets_the_whole_rate(rate_mbps: float, late_s: float) -> None:
-    pipe = ShapedPipe(member("w0", rate_mbps=rate_mbps), LinkedPeer("far", None), random.Random(0))
-    assert stream(pipe, 100.0, late_s) == pytest.approx(rate_mbps * 1e6 / 8 * 100, rel=0.01)
-
-
-def test_without_a_limit_everything_passes_at_once() -> None:
-    free = LinkedPeer("w0", None)
-    pipe = ShapedPipe(free, LinkedPeer("w1", None), random.Random(0))
-    assert pipe.enter(1_000_000, 5.0) == (5.0, 5.0)
-    assert pipe.full  # what is under way stays bounded all the same
-
-
 def test_connections_of_one_worker_share_its_link_both_ways_apart() -> None:
     w0, w1, w2 = (member(f"w{i}") for i in range(3))
     chance = random.Random(0)
@@ -77,21 +61,6 @@ def test_connections_of_one_worker_share_its_link_both_ways_apart() -> None:
     assert ShapedPipe(w1, w2, chance).enter(n, 0.0)[0] == pytest.approx(2 - BURST_S)
     assert (w0.sent_bytes, w0.received_bytes) == (2 * n, n)
     assert (w2.sent_bytes, w2.received_bytes) == (0, 2 * n)
-
-
-def test_the_slower_end_decides() -> None:
-    pipe = ShapedPipe(member("w0", rate_mbps=100), member("w1"), random.Random(0))
-    assert stream(pipe, 50.0) == pytest.approx(50 * RATE, rel=0.01)
-
-
-@given(st.lists(st.floats(0, 0.1), min_size=2, max_size=100), st.integers())
-def test_the_delay_varies_and_keeps_the_order(pauses: list[float], seed: int) -> None:
-    line, now, due = DelayLine(0.05, 0.02, random.Random(seed)), 0.0, []
-    for pause_s in pauses:
-        now += pause_s
-        due.append(line.due(now))
-        assert 0.03 - 1e-9 <= due[-1] - now <= 0.07 + 1e-9
-    assert all(a <= b for a, b in pairwise(due))
 
 
 def test_what_is_under_way_is_what_fits_on_the_link() -> None:

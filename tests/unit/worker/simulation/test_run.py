@@ -8,8 +8,8 @@ import torch
 
 from murmuration.algorithms.link import Link
 from murmuration.worker.simulation import Scenario, simulate
-from murmuration.worker.simulation.peer import VALUES, Quadratic
-from murmuration.worker.simulation.run import distance_to_optimum, percentile, spread
+from murmuration.worker.simulation.peer import Quadratic
+from murmuration.worker.simulation.run import distance_to_optimum, spread
 
 
 def test_steps_at_once_have_the_moments_of_steps_one_by_one() -> None:
@@ -34,15 +34,6 @@ def test_replicas_come_near_the_optimum_and_each_has_noise_of_its_own() -> None:
     assert spread(task.local) > 0.02
 
 
-def test_spread_is_relative_and_root_mean_square() -> None:
-    def filled(value: float) -> torch.Tensor:
-        return torch.full((VALUES,), value)
-
-    assert spread([filled(2.0)] * 3) == 0
-    assert spread([filled(1.0), filled(3.0)]) == pytest.approx(0.5)
-    assert spread([filled(1.0), filled(1.0), filled(4.0)]) == pytest.approx(2**0.5 / 2)
-
-
 def mean(**changes: object) -> Scenario:
     return Scenario(**{"preset": "diloco", "rounds": 5} | changes)
 
@@ -55,22 +46,6 @@ def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers: int
     assert found.bytes_per_round == pytest.approx(2 * (peers - 1) / peers * 4e6, rel=1e-3)
     assert found.spread == 0
     assert (found.rounds, found.rounds_failed) == (5 * peers, 0)
-
-
-def test_all_wait_for_a_straggler_until_the_grace_is_over() -> None:
-    found = simulate(mean(peers=4, slow_factor=5.0, slow_share=0.25))
-    assert found.sync_median_s is not None
-    assert found.sync_median_s > 20
-    assert found.idle_share > 0.5
-
-
-def test_crashes_freezes_and_broken_streams_leave_one_anchor() -> None:
-    link = Link(rate_mbps=20.0, delay_s=0.05, loss=1.0)
-    found = simulate(
-        mean(peers=12, link=link, crash_share=0.1, freeze_share=0.1, freeze_s=30.0, seed=3)
-    )
-    assert found.spread == 0
-    assert found.unfinished == 0
 
 
 def test_after_a_partition_all_have_one_anchor_again() -> None:
@@ -134,10 +109,3 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
 def test_what_makes_no_sense_is_refused(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Scenario(**changes)
-
-
-def test_percentiles_are_values_that_occur() -> None:
-    values = [float(value) for value in range(100, 0, -1)]
-    assert (percentile(values, 0.5), percentile(values, 0.99)) == (50.0, 99.0)
-    assert percentile([3.0], 0.99) == 3.0
-    assert percentile([], 0.5) is None
