@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.plan import PRESETS
@@ -16,7 +15,6 @@ from murmuration.worker.manifest import join_config
 from murmuration.worker.tasks import TaskError
 
 SHARES = st.floats(0, 0.99)
-POSITIVE = st.floats(1e-6, 100)
 
 
 def config_error(*settings: str, path: Path | None = None, preset: str | None = None) -> str:
@@ -97,10 +95,6 @@ def test_ddp_is_its_own_period_whatever_a_comparison_was_started_with() -> None:
 )
 def test_a_setting_is_toml_or_else_plain_text(text: str, value: object) -> None:
     assert load_config(None, [f"task.option={text}"]).task.options == {"option": value}
-
-
-def test_the_last_setting_wins() -> None:
-    assert load_config(None, ["run.seed=1", "run.seed=2"]).run.seed == 2
 
 
 # ------------------------------------------------------------------------------------ refusals
@@ -255,53 +249,6 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------- round trip
-
-
-@given(
-    seed=st.integers(0, 2**62),
-    steps=st.integers(1, 10**9),
-    preset=st.sampled_from(["diloco", "local"]),
-    inner_steps=st.integers(1, 10**6),
-    outer_lr=POSITIVE,
-    momentum=SHARES,
-    alpha=SHARES,
-    lr=POSITIVE,
-    options=st.dictionaries(
-        st.text(st.characters(codec="ascii", categories=["L"]), min_size=1).filter(
-            lambda key: key != "name"
-        ),
-        st.integers() | st.text() | st.booleans(),
-        max_size=3,
-    ),
-)
-def test_the_run_wide_sections_survive_as_plain_values(
-    seed: int, steps: int, preset: str, inner_steps: int, outer_lr: float, momentum: float,
-    alpha: float, lr: float, options: dict[str, Any],
-) -> None:  # fmt: skip
-    config = parse_config(
-        {
-            "run": {"seed": seed, "steps": steps},
-            "task": options,
-            "inner": {"lr": lr},
-            "diloco": {
-                "preset": preset,
-                "inner_steps": inner_steps,
-                "outer_lr": outer_lr,
-                "outer_momentum": momentum,
-                "merge_alpha": alpha,
-            },
-        },
-        "here",
-    )
-    assert config.plan.inner_steps == inner_steps
-    assert parse_config(to_document(config), "there") == config
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_survives_as_plain_values(preset: str) -> None:
-    config = load_config(None, (), preset)
-    assert parse_config(to_document(config), "there") == config
-    assert config.plan == PRESETS[preset]
 
 
 def test_trackers_are_this_machines_own() -> None:

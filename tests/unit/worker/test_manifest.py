@@ -91,26 +91,6 @@ def test_a_codec_of_another_version_is_refused_with_what_to_do() -> None:
         join_config(theirs, None, [], "there")
 
 
-def test_it_survives_packing() -> None:
-    packed = manifest("task.architecture={hidden_size = 8}")
-    arrived = Manifest.unpack(packed.pack())
-    assert arrived.plain() == packed.plain()
-    assert arrived.run == packed.run
-    assert arrived.pack() == packed.pack()
-
-
-def test_its_config_is_the_runs() -> None:
-    settings = ["run.seed=3", "task.text=stdlib", "diloco.inner_steps=7"]
-    settings += [
-        'diloco.overlap="measured"',
-        "diloco.overlap_steps=2",
-        "run.evaluate_every=9",
-        "stages.memory_mib=7.0",
-    ]
-    arrived = Manifest.unpack(manifest(*settings).pack())
-    assert arrived.config("the peer") == load_config(None, settings)
-
-
 def test_the_run_does_not_depend_on_the_order_of_keys() -> None:
     document = manifest().plain()
     backwards = dict(reversed(document.items()))

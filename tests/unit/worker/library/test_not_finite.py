@@ -87,20 +87,6 @@ def test_one_batch_costs_some_steps_and_no_more(
     assert loop.losses[-1] < loop.losses[0]
 
 
-@pytest.mark.parametrize("value", [INF, -INF, 1e38])
-def test_infinite_losses_cost_as_much(told: Callable[[], list[str]], value: float) -> None:
-    loop = Loop("streaming").run(lambda step: value if step == 6 else 1.0)
-    assert loop.is_finite
-    assert len(told()) == 1
-
-
-def test_a_loss_that_is_told_costs_no_step_after_it(told: Callable[[], list[str]]) -> None:
-    loop = Loop("diloco").run(lambda step: NAN if step == 5 else 1.0, reports=True)
-    (line,) = told()
-    assert line.startswith("parameters not finite at step 5: ")
-    assert loop.lost == 1
-
-
 def test_many_such_batches_are_counted_and_told_ever_more_rarely(
     told: Callable[[], list[str]],
 ) -> None:
@@ -117,27 +103,6 @@ def spoil(name: str) -> Change:
             model.get_parameter(name).data[0] = NAN
 
     return after
-
-
-def test_one_fragment_alone_is_put_back_as_all_are(told: Callable[[], list[str]]) -> None:
-    loop = Loop("streaming", **FEW_LAYERS).run(after=spoil("2.weight"))
-    assert loop.is_finite
-    assert len(told()) == 1
-
-
-def spoil_moments(step: int, _: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """An infinite second moment: its values never move again, and stay finite."""
-    if step == 5:
-        for state in optimizer.state.values():
-            state["exp_avg_sq"].fill_(INF)
-
-
-def test_moments_alone_are_forgotten(told: Callable[[], list[str]]) -> None:
-    loop = Loop("diloco").run(after=spoil_moments)
-    (line,) = told()
-    assert line.startswith("moments of the optimizer not finite at step 8: ")
-    assert loop.lost == 0
-    assert loop.is_finite
 
 
 def test_a_loss_of_nan_with_finite_parameters_costs_nothing(

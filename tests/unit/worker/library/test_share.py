@@ -103,29 +103,6 @@ class OneShot:
         return self._items
 
 
-def test_a_shuffled_data_set_is_drawn_once_in_an_order_of_the_epochs() -> None:
-    peers = Peers("a", "b", "c")
-    epochs = []
-    for _ in range(2):
-        drawn = peers.draw({name: loader(shuffle=True) for name in "abc"})
-        assert sorted(values(drawn)) == list(range(24))
-        assert all(4 <= len(batches) * 4 <= 12 for batches in drawn.values())
-        epochs.append(values(drawn))
-    assert epochs[0] != epochs[1]
-
-
-def test_batch_sizes_may_differ() -> None:
-    sources = {"a": loader(2, 50), "b": loader(5, 50, shuffle=False), "c": loader(3, 50)}
-    drawn = Peers(*"abc").draw(sources, block=4)
-    assert sorted(values(drawn)) == list(range(50))
-    sizes = {name: {len(batch) for (batch,) in drawn[name][:-1]} for name in "abc"}
-    assert sizes == {"a": {2}, "b": {5}, "c": {3}}
-
-
-def test_an_order_that_is_not_random_is_kept() -> None:
-    assert values(Peers("a").draw({"a": loader()})) == list(range(24))
-
-
 def test_batches_of_a_users_own_sampler_stay_whole() -> None:
     def own() -> DataLoader[Any]:
         class Pairs(BatchSampler):
@@ -137,27 +114,6 @@ def test_batches_of_a_users_own_sampler_stay_whole() -> None:
     drawn = Peers("a", "b").draw({"a": own(), "b": own()})
     batches = sorted(batch.tolist() for each in drawn.values() for (batch,) in each)
     assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
-
-
-class Halves(Sampler[int]):
-    """Another half of twelve in each epoch."""
-
-    epoch = 0
-
-    def __len__(self) -> int:
-        return 6
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6 * self.epoch, 6 * self.epoch + 6))
-
-
-def test_a_sampler_of_ones_own_is_told_the_epoch() -> None:
-    peers, source = Peers("a"), loader(2, 12, sampler=Halves())
-    epochs = [values(peers.draw({"a": source})) for _ in range(2)]
-    assert epochs == [list(range(6)), list(range(6, 12))]
 
 
 class Endless(Sampler[int]):
@@ -218,11 +174,6 @@ def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error() -> None:
         next(batches)
 
 
-def test_samples_that_are_not_batched() -> None:
-    drawn = Peers("a", "b").draw({name: loader(None, 9) for name in "ab"})  # type: ignore[arg-type]
-    assert sorted(int(v) for each in drawn.values() for (v,) in each) == list(range(9))
-
-
 def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back() -> None:
     peers = Peers("a")
     ahead = loader(2, 40, num_workers=1, prefetch_factor=4)
@@ -239,13 +190,6 @@ def test_an_incomplete_batch_is_left_to_the_next_epoch_where_none_is_wanted() ->
     first, second = (peers.draw({"a": loader(4, 10, drop_last=True)}) for _ in range(2))
     assert [len(values(first)), len(values(second))] == [8, 12]
     assert sorted(values(first) + values(second))[:4] == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize("source", [list("abcdefghijklmnopqrs"), "abcdefghijklmnopqrs"])
-def test_items_of_any_sequence_are_shared(source: Any) -> None:
-    drawn = Peers("a", "b").draw({"a": source, "b": source}, block=2)
-    assert sorted([*drawn["a"], *drawn["b"]]) == list("abcdefghijklmnopqrs")
-    assert len(drawn["a"]) > 5 < len(drawn["b"])
 
 
 @pytest.mark.parametrize("block", [1, 3, 19, 20])
@@ -374,13 +318,6 @@ def test_a_part_of_a_data_set_for_one_rank_is_refused() -> None:
         Peers("a").draw({"a": part})
 
 
-def test_a_loop_that_breaks_off_goes_on_in_the_state_of_then() -> None:
-    peers, stream = Peers("a"), Stateful(40)
-    for _ in range(4):
-        assert len([*islice(peers.shares["a"].share(stream, "", 8, lambda: False), 10)]) == 10
-    assert stream.read == 40
-
-
 def test_peers_that_go_on_in_a_stream_leave_none_of_it_out() -> None:
     """What is left behind one that goes on is read in another pass."""
     peers = Peers("a", "b")
@@ -453,16 +390,6 @@ def test_ranks_of_a_site_take_as_much_each() -> None:
     assert len(drawn[0]) == len(drawn[1]) == 7
     assert len(set(values(drawn))) == 42  # type: ignore[arg-type]
     assert {len(batch) for each in drawn.values() for (batch,) in each} == {3}
-
-
-def test_a_loop_that_ends_early_goes_on_in_the_same_epoch() -> None:
-    peers = Peers("a")
-    source = loader(3, 30)
-    for number, (first,) in enumerate(peers.shares["a"].share(source, "", 5, lambda: False)):
-        assert first.tolist() == list(range(3 * number, 3 * number + 3))
-        if number == 3:
-            break
-    assert sorted(values(peers.draw({"a": source}, block=5))) == list(range(12, 30))
 
 
 def test_the_end_of_the_run_ends_it() -> None:

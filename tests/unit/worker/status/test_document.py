@@ -17,12 +17,6 @@ class Clock:
         return self.now_s
 
 
-def test_steps_that_were_undone() -> None:
-    rounds = RoundLog(Clock())
-    rounds.told(new_event("put_back", step=9, steps=2, steps_lost=5))
-    assert rounds.steps_lost == 5
-
-
 def test_a_round_from_its_start_to_the_step_after_it() -> None:
     clock = Clock()
     rounds = RoundLog(clock)
@@ -53,19 +47,6 @@ def test_a_round_from_its_start_to_the_step_after_it() -> None:
     assert (rounds.done, rounds.exchange_s) == (1, 2.0)
 
 
-def test_a_round_that_fails_ends_the_wait_and_names_whom_it_lacked() -> None:
-    rounds = RoundLog(Clock())
-    rounds.began(2, 5)
-    rounds.told(new_event("progress", state="waiting"))
-    rounds.gave_up(2, 5, "w1, w2")
-    rounds.told(new_event("round_failed", fragment=2, round=5))
-
-    (failed,) = rounds.recent()
-    assert (failed["failed"], failed["waited_for"]) == (True, "w1, w2")
-    assert rounds.waiting_s() is None
-    assert (rounds.done, rounds.failed) == (0, 1)
-
-
 def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept() -> None:
     rounds = RoundLog(Clock())
     for number in range(200):
@@ -77,13 +58,6 @@ def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept() -> None
     told = [each["round"] for each in rounds.recent()]
     assert told == [*range(200 - 48, 200), 201]
     assert rounds.done == 200
-
-
-def test_a_wait_ends_when_the_training_goes_on_without_a_word_of_the_round() -> None:
-    rounds = RoundLog(Clock())
-    rounds.told(new_event("progress", state="waiting"))
-    rounds.told(new_event("progress", state="training"))
-    assert rounds.waiting_s() is None
 
 
 def monitor_after(monkeypatch: pytest.MonkeyPatch, lags_s: Iterable[float]) -> LagMonitor:
@@ -102,21 +76,6 @@ def monitor_after(monkeypatch: pytest.MonkeyPatch, lags_s: Iterable[float]) -> L
     with pytest.raises(asyncio.CancelledError):
         monitor.run().send(None)
     return monitor
-
-
-def test_before_the_first_sample_it_is_zero() -> None:
-    assert LagMonitor(lambda: 0.0).summary_ms() == {"p50": 0.0, "p99": 0.0, "max": 0.0}
-
-
-def test_it_reports_milliseconds_of_lateness(monkeypatch: pytest.MonkeyPatch) -> None:
-    lags_s = [0.001] * 60 + [0.004] * 39 + [0.250]
-    summary = monitor_after(monkeypatch, lags_s).summary_ms()
-    assert summary == pytest.approx({"p50": 1.0, "p99": 4.0, "max": 250.0})
-
-
-def test_waking_early_is_no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
-    summary = monitor_after(monkeypatch, [-0.002] * 3).summary_ms()
-    assert summary == {"p50": 0.0, "p99": 0.0, "max": 0.0}
 
 
 def test_memory_is_bounded_and_the_largest_is_never_forgotten(

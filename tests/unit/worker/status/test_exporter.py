@@ -4,11 +4,9 @@ import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from murmuration.protos.addresses import split_address
 from murmuration.worker.status.exporter import StatusCollector, metrics_of, metrics_server
@@ -70,25 +68,6 @@ def test_what_is_not_known_is_left_out() -> None:
     whole = {key: value for key, value in STATUS.items() if key != "microbatches"}
     names = {key[0] for key in samples(metrics_of(whole))}
     assert names.isdisjoint({"loss", "samples_total", "samples_per_second", "microbatches_total"})
-
-
-def test_a_scrape_gets_what_the_peer_says_then() -> None:
-    documents = iter((STATUS, {**STATUS, "step": 121}))
-    server = metrics_server("127.0.0.1:0", lambda: next(documents))
-    try:
-        for step in (120, 121):
-            with urlopen(f"{server.url}metrics") as answer:
-                text = answer.read().decode()
-            (found,) = (
-                sample.value
-                for family in text_string_to_metric_families(text)
-                for sample in family.samples
-                if sample.name == "murmuration_step"
-            )
-            assert found == step
-            assert "process_resident_memory_bytes" in text
-    finally:
-        server.close()
 
 
 def test_a_peer_that_is_ending_has_no_figures() -> None:

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmuration.algorithms.diagnosis import PeerFigures
 from murmuration.worker.exchange.measured import Arrivals
 from murmuration.worker.status.locator import OwnFigures, from_document, to_document
 
@@ -42,19 +41,6 @@ def test_medians_of_the_last_rounds() -> None:
     assert found.save_s == 1.5
     assert found.received == {"w1": (pytest.approx(2.0), pytest.approx(0.5))}
     assert from_document("w0", to_document(found)) == found
-
-
-def test_at_first_nothing_is_known() -> None:
-    own = OwnFigures("w0", Arrivals(Clock()), Clock())
-    assert own.figures() == PeerFigures(peer="w0")
-    assert from_document("w0", to_document(own.figures())) == PeerFigures(peer="w0")
-
-
-def test_a_sender_that_was_not_heard_of_for_long_is_forgotten() -> None:
-    own = after_rounds(6)
-    for _ in range(64):
-        own.round_ended()
-    assert own.figures().received == {}
 
 
 anything = st.recursive(

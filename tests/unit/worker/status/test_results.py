@@ -73,25 +73,6 @@ def test_nobody_waits_for_a_peer_that_it_cannot_reach() -> None:
     assert set(filter(peers.results_at("c").get, "abc")) == {"b"}
 
 
-def test_everybody_ends_with_the_results_of_all() -> None:
-    peers = Peers("a", "b", "c")
-    for name in "ab":
-        peers.results[name].share({"event": "result", "step": 90, "by": name})
-    peers.run()
-    assert not peers.results["a"].is_complete()  # c is done, and still evaluates
-    assert peers.results["a"].is_given()
-    peers.results["c"].share({"event": "result", "step": 90, "by": "c"})
-    peers.run()
-    for name in "abc":
-        assert peers.results[name].is_complete()
-        assert {peer: each["by"] for peer, each in peers.results_at(name).items()} == {
-            "a": "a",
-            "b": "b",
-            "c": "c",
-        }
-    assert peers.calls == 6  # each gives its own to each once
-
-
 def test_only_those_that_are_done_are_waited_for_and_the_dead_are_named() -> None:
     peers = Peers("a", "b", "c", "d")
     peers.members[1:] = [

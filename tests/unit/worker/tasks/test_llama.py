@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from murmuration.worker.errors import TaskError
-from murmuration.worker.tasks import Batch, Cursor, Staged, StageModule, load_task
+from murmuration.worker.tasks import Batch, Cursor, StageModule, load_task
 from murmuration.worker.tasks.llama import KeyValueCache, build_llama
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.tasks.llama_config import LlamaConfig, llama_config
@@ -217,18 +217,6 @@ def named(stages: list[StageModule]) -> list[tuple[str, nn.Parameter]]:
 
 
 @pytest.mark.parametrize("ranges", CUTS, ids=str)
-def test_stages_together_hold_the_models_parameters_once(
-    task: LlamaBytes, ranges: list[tuple[int, int]]
-) -> None:
-    whole = dict(task.model().named_parameters())
-    found = named(cut(task, ranges))
-    assert sorted(name for name, _ in found) == sorted(whole)
-    for name, parameter in found:
-        assert torch.equal(parameter, whole[name]), name
-        assert (parameter.dtype, parameter.device.type) == (torch.float32, "cpu")
-
-
-@pytest.mark.parametrize("ranges", CUTS, ids=str)
 def test_loss_and_gradients_are_the_models_bit_for_bit(
     task: LlamaBytes, ranges: list[tuple[int, int]]
 ) -> None:
@@ -243,21 +231,6 @@ def test_loss_and_gradients_are_the_models_bit_for_bit(
         assert parameter.grad is not None
         assert expected_gradient is not None
         assert torch.equal(parameter.grad, expected_gradient), name
-
-
-def test_an_empty_stage_changes_nothing(task: LlamaBytes) -> None:
-    hidden = torch.ones(2, 7, 24)
-    assert torch.equal(task.stage(0, -1, outer=True)(hidden), hidden)
-    assert list(task.stage(2, 1, outer=False).parameters()) == []
-
-
-def test_sizes_count_each_parameter_once(task: LlamaBytes) -> None:
-    assert isinstance(task, Staged)
-    whole = sum(parameter.numel() for parameter in task.model().parameters())
-    assert task.outer_size() + sum(task.layer_sizes()) == whole
-    for index, size in enumerate(task.layer_sizes()):
-        layer = task.stage(index, index, outer=False)
-        assert sum(parameter.numel() for parameter in layer.parameters()) == size
 
 
 @pytest.mark.parametrize("layers", [(0, 3), (-1, 1), (2, 0), (4, 3), (3, 3)])

@@ -74,12 +74,6 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     assert {key: found.values[key] for key in values} == values
 
 
-def test_the_same_step_can_be_saved_again(two: Path) -> None:
-    save(two, 200, {"anchor/0": torch.zeros(1)}, {"step": 200, "again": True})
-    assert load(two)[0].values["again"] is True
-    assert len(list(two.iterdir())) == 2
-
-
 # --------------------------------------------------------------------------------------- damage
 
 
@@ -197,14 +191,6 @@ def test_when_none_is_usable_it_says_what_is_wrong_and_what_to_do(two: Path) -> 
     line = str(refused.value)
     assert line.startswith(f"{two}: no usable checkpoint ({two / 'step-00000200'}: cut short: 5 of")
     assert line.endswith("start from step 0 with --fresh, or name another --out")
-
-
-def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(
-            CheckpointError, match="no usable checkpoint; start from step 0 with --fresh"
-        ):
-            load(folder)
 
 
 # ---------------------------------------------------------------------------------- kill and disk

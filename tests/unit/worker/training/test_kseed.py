@@ -108,20 +108,6 @@ def test_the_slope_is_the_gradient_along_the_direction() -> None:
     assert gradient[index].item() == pytest.approx(slope, rel=0.01)
 
 
-def test_steps_lower_the_loss_without_gradients_or_moments() -> None:
-    trained = replica(Line(), lr=0.02)
-    losses = []
-    for step in range(1, 101):
-        trained.inner_step(step, trained.backward(step))
-        losses.append(trained.loss)
-    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
-    assert trained.optimizer_state() == ({}, {})
-    others = [p for p in trained.model.parameters() if not p.requires_grad]
-    assert len(others) == 4
-    assert all(each.grad is None for each in others)
-    assert trained.samples == 800
-
-
 def test_a_loss_that_is_not_finite_moves_nothing() -> None:
     trained = replica(Line())
     trained.batches = iter([Batch(torch.full((1, 3), math.inf), torch.zeros(1, 1), trained.cursor)])

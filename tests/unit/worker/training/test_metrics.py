@@ -9,7 +9,6 @@ from torch import nn
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.library.hooks import UserReplica
-from murmuration.worker.membership import Phase
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training import metrics as metrics_module
@@ -20,57 +19,12 @@ from murmuration.worker.training.metrics import Metrics, Reporter, Stall
 from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica, Pace
 
-STALLS = [
-    Stall(0.5, 0, 0, "b"),
-    Stall(2.0, 1, 0, "c"),
-    Stall(0.0004, 0, 1, "d"),
-    Stall(1.5, 0, 2, "c"),
-    Stall(3.0, 2, 1, "?"),
-    Stall(0.25, 2, 2, "b"),
-    Stall(0.75, 10, 3, "b"),
-]
-
 
 def stalled(*stalls: Stall) -> Metrics:
     metrics = Metrics()
     for stall in stalls:
         metrics.stalled(stall)
     return metrics
-
-
-def test_waits_add_up_by_peer() -> None:
-    plain = stalled(*STALLS).plain()
-    assert plain["stall_s"] == 8.0
-    assert plain["stall_s_by_peer"] == {"?": 3.0, "b": 1.5, "c": 3.5}  # d is under a millisecond
-
-
-def test_the_five_longest_are_told_the_longest_first() -> None:
-    for order in (STALLS, STALLS[::-1], sorted(STALLS)):
-        longest = stalled(*order).plain()["longest_stalls"]
-        assert isinstance(longest, list)
-        assert [each["stall_s"] for each in longest] == [3.0, 2.0, 1.5, 0.75, 0.5]
-        assert longest[1] == {"stall_s": 2.0, "fragment": 1, "round": 0, "waited_for": "c"}
-
-
-def test_steps_are_told_apart_by_whether_a_round_was_on_its_way() -> None:
-    metrics = Metrics()
-    for seconds in (0.1, 0.9, 0.2):
-        metrics.stepped(seconds, in_flight=False)
-    for seconds in (0.3, 0.5):
-        metrics.stepped(seconds, in_flight=True)
-    plain = metrics.plain()
-    assert (plain["step_s_idle"], plain["step_s_in_flight"]) == (0.2, 0.4)
-    assert metrics.inner_steps == 5
-    assert plain["compute_s"] == 2.0
-
-
-def test_medians_are_of_the_latest_steps() -> None:
-    metrics = Metrics()
-    for seconds in [9.0] * 1000 + [0.5] * 4096:
-        metrics.stepped(seconds, in_flight=True)
-    plain = metrics.plain()
-    assert (plain["step_s_in_flight"], plain["step_s_idle"]) == (0.5, None)
-    assert metrics.inner_steps == 5096
 
 
 def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() -> None:
@@ -131,46 +85,6 @@ class Told:
 
     def events(self) -> list[dict[str, object]]:
         return [each.event for each in self.posted if isinstance(each, TrainingEvent)]
-
-
-def test_a_joiner_enters_before_what_is_in_flight() -> None:
-    told = Told()
-    told.reporter.publish(7)
-    assert (told.published().step, told.published().entry_step) == (7, 7)
-    told.fragment.contribute(torch.ones(4), 5)
-    told.reporter.publish(7)
-    assert (told.published().step, told.published().entry_step) == (7, 4)
-
-
-def test_the_pass_over_all_at_the_end_keeps_no_joiner_back() -> None:
-    told = Told()
-    told.fragment.skip_to(3)
-    told.fragment.contribute_values(told.fragment.state.anchor, STEPS)
-    told.reporter.publish(STEPS)
-    assert told.published().entry_step == STEPS
-
-
-def test_a_fragment_whose_round_failed_waits_for_others_and_so_do_all_in_the_end() -> None:
-    told = Told()
-    told.reporter.publish(1)
-    assert told.published().failed == frozenset()
-    told.fragment.contribute(torch.ones(4), 1)
-    told.fragment.abandon((), None, told.fragment.local)
-    told.reporter.publish(1)
-    assert told.published().failed == {0}
-    told.fragment.failed, told.reporter.phase = False, Phase.DONE
-    told.reporter.publish(STEPS)
-    assert (told.published().phase, told.published().failed) == (Phase.DONE, {0})
-
-
-def test_progress_is_told_now_and_then_and_at_the_last_step() -> None:
-    told = Told()
-    for tenth in range(11):
-        told.now = tenth / 10
-        told.reporter.progress(tenth)
-    told.reporter.progress(STEPS)
-    assert [event["step"] for event in told.events()] == [0, 5, 10, STEPS]
-    assert sum(isinstance(each, Published) for each in told.posted) == 4
 
 
 def test_progress_tells_what_a_second_brings_waits_included() -> None:
@@ -235,13 +149,6 @@ def test_a_step_taken_over_from_another_peer_is_no_pace() -> None:
     assert paces == [None, 1.0, None, 2.0]
 
 
-def test_samples_of_an_earlier_process_are_not_told_again() -> None:
-    told = Told(position=1000)
-    told.replica.cursor = Cursor(seed=0, stream="w0", position=1040)
-    told.reporter.progress(1)
-    assert told.events()[-1]["samples"] == 40
-
-
 def test_where_the_loop_is_the_users_there_are_no_samples_to_tell_of() -> None:
     model = nn.Linear(2, 2)
     replica = UserReplica(model, torch.optim.SGD(model.parameters(), lr=0.25))
@@ -250,15 +157,6 @@ def test_where_the_loop_is_the_users_there_are_no_samples_to_tell_of() -> None:
     (event,) = told.events()
     assert event["learning_rate"] == 0.25
     assert event.keys().isdisjoint({"samples", "samples_per_s", "tokens", "tokens_per_s"})
-
-
-def test_waiting_is_told_at_once_and_publishes_nothing() -> None:
-    told = Told()
-    told.reporter.progress(1)
-    told.posted.clear()
-    told.reporter.progress(1, state="waiting")
-    assert [event["state"] for event in told.events()] == ["waiting"]
-    assert len(told.posted) == 1
 
 
 @pytest.mark.parametrize(("loss", "said"), [(1.5, 1.5), (math.nan, None)])

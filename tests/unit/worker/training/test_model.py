@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from murmuration import Swarm
 from murmuration.algorithms.fragment_state import RoundResult
 from murmuration.algorithms.fragments import Fragment, partition
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.model import bare_name, running_statistics, schema_of
+from murmuration.worker.training.model import running_statistics, schema_of
 
 
 def normalised() -> nn.Module:
@@ -31,12 +30,6 @@ def test_saved_buffers_travel_with_integers_last_and_others_do_not() -> None:
     ]
     assert [s.integers for s in schema_of(model) if s.integers] == [torch.int64]
     assert not any(spec.averaged for spec in schema_of(model, statistics=False))
-
-
-def test_names_are_those_of_the_bare_model() -> None:
-    compiled = torch.compile(normalised(), backend="eager")
-    assert [spec.name for spec in schema_of(compiled)] == [s.name for s in schema_of(normalised())]
-    assert bare_name("module._orig_mod.layers.0._orig_mod.weight") == "layers.0.weight"
 
 
 def replica_of(model: nn.Module, preset: str) -> tuple[FragmentReplica, Fragment]:
@@ -90,21 +83,6 @@ def test_a_peer_whose_integers_were_taken_goes_on_from_its_own() -> None:
         anchor = each.fragment.named(each.state.anchor)
         assert anchor["1.num_batches_tracked"] == 1 << 40
         assert each.held(copied=False)["1.num_batches_tracked"].dtype is torch.int64
-
-
-@pytest.mark.parametrize("preset", ["diloco", "ddp"])
-def test_a_swarm_of_one_keeps_the_statistics_that_it_has(preset: str) -> None:
-    model = normalised()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Swarm(model, optimizer, preset=preset, steps=4) as swarm:
-        while not swarm.done:
-            model(torch.randn(8, 2) + 3).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            local = model[1].running_mean.clone()
-    torch.testing.assert_close(model[1].running_mean, local)
-    assert model[1].num_batches_tracked == 4
-    assert local.abs().sum() > 0
 
 
 INF, NAN = torch.inf, torch.nan

@@ -2,8 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -106,17 +104,6 @@ def test_the_training_is_the_same_to_the_bit() -> None:
     assert often.model.training
 
 
-@pytest.mark.parametrize(
-    ("every_steps", "told"), [(0, []), (3, [3, 6, 9]), (5, [5]), (STEPS, []), (1000, [])]
-)
-def test_it_is_told_at_the_interval_but_for_the_last_step(
-    every_steps: int, told: list[int]
-) -> None:
-    run = Run(every_steps)
-    assert [event["step"] for event in run.validations()] == told
-    assert [step for step, _ in run.trainer.metrics.val_curve] == told
-
-
 def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,33 +115,7 @@ def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(
     assert losses != {validate(run.task, run.model, 0).loss}
 
 
-def test_it_is_that_of_the_local_parameters_where_nothing_is_exchanged() -> None:
-    run = Run(every_steps=2, noise=False)
-    losses = [event["val_loss"] for event in run.validations()]
-    assert len(set(losses)) == len(losses)
-    assert losses[0] != validate(run.task, run.task.model(), 0).loss
-
-
 def test_one_that_a_signal_cuts_short_tells_no_loss() -> None:
     run = Run(every_steps=3, wanted=lambda: False)
     assert run.validations() == []
     assert run.trainer.step == STEPS
-
-
-@pytest.mark.parametrize(("resumed_at", "told"), [(0, [3, 6, 9]), (4, [6, 9]), (6, [9])])
-def test_a_run_that_goes_on_does_not_repeat_what_it_has_measured(
-    resumed_at: int, told: list[int]
-) -> None:
-    task, said = Drawing(noise=False), list[int]()
-    evaluation = PeriodicEvaluation(task, task.model(), seed=0, every_steps=3, step=resumed_at)
-    for step in range(resumed_at, STEPS):
-        position = SimpleNamespace(
-            trains=True,
-            exchanges=True,
-            step=step,
-            fragments=[],
-            report=lambda _: None,
-            evaluated=lambda *_, step=step: said.append(step),
-        )
-        evaluation.evaluate_if_due(cast(Trainer, position), lambda: True)
-    assert said == told

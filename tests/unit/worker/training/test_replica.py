@@ -1,12 +1,9 @@
 """Inner steps on one peer, and how far each takes it in the schedule."""
 
-import math
 from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from murmuration.algorithms.plan import Plan
@@ -48,25 +45,6 @@ def trained(each: InnerReplica, steps: int) -> InnerReplica:
 
 
 # -------------------------------------------------------------------------------- learning rate
-
-
-@given(st.integers(0, 50), st.integers(1, 300), st.floats(0, 1))
-def test_the_rate_warms_up_to_its_peak_and_falls_along_a_cosine(
-    warmup: int, steps: int, floor: float
-) -> None:
-    config = InnerConfig(lr=0.5, warmup_steps=warmup, min_lr_ratio=floor)
-    rates = [config.lr_at(step, steps) for step in range(1, steps + 1)]
-    for step, rate in enumerate(rates, 1):
-        if step <= warmup:
-            assert rate == pytest.approx(0.5 * step / warmup)
-        else:
-            angle = math.pi * (step - warmup) / (steps - warmup)
-            assert rate == pytest.approx(0.5 * (floor + (1 - floor) * (1 + math.cos(angle)) / 2))
-
-
-def test_the_rate_stays_at_its_floor_past_the_end() -> None:
-    config = InnerConfig(lr=1.0, warmup_steps=5, min_lr_ratio=0.25)
-    assert config.lr_at(1000, 100) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +91,6 @@ def test_it_trains_as_adamw_with_clipping_does(clip: float) -> None:
         assert torch.allclose(ours.parameters[name], parameter, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_model_of_matrices_or_of_vectors_alone_trains(bias: bool) -> None:
-    model = Line().model()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.endswith("bias") is bias)
-    each = replica(InnerConfig(warmup_steps=0), model=model)
-    before = {name: value.clone() for name, value in each.parameters.items()}
-    trained(each, 3)
-    assert all(not torch.equal(value, before[name]) for name, value in each.parameters.items())
-
-
 def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() -> None:
     config = InnerConfig(lr=0.1, warmup_steps=0)
     used = trained(replica(config), 5)
@@ -136,16 +103,6 @@ def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() ->
         each.inner_step(6, {name: g.clone() for name, g in gradients.items()})
     for name, value in fresh.parameters.items():
         assert torch.equal(value, used.parameters[name])
-
-
-def test_parameters_that_are_frozen_do_not_take_part() -> None:
-    model = Line().model()
-    model[0].weight.requires_grad_(False)
-    each = replica(InnerConfig(), model=model)
-    assert "0.weight" not in each.parameters
-    before = model[0].weight.clone()
-    trained(each, 3)
-    assert torch.equal(model[0].weight, before)
 
 
 def test_a_mean_of_gradients_in_fp32_serves_parameters_in_bf16() -> None:
@@ -167,29 +124,6 @@ def measured(inner_steps: int, own_s: float, fastest_s: float, *, unequal: bool 
     return pace
 
 
-@pytest.mark.parametrize(
-    ("own_s", "fastest_s", "steps"),
-    [(0.1, 0.1, 50), (0.2, 0.1, 25), (0.5, 0.1, 10), (30.0, 0.1, 1), (0.105, 0.1, 50)],
-    ids=["as fast", "half", "a fifth", "hardly any", "within the noise"],
-)
-def test_steps_of_a_period_follow_the_speed(own_s: float, fastest_s: float, steps: int) -> None:
-    assert measured(50, own_s, fastest_s).steps_per_period == steps
-
-
-@given(st.integers(1, 200), st.floats(1.0, 30.0))
-def test_a_period_takes_as_many_strides_as_it_has_steps(inner_steps: int, times: float) -> None:
-    pace = measured(inner_steps, 0.1 * times, 0.1)
-    strides = [pace.stride() for _ in range(10 * pace.steps_per_period)]
-    assert min(strides) >= 1
-    assert abs(sum(strides) - 10 * inner_steps) <= 1
-
-
-def test_all_go_step_by_step_unless_asked_to_differ() -> None:
-    pace = measured(20, 1.0, 0.1, unequal=False)
-    assert [pace.stride() for _ in range(5)] == [1] * 5
-    assert Pace(Plan(inner_steps=20, dylu=True)).stride() == 1  # nothing is known at first
-
-
 def test_a_peer_that_rounds_close_without_sends_earlier() -> None:
     pace = measured(20, 0.1, 0.1)
     for counted, stride in ((False, 6), (False, 11), (False, 11), (True, 1), (False, 6)):
@@ -198,15 +132,6 @@ def test_a_peer_that_rounds_close_without_sends_earlier() -> None:
     pace = measured(20, 0.1, 0.1, unequal=False)
     pace.round_closed(0.0, counted=False)
     assert pace.stride() == 1
-
-
-def test_first_steps_are_not_looked_at() -> None:
-    pace = Pace(Plan(inner_steps=20, dylu=True))
-    for seconds in (9.0, 5.0, 2.0, 1.0):
-        pace.stepped(seconds)
-    assert pace.step_s == 0
-    pace.stepped(0.5)
-    assert pace.step_s == 0.5
 
 
 def test_others_are_told_of_changes_that_matter() -> None:

@@ -42,16 +42,6 @@ def look(time_s: float, *documents: dict[str, Any]) -> Look:
     return Look(time_s, documents[0], {each["peer"]: each for each in documents})
 
 
-def test_a_peer_is_shown_by_its_own_word_or_as_others_know_it() -> None:
-    history = History(2.0)
-    history.add(look(100.0, status("w0", "w1")))
-
-    w0, w1 = history.since(0)["peers"]
-    assert (w0["answers"], w0["step"], w0["loss"]) == (True, 10, 2.5)
-    assert (w1["answers"], w1["step"], w1["loss"]) == (False, 9, None)
-    assert history.since(0)["swarm"]["seen_by"] == "w0"
-
-
 def test_what_a_dead_peer_said_last_stays() -> None:
     history = History(2.0)
     history.add(look(100.0, status("w0", "w1"), status("w1", "w0", loss=1.5)))
@@ -62,16 +52,6 @@ def test_what_a_dead_peer_said_last_stays() -> None:
     w1 = history.since(0)["peers"][1]
     assert (w1["state"], w1["live"], w1["loss"], w1["seen_s"]) == ("dead", False, 1.5, 100.0)
     assert history.since(100.0)["news"] == [{"time_s": 102.0, "peer": "w1", "text": "dead"}]
-
-
-def test_the_pace_of_a_relayed_peer_is_that_of_its_step_while_it_lives() -> None:
-    history = History(2.0)
-    for time_s, step, health in ((100.0, 90, "alive"), (102.0, 96, "alive"), (104.0, 96, "dead")):
-        document = status("w0", "w1")
-        document["members"][1] |= {"address": "w1@a:1", "step": step, "health": health}
-        history.add(look(time_s, document))
-        pace = history.since(0)["peers"][1]["steps_per_s"]
-        assert pace == (3.0 if time_s == 102.0 else None)
 
 
 def test_one_look_that_a_peer_misses_is_no_news() -> None:
@@ -130,16 +110,6 @@ def test_a_new_peer_takes_the_place_of_one_that_nobody_names_any_more() -> None:
     assert {"w0", "p0", "new"} <= set(names)
 
 
-def test_only_what_is_later_is_told_again() -> None:
-    history = History(2.0)
-    history.add(look(100.0, status("w0")))
-    history.add(look(102.0, status("w0", step=20)))
-
-    later = history.since(100.0)
-    assert [row[POINT.index("step")] for row in later["points"]["w0"]] == [20]
-    assert later["news"] == []
-
-
 def test_rounds_are_placed_on_this_machines_clock_until_they_are_over() -> None:
     history = History(2.0)
     on_its_way = {"fragment": 0, "round": 7, "began_s_ago": 1.5, "ended_s_ago": None}
@@ -177,15 +147,6 @@ def test_rates_are_of_what_has_grown_lately() -> None:
     assert history.since(0)["peers"][0]["sent_mbps"] is None
 
 
-def test_a_peer_that_waits_at_the_moment_is_told_from_one_that_computes() -> None:
-    history = History(2.0)
-    history.add(look(100.0, status("w0", waiting_s=1.25)))
-    assert history.since(0)["table"]["rows"][0][1] == "waiting"
-    history.add(look(102.0, status("w0", waiting_s=None)))
-    assert history.since(0)["table"]["rows"][0][1] == "training"
-    assert history.since(0)["news"] == []  # neither the first look nor a wait is
-
-
 def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting() -> None:
     def waited(peer: str, whom: str, stall_s: float, resumed_s_ago: float = 1.0) -> dict[str, Any]:
         said = {"fragment": 0, "round": int(10 * stall_s), "began_s_ago": 9.0, "waited_for": whom}
@@ -199,18 +160,6 @@ def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting() ->
     assert told["waits"] == {"by_peer": {"w2": 12.0}, "share": 14.5 / 40.0}
     heads = told["table"]["heads"]
     assert [row[heads.index("waited for")] for row in told["table"]["rows"]] == ["-", "-", "12 s"]
-
-
-def test_a_link_is_relayed_where_one_of_its_peers_can_only_be_reached_so() -> None:
-    document = status("w0", "w1", "w2")
-    for member in document["members"]:
-        member["address"] = f"{member['peer']}:7700"
-    document["members"][2]["address"] = "w2@w1:7700,w0:7700"
-    history = History(2.0)
-    history.add(look(100.0, document, status("w1", "w0", "w2")))
-
-    via = {(link["a"], link["b"]): link["via"] for link in history.since(0)["links"]}
-    assert via == {("w0", "w1"): None, ("w0", "w2"): "w1", ("w1", "w2"): None}
 
 
 def test_a_fault_is_told_once_by_the_highest_cost_and_with_how_many_have_found_it() -> None:

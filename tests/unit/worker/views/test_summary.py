@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from murmuration.worker.views.summary import PeerSummary, SwarmSummary, summary_of, text_table
+from murmuration.worker.views.summary import PeerSummary, SwarmSummary, summary_of
 
 OWN: dict[str, Any] = {
     "peer": "w0", "phase": "training", "step": 100, "steps": 400, "loss": 2.5, "steps_per_s": 10.0,
@@ -35,12 +35,6 @@ def test_a_peer_is_shown_by_its_own_word() -> None:
             "not taken": "round failed 1, step lost 4, invalid 3, quarantine w9 2",
         }
     ]  # fmt: skip
-
-
-def test_one_that_does_not_answer_is_shown_as_others_know_it() -> None:
-    peer = summary_of(member(health="suspect"), None)
-    assert (peer.answers, peer.live, peer.state, peer.step) == (False, True, "suspect", 90)
-    assert (peer.loss, peer.bytes_sent, peer.rounds_completed) == (None, None, 7)
 
 
 def test_its_relays_are_named() -> None:
@@ -77,22 +71,3 @@ def test_a_document_may_hold_anything(value: Any) -> None:
         peers = [summary_of(member(**{key: value}), OWN | {key: value}), summary_of(member(), OWN)]
         assert SwarmSummary(peers=peers).line().startswith("peers ")
         assert len(cells(*peers)) == 2
-
-
-ROWS = [["w0", "3 MB", "done"], ["worker-1", "33 MB", "a|b"]]
-
-
-def test_columns_stand_in_line_below_their_heads() -> None:
-    shown = text_table(["worker", "sent", "end"], ROWS, align="<><")
-    assert shown.splitlines() == [
-        "",
-        "  worker      sent   end",
-        " ─────────────────────────",
-        "  w0          3 MB   done",
-        "  worker-1   33 MB   a|b",
-    ]
-    assert shown.endswith("\n")
-
-
-def test_a_table_without_rows_is_its_heads() -> None:
-    assert text_table(["a", "b"], []).splitlines()[1:] == ["  a   b", " ───────"]
