@@ -1,7 +1,6 @@
 """How fast peers exchange when nothing trains: encode, send, decode, reduce, over loopback.
 
     python -m tests.lab exchange [--peers 2] [--mbytes 64] [--rounds 8] [--codec fp32] [...]
-    python -m tests.lab exchange --tls 4     # plain and mutual TLS in turns, four times each
     python -m tests.lab exchange --link 200mbit,delay=50ms --mbytes 24     # a round trip of 100 ms
 
 Each peer is a process with the real node, transport and rounds. Printed per peer: the payload that
@@ -14,15 +13,12 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import resource
 import statistics
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.queues import Queue
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +29,6 @@ from murmuration.algorithms.link import parse_link
 from murmuration.algorithms.plan import PRESETS
 from murmuration.coordinator.link_network import RelayProcess
 from murmuration.worker.config import Config, RunConfig
-from murmuration.worker.identity import Authority, Identity, Role
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Phase
 from murmuration.worker.node.component import Environment, NodeConfig
@@ -60,7 +55,6 @@ def peer(
     addresses: list[str],
     options: argparse.Namespace,
     results: "Queue[str]",
-    identity: Identity | None = None,
 ) -> None:
     """One peer's process: rounds as fast as they go, or with a pause before each."""
     torch.set_num_threads(1)
@@ -69,7 +63,7 @@ def peer(
     config = Config(run=RunConfig(steps=options.rounds * plan.inner_steps), plan=plan)
     mailbox = Mailbox()
     proxy = options.proxies[index] if getattr(options, "proxies", None) else None
-    transport = GrpcTransport(addresses[index], proxy, identity)
+    transport = GrpcTransport(addresses[index], proxy)
 
     def make() -> Node:
         async def offload(work):
@@ -113,9 +107,7 @@ def peer(
         rounds.append((sent, took_s, ahead_s))
         state = replace(state, version=number + 1, group=done.next_group or state.group)
     mailbox.post(Published(Phase.DONE, options.rounds, options.rounds, (state,)))
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = used.ru_utime + used.ru_stime
-    results.put(json.dumps({"peer": f"p{index}", "rounds": rounds, "cpu_s": cpu_s}))
+    results.put(json.dumps({"peer": f"p{index}", "rounds": rounds}))
     sys.stdin.readline()  # others may still need this one
     io.close()
 
@@ -130,20 +122,15 @@ def _await(mailbox: Mailbox, kind: type[Message]) -> Message:
             raise SystemExit(f"exchange: {error}")
 
 
-def run(options: argparse.Namespace, *, tls: bool = False) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     """What each peer reports of its rounds, by name."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     addresses = free_addresses(options.peers)
-    with tempfile.TemporaryDirectory() as folder:
-        authority = Authority.make(Path(folder))
-        names = [f"p{index}" for index in range(options.peers)]
-        certified = [authority.new_identity(Role.PEER, name) for name in names]
+    names = [f"p{index}" for index in range(options.peers)]
     peers = [
-        context.Process(
-            target=peer, args=(index, addresses, options, results, identity if tls else None)
-        )
-        for index, identity in enumerate(certified)
+        context.Process(target=peer, args=(index, addresses, options, results))
+        for index in range(options.peers)
     ]
     with ExitStack() as opened:
         if options.link is not None:
@@ -164,24 +151,6 @@ def rates(report: dict[str, Any]) -> list[float]:
     return [sent / took_s / 1e6 for sent, took_s, _ in report["rounds"][1:]]
 
 
-def compare(options: argparse.Namespace) -> None:
-    """Plain and mutual TLS in turns: the machine is shared, and fast and slow by times."""
-    found: dict[bool, list[float]] = {False: [], True: []}
-    cpu_s: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(options.tls):
-        for tls in found:
-            reports = run(options, tls=tls)
-            found[tls] += [rate for report in reports for rate in rates(report)]
-            cpu_s[tls].append(sum(report["cpu_s"] for report in reports))
-    plain, secure = (statistics.median(found[tls]) for tls in (False, True))
-    more_s = statistics.median(cpu_s[True]) - statistics.median(cpu_s[False])
-    print(f"  plain {plain:.0f} MB/s, mutual TLS {secure:.0f} MB/s: {100 * secure / plain:.0f} %")
-    print(
-        f"  CPU, all peers, start included: {statistics.median(cpu_s[False]):.1f} s plain, "
-        f"{more_s:+.1f} s with TLS"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=int, default=2)
@@ -191,11 +160,8 @@ def main() -> None:
     parser.add_argument("--preset", default="diloco", choices=("diloco", "noloco"))
     parser.add_argument("--pause-s", type=float, default=0.0, help="before each round")
     parser.add_argument("--link", type=parse_link, help="such as 200mbit,delay=50ms, of each peer")
-    parser.add_argument("--tls", type=int, default=0, help="compare with TLS, so many times")
     options = parser.parse_args()
     print(f"{options.peers} peers, {options.mbytes} MB of fp32, codec {options.codec}")
-    if options.tls:
-        return compare(options)
     share = 2 * (options.peers - 1) / options.peers
     for report in run(options):
         timed = report["rounds"][1:]

@@ -31,7 +31,7 @@ ARGUMENTS = {
     "goodput": "--minutes 1 --quiet-minutes 0.5 --inner-steps 10",
     "gpu": "--device cpu --results {out}/gpu.json",
     "hostile": "--seconds 1 --only flood",
-    "memory": "--sizes 2 3 --preset diloco",
+    "memory": "--layers 1 --preset diloco",
     "parity": "--steps 40",
     "same-bits": "",
     "schedules": "pairs --schedules 5",

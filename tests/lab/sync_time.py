@@ -1,7 +1,6 @@
 """How long a round takes as the swarm grows: `noloco` beside `diloco`, on links of one speed.
 
     python -m tests.lab sync-time [--peers 2 4 8] [--mbps 20] [--mbytes 1.5] [--rounds 8]
-    python -m tests.lab sync-time --tls 20 100      # plain and mutual TLS in turns, by Mbit/s
 
 Every peer is a process with the real node, transport and rounds, in a network namespace behind a
 link of its own (root); nothing trains, but before each round there is a pause as long as 20 inner
@@ -18,13 +17,10 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from murmuration.algorithms.link import Link
-from murmuration.worker.identity import Authority, Identity, Role
 from tests.lab.exchange import peer
 from tests.support.namespaces import NamespaceHost, Namespaces, NoNamespaces
 
@@ -47,14 +43,10 @@ def main() -> int:
     parser.add_argument("--mbytes", type=float, default=1.5, help="of fp32; the default model's")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--pause-s", type=float, default=1.2)
-    parser.add_argument("--tls", type=float, nargs="+", metavar="MBPS", help="compare with TLS")
-    parser.add_argument("--turns", type=int, default=3, help="of plain and TLS")
     parser.add_argument("--peer", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer is not None:
         return _peer(**options.peer)
-    if options.tls:
-        return _compare(options)
     medians: dict[tuple[str, int], float] = {}
     print(
         f"| peers on {options.mbps:g} Mbit/s | diloco | noloco | then its next group's anchors |\n"
@@ -87,49 +79,6 @@ def main() -> int:
     return 0 if growth["noloco"] <= TARGET else 1
 
 
-def _compare(options: argparse.Namespace) -> int:
-    """diloco among the most peers, plain and encrypted in turns, on links of each speed."""
-    peers = max(options.peers)
-    print(f"| {peers} peers, diloco | plain | mutual TLS | ratio | bytes on the wire |")
-    print("| ---: | ---: | ---: | ---: | ---: |")
-    for mbps in options.tls:
-        times: dict[bool, list[float]] = {False: [], True: []}
-        frames = {False: 0, True: 0}
-        for _ in range(options.turns):
-            for tls in times:
-                took_s, sent = _rounds(options, peers, mbps, tls)
-                times[tls] += took_s
-                frames[tls] += sent
-        plain, secure = (statistics.median(times[tls]) for tls in (False, True))
-        more = frames[True] / frames[False] - 1
-        print(
-            f"| {mbps:g} Mbit/s | {plain:.3f} s | {secure:.3f} s | {secure / plain:.3f} "
-            f"| {more:+.2%} |",
-            flush=True,
-        )
-    return 0
-
-
-def _rounds(
-    options: argparse.Namespace, peers: int, mbps: float, tls: bool
-) -> tuple[list[float], int]:
-    """(seconds of every peer's rounds after the first, bytes that all links carried)."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Namespaces(peers, Link(rate_mbps=mbps)) as network,
-    ):
-        reports = in_rounds(
-            network.members,
-            options.rounds,
-            mbytes=options.mbytes,
-            preset="diloco",
-            pause_s=options.pause_s,
-            certificates=Path(folder) if tls else None,
-        )
-        sent = sum(counted.sent_bytes for counted in network.counters())
-    return [took_s for report in reports for _, took_s, _ in report[1:]], sent
-
-
 def in_rounds(
     members: Sequence[NamespaceHost],
     rounds: int,
@@ -137,23 +86,16 @@ def in_rounds(
     mbytes: float,
     preset: str,
     pause_s: float,
-    certificates: Path | None = None,
 ) -> list[list[tuple[int, float, float]]]:
     """Of each peer, a process behind each member's link: (payload bytes sent, seconds, seconds
     before it until anchors were there) of one round to open the connections, and of so many more.
-    With a folder for their certificates they use mutual TLS.
     """
-    if certificates is not None:
-        authority = Authority.make(certificates)
-        for i in range(len(members)):
-            authority.new_identity(Role.PEER, f"p{i}").save(certificates / f"p{i}")
     asked = {
         "addresses": [f"{member.address}:{_PORT}" for member in members],
         "mbytes": mbytes,
         "rounds": rounds + 1,
         "preset": preset,
         "pause_s": pause_s,
-        "certificates": None if certificates is None else str(certificates),
     }
     peers = [
         subprocess.Popen(
@@ -179,11 +121,8 @@ def in_rounds(
     return [report["rounds"] for report in reports]
 
 
-def _peer(
-    *, index: int, addresses: list[str], certificates: str | None = None, **options: Any
-) -> int:
-    identity = None if certificates is None else Identity.load(Path(certificates) / f"p{index}")
-    peer(index, addresses, argparse.Namespace(codec="fp32", **options), _Print(), identity)
+def _peer(*, index: int, addresses: list[str], **options: Any) -> int:
+    peer(index, addresses, argparse.Namespace(codec="fp32", **options), _Print())
     return 0
 
 
