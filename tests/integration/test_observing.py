@@ -3,8 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -72,46 +70,6 @@ def test_metrics_are_the_numbers_of_the_status(tmp_path: Path) -> None:
         assert w0.wait() == 0
         with pytest.raises(URLError):
             urlopen(url)
-
-
-def wait_for_line(lines: Iterable[str], wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Reads on until a snapshot fits, by its rows by peer."""
-    for line in lines:
-        if wanted({row["peer"]: row for row in json.loads(line)["peers"]}):
-            return
-    raise AssertionError("the watch ended before that")
-
-
-def test_a_watch_shows_every_peer_and_outlives_the_one_it_began_with(tmp_path: Path) -> None:
-    with running_swarm(2, tmp_path, *SMALL, *ENDLESS) as swarm:
-        swarm.start_all()
-        swarm.workers["w0"].wait_for_round(1)
-        command = ("status", swarm.addresses["w0"], "--watch", "--json", "--every", "0.1")
-        watch = ForkedPopen(
-            [sys.executable, "-m", "murmuration.worker.cli", *command],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with watch:
-            assert watch.stdout is not None
-            try:
-                wait_for_line(
-                    watch.stdout,
-                    lambda rows: (
-                        len(rows) == 2
-                        and all(row["answers"] and row["sent_mbps"] for row in rows.values())
-                        and rows["w1"]["rtt_ms"] is not None  # once they have gossiped
-                    ),
-                )
-                swarm.workers["w0"].send(signal.SIGTERM)
-                wait_for_line(
-                    watch.stdout,
-                    lambda rows: not rows["w0"]["answers"] and rows["w1"]["answers"],
-                )
-                watch.stdout.close()  # whoever read this has seen enough
-                assert watch.wait() == 0
-            finally:
-                watch.kill()
 
 
 def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> None:

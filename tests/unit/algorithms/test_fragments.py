@@ -136,21 +136,6 @@ def test_views_of_a_wrong_size_are_refused() -> None:
         fragment.views(torch.zeros(5))
 
 
-@given(st.integers(0, 10**10), st.integers(1, 300), st.integers(1, 8192))
-def test_shards_cover_each_element_once_aligned_and_evenly(
-    elements: int, shards: int, align: int
-) -> None:
-    bounds = shard_bounds(elements, shards, align)
-    assert len(bounds) == shards
-    assert bounds[0][0] == 0
-    assert bounds[-1][1] == elements
-    assert all(left[1] == right[0] for left, right in itertools.pairwise(bounds))
-    for start, stop in bounds:
-        assert start <= stop
-        assert start % align == 0 or start == elements
-        assert abs(stop - start - elements / shards) <= align
-
-
 @pytest.mark.parametrize(("elements", "shards", "align"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
 def test_impossible_shards_are_refused(elements: int, shards: int, align: int) -> None:
     with pytest.raises(ValueError, match="cannot cut"):

@@ -15,8 +15,6 @@ from murmuration.coordinator.report_files import (
     leave_results,
     records_of,
     report_of_folder,
-    smoothed,
-    thinned,
 )
 
 RESULT = {
@@ -125,19 +123,3 @@ def test_a_folder_that_cannot_be_written_is_said_and_survived(
 def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
     draw_loss_curve(tmp_path / "empty.png", {}, [], None, "nothing")
     assert (tmp_path / "empty.png").exists()
-
-
-def test_smoothing_keeps_a_line_a_line_and_both_ends() -> None:
-    line = [(i, float(i)) for i in range(1000)]
-    assert [loss for _, loss in smoothed(line)] == pytest.approx([loss for _, loss in line])
-    noisy = [(i, float(i % 2)) for i in range(1000)]
-    middle = [loss for _, loss in smoothed(noisy)][100:900]
-    assert all(abs(loss - 0.5) < 0.06 for loss in middle)
-    assert smoothed([]) == []
-
-
-def test_thinning_keeps_the_last_point() -> None:
-    curve = [(i, 1.0) for i in range(9_999)]
-    assert len(thinned(curve)) <= 2001
-    assert thinned(curve)[-1] == curve[-1]
-    assert thinned(curve[:10]) == curve[:10]

@@ -1,6 +1,5 @@
 """The relay's decisions, on a virtual clock."""
 
-import math
 import random
 
 import pytest
@@ -13,7 +12,6 @@ from murmuration.coordinator.shaping_proxy import (
     Bucket,
     LinkedPeer,
     ShapedPipe,
-    next_break_s,
 )
 
 RATE = 250_000.0  # bytes a second: 2 Mbit/s
@@ -74,11 +72,3 @@ def test_what_is_under_way_is_what_fits_on_the_link() -> None:
     assert RATE * 0.25 <= held <= RATE * 0.25 + 5 * pipe.chunk_bytes
     pipe.leave(20_000)
     assert not pipe.full
-
-
-def test_connections_break_as_often_as_asked_and_by_seed() -> None:
-    chance = random.Random(3)
-    pauses = [next_break_s(6.0, chance) for _ in range(5000)]
-    assert sum(pauses) / len(pauses) == pytest.approx(10.0, rel=0.05)
-    assert pauses[0] == next_break_s(6.0, random.Random(3))
-    assert next_break_s(0.0, chance) == math.inf

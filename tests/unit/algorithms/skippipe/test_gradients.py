@@ -39,19 +39,6 @@ def test_the_mean_divides_by_the_visits_and_counts_each_microbatch_once(
         torch.testing.assert_close(value, torch.stack(wanted).mean(dim=0), rtol=1e-5, atol=1e-6)
 
 
-def test_the_next_iteration_begins_at_zero() -> None:
-    total = StageGradients(SHAPES)
-    for microbatch in (1, 2):
-        add(total, microbatch)
-    averaged = total.averaged()
-    total.clear()
-    assert total.visits == 0
-    assert 1 not in total
-    assert not any(value.any() for value in averaged.values())  # they are the sums
-    add(total, 1)
-    torch.testing.assert_close(total.averaged()["bias"], gradients(1)["bias"])
-
-
 def test_a_microbatch_that_is_there_is_not_added_again() -> None:
     total = StageGradients(SHAPES)
     add(total, 1)

@@ -16,9 +16,7 @@ from murmuration.worker.leases.ledger import (
     LeaseRevoked,
     PeerSilent,
     SampleStream,
-    SampleStreamClosed,
     SamplesUsed,
-    Starved,
     StreamOpened,
 )
 from murmuration.worker.membership import Health
@@ -105,20 +103,3 @@ def test_a_peer_that_was_held_for_dead_loses_what_another_has_by_now() -> None:
     assert lost["a"] >= set(range(4))
     assert lost["a"] | lost["b"] == set(range(8))
     assert not lost["a"] & lost["b"]
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_after_its_end_an_epoch_is_not_begun_again(again: bool) -> None:
-    """A part that is too short for a batch may be left of it."""
-    tables = Tables("a")
-    tables.handle("a", opened(ahead=8))
-    for number in range(7):
-        use_up(tables, "a", number)
-    tables.handle("a", BlockBegun(Block(1, 7)))
-    tables.handle("a", Starved(1))
-    tables.received["a"].clear()
-    tables.handle("a", SampleStreamClosed(1))
-    tables.handle("a", opened(ahead=9, again=again))
-    found = leased(tables.received["a"])
-    assert found[0] == 7
-    assert len(found) == (1 if again else 9)

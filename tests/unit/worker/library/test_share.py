@@ -356,19 +356,6 @@ def test_an_iterator_is_read_once() -> None:
     assert sorted([*drawn["a"], *drawn["b"]]) == list(range(23))
 
 
-def test_blocks_of_a_stream_that_come_free_behind_its_reader_are_read_in_another_pass() -> None:
-    peers = Peers("a", "b")
-    sources = {name: DataLoader(Letters(), batch_size=None) for name in "ab"}
-    early = peers.shares["b"].share(sources["b"], "", 3, lambda: False)
-    seen = next(early)
-    mine = peers.shares["a"].share(sources["a"], "", 3, lambda: False)
-    drawn = [next(mine) for _ in range(9)]
-    peers.tables.kill("b")
-    drawn += mine
-    assert sorted(drawn)[:2] in (["a", "b"], ["b", "c"])
-    assert sorted({seen, *drawn}) == list("abcdefghijklmnopqrs")
-
-
 def test_ranks_of_a_site_take_as_much_each() -> None:
     """What rank 0 is told, the other ranks are told in the same order."""
     tables = Tables("a", "b")

@@ -114,25 +114,6 @@ async def heard_back(by: Party, address: str, peer: str, said: bytes) -> None:
     assert await stream.receive() is None
 
 
-def test_bytes_come_through_a_relay_and_are_counted_there(run: Authority | None) -> None:
-    async def work() -> None:
-        async with parties(run, "x", "relay", "r") as (x, relay, r):
-            relay.members = (relay.me, x.me)
-            await r.reserve(relay)
-            large = bytes(range(256)) * 8192
-            for said in (SECRET, large):
-                await heard_back(x, relayed_address("r", [relay.address]), "r", said)
-            assert relay.table.carried_bytes["r"] > 2 * len(large)
-            assert relay.table.tunnels == 1
-            # The ends count what is in the tunnel, and the relay what it sends on.
-            assert x.transport.traffic.sent["Relay/Dial"] == 0
-            assert x.transport.traffic.sent["Data/Fetch"] > len(large)
-            assert relay.transport.traffic.sent["Relay/Accept"] > len(large)
-        assert relay.table.tunnels == 0
-
-    scenario(work)
-
-
 def test_a_peer_calls_itself_through_a_relay_over_a_new_dial_each_time(
     run: Authority | None,
 ) -> None:

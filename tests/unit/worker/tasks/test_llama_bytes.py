@@ -3,7 +3,6 @@
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from murmuration.worker.tasks import Batch, Cursor, TaskError, TextError
 from murmuration.worker.tasks.llama_bytes import LlamaBytes, decoded
-from murmuration.worker.tasks.text import window_starts
 
 SMALL = {
     "hidden_size": 32,
@@ -43,16 +41,6 @@ def test_a_sample_is_the_same_whatever_batch_it_falls_into(task: LlamaBytes) -> 
     task.batch_size = 3
     batch = next(task.batches("train", START.advance(5)))
     assert torch.equal(batch.inputs, rows[5:8])
-
-
-def test_samples_are_spread_evenly_and_seldom_repeat() -> None:
-    starts = window_starts(START, 20_000, 10**9)
-    assert starts.dtype == np.int64
-    assert len(np.unique(starts)) > 19_990
-    counts, _ = np.histogram(starts, bins=20, range=(0, 10**9))
-    assert counts.min() > 850
-    assert counts.max() < 1150
-    assert set(window_starts(START, 1000, 3)) == {0, 1, 2}
 
 
 def test_no_sample_of_one_split_holds_text_of_the_other(task: LlamaBytes) -> None:

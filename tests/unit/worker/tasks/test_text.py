@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from murmuration.worker.tasks import Cursor, TaskError, TextError, load_task, next_batch
-from murmuration.worker.tasks.text import HELD_OUT_SHARE, Corpus, Streamed, Windows, load_text
+from murmuration.worker.tasks.text import Corpus, Streamed, Windows, load_text
 
 
 def contents(corpus: Corpus) -> tuple[bytes, bytes]:
@@ -130,19 +130,6 @@ def test_a_byte_order_mark_is_no_part_of_a_text_and_zero_bytes_are_told(tmp_path
     (tmp_path / "b.bin").write_bytes(b"\0\1" * 99)
     (told,) = load_text(str(tmp_path / "b.bin")).warnings
     assert told.endswith("b.bin' holds zero bytes, as binary files do")
-
-
-def test_the_librarys_own_empty_modules_are_not_told() -> None:
-    assert load_text("stdlib").warnings == ()
-
-
-def test_the_standard_library_is_plentiful_and_the_same_twice() -> None:
-    corpus = load_text("stdlib")
-    assert corpus.train.size > 3_000_000
-    share = corpus.validation.size / (corpus.train.size + corpus.validation.size)
-    assert HELD_OUT_SHARE / 3 < share < HELD_OUT_SHARE * 3
-    assert contents(corpus) == contents(load_text("stdlib"))
-    assert b"def " in corpus.validation.tobytes()
 
 
 def test_a_file_in_the_working_directory_called_stdlib_is_not_meant(

@@ -37,15 +37,6 @@ def test_frames_carry_every_byte_from_the_offset_on(
         position += len(frame.payload)
 
 
-def test_frames_are_of_at_most_a_mebibyte() -> None:
-    parts = views([bytes(2**20 + 5), b"x" * (2**21)])
-    assert [len(frame.payload) for frame in frames(parts)] == [2**20, 5, 2**20, 2**20]
-    incoming = incoming_of(b"".join(parts))
-    for frame in frames(parts):
-        incoming.add(frame)
-    incoming.verify()
-
-
 def test_every_flipped_bit_of_the_hash_is_refused() -> None:
     (frame,) = frames([memoryview(b"payload")])
     for bit in range(64):
@@ -136,22 +127,6 @@ def test_a_payload_arrives_whole_and_is_counted_as_it_travels(
     assert bytes(incoming.buffer) == raw
     if not compress:
         assert (payload.packed, travelled) == ((), len(raw))
-
-
-@given(PAYLOADS.filter(bool), st.integers(1, 64), st.data())
-def test_a_stream_that_breaks_goes_on_at_the_next_frame(
-    raw: bytes, limit: int, data: st.DataObject
-) -> None:
-    """Whether a later try compresses or not: a successor may forward what it got."""
-    with frames_of(limit):
-        incoming = incoming_of(raw)
-        while not incoming.complete:
-            payload = Payload.of(memoryview(raw), compress=data.draw(st.booleans()))
-            attempt = list(wire.payload_messages(pb.ExchangeDown, payload, incoming.received_bytes))
-            for message, _, _ in attempt[: data.draw(st.integers(1, len(attempt)))]:
-                incoming.add(pb.ExchangeDown.FromString(message).frame)
-        incoming.verify()
-    assert bytes(incoming.buffer) == raw
 
 
 def test_frames_stand_for_a_mebibyte_and_only_those_that_shrink_are_packed() -> None:
