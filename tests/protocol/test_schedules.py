@@ -13,7 +13,7 @@ import pytest
 
 from murmuration.algorithms.plan import Merge
 from murmuration.worker.membership import Health
-from murmuration.worker.simulation.scenario import Crash
+from murmuration.worker.simulation.scenario import Crash, Freeze
 from tests.support.faulty_swarm import BrittleStreams, Doubt, Fault, Late
 from tests.support.mean_schedules import Run, accounts, play, random_run, violations
 
@@ -95,6 +95,12 @@ def test_survivors_of_a_crash_finish(kinds: tuple[Kind, ...]) -> None:
     assert all(peer.done for run in played for peer in run.live)
     assert not any(failures(run) for run in played if not run.disagrees)
     assert sum(run.disagrees for run in played) <= 0.05 * SCHEDULES
+
+
+def test_who_dies_while_it_stands_still_stays_dead() -> None:
+    run = play(4, (Freeze(1, 1.0, 9.0), Crash(1, 2.0)), rounds=6)
+    assert list(violations(run)) == []
+    assert not run.swarm.view(0).live("p00001")
 
 
 def test_wrong_suspicions_stop_nobody() -> None:
