@@ -160,7 +160,7 @@ def _connected() -> socket.socket:
 
 
 def serve(fd: int) -> None:
-    """Forks a child for each connection, and sends its pid and in the end its wait status."""
+    """Forks a child for each connection. It sends its pid, and the server its wait status."""
     for module in _PRELOADED:
         __import__(module)
     _spare_workers()
@@ -188,15 +188,22 @@ def serve(fd: int) -> None:
                 if (pid := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    _tell_pid(connection)
                     for each in (listening, woken, wake, connection, *running.values()):
                         each.close()
                     selector.close()
                     _become(json.loads(request), fds)
                 running[pid] = connection
-                with suppress(ConnectionError):
-                    connection.send(str(pid).encode())
                 for each_fd in fds:
                     os.close(each_fd)
+
+
+def _tell_pid(connection: socket.socket) -> None:
+    """In the forked process, once it leads its session: `os.killpg` then finds it, as it finds what
+    `Popen` has started. A supervisor that came too early had left one running for two minutes."""
+    os.setsid()
+    with suppress(ConnectionError):
+        connection.send(str(os.getpid()).encode())
 
 
 def _spare_workers() -> None:
@@ -227,7 +234,6 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
     """Runs the module in the forked process; does not return."""
     code: object = 1
     try:
-        os.setsid()
         for standard, fd in enumerate(fds):
             os.dup2(fd, standard)
             os.close(fd)
