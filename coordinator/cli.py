@@ -36,7 +36,13 @@ _member_option = click.option(
 
 
 @click.command()
-@click.option("--listen", default="127.0.0.1:7600", show_default=True, metavar="HOST:PORT")
+@click.option(
+    "--listen",
+    default="127.0.0.1:7600",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Listen there.",
+)
 @click.option("--expect", type=click.IntRange(min=1), help="End when this many are done.")
 @click.option(
     "--out",

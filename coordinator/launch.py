@@ -47,7 +47,9 @@ class Launch(RunFlags):
         metavar="S",
         help="Cut the model into stages, which the workers share.",
     )
-    config: Path | None = option("--config", type=click.Path(path_type=Path), metavar="RUN.toml")
+    config: Path | None = option(
+        "--config", type=click.Path(path_type=Path), metavar="RUN.toml", help="The run's settings."
+    )
     out: Path = option(
         "--out",
         type=click.Path(path_type=Path, file_okay=False),

@@ -71,7 +71,12 @@ class WorkerFlags:
         help="Serve figures for Prometheus at /metrics; without HOST on loopback only.",
     )
     web: str | None = web_option
-    out: Path = option("--out", type=click.Path(path_type=Path), default=Path("runs/worker"))
+    out: Path = option(
+        "--out",
+        type=click.Path(path_type=Path),
+        default=Path("runs/worker"),
+        help="Keep checkpoints, logs and the certificate in this folder, OUT.",
+    )
     fresh: bool = option(
         "--fresh", is_flag=True, help="Start from step 0, and put earlier checkpoints aside."
     )
@@ -373,9 +378,22 @@ _of_task = click.option(
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("prompt")
-@click.option("--bytes", "n_tokens", type=click.IntRange(1), default=400, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0), default=0.7, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--bytes",
+    "n_tokens",
+    type=click.IntRange(1),
+    default=400,
+    show_default=True,
+    help="The number of bytes, or of tokens of the model.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    default=0.7,
+    show_default=True,
+    help="The temperature; 0 takes the likeliest each time.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of what is drawn.")
 @_of_task
 def generate(
     run: Path,
@@ -399,7 +417,11 @@ def generate(
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
-    "--split", type=click.Choice(["train", "validation"]), default="validation", show_default=True
+    "--split",
+    type=click.Choice(["train", "validation"]),
+    default="validation",
+    show_default=True,
+    help="The part of the text.",
 )
 @_of_task
 def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> int:

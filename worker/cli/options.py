@@ -5,7 +5,7 @@ It loads no torch: shells ask it at each press of a key, and the coordinator tak
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
@@ -74,8 +74,13 @@ def option(*names: str, key: str = "", **attributes: Any) -> Any:
     )
 
 
-def options(argument: str, group: type) -> Callable[[_Command], _Command]:
-    """Gives a command the options of a dataclass, which it takes as one argument of that name."""
+def options(
+    argument: str, group: type, hidden: Collection[str] = ()
+) -> Callable[[_Command], _Command]:
+    """Gives a command the options of a dataclass, which it takes as one argument of that name.
+
+    Args: hidden: fields whose options it takes and `--help` does not list.
+    """
 
     typed = [each for each in fields(group) if each.metadata]
 
@@ -88,7 +93,8 @@ def options(argument: str, group: type) -> Callable[[_Command], _Command]:
         decorated: _Command = grouped
         for each in reversed(typed):
             names, attributes = each.metadata["names"], each.metadata["attributes"]
-            decorated = click.option(*names, each.name, **attributes)(decorated)
+            shown = {"hidden": each.name in hidden}
+            decorated = click.option(*names, each.name, **shown, **attributes)(decorated)
         return decorated
 
     return decorate
@@ -114,7 +120,13 @@ class RunFlags:
         metavar="H",
         help="The inner steps between rounds.",
     )
-    seed: int | None = option("--seed", key="run.seed", type=int, metavar="S")
+    seed: int | None = option(
+        "--seed",
+        key="run.seed",
+        type=int,
+        metavar="S",
+        help="The seed of the model and of what is drawn.",
+    )
     text: str | None = option(
         "--text", key="task.text", metavar="PATH", help="A file, folder or glob to learn from."
     )

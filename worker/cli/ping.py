@@ -49,8 +49,10 @@ class Pinged:
     type=click.Path(path_type=Path, file_okay=False),
     help="Use the certificate of the worker of this folder; that worker may know PEER.",
 )
-@click.option("--count", type=click.IntRange(1, 100), default=5, show_default=True)
-@click.option("--json", "as_json", is_flag=True)
+@click.option(
+    "--count", type=click.IntRange(1, 100), default=5, show_default=True, help="The round trips."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 def ping(target: str, knows: str | None, run: Path | None, count: int, as_json: bool) -> int:
     """Measure the way from this machine to a peer: path, round trips, rate.
 

@@ -34,9 +34,20 @@ class PlanOptions:
         metavar="RATE[,delay=TIME][,jitter=TIME]",
         help="A worker's link, such as 20mbit,delay=50ms; may be given several times.",
     )
-    peers: int = option("--peers", type=click.IntRange(2), default=4, show_default=True)
+    peers: int = option(
+        "--peers",
+        type=click.IntRange(2),
+        default=4,
+        show_default=True,
+        help="The number of workers.",
+    )
     preset: str | None = option("--preset", help="The preset, such as diloco.")
-    settings: tuple[str, ...] = option("--set", multiple=True, metavar="SECTION.KEY=VALUE")
+    settings: tuple[str, ...] = option(
+        "--set",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Set one key of the configuration.",
+    )
     target: float = option(
         "--target",
         type=click.FloatRange(0, 1, min_open=True, max_open=True),

@@ -36,13 +36,25 @@ _FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
     show_default=True,
     help="The preset; may be given twice, to compare.",
 )
-@click.option("--peers", default="4,16,64", show_default=True, metavar="N[,N...]")
+@click.option(
+    "--peers",
+    default="4,16,64",
+    show_default=True,
+    metavar="N[,N...]",
+    help="The numbers of peers.",
+)
 @click.option("--rounds", type=int, default=20, show_default=True, help="The rounds of every peer.")
 @click.option(
     "--inner-steps", type=int, default=50, show_default=True, help="The inner steps between rounds."
 )
 @click.option(
-    "--step-time", "step_s", type=float, default=0.1, show_default=True, metavar="SECONDS"
+    "--step-time",
+    "step_s",
+    type=float,
+    default=0.1,
+    show_default=True,
+    metavar="SECONDS",
+    help="The seconds of one inner step.",
 )
 @click.option(
     "--step-spread", type=float, default=0.0, help="The standard deviation over mean of a step."
@@ -66,10 +78,10 @@ _FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
 @click.option(
     "--group-size", type=int, default=2, show_default=True, help="The size of noloco's groups."
 )
-@click.option("--params", type=int, default=1_000_000, show_default=True)
+@click.option("--params", type=int, default=1_000_000, show_default=True, help="The parameters.")
 @click.option("--codec", default="fp32", show_default=True, help="The codec of pseudo-gradients.")
 @click.option("--merge", default="reset", show_default=True, help="The merge: reset or keep.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of all draws.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures.")
 def simulate(
     presets: tuple[str, ...],

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from murmuration.protos.files import print_line
@@ -270,6 +271,23 @@ def test_help_lists_every_command_and_the_exit_codes(murmur: Murmur) -> None:
     for command in ("coordinator", "generate", "join", "status", "swarm", "up"):
         assert f"\n  {command} " in out
     assert "Exit codes: 0 done; 1 failed; 2 usage; 3 configuration; 4 task or text" in out
+
+
+def test_each_option_says_what_it_is_for() -> None:
+    context = click.Context(cli.cli)
+    commands = [cli.cli.get_command(context, name) for name in cli.cli.list_commands(context)]
+    for command in filter(None, commands):
+        inner = command.commands.values() if isinstance(command, click.Group) else [command]
+        options = [each for one in inner for each in one.params if isinstance(each, click.Option)]
+        assert [each.opts for each in options if not each.help] == [], command.name
+
+
+def test_the_doctor_does_not_list_what_means_nothing_there(murmur: Murmur) -> None:
+    """It takes all of it, in the place of `murmur join`."""
+    shown = {name: murmur(name, "--help")[1] for name in ("doctor", "join")}
+    for option in ("--fresh", "--track", "--threads"):
+        assert option in shown["join"]
+        assert option not in shown["doctor"]
 
 
 def test_the_version_is_told(murmur: Murmur) -> None:
