@@ -124,9 +124,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = read_json(path)
     except (OSError, ValueError) as error:
-        raise Failure(f"{path} cannot be read: {error}", ExitCode.USAGE) from error
+        raise Failure(f"{path} cannot be read: {error}", ExitCode.CHECKPOINT) from error
     if not isinstance(document, dict):
-        raise Failure(f"{path} is no report: it holds no object", ExitCode.USAGE)
+        raise Failure(f"{path} is no report: it holds no object", ExitCode.CHECKPOINT)
     return document
 
 
@@ -134,7 +134,7 @@ def _nothing(folder: Path) -> Failure:
     return Failure(
         f"{folder} holds neither {RESULTS} nor {_REPORT}: name the folder of a worker or a swarm "
         "that has ended; `murmur status` shows a run under way",
-        ExitCode.USAGE,
+        ExitCode.CHECKPOINT,  # as all commands that take RUN
     )
 
 

@@ -16,6 +16,7 @@ from murmuration.coordinator.report_files import (
     records_of,
     report_of_folder,
 )
+from murmuration.protos.exit_codes import ExitCode
 
 RESULT = {
     "reason": "finished",
@@ -78,8 +79,9 @@ def test_of_stages_each_peer_has_its_own() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"peers": []}', '{"peers": 3}'])
 def test_what_is_no_report_is_one_line(tmp_path: Path, text: str) -> None:
-    with pytest.raises(Failure, match="holds neither"):
+    with pytest.raises(Failure, match="holds neither") as raised:
         report_of_folder(tmp_path, None)
+    assert raised.value.exit_code == ExitCode.CHECKPOINT  # as `murmur generate` of it
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(Failure):
         report_of_folder(tmp_path, None)
