@@ -19,8 +19,11 @@ MAX_SHOWN = 80  # likewise, of text from elsewhere
 
 
 def megabytes(count_bytes: float) -> str:
-    """`33.1 MB`: always millions of bytes, for figures that stand below each other."""
-    return f"{count_bytes / 1e6:,.1f} MB"
+    """`33.1 MB`, `0.046 MB`: always millions of bytes, for figures that stand below each other."""
+    millions = count_bytes / 1e6
+    if 0 < millions < 0.1:  # of a tiny model
+        return f"{float(f'{millions:.2g}'):f}".rstrip("0") + " MB"
+    return f"{millions:,.1f} MB"
 
 
 def size(count_bytes: float) -> str:

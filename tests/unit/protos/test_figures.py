@@ -14,6 +14,9 @@ from murmuration.protos.figures import MAX_SHOWN, shown
 @pytest.mark.parametrize(
     ("show", "number", "text"),
     [
+        (figures.megabytes, 0, "0.0 MB"),
+        (figures.megabytes, 512, "0.00051 MB"),
+        (figures.megabytes, 45_678, "0.046 MB"),
         (figures.megabytes, 33_100_000, "33.1 MB"),
         (figures.megabytes, 12_345_600_000, "12,345.6 MB"),
         (lambda error: figures.measured(1.25824, error), 0.0468, "1.258 ± 0.047"),
