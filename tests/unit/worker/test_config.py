@@ -194,8 +194,8 @@ def test_who_has_said_it_is_named(toml: Any) -> None:
 
 
 def test_a_setting_that_was_typed_as_a_flag_is_named_so() -> None:
-    flags = {'stages.routing="fool"': "--routing fool"}
-    with pytest.raises(ConfigError, match=r"^--routing fool: \[stages\] routing is 'fool'; use"):
+    flags = {"run.steps=-1": "--steps -1"}
+    with pytest.raises(ConfigError, match=r"^--steps -1: \[run\] steps"):
         load_config(None, ["stages.count=4", *flags], None, flags)
 
 
