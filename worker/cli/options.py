@@ -93,8 +93,8 @@ def options(
         decorated: _Command = grouped
         for each in reversed(typed):
             names, attributes = each.metadata["names"], each.metadata["attributes"]
-            shown = {"hidden": each.name in hidden}
-            decorated = click.option(*names, each.name, **shown, **attributes)(decorated)
+            listed = each.name not in hidden
+            decorated = click.option(*names, each.name, hidden=not listed, **attributes)(decorated)
         return decorated
 
     return decorate
