@@ -72,10 +72,7 @@ class WorkerFlags:
     )
     web: str | None = web_option
     out: Path = option(
-        "--out",
-        type=click.Path(path_type=Path),
-        default=Path("runs/worker"),
-        help="Keep checkpoints, logs and the certificate in this folder, OUT.",
+        "--out", type=click.Path(path_type=Path), default=Path("runs/worker"), help="The folder."
     )
     fresh: bool = option(
         "--fresh", is_flag=True, help="Start from step 0, and put earlier checkpoints aside."
@@ -379,19 +376,10 @@ _of_task = click.option(
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("prompt")
 @click.option(
-    "--bytes",
-    "n_tokens",
-    type=click.IntRange(1),
-    default=400,
-    show_default=True,
-    help="The number of bytes, or of tokens of the model.",
+    "--bytes", "n_tokens", type=click.IntRange(1), default=400, show_default=True, help="A length."
 )
 @click.option(
-    "--temperature",
-    type=click.FloatRange(0),
-    default=0.7,
-    show_default=True,
-    help="The temperature; 0 takes the likeliest each time.",
+    "--temperature", type=click.FloatRange(0), default=0.7, show_default=True, help="0: greedy."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of what is drawn.")
 @_of_task

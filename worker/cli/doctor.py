@@ -27,11 +27,7 @@ if TYPE_CHECKING:
     from murmuration.worker.transport.grpc import GrpcTransport
 
 _NAME = "doctor"
-# Of `murmur join`, in whose place it is typed.
-_NOT_LOOKED_AT = {
-    "fresh", "leave_on", "no_relay", "quiet", "relay_mbps", "reports", "resume", "stage", "threads",
-    "track", "verbose",
-}  # fmt: skip
+_UNUSED = "fresh leave_on no_relay quiet relay_mbps reports resume stage threads track verbose"
 _CALL_S = 3.0
 _FILES = 1024
 _DISK_BYTES = 2 << 30
@@ -63,7 +59,7 @@ class Finding:
 @click.argument("words", metavar="[HOST:PORT] [RUN]", nargs=-1)
 @click.option("--config", type=click.Path(path_type=Path), help="Give RUN as an option.")
 @options("said", RunFlags)
-@options("flags", WorkerFlags, hidden=_NOT_LOOKED_AT)
+@options("flags", WorkerFlags, _UNUSED)
 def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: WorkerFlags) -> int:
     """Say whether this machine can join the swarm at HOST:PORT, and if not, what to do.
 

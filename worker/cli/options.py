@@ -5,7 +5,7 @@ It loads no torch: shells ask it at each press of a key, and the coordinator tak
 
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
@@ -74,14 +74,9 @@ def option(*names: str, key: str = "", **attributes: Any) -> Any:
     )
 
 
-def options(
-    argument: str, group: type, hidden: Collection[str] = ()
-) -> Callable[[_Command], _Command]:
-    """Gives a command the options of a dataclass, which it takes as one argument of that name.
-
-    Args: hidden: fields whose options it takes and `--help` does not list.
-    """
-
+def options(argument: str, group: type, unlisted: str = "") -> Callable[[_Command], _Command]:
+    """Gives a command the options of a dataclass, which it takes as one argument of that name;
+    `--help` does not list those of the `unlisted` fields."""
     typed = [each for each in fields(group) if each.metadata]
 
     def decorate(command: _Command) -> _Command:
@@ -93,8 +88,8 @@ def options(
         decorated: _Command = grouped
         for each in reversed(typed):
             names, attributes = each.metadata["names"], each.metadata["attributes"]
-            listed = each.name not in hidden
-            decorated = click.option(*names, each.name, hidden=not listed, **attributes)(decorated)
+            hidden = each.name in unlisted.split()
+            decorated = click.option(*names, each.name, hidden=hidden, **attributes)(decorated)
         return decorated
 
     return decorate
@@ -121,11 +116,7 @@ class RunFlags:
         help="The inner steps between rounds.",
     )
     seed: int | None = option(
-        "--seed",
-        key="run.seed",
-        type=int,
-        metavar="S",
-        help="The seed of the model and of what is drawn.",
+        "--seed", key="run.seed", type=int, metavar="S", help="The seed of all that is drawn."
     )
     text: str | None = option(
         "--text", key="task.text", metavar="PATH", help="A file, folder or glob to learn from."

@@ -35,18 +35,11 @@ class PlanOptions:
         help="A worker's link, such as 20mbit,delay=50ms; may be given several times.",
     )
     peers: int = option(
-        "--peers",
-        type=click.IntRange(2),
-        default=4,
-        show_default=True,
-        help="The number of workers.",
+        "--peers", type=click.IntRange(2), default=4, show_default=True, help="The workers."
     )
     preset: str | None = option("--preset", help="The preset, such as diloco.")
     settings: tuple[str, ...] = option(
-        "--set",
-        multiple=True,
-        metavar="SECTION.KEY=VALUE",
-        help="Set one key of the configuration.",
+        "--set", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key of the configuration."
     )
     target: float = option(
         "--target",

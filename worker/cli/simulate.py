@@ -37,24 +37,14 @@ _FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
     help="The preset; may be given twice, to compare.",
 )
 @click.option(
-    "--peers",
-    default="4,16,64",
-    show_default=True,
-    metavar="N[,N...]",
-    help="The numbers of peers.",
+    "--peers", default="4,16,64", show_default=True, metavar="N[,N...]", help="The sizes of swarms."
 )
 @click.option("--rounds", type=int, default=20, show_default=True, help="The rounds of every peer.")
 @click.option(
     "--inner-steps", type=int, default=50, show_default=True, help="The inner steps between rounds."
 )
 @click.option(
-    "--step-time",
-    "step_s",
-    type=float,
-    default=0.1,
-    show_default=True,
-    metavar="SECONDS",
-    help="The seconds of one inner step.",
+    "--step-time", "step_s", type=float, default=0.1, show_default=True, help="Seconds a step."
 )
 @click.option(
     "--step-spread", type=float, default=0.0, help="The standard deviation over mean of a step."

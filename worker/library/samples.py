@@ -109,10 +109,7 @@ def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
             f"swarm.shard takes a DataLoader, a sequence or what gives batches, and no {kind}"
         )
     if getattr(getattr(source, "dataset", source), "_distributed", None) is not None:
-        raise UsageError(  # of `datasets`, which says so nowhere else
-            "swarm.shard: split_dataset_by_node gives this process a part of the samples, and "
-            "nobody would draw the others: leave it out, since all of them are shared out"
-        )
+        raise UsageError("swarm.shard shares all samples out: leave split_dataset_by_node out")
     if isinstance(source, DataLoader):
         if isinstance(source.dataset, IterableDataset):
             return None

@@ -207,7 +207,11 @@ class Shares:
         self, source: Iterable[T], stream: SampleStream, over: Callable[[], bool]
     ) -> Iterator[T]:
         if (reader := self._readers.get(stream.id)) is None:
-            self._check_saved(stream.name)
+            if any(each.waits and each.name == stream.name for each in self._readers.values()):
+                self._warn(
+                    f"swarm.shard begins {stream.name or 'the stream'} again, and samples come "
+                    "twice: set batch_size, drop_last, num_workers and block as in the checkpoint"
+                )
             reader = self._readers[stream.id] = _ForwardReader(self._warn, name=stream.name)
         again = False
         while True:
@@ -226,15 +230,6 @@ class Shares:
             again = blocks.passed_over and self._ranks == 1 and begins_again
             if not again:
                 return
-
-    def _check_saved(self, name: str) -> None:
-        """Tells of a stream that begins at its front, where a checkpoint has one of its name."""
-        if any(each.waits and each.name == name for each in self._readers.values()):
-            self._warn(
-                f"swarm.shard begins {name or 'the stream'} again from its front, so samples come "
-                "twice: the checkpoint's has another batch_size, drop_last, num_workers or block; "
-                "give the loader those of then"
-            )
 
     def _one_pass(
         self, reader: "_ForwardReader[T]", blocks: LeasedBlocks, over: Callable[[], bool]
@@ -274,7 +269,6 @@ class _ForwardReader(Generic[T]):
     Args:
         warn: tells the user.
         saved: of a checkpoint.
-        name: of the stream, where there is none.
 
     Attributes:
         at: items that are read in this pass.

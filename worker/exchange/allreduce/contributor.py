@@ -54,8 +54,7 @@ class _Part:
         away: it went to another peer.
         asked_at: when the target was first asked, in s; spoilt: its answers that were of no use.
         passed_over: peers that another is to reduce it in place of.
-        payload: `raw` as it is sent, once it is `prepared`; commitment: to that, where means are
-            checked.
+        payload: `raw` as it is sent, once `prepared`; commitment: to it, if means are checked.
         refused_by: the last peer that said that the round cannot succeed.
         handed_in: its reducer has all that this peer contributes, which leaves.
     """
@@ -354,23 +353,21 @@ class Contributor:
     async def _prepare(self, round_: _Round, part: _Part) -> None:
         """Makes the bytes ready to be sent, one shard after another: the first leaves while others
         are compressed. What stays with this peer is not compressed."""
-        context, shard, raw = self._context, part.shard, part.raw
-        weight, checks = context.weight(round_.begin.weight), self._reducer.checks
-        stays = part.target == context.me
+        context, shard, raw, checks = self._context, part.shard, part.raw, self._reducer.checks
+        weight, stays = context.weight(round_.begin.weight), part.target == context.me
 
-        def work() -> "tuple[wire.Payload, wire.Commitment | None]":
-            committed = checks.commitment(shard, raw, weight) if context.plan.checks_means else None
-            if stays:
-                return wire.Payload.of(raw), committed
-            return context.compression.payload(context.codec, raw), committed
+        def work() -> None:
+            if context.plan.checks_means:
+                part.commitment = checks.commitment(shard, raw, weight)
+            pack = context.compression.payload
+            part.payload = wire.Payload.of(raw) if stays else pack(context.codec, raw)
 
         async with round_.preparing:
-            if part.prepared:
-                return
-            part.payload, part.commitment = await context.worked(shard.stop - shard.start, work)
-            part.prepared = True
-        if part.commitment is not None:
-            checks.commits(part.key, part.commitment)
+            if not part.prepared:
+                await context.worked(shard.stop - shard.start, work)
+                part.prepared = True
+                if part.commitment is not None:
+                    checks.commits(part.key, part.commitment)
 
     async def _ask(self, round_: _Round, part: _Part, opening: pb.ContributionHeader) -> Answer:
         """Contributes at another peer. Raises TransportError, WireError."""
