@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PRODUCT := $(VENV)/.product
 ARGS ?=
 RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 LAB := $(RUN) -m tests.lab
@@ -28,7 +29,13 @@ $(READY): pyproject.toml constraints.txt
 	-$(BIN)/python -c "import grpc.aio, hypothesis, lightning.pytorch, peft, pytest, torch._dynamo, transformers.trainer, transformers.models.llama.modeling_llama"
 	touch $@
 
-swarm: $(READY)  ## train on four local worker processes and report; ARGS="--steps 300 ..."
+$(PRODUCT): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable .
+	touch $@
+
+# Without what tests need, unless that is there.
+swarm: $(or $(wildcard $(READY)),$(PRODUCT))  ## train on four local worker processes and report; ARGS="--steps 300 ..."
 	$(BIN)/murmur swarm $(ARGS)
 
 # `make check test` runs what both need once.
