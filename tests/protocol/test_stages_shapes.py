@@ -5,7 +5,7 @@ import pytest
 
 from tests.protocol.stage_swarm import BATCH, CONTEXT, HIDDEN, StagedProblem, StageSwarm
 from tests.protocol.virtual_time import run
-from tests.support.liar import calls_with, holds_microbatches
+from tests.support.liar import calls_with, holds_microbatches, late_in_stages
 
 THREE = StagedProblem(count=3, layers=3, microbatches=2, steps=1000)
 SHAPES = {
@@ -80,5 +80,23 @@ def test_whoever_holds_microbatches_is_named_and_passed_over(holder: str) -> Non
             told = [text for peer in others for text in peer.warnings]
             assert told
             assert all(text.startswith(f"{holder} ") for text in told), told
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("late", ["1a", "2a"])
+def test_whoever_is_late_with_microbatches_is_named_and_passed_over(late: str) -> None:
+    async def scenario() -> None:
+        async with StageSwarm(THREE) as swarm:
+            await swarm.start_all({0: 2, 1: 2, 2: 2})
+            await swarm.reached(15)
+            late_in_stages(swarm[late].node, 1.0)
+            others = [peer for peer in swarm.alive if peer.name != late]
+            await swarm.until(lambda: any(peer.warnings for peer in others), 30)
+            before = min(peer.trainer.step for peer in others)
+            await swarm.sleep(10)  # 50 iterations
+            assert min(peer.trainer.step for peer in others) >= before + 40
+            told = [text for peer in others for text in peer.warnings]
+            assert all(text.startswith(f"{late} ") for text in told), told
 
     run(scenario())

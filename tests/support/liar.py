@@ -412,6 +412,20 @@ def holds_microbatches(node: Node) -> None:
     forwarder._call = never
 
 
+def late_in_stages(node: Node, late_s: float) -> None:
+    """By so much with each microbatch that it hands on."""
+    assert node.stages is not None
+    forwarder: Any = node.stages._forwarder
+    honest = forwarder._call
+
+    async def call(*args: Any) -> StageReply:
+        await asyncio.sleep(late_s)
+        reply: StageReply = await honest(*args)
+        return reply
+
+    forwarder._call = call
+
+
 def contributes_once(value: float) -> Change:
     """Once it contributes this in one place."""
 

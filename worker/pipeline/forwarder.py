@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from statistics import quantiles
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.figures import shown
@@ -34,6 +35,9 @@ _LEAST_HOP_S, _USUAL_HOPS, _LATELY = 10.0, 4, 64
 _FIRST_HOP_S = 30.0  # as the longest, before there was one
 _BEFORE_S = 30.0  # for each stage of the model, until it has the activations
 _PASSED_S, _MOST_DOUBLED = 60.0, 3  # a replica that took longer is passed over so long at first
+# So is one whose calls are late again and again: so long for each stage to come, or so many times
+# the lower quartile of the last calls.
+_SOON_HOP_S, _STRIKES = 0.1, 3
 
 
 class Forwarder:
@@ -52,6 +56,7 @@ class Forwarder:
         self._warned: set[int] = set()
         self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
         self._held: Counter[str] = Counter()  # how often a replica has held a microbatch too long
+        self._strikes: Counter[str] = Counter()  # late calls of a replica, less those in time
         self._passed_until: dict[str, float] = {}
 
     async def close(self) -> None:
@@ -185,23 +190,38 @@ class Forwarder:
                     context, member, call, values, self._acknowledgements, received
                 )
         except TimeoutError:
-            self._pass_over(member.peer, context.clock() - began_s)
+            held_s = context.clock() - began_s
+            self._pass_over(member.peer, f"has held a microbatch for {held_s:.0f} s")
             raise Unreachable(f"{member.peer} has held it for {most_s:.0f} s") from None
-        self._hops_s.append((context.clock() - received_s) / hops)
+        took_s = context.clock() - received_s
+        self._took(member.peer, hops, took_s, alone=len(context.replicas(call.stage)) < 2)
         return reply
+
+    def _took(self, peer: str, hops: int, seconds: float, *, alone: bool) -> None:
+        """A replica that is late again and again is passed over too, where another serves its
+        stage. Whoever comes after it on the route is so sooner: it has fewer stages to come."""
+        lately, strikes = [*self._hops_s], self._strikes
+        self._hops_s.append(seconds / hops)
+        if alone or len(lately) < _LATELY // 4:
+            return
+        late = seconds > hops * max(_SOON_HOP_S, _USUAL_HOPS * quantiles(lately, n=4)[0])
+        strikes[peer] = max(0, strikes[peer] + (1 if late else -1))
+        if strikes[peer] >= _STRIKES * hops:
+            del strikes[peer]
+            self._pass_over(peer, f"takes {seconds:.1f} s for what others do sooner")
 
     def _passes(self, peer: str) -> bool:
         """Whether a replica is asked for nothing that another can do."""
         return self._context.clock() < self._passed_until.get(peer, -math.inf)
 
-    def _pass_over(self, peer: str, seconds: float) -> None:
-        """It takes microbatches, and does not give them back."""
+    def _pass_over(self, peer: str, why: str) -> None:
+        """It takes microbatches, and does not give them back, or late."""
         if not self._passes(peer):
             passed_s = _PASSED_S * 2 ** min(self._held[peer], _MOST_DOUBLED)
             self._held[peer] += 1
             self._passed_until[peer] = self._context.clock() + passed_s
-            text = f"{peer} has held a microbatch for {seconds:.0f} s: it is passed over for"
-            self._context.event("warning", text=f"{text} {passed_s:g} s")
+            text = f"{peer} {why}: it is passed over for {passed_s:g} s"
+            self._context.event("warning", text=text)
 
 
 async def call_stage(
