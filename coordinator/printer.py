@@ -193,7 +193,7 @@ def _probes(report: Report) -> str | None:
     if sent + received < _WORTH_A_WORD_BYTES:
         return None
     apart = f"{megabytes(received)} received and {megabytes(sent)} sent, not counted above"
-    return f"{apart}: ping, doctor, status, and rates that peers measure"
+    return f"{apart}: doctor, status, and rates that peers measure"
 
 
 def _final_mean(report: Report) -> str | None:

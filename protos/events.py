@@ -6,15 +6,11 @@ was written by another process, perhaps on another machine, perhaps of another v
 checked field by field, and what does not fit counts as missing.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 from murmuration.protos.figures import percent, seconds
-from murmuration.protos.files import read_ordinary
 
 EVENTS = "events.jsonl"  # the log, in a worker's folder
 NO_END = 1 << 40  # steps of a run that ends when its loops do
@@ -189,15 +185,3 @@ def costliest(found: Iterable[Iterable[Event]]) -> list[Event]:
 
 def _cost(verdict: Event) -> float:
     return float_of(verdict, "cost") or 0.0
-
-
-def address_in(folder: Path) -> str | None:
-    """Where the worker of that folder said last that it is reached; None: nothing is said there."""
-    for name in (EVENTS, f"{EVENTS}.1"):  # the older part, where there was much to say
-        with suppress(OSError, UnicodeDecodeError):
-            for line in reversed(read_ordinary(folder / name).decode().splitlines()):
-                with suppress(ValueError):  # the last one may be cut short
-                    event = json.loads(line)
-                    if event.get("event") == "listening":
-                        return str(event["address"])
-    return None

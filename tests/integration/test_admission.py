@@ -20,7 +20,6 @@ from murmuration.coordinator.asking import ask
 from murmuration.coordinator.cli import status
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.cli.doctor import doctor
-from murmuration.worker.cli.ping import ping
 from murmuration.worker.config import Config
 from murmuration.worker.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
 from murmuration.worker.node.newcomer import Newcomer
@@ -287,7 +286,6 @@ def test_one_without_a_token_is_told_what_it_lacks(first: str, folder: Path) -> 
     ("command", "says"),
     [
         (status, "name the folder of a worker of it"),
-        (ping, "name the folder of a worker of it"),
         (doctor, "give a token with --token"),
     ],
 )

@@ -7,12 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from murmuration.protos.addresses import is_loopback, split_address
 from murmuration.worker.cli.doctor import doctor
-from murmuration.worker.cli.ping import ping
-from murmuration.worker.errors import ConfigError, PeersUnreachable, UsageError
+from murmuration.worker.errors import ConfigError
 from murmuration.worker.manifest import PROTOCOL
 from murmuration.worker.node import newcomer
 from murmuration.worker.node.own_address import find_host
@@ -177,32 +176,3 @@ def test_the_doctor_says_whether_a_peer_dials_this_machine(
     assert list(found) == ["the peer", "address"]
     assert not found["the peer"][0]
     assert nowhere in found["the peer"][1]
-
-
-def test_ping_measures_the_way_to_a_peer_or_says_why_not(tmp_path: Path) -> None:
-    settings = [*SMALL, *settings_of(run__steps=10_000_000, diloco__inner_steps=10)]
-    (nowhere,) = free_addresses(1)
-    with running_swarm(1, tmp_path, *settings) as swarm:
-        swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
-        address = swarm.addresses["w0"]
-
-        def pinged(*args: str) -> Result:
-            return CliRunner().invoke(ping, [*args, "--count", "2"], standalone_mode=False)
-
-        for target in ([address], ["w0", "--from", address]):
-            lines = pinged(*target).output.splitlines()
-            assert lines[0] == f"path         direct, {address}"
-            assert [line.split("  ")[0] for line in lines[1:]] == [
-                "first call", "round trips", "rate"
-            ]  # fmt: skip
-        refused = {
-            (nowhere,): (PeersUnreachable, nowhere),
-            ("w7", "--from", address): (UsageError, f"{address} knows w0"),
-            ("w7",): (UsageError, "--from HOST:PORT"),
-            ("w7:x",): (UsageError, "no HOST:PORT"),
-            (f"w7@{address}",): (PeersUnreachable, "between members only"),
-        }
-        for args, (kind, says) in refused.items():
-            error = pinged(*args).exception
-            assert isinstance(error, kind)
-            assert says in str(error)

@@ -1,17 +1,13 @@
 """A peer behind a real NAT: nobody can dial it, and it trains all the same."""
 
-import json
 import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from murmuration.coordinator.asking import ask
-from murmuration.protos.addresses import split_address, split_relayed
-from murmuration.worker.cli.ping import ping
 from murmuration.worker.identity import Authority, Identity, Role
 from tests.support.gate import gate
 from tests.support.namespaces import NamespaceHost, Namespaces, why_not
@@ -103,10 +99,7 @@ def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path: Path, first: str) 
 
 
 def assert_seen_as_relayed(address: str, run: Path) -> None:
-    """By `murmur status`, and by `murmur ping`, which goes through the relay too.
-
-    Which relay comes first follows from rates, so on a busy machine it may change in between.
-    """
+    """By `murmur status`. Which relay comes first follows from round trips."""
     identity, deadline = Identity.load(run), time.monotonic() + PATIENCE_S
     both = ("relayed by a or b", "relayed by b or a")
     members = seen_from(address, identity)
@@ -114,23 +107,9 @@ def assert_seen_as_relayed(address: str, run: Path) -> None:
         assert time.monotonic() < deadline, members
         members = seen_from(address, identity)
     assert members["a"]["path"] == members["b"]["path"] == "direct"
-    for where in (["--from", address], []):
-        result = CliRunner().invoke(
-            ping, ["nat", *where, "--run", str(run), "--json"], standalone_mode=False
-        )
-        assert result.exception is None, result.exception
-        pinged = json.loads(result.output)
-        assert relays_of(pinged["address"]) == relays_of(members["nat"]["address"])
-        assert pinged["path"].startswith(f"relayed by {split_address(address)[0][:3]}")
-        assert min(pinged["rate_mbps"], *pinged["round_trips_ms"]) > 0
+    assert members["nat"]["rtt_ms"] > 0
 
 
 def seen_from(address: str, identity: Identity) -> dict[str, Event]:
     """The members as the one there knows them, by name."""
     return {each["peer"]: each for each in ask(address, identity=identity)["members"]}
-
-
-def relays_of(address: str) -> set[str]:
-    relayed = split_relayed(address)
-    assert relayed is not None, address
-    return set(relayed[1])
