@@ -1,11 +1,9 @@
 """Through which peers this one is reached, where nobody can dial it: rules without I/O.
 
-Two relays are kept where there are two. A connection comes first: the peer that answers soonest is
-asked at once. Rates are measured afterwards, one at a time, of the relays and of some that answer
-soon, and again every `MEASURE_S`; a peer that is much faster takes the place of the slowest relay.
-One that is lost is replaced at once, and asked again after a pause that doubles. Each is tried now
-and then, by a call through it to this peer itself: one that leads nowhere several times in a row is
-replaced too, where there is another.
+Two relays are kept where there are two: the peer that was called first, and the one that answers
+soonest. One that is lost is replaced at once, and asked again after a pause that doubles. Each is
+tried now and then, by a call through it to this peer itself: one that leads nowhere several times
+in a row is replaced too, where there is another.
 """
 
 import math
@@ -14,9 +12,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 KEPT = 2  # relays at a time
-MEASURE_S, _FIRST_MEASURE_S = 300.0, 2.0  # between two rounds of rates; after the first relay
-_MEASURED = 4  # peers in a round, one after the other
-BETTER = 1.5  # times as fast as a relay that another peer must be to take its place
 RETRY_S, MOST_RETRY_S = 1.0, 60.0  # the pause before a peer is asked again that has failed
 TRY_S = 15.0  # between two tries of a relay
 _MOST_FAILED_TRIES = 3  # in a row, then it is replaced
@@ -49,13 +44,6 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Measure the rate to a peer; then `measured`."""
-
-    address: str
-
-
-@dataclass(frozen=True)
 class Try:
     """Call this peer itself through this relay, over a new connection; then `tried`."""
 
@@ -69,7 +57,7 @@ class Advertise:
     relays: tuple[str, ...]
 
 
-Action = Reserve | Release | Measure | Try | Advertise
+Action = Reserve | Release | Try | Advertise
 
 
 _LONG_PAUSE = 10  # failures: after as many the pause is the longest
@@ -88,16 +76,10 @@ class _Known:
     address: str
     peer: str = ""
     rtt_s: float = math.inf
-    rate_bytes_s: float | None = None
     state: _State = _State.IDLE
     failures: int = 0
     failed_tries: int = 0  # in a row, of one that is held
     retry_at: float = field(default=-math.inf)
-
-    @property
-    def rank(self) -> tuple[float, float, str]:
-        """The lower, the better: measured ones by rate, then the others by round trip."""
-        return (-(self.rate_bytes_s or 0.0), self.rtt_s, self.address)
 
 
 class RelayChoice:
@@ -105,8 +87,7 @@ class RelayChoice:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._to_measure: list[str] = []  # the first is being measured
-        self._measure_at = self._try_at = math.inf
+        self._try_at = math.inf
         self._advertised: tuple[str, ...] = ()
         self.wanted = False
 
@@ -148,7 +129,6 @@ class RelayChoice:
         known.address, known.peer = address, peer
         known.state, known.failures, known.failed_tries = _State.HELD, 0, 0
         self._try_at = min(self._try_at, now + TRY_S)
-        self._measure_at = min(self._measure_at, now + _FIRST_MEASURE_S)
         actions: list[Action] = []
         for worst in self._in(_State.HELD)[KEPT:]:
             worst.state = _State.IDLE
@@ -162,24 +142,7 @@ class RelayChoice:
             return []
         known.retry_at = now + min(MOST_RETRY_S, RETRY_S * 2**known.failures)
         known.failures, known.state = known.failures + 1, _State.IDLE
-        known.rate_bytes_s = None
         return [*self._advertise(), *self._replace(now)]
-
-    def measured(self, address: str, rate_bytes_s: float | None) -> list[Action]:
-        """A `Measure` has ended. Args: rate_bytes_s: None where it did not answer in time."""
-        if known := self._known.get(address):
-            known.rate_bytes_s = rate_bytes_s
-        self._to_measure = self._to_measure[1:]
-        if self._to_measure:
-            return [Measure(self._to_measure[0])]
-        actions = self._advertise()
-        held, idle = self._in(_State.HELD), self._in(_State.IDLE)
-        best = next((known for known in idle if known.rate_bytes_s), None)
-        if len(held) >= KEPT and best is not None and best.rate_bytes_s is not None:
-            worst_rate = min(known.rate_bytes_s or 0.0 for known in held)
-            if best.rate_bytes_s > BETTER * worst_rate:
-                actions += self._ask([best])
-        return actions
 
     def tried(self, address: str, now: float, *, leads_here: bool) -> list[Action]:
         """Whether the relay at this address has led a call to this peer itself."""
@@ -198,24 +161,18 @@ class RelayChoice:
         if not self.wanted:
             return []
         actions = self._replace(now)
-        held = self._in(_State.HELD)
-        if now >= self._measure_at and held and not self._to_measure:
-            self._measure_at = now + MEASURE_S
-            others = sorted(self._in(_State.IDLE), key=lambda known: (known.rtt_s, known.address))
-            chosen = [*held, *others][:_MEASURED]
-            self._to_measure = [known.address for known in chosen]
-            actions.append(Measure(self._to_measure[0]))
         if now >= self._try_at:
             self._try_at = now + TRY_S
-            actions += [Try(known.address) for known in held]
+            actions += [Try(known.address) for known in self._in(_State.HELD)]
         return actions
 
     # --------------------------------------------------------------------------------- inside
 
     def _in(self, *states: _State) -> list[_Known]:
+        """The best first."""
         return sorted(
             (known for known in self._known.values() if known.state in states),
-            key=lambda known: known.rank,
+            key=lambda known: (known.rtt_s, known.address),
         )
 
     def _ask(self, relays: Iterable[_Known]) -> list[Action]:
@@ -231,14 +188,9 @@ class RelayChoice:
         return self._ask(ready[: max(0, missing)])
 
     def _advertise(self) -> list[Action]:
-        """The order changes only for a relay that is much faster: others dial anew then."""
-        held = self._in(_State.HELD)
-        now = tuple(known.address for known in held)
-        if not now or now == self._advertised:
+        """Their order alone is no news: others would dial anew."""
+        now = tuple(known.address for known in self._in(_State.HELD))
+        if not now or set(now) == set(self._advertised):
             return []
-        if set(now) == set(self._advertised):
-            before = self._known[self._advertised[0]].rate_bytes_s or 0.0
-            if (held[0].rate_bytes_s or 0.0) <= BETTER * before:
-                return []
         self._advertised = now
         return [Advertise(now)]

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -18,7 +17,6 @@ from murmuration.worker.relay.choice import (
     Action,
     Advertise,
     Candidate,
-    Measure,
     RelayChoice,
     Release,
     Reserve,
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
 
 _RESERVE_S, _TRY_S = 3.0, 5.0
-_MEASURED_CALLS, _MEASURED_BYTES, _MEASURE_S = 4, 60_000, 5.0
 
 
 class RelayedPeer:
@@ -103,8 +100,6 @@ class RelayedPeer:
             case Release(address):
                 if (task := self._held.pop(address, None)) is not None:
                     task.cancel()
-            case Measure(address):
-                self._node.spawn(self._measure(address))
             case Try(address):
                 self._node.spawn(self._try(address))
             case Advertise(relays):
@@ -178,18 +173,3 @@ class RelayedPeer:
         else:
             leads_here = True
         self._do(self._choice.tried(relay, self._node.clock(), leads_here=leads_here))
-
-    async def _measure(self, address: str) -> None:
-        """Some bytes at once to a peer that does nothing with them."""
-        rate_bytes_s, began = None, self._node.clock()
-        request = pb.MeasureRequest(payload=bytes(_MEASURED_BYTES)).SerializeToString()
-        with suppress(TransportError):
-            await asyncio.gather(
-                *(
-                    self._node.transport.call(address, Method.MEASURE, request, _MEASURE_S)
-                    for _ in range(_MEASURED_CALLS)
-                )
-            )
-            took_s = max(1e-6, self._node.clock() - began)
-            rate_bytes_s = _MEASURED_CALLS * len(request) / took_s
-        self._do(self._choice.measured(address, rate_bytes_s))

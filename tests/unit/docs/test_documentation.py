@@ -22,7 +22,7 @@ from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
 from murmuration.worker.node.answers import MOST_TUNNELS, TUNNELS_EACH
 from murmuration.worker.node.session import AWAIT_OTHERS_S
-from murmuration.worker.relay.choice import BETTER, MEASURE_S, TRY_S
+from murmuration.worker.relay.choice import TRY_S
 from murmuration.worker.relay.service import PLACES, RATE_MBPS, SILENT_S
 from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.training.evaluation import validate
@@ -127,8 +127,6 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
         ("commands", f"it waits {DESERTED_S:g} s for one of them"),
         ("commands", f"within {SILENT_S:g} s if it falls silent"),
         ("commands", f"each of its relays every {TRY_S:g} s"),
-        ("commands", f"every {MEASURE_S / 60:g} minutes, R measures"),
-        ("commands", f"One that is {BETTER:g} times as fast as a relay"),
         ("commands", f"At {LOG_BYTES >> 20} MiB a log"),
         ("commands", f"at most {RATE_MBPS:g} Mbit/s for all together"),
         ("commands", f"for at most {PLACES} peers"),

@@ -10,7 +10,6 @@ from murmuration.worker.relay.choice import (
     Action,
     Advertise,
     Candidate,
-    Measure,
     RelayChoice,
     Release,
     Reserve,
@@ -34,17 +33,6 @@ def begun(*rtts_s: float) -> RelayChoice:
         assert isinstance(action, Reserve)
         choice.reserved(action.address, f"p{action.address[1:]}", action.address, 0.4)
     return choice
-
-
-def measured(choice: RelayChoice, now: float, **rates: float | None) -> list[Action]:
-    """What follows once all that it measures have these rates."""
-    actions, asked = choice.tick(now), []
-    while actions and isinstance(actions[0], Measure):
-        (measure,) = actions  # one at a time
-        asked.append(measure.address)
-        actions = choice.measured(measure.address, rates[measure.address])
-    assert sorted(asked) == sorted(rates)
-    return actions
 
 
 def test_nothing_is_done_as_long_as_others_dial_this_peer() -> None:
@@ -73,24 +61,6 @@ def test_one_that_fails_is_asked_again_after_a_pause_that_doubles() -> None:
     pauses = [after - before for before, after in itertools.pairwise(asked_at)]
     assert pauses == sorted(pauses)
     assert pauses[-1] >= 8 * RETRY_S
-
-
-def test_a_much_faster_peer_takes_the_place_of_the_slowest_relay() -> None:
-    choice = begun(0.01, 0.02, 0.03)
-    actions = measured(choice, 5.0, a0=1e6, a1=3e6, a2=9e6)
-    assert actions == [Advertise(("a1", "a0")), Reserve("a2")]
-    assert choice.reserved("a2", "p2", "a2", 5.1) == [
-        Advertise(("a2", "a1")),
-        Release("a0"),
-    ]
-    assert choice.relays == ("p2", "p1")
-
-
-def test_a_little_faster_is_no_reason_to_change() -> None:
-    choice = begun(0.01, 0.02, 0.03)
-    assert measured(choice, 5.0, a0=1.0e6, a1=1.2e6, a2=1.4e6) == []
-    assert choice.tick(6.0) == []
-    assert choice.relays == ("p0", "p1")
 
 
 def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alone() -> None:
