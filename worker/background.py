@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from murmuration.worker.exchange.view import View
 
 T = TypeVar("T")
 
@@ -42,3 +45,19 @@ class Tasks:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a background task failed", "exception": error, "task": task}
             )
+
+
+class Component(Protocol):
+    """A part of the node, which answers what matters to it. io thread only."""
+
+    def on_view(self, view: "View") -> None:
+        """Membership has changed."""
+        return
+
+    def tick(self) -> None:
+        """Time passes."""
+        return
+
+    async def close(self) -> None:
+        """The node ends."""
+        return

@@ -25,6 +25,7 @@ from murmuration.worker.identity import Identity
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
+from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
@@ -66,13 +67,11 @@ _STATES = 5  # in a checkpoint, each as large as the model: anchor, momentum, lo
 class WorkerOptions:
     """Args:
     node: name, addresses and whom to wait for.
-    listen: `host:port` to serve.
     device: where the model is trained, as `--device` names it.
     leave_on: a file or a URL that tells when this machine will go away, as
         `murmuration.worker.node.supervision.is_noticed` takes it.
     rebuilds: whether the stage is made from its neighbours, since no peer that served it is left.
     identity: what the peer proves itself by; None: nothing is encrypted.
-    proxy: `host:port` of an HTTP CONNECT proxy to reach others through.
     out: folder for checkpoints, `events.jsonl` and `result.json`.
     resume: go on from the newest checkpoint in `out`: if there is one (None), there must be one
         (True), or not at all, the checkpoints being put aside (False).
@@ -80,11 +79,9 @@ class WorkerOptions:
     """
 
     node: NodeConfig
-    listen: str
     out: Path
     resume: bool | None
     announce: Announce
-    proxy: str | None = None
     leave_on: str | None = None
     device: str = "auto"
     rebuilds: bool = False
@@ -137,12 +134,9 @@ class Worker:
             ),
             self._manifest,
             fragments=self._fragments,
-            listen=options.listen,
-            proxy=options.proxy,
-            identity=options.identity,
+            credentials=Credentials.of(options.identity, options.out),
             mailbox=self._mailbox,
             log=self._log,
-            out=options.out,
         )
         self._saver = Saver(
             options.out / CHECKPOINTS,

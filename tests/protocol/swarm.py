@@ -17,6 +17,7 @@ from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.catchup.choices import all_agree
 from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.node import Node
 from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter
@@ -125,6 +126,20 @@ class NoRouter(UpnpRouter):
         raise AssertionError(address)
 
 
+@dataclass(frozen=True)
+class Disk(Credentials):
+    """What a peer keeps for its next life, in memory. Args: store: by peer."""
+
+    store: dict[str, list[pb.Revocation]] = field(default_factory=dict)
+    peer: str = ""
+
+    def keep_revoked(self, entries: Sequence[pb.Revocation]) -> None:
+        self.store[self.peer] = list(entries)
+
+    def revoked(self) -> list[pb.Revocation]:
+        return self.store.get(self.peer, [])
+
+
 class Swarm:
     """Peers of one problem. Use it as `async with Swarm(problem) as swarm`."""
 
@@ -136,7 +151,7 @@ class Swarm:
         assert isinstance(loop, VirtualLoop)
         self.problem, self.loop, self._authority = problem, loop, authority
         self._identities: dict[str, Identity] = {}
-        self.kept_revoked: dict[str, Sequence[pb.Revocation]] = {}  # by peer, on its disk
+        self.kept_revoked: dict[str, list[pb.Revocation]] = {}  # by peer, on its disk
         self.network = MemoryNetwork(delay_s)
         self.router: UpnpRouter = NoRouter()
         self.peers: dict[str, Peer] = {}
@@ -226,11 +241,9 @@ class Swarm:
                 offload=inline,
                 log=events.append,
                 clock=self.loop.time,
-                identity=self.identity(name),
+                credentials=Disk(self.identity(name), store=self.kept_revoked, peer=name),
                 rng=random.Random(f"{problem.seed} {name}"),
                 router=self.router,
-                keep_revoked=lambda entries: self.kept_revoked.update({name: list(entries)}),
-                revoked=self.kept_revoked.get(name, ()),
             ),
         )
         node.lag = Punctual(self.loop.time)

@@ -504,6 +504,8 @@ def _run(
         torch.set_num_threads(flags.threads)
     node = NodeConfig(
         peer=identity.name if identity else flags.name or _default_name(flags.out),
+        listen=flags.listen,
+        proxy=flags.proxy,
         advertise=join_address(found.host, 0) if found else flags.advertise,
         advertise_origin=found.origin if found else "",
         joins=waits.joins,
@@ -519,8 +521,6 @@ def _run(
     )
     worker = WorkerOptions(
         node=node,
-        listen=flags.listen,
-        proxy=flags.proxy,
         leave_on=flags.leave_on,
         out=flags.out,
         resume=flags.resumes,

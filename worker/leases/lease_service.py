@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
+from murmuration.worker.background import Component
 from murmuration.worker.exchange.view import View
 from murmuration.worker.leases.lease_table import LeaseTable
 from murmuration.worker.leases.ledger import (
@@ -29,7 +30,7 @@ _CALL_S = 3.0
 _POLL_S = 0.02
 
 
-class LeaseService:
+class LeaseService(Component):
     """One peer's leases, live: a component of its node. io thread only.
 
     Args:
@@ -57,9 +58,6 @@ class LeaseService:
     def tick(self) -> None:
         """Time passes."""
         self._carry_out(self._table.tick(self._node.clock()))
-
-    async def close(self) -> None:
-        """Nothing is left to do: `leave` came before."""
 
     def handle(self, message: ShareMessage) -> None:
         """The train thread says something."""

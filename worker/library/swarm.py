@@ -58,7 +58,7 @@ from murmuration.worker.library.site import (
 )
 from murmuration.worker.library.steps import catch_up
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.node.admission import Admission
+from murmuration.worker.node.admission import Admission, Credentials
 from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.node.own_address import Addresses, served_at
@@ -215,9 +215,9 @@ class Swarm:
         self._name = self._identity.name if self._identity else self._name
         self._manifest = Manifest.of(self._config, schema)
         self._fragments = fragments_of(schema, self._config)
-        self._listen = listen
         self._node = NodeConfig(
             peer=self.name,
+            listen=listen,
             advertise=join_address(found.host, 0) if found else advertise,
             advertise_origin=found.origin if found else "",
             joins=first.peers(joins) if first else (),
@@ -286,11 +286,9 @@ class Swarm:
             self._node,
             self._manifest,
             fragments=self._fragments,
-            listen=self._listen,
-            identity=self._identity,
+            credentials=Credentials.of(self._identity, self._out),
             mailbox=self._mailbox,
             log=events,
-            out=self._out,
         )
         with ExitStack() as opening:
             opening.callback(events.close)

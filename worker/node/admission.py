@@ -134,8 +134,8 @@ class Credentials:
 
     Args:
         identity: its key and certificate; None: nothing is encrypted.
-        authority: of its run, if that key is here.
-        folder: where the identity is kept; None: nowhere.
+        authority: of its run, if that key is here: this peer lets others in.
+        folder: where the peer keeps what it needs to come back; None: nowhere.
     """
 
     identity: Identity | None = None
@@ -147,7 +147,7 @@ class Credentials:
         """With the authority of an encrypted run, if its key is in the folder. Raises
         IdentityError."""
         if identity is None or folder is None:
-            return cls(identity)
+            return cls(identity, None, folder)
         return cls(identity, Authority.load(folder), folder)
 
     def keep(self, identity: Identity) -> None:

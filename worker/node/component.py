@@ -1,36 +1,20 @@
 """What a node is made of: the protocols of its components, its settings, the process around it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random, SystemRandom
 from typing import Protocol
 
-from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.background import Offload
+from murmuration.worker.background import Component, Offload
 from murmuration.worker.catchup.bootstrap import JoinConfig
 from murmuration.worker.exchange.allreduce.mean import Residuals
-from murmuration.worker.exchange.view import View
-from murmuration.worker.identity import Authority, Identity
 from murmuration.worker.leases import Ledger
+from murmuration.worker.node.admission import Credentials
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.relay.router_port import UpnpRouter
 from murmuration.worker.training.mailbox import Begin
 from murmuration.worker.views import PagePlace
-
-
-class Component(Protocol):
-    """A part of the node. io thread only."""
-
-    def on_view(self, view: View) -> None:
-        """Membership has changed."""
-        ...
-
-    def tick(self) -> None:
-        """Time passes."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class Rounds(Component, Protocol):
@@ -49,6 +33,7 @@ class Rounds(Component, Protocol):
 class NodeConfig(JoinConfig):
     """Args:
     peer: this peer's name.
+    listen, proxy: `HOST:PORT` to serve, and of an HTTP CONNECT proxy to reach others by.
     advertise: the address others reach it at, with port 0 for the bound one; None for all of that.
     advertise_origin: how it was found where nobody gave it, for the user.
     coordinator: address, or None.
@@ -65,6 +50,8 @@ class NodeConfig(JoinConfig):
     """
 
     peer: str
+    listen: str = "127.0.0.1:0"
+    proxy: str | None = None
     advertise: str | None = None
     advertise_origin: str = ""
     coordinator: str | None = None
@@ -88,12 +75,7 @@ class Environment:
         offload: where heavy work runs.
         log: takes events as plain values.
         clock: monotonic seconds.
-        identity: what this peer proves itself and signs by; None: nothing is encrypted.
-        keep_identity: puts a renewed one where the peer will find it. Raises OSError.
-        keep_revoked: the same with what the run's authority has taken back. Raises OSError.
-        revoked: what was kept of that before.
-        keep_members: the same with addresses of the others. Raises OSError.
-        authority: of the run, if this peer holds its key: it lets others in.
+        credentials: what this peer proves itself and signs by, and where it is kept.
         rng: draws what others must not know before.
         router: that the machine is behind.
     """
@@ -101,11 +83,6 @@ class Environment:
     offload: Offload
     log: Callable[[dict[str, object]], None]
     clock: Callable[[], float] = time.monotonic
-    identity: Identity | None = None
-    keep_identity: Callable[[Identity], None] = lambda identity: None
-    keep_revoked: Callable[[Sequence[pb.Revocation]], None] = lambda entries: None
-    revoked: Sequence[pb.Revocation] = ()
-    keep_members: Callable[[Sequence[str]], None] = lambda addresses: None
-    authority: Authority | None = None
+    credentials: Credentials = field(default_factory=Credentials)
     rng: Random = field(default_factory=SystemRandom)
     router: UpnpRouter = field(default_factory=UpnpRouter)

@@ -32,6 +32,7 @@ from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import View
+from murmuration.worker.folder import Remembered
 from murmuration.worker.identity import Identity, Renewal
 from murmuration.worker.identity.gate import Expulsions, Gate, KeyHolders
 from murmuration.worker.identity.words import SignedWords
@@ -130,6 +131,7 @@ class Node:
         self.transport, self._mailbox, self._environment = transport, mailbox, environment
         self.offload, self.clock = environment.offload, environment.clock
         self.rng, self.router = environment.rng, environment.router
+        self._credentials = credentials = environment.credentials
         self._began_s = self.clock()
         self.warnings: dict[str, None] = {}  # the latest
         self.lag = LagMonitor(self.clock)
@@ -152,7 +154,7 @@ class Node:
         )
         refuse = self.context.counts.refuse
         gate = Gate(
-            environment.authority,
+            credentials.authority,
             offload=self.offload,
             refused=lambda: refuse("certificate"),
             key_of=lambda peer: None if self._words is None else self._words.key_of(peer),
@@ -175,6 +177,7 @@ class Node:
         self._pairs: Pairs | None = None
         self._coordinator: CoordinatorClient | None = None
         self._renewal: Renewal | None = None
+        self._revoked = credentials.revoked()
         self._expulsions: Expulsions | None = None
         self._words: SignedWords | None = None
         self.tunnels = Tunnels(transport, node.peer, self.clock)
@@ -237,29 +240,30 @@ class Node:
             stages=self._config.stages.count,
             stage=self._node.stage,
         )
-        identity, run = self._environment.identity, self._manifest.run
+        credentials = self._credentials
+        identity, run = credentials.identity, self._manifest.run
         tell = Warnings(self.log).add
         words = None if identity is None else SignedWords(identity, run, self.clock, tell)
         self._words = words
         if identity is not None:
             self._expulsions = Expulsions(
                 identity,
-                self._environment.authority,
+                credentials.authority,
                 expelled=self._on_expelled,
-                keep=self._environment.keep_revoked,
+                keep=credentials.keep_revoked,
                 offload=self.offload,
                 log=self.log,
             )
         self.gossip = gossip = GossipService(machine, run, limits, self, words, self._expulsions)
         if self._expulsions is not None:
-            self._expulsions.begin(self._environment.revoked)
+            self._expulsions.begin(self._revoked)
         self.server.peers = lambda: sum(member.live for member in gossip.members)
         if identity is not None and words is not None:
             self._renewal = Renewal(
                 identity,
-                self._environment.authority,
+                credentials.authority,
                 ask=KeyHolders(self.transport, self._holders).ask,
-                keep=self._environment.keep_identity,
+                keep=credentials.keep,
                 renewed=self._show_renewed,
                 offload=self.offload,
                 log=self.log,
@@ -481,13 +485,14 @@ class Node:
 
     async def _keep_members(self) -> None:
         """So that this peer finds others when it is started again, whoever is away then."""
-        kept: list[str] = []
-        while True:
+        kept, folder = tuple[str, ...](), self._credentials.folder
+        while folder is not None:
             await asyncio.sleep(_KEEP_MEMBERS_S)
             others = sorted(self.gossip.others, key=lambda member: not member.live)
-            if (found := [member.address for member in others]) and found != kept:
+            if (found := tuple(member.address for member in others)) and found != kept:
+                known = Remembered(self._manifest.run, tuple(self._configured), found)
                 with suppress(OSError):  # a full disk is told by what is written besides
-                    await self.offload(partial(self._environment.keep_members, found))
+                    await self.offload(partial(known.keep, folder))
                     kept = found
 
     async def _take_turns(self) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from murmuration.algorithms.fragments import Fragment
@@ -17,8 +16,6 @@ from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import new_event
 from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.config import Config
-from murmuration.worker.folder import Remembered
-from murmuration.worker.identity import Identity
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member
 from murmuration.worker.node.admission import Credentials
@@ -54,11 +51,9 @@ class Session:
         config, manifest: of the run.
         node: name, addresses and whom to wait for.
         fragments: what is exchanged.
-        listen, proxy: `HOST:PORT` to serve, and of an HTTP CONNECT proxy to reach others by.
-        identity: what the peer proves itself by; None: nothing is encrypted.
+        credentials: what the peer proves itself by.
         mailbox: between the train thread and the I/O thread.
         log: takes events as plain values, from any thread.
-        out: a folder for its identity, that remembers the others; None: nothing does.
     """
 
     def __init__(
@@ -68,18 +63,14 @@ class Session:
         manifest: Manifest,
         *,
         fragments: Sequence[Fragment],
-        listen: str,
-        proxy: str | None = None,
-        identity: Identity | None = None,
+        credentials: Credentials,
         mailbox: Mailbox,
         log: Callable[[dict[str, object]], None],
-        out: Path | None = None,
     ) -> None:
         self._config, self._node, self._manifest = config, node, manifest
         self._fragments, self._log = fragments, log
-        self._credentials = Credentials.of(identity, out)
-        self._out = out
-        self.transport, self._mailbox = GrpcTransport(listen, proxy, identity), mailbox
+        self._credentials, self._mailbox = credentials, mailbox
+        self.transport = GrpcTransport(node.listen, node.proxy, credentials.identity)
         self.io = IOThread(self._make_node, mailbox, log)
         self._servers: list[WebServer] = []
 
@@ -198,24 +189,8 @@ class Session:
             fragments=self._fragments,
             transport=self.transport,
             mailbox=self._mailbox,
-            environment=Environment(
-                offload=_offload,
-                log=self._log,
-                identity=self._credentials.identity,
-                keep_identity=self._credentials.keep,
-                keep_revoked=self._credentials.keep_revoked,
-                revoked=self._credentials.revoked(),
-                keep_members=self._keep_members,
-                authority=self._credentials.authority,
-            ),
+            environment=Environment(offload=_offload, log=self._log, credentials=self._credentials),
         )
-
-    def _keep_members(self, addresses: Sequence[str]) -> None:
-        """Raises OSError."""
-        node = self._node
-        contacts = (*node.joins, *([node.coordinator] if node.coordinator else []))
-        if self._out is not None:
-            Remembered(self._manifest.run, contacts, tuple(addresses)).keep(self._out)
 
 
 async def _offload(work: Callable[[], T], /) -> T:

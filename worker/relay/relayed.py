@@ -9,8 +9,7 @@ from murmuration.protos.addresses import relayed_address, split_relayed
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.background import cancel
-from murmuration.worker.exchange.view import View
+from murmuration.worker.background import Component, cancel
 from murmuration.worker.membership import Health
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.relay.choice import (
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _RESERVE_S, _TRY_S = 3.0, 5.0
 
 
-class RelayedPeer:
+class RelayedPeer(Component):
     """This peer, where nobody can dial it. io thread only.
 
     Args:
@@ -63,9 +62,6 @@ class RelayedPeer:
         asked = self._asked.setdefault(address, asyncio.get_running_loop().create_future())
         self._do(self._choice.want(address))
         return await asyncio.shield(asked)
-
-    def on_view(self, view: View) -> None:
-        """Membership has changed; `tick` looks at it."""
 
     def tick(self) -> None:
         """Time passes."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.events import Warnings, new_event
-from murmuration.worker.exchange.view import View
+from murmuration.worker.background import Component
 from murmuration.worker.membership.gossip import GossipService
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class UpnpRouter:
         return router
 
 
-class RouterPort:
+class RouterPort(Component):
     """This peer's port of the router. io thread only.
 
     Args:
@@ -99,9 +99,6 @@ class RouterPort:
             return False
         await self._ask()
         return bool(self._address)
-
-    def on_view(self, view: View) -> None:
-        """Membership has changed, which changes nothing here."""
 
     def tick(self) -> None:
         """Time passes."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
-from murmuration.worker.exchange.view import View
+from murmuration.worker.background import Component
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.relay.tunnels import first_of, message, received
 from murmuration.worker.transport import Method, Refused, Stream
@@ -140,7 +140,7 @@ _HEADER_S = 10.0
 _CLOSE_S = 1.0
 
 
-class RelayService:
+class RelayService(Component):
     """io thread only.
 
     Args:
@@ -164,9 +164,6 @@ class RelayService:
             Method.DIAL: self.dial,
             Method.ACCEPT: self.accept,
         }
-
-    def on_view(self, view: View) -> None:
-        """Membership has changed; `tick` sees to it."""
 
     def tick(self) -> None:
         """Peers that are no members, or none any more, are relayed for no longer."""

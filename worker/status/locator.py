@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from murmuration.algorithms.diagnosis import Change, Diagnosis, PeerFigures, Verdict
 from murmuration.protos.documents import BadDocument, unpack
 from murmuration.protos.events import float_of, int_of, new_event
+from murmuration.worker.background import Component
 from murmuration.worker.exchange.measured import Arrivals
-from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member
 from murmuration.worker.status.document import ask_peers
 from murmuration.worker.transport import Transport
@@ -147,7 +147,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-class FaultLocator:
+class FaultLocator(Component):
     """A component of the node. io thread only.
 
     Args:
@@ -182,12 +182,6 @@ class FaultLocator:
         if self._clock() >= self._next_s:
             self._next_s = self._clock() + LOOK_S
             self._host.spawn(self.look())
-
-    def on_view(self, view: View) -> None:
-        """Nothing follows from it before the next look."""
-
-    async def close(self) -> None:
-        """A look that is under way ends with the node."""
 
     async def look(self) -> None:
         """Asks some of the others, and says what has changed."""

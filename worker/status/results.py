@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import BadDocument, pack, unpack
 from murmuration.worker import wire
+from murmuration.worker.background import Component
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.transport import Method, Transport, TransportError
@@ -31,7 +32,7 @@ _POINTS = 400  # of a curve
 Document = Mapping[str, Any]
 
 
-class ResultExchange:
+class ResultExchange(Component):
     """A component of the node. io thread only.
 
     Args:
@@ -64,9 +65,6 @@ class ResultExchange:
             if member.peer not in self._giving and self._clock() >= self._again_s[member.peer]:
                 self._giving.add(member.peer)
                 self._host.spawn(self._give(member))
-
-    async def close(self) -> None:
-        """What is being given ends with the node."""
 
     async def on_result(self, request: bytes) -> bytes:
         """Takes a peer's result, and gives this one's if there is one. Raises WireError."""

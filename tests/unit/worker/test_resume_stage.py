@@ -28,7 +28,6 @@ def test_a_checkpoint_of_another_stage_is_refused(tmp_path: Path) -> None:
     saved = checkpoint.save(tmp_path / "checkpoints", 5, {}, values)
     options = WorkerOptions(
         node=NodeConfig(peer="w", stage=1),
-        listen="127.0.0.1:0",
         out=tmp_path,
         resume=True,
         announce=lambda _: None,

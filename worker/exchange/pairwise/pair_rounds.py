@@ -21,7 +21,7 @@ from murmuration.algorithms.reducers import Pair
 from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.background import Tasks
+from murmuration.worker.background import Component, Tasks
 from murmuration.worker.exchange.allreduce.closing import Patience
 from murmuration.worker.exchange.pairwise.partner import PairValues, PartnerStream
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
@@ -47,7 +47,7 @@ _REMEMBERED = 8  # rounds in which a partner was late
 _TOLERANCE_S = 1e-6  # by which clocks and sums of times may differ
 
 
-class Pairs:
+class Pairs(Component):
     """This peer's pair rounds. io thread only.
 
     Args:
@@ -109,9 +109,6 @@ class Pairs:
         return self._just_laid or any(each.running for each in self._laid.values())
 
     # -------------------------------------------------------------------------- what happens here
-
-    def tick(self) -> None:
-        """Nothing to do: its own timer says when time has come for something."""
 
     def on_view(self, view: View) -> None:
         """Membership has changed."""
