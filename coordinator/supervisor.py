@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,14 +42,6 @@ SAVE_S = 15.0  # to save and end, after Ctrl-C
 _POLL_S = 0.1
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a swarm ended. `failure`: why training never started, in one line."""
-
-    exit_code: int
-    failure: str | None = None
-
-
 class Supervisor:
     """Runs until every worker has ended.
 
@@ -74,9 +66,10 @@ class Supervisor:
         self._interrupts = interrupts
         self._lines = SwarmLines()
         self._stopping_s: float | None = None
-        self._failure: Outcome | None = None
+        self._failure: Failure | None = None  # training never started
 
-    def run(self) -> Outcome:
+    def run(self) -> int:
+        """Returns the exit code. Raises Failure: training never started."""
         while self._running:
             self._wait()
             now = time.monotonic()
@@ -84,7 +77,7 @@ class Supervisor:
                 self._follow(process, now)
             self._handle_interrupts(now)
             self._screen.update(partial(summary_of_records, list(self._records.values()), now), now)
-        return self._outcome()
+        return self._exit_code()
 
     # --------------------------------------------------------------------------------- inside
 
@@ -141,23 +134,23 @@ class Supervisor:
             for process in self._running:
                 process.kill()
 
-    def _outcome(self) -> Outcome:
+    def _exit_code(self) -> int:
         if self._failure is not None:
-            return self._failure
+            raise self._failure
         if self._interrupts.first is not None:
-            return Outcome(128 + self._interrupts.first)
+            return 128 + self._interrupts.first
         reported = any(record.result is not None for record in self._records.values())
-        return Outcome(ExitCode.DONE if reported else ExitCode.FAILED)
+        return ExitCode.DONE if reported else ExitCode.FAILED
 
 
-def _early_failure(process: WorkerProcess, code: int) -> Outcome:
+def _early_failure(process: WorkerProcess, code: int) -> Failure:
     said = _last_words(process)
     if said and ExitCode.USAGE <= code <= ExitCode.CHECKPOINT:
-        return Outcome(code, said)
+        return Failure(said, code)
     where = f": {said}; see {process.log_path}" if said else ""
-    return Outcome(
-        ExitCode.FAILED,
+    return Failure(
         f"{process.name} has ended before training started ({exit_words(code)}){where}",
+        ExitCode.FAILED,
     )
 
 
@@ -193,19 +186,15 @@ def _run(
     settings: dict[str, object] = {}
     screen = screen_for(console, began_s)
     try:
-        outcome = _train(launch, records, settings, screen, interrupts)
+        exit_code = _train(launch, records, settings, screen, interrupts)
     except Failure as failure:
         if created and failure.exit_code != ExitCode.FAILED:
             _remove_if_bare(launch.out)
         raise
     finally:
         screen.close(summary_of_records(list(records.values()), time.monotonic()))
-    if outcome.failure is not None:
-        if created and outcome.exit_code != ExitCode.FAILED:
-            _remove_if_bare(launch.out)
-        raise Failure(outcome.failure, outcome.exit_code)
     if not any(record.started or record.result for record in records.values()):
-        raise Failure("stopped before training started", outcome.exit_code)
+        raise Failure("stopped before training started", exit_code)
     report = leave_results(
         list(records.values()),
         launch.out,
@@ -214,7 +203,7 @@ def _run(
         elapsed_s=time.monotonic() - began_s,
         json_path=json_path,
     )
-    return outcome.exit_code, report
+    return exit_code, report
 
 
 def _train(
@@ -223,8 +212,9 @@ def _train(
     settings: dict[str, object],
     screen: Screen,
     interrupts: Interrupts,
-) -> Outcome:
-    """Starts all processes and follows them; when it returns or raises, none is left."""
+) -> int:
+    """Starts all processes and follows them; when it returns or raises, none is left. Returns the
+    exit code."""
     if not launch.insecure:
         _certify(launch)
     with ExitStack() as stack:
@@ -246,10 +236,10 @@ def _train(
             stack.callback(workers[-1].close)
         if launch.web is not None:
             _serve_page(launch, addresses[0], stack, screen)
-        outcome = Supervisor(workers, records, screen, interrupts).run()
+        exit_code = Supervisor(workers, records, screen, interrupts).run()
         if relay is not None:
             settings["link_bytes"] = _traffic(relay, screen)
-        return outcome
+        return exit_code
 
 
 def _serve_page(launch: Launch, address: str, stack: ExitStack, screen: Screen) -> None:

@@ -25,8 +25,8 @@ def test_what_is_exported_is_the_first_values_moved_along_the_seeds(tmp_path: Pa
     ((name, coefficients),) = saved.named("anchor").items()
     assert coefficients.shape == (8,)
     assert coefficients.count_nonzero() > 0
-    exported = export(tmp_path / "run" / "w0", tmp_path / "exported", "safetensors")
-    values = load_file(exported.path)
+    path, _ = export(tmp_path / "run" / "w0", tmp_path / "exported", "safetensors")
+    values = load_file(path)
     assert values.keys() == first.keys()
     assert name.startswith("seed_space_of_")
     for parameter, value in moved(task.model(), first, coefficients).items():

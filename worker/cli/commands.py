@@ -446,9 +446,8 @@ def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, .
     """
     from murmuration.worker.training.export import export as export_anchor
 
-    made = export_anchor(run, out, layout, settings)
-    kind = "Hugging Face's layout" if made.layout == "hf" else "tensors alone"
-    click.echo(f"{made.path}: {made.parameters:,} parameters of step {made.step}, {kind}")
+    path, what = export_anchor(run, out, layout, settings)
+    click.echo(f"{path}: {what}")
     return 0
 
 
@@ -471,19 +470,19 @@ def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> int:
 
     out = out or run / "assembled"
     try:
-        assembled = assemble_stages(run, out, settings)
+        path, steps = assemble_stages(run, out, settings)
     except OSError as error:
         raise UsageError(
             f"--out {out}: no checkpoint can be written there: {error}; choose another folder"
         ) from error
-    if len(set(assembled.steps.values())) > 1:
-        told = ", ".join(f"{stage} -> {step}" for stage, step in assembled.steps.items())
+    if len(set(steps.values())) > 1:
+        told = ", ".join(f"{stage} -> {step}" for stage, step in steps.items())
         click.echo(
             f"warning: the newest checkpoints of the stages are of different steps "
             f"(stage -> step: {told}); the model is a mixture, named after the least",
             err=True,
         )
-    click.echo(assembled.path)
+    click.echo(path)
     return 0
 
 

@@ -368,8 +368,8 @@ class Node:
             context,
             publish=lambda profile: gossip.update(profile=profile),
         )
-        self.server.calls[Method.FINISHED] = self.stages.on_finished
-        self.server.streams[Method.STAGE_CALL] = self.stages.serve
+        self.server.calls[Method.FINISHED] = self.stages.barrier.answer
+        self.server.streams[Method.STAGE_CALL] = self.stages.server.serve
         self._components.append(self.stages)
 
     # ------------------------------------------------------------------------------- life cycle

@@ -160,19 +160,10 @@ async def fetch_stages(
     return fetched
 
 
-@dataclass(frozen=True)
-class Assembled:
-    """Args:
-    path: of the checkpoint, named after the least of the steps.
-    steps: by stage, which may differ where a run was cut off.
-    """
-
-    path: Path
-    steps: Mapping[int, int]
-
-
-def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> Assembled:
-    """Puts the newest checkpoints of all stages below the folder `run` together.
+def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, Mapping[int, int]]:
+    """Puts the newest checkpoints of all stages below the folder `run` together. Returns the new
+    one, named after the least of their steps, and these by stage: a run that was cut off has
+    several.
 
     Args:
         settings: of [task], typed here; what loads code or reads files must be among them.
@@ -204,7 +195,7 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> Assembled:
     for saved in newest.values():
         whole |= saved.named("anchor")
     steps = {stage: int(newest[stage].values["step"]) for stage in sorted(newest)}
-    return Assembled(save_whole(out, min(steps.values()), manifest, whole), steps)
+    return save_whole(out, min(steps.values()), manifest, whole), steps
 
 
 # ---------------------------------------------------------------------- a stage made of others

@@ -17,7 +17,7 @@ from murmuration.worker.pipeline.profile import PROBE_BYTES, LinkProber
 from murmuration.worker.pipeline.rebalancing import OrphanedStages, Rebalancer
 from murmuration.worker.pipeline.server import StageServer
 from murmuration.worker.training.mailbox import IterationStarted, StageJobDone
-from murmuration.worker.transport import Method, Stream, TransportError
+from murmuration.worker.transport import Method, TransportError
 
 _PROBE_LIMIT_S = 10.0
 
@@ -34,21 +34,13 @@ class StageNode:
         self.tracker = IterationTracker(stages=context.config.count)
         self.planner = RoutePlanner(context)
         self._forwarder = Forwarder(context)
-        self._server = StageServer(context, self.tracker, self._forwarder, self.planner)
+        self.server = StageServer(context, self.tracker, self._forwarder, self.planner)
         self._origin = RouteOrigin(context, self.tracker, self._forwarder, self.planner)
-        self._barrier = BarrierReceiver(context.run, self.tracker, self.tick)
+        self.barrier = BarrierReceiver(context.run, self.tracker, self.tick)
         self._prober = LinkProber(context.me, context.measurements.measured_at)
         self._rebalancer = Rebalancer(context.me, context.config.count)
         self._orphaned = OrphanedStages(context.config.count)
         self._tasks = Tasks()
-
-    async def serve(self, stream: Stream) -> None:
-        """Answers `Data/StageCall`."""
-        await self._server.serve(stream)
-
-    async def on_finished(self, request: bytes) -> bytes:
-        """Answers `Control/Finished`. Raises WireError."""
-        return await self._barrier.answer(request)
 
     def on_view(self, view: View) -> None:
         """The swarm has changed."""
@@ -63,9 +55,9 @@ class StageNode:
             self.context.compute.handle(message)
             return
         self.tracker.begin(message.iteration)
-        self._barrier.turned()
+        self.barrier.turned()
         self.context.measurements.gradient_norm = message.gradient_norm
-        await self._server.begin(message.iteration)
+        await self.server.begin(message.iteration)
         if self.context.stage == 0:
             self._origin.begin(message.iteration)
         self.tick()
@@ -87,7 +79,7 @@ class StageNode:
         await self._tasks.close()
         await self.planner.close()
         await self._origin.close()
-        await self._server.close()
+        await self.server.close()
         await self._forwarder.close()
 
     def _end_iteration(self) -> None:
@@ -103,8 +95,8 @@ class StageNode:
             text = f"{peer} does not end its iterations: none waits for it until it does"
             context.event("warning", text=text)
         if over:
-            self._server.over(over.iteration)
-            self._barrier.turned()
+            self.server.over(over.iteration)
+            self.barrier.turned()
             if over.discard:
                 context.counts.discarded += 1
                 context.event("discarded", iteration=over.iteration)

@@ -7,7 +7,7 @@ in a row is replaced too, where there is another.
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -15,15 +15,6 @@ KEPT = 2  # relays at a time
 RETRY_S, MOST_RETRY_S = 1.0, 60.0  # the pause before a peer is asked again that has failed
 TRY_S = 15.0  # between two tries of a relay
 _MOST_FAILED_TRIES = 3  # in a row, then it is replaced
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A member that can be dialled. Args: rtt_s: of a small call; None: not known."""
-
-    peer: str
-    address: str
-    rtt_s: float | None = None
 
 
 # ------------------------------------------------------------------------------------ actions
@@ -106,17 +97,24 @@ class RelayChoice:
         return self._ask([known]) if known.state is _State.IDLE else []
 
     def seen(
-        self, candidates: Iterable[Candidate], gone: Collection[str], now: float
+        self,
+        there: Mapping[str, tuple[str, float | None]],
+        gone: Collection[str],
+        now: float,
     ) -> list[Action]:
-        """Members as they are now. Args: gone: addresses of those that have died or left."""
-        there = {each.address: each for each in candidates}
+        """Members as they are now.
+
+        Args:
+            there: by address, the name of each that can be dialled, and the seconds that a small
+                call takes, None where they are not known.
+            gone: addresses of those that have died or left.
+        """
         for address, known in list(self._known.items()):
             if known.state is _State.IDLE and address not in there:
                 del self._known[address]
-        for address, each in there.items():
+        for address, (peer, rtt_s) in there.items():
             known = self._known.setdefault(address, _Known(address))
-            known.peer = each.peer
-            known.rtt_s = math.inf if each.rtt_s is None else each.rtt_s
+            known.peer, known.rtt_s = peer, math.inf if rtt_s is None else rtt_s
         actions: list[Action] = []
         for address in [each.address for each in self._in(_State.HELD) if each.address in gone]:
             actions += [Release(address), *self.lost(address, now)]

@@ -15,7 +15,6 @@ from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.relay.choice import (
     Action,
     Advertise,
-    Candidate,
     RelayChoice,
     Release,
     Reserve,
@@ -73,17 +72,17 @@ class RelayedPeer(Component):
         """Ends the reservations."""
         await cancel(self._held.values())
 
-    def _members(self) -> tuple[list[Candidate], set[str]]:
-        """Those that may relay, and the addresses of those that are gone."""
+    def _members(self) -> tuple[dict[str, tuple[str, float | None]], set[str]]:
+        """Those that may relay, and the addresses of those that are gone, for `seen`."""
         members, away = self._gossip.others, self._gossip.me.unreachable
-        candidates = [
-            Candidate(member.peer, member.address, self._round_trip_s(member.peer))
+        there = {
+            member.address: (member.peer, self._round_trip_s(member.peer))
             for member in members
             if member.health is Health.ALIVE
             and member.peer not in away
             and split_relayed(member.address) is None
-        ]
-        return candidates, {member.address for member in members if not member.live}
+        }
+        return there, {member.address for member in members if not member.live}
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:

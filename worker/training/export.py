@@ -7,7 +7,6 @@ DIR/murmuration.json    run, step and settings that it came from
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -37,23 +36,11 @@ MODEL = "model.safetensors"
 Layout = Literal["hf", "safetensors"]
 
 
-@dataclass(frozen=True)
-class Exported:
-    """Args:
-    path: of the tensors.
-    step: of the anchor.
-    parameters: how many.
-    layout: of the folder.
-    """
-
-    path: Path
-    step: int
-    parameters: int
-    layout: Layout
-
-
-def export(run: Path, out: Path, layout: Layout | None, settings: Iterable[str] = ()) -> Exported:
-    """Writes the newest anchor below the folder `run` to the folder `out`.
+def export(
+    run: Path, out: Path, layout: Layout | None, settings: Iterable[str] = ()
+) -> tuple[Path, str]:
+    """Writes the newest anchor below the folder `run` to the folder `out`. Returns the file of the
+    tensors, and what it holds, for the user.
 
     Args:
         layout: None takes Hugging Face's where the model has it.
@@ -85,7 +72,9 @@ def export(run: Path, out: Path, layout: Layout | None, settings: Iterable[str] 
         (out / "murmuration.json").write_text(json.dumps(source, indent=1))
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{out}: cannot be written: {error}; choose another folder") from error
-    return Exported(out / MODEL, step, sum(p.numel() for p in model.parameters()), chosen)
+    kind = "Hugging Face's layout" if chosen == "hf" else "tensors alone"
+    parameters = sum(p.numel() for p in model.parameters())
+    return out / MODEL, f"{parameters:,} parameters of step {step}, {kind}"
 
 
 def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ from murmuration.worker.relay.choice import (
     TRY_S,
     Action,
     Advertise,
-    Candidate,
     RelayChoice,
     Release,
     Reserve,
@@ -17,10 +16,12 @@ from murmuration.worker.relay.choice import (
 )
 
 
-def seen(*rtts_s: float, gone: Sequence[str] = ()) -> tuple[list[Candidate], Sequence[str]]:
+def seen(
+    *rtts_s: float, gone: Sequence[str] = ()
+) -> tuple[dict[str, tuple[str, float | None]], Sequence[str]]:
     """Peers p0, p1, ... at a0, a1, ..."""
-    there = [Candidate(f"p{i}", f"a{i}", rtt_s) for i, rtt_s in enumerate(rtts_s)]
-    return [each for each in there if each.address not in gone], gone
+    there = {f"a{i}": (f"p{i}", rtt_s) for i, rtt_s in enumerate(rtts_s)}
+    return {address: there[address] for address in there if address not in gone}, gone
 
 
 def begun(*rtts_s: float) -> RelayChoice:
