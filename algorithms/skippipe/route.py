@@ -67,10 +67,6 @@ class Rules:
                 f"{self.stages - 1}: visit more stages or allow longer jumps"
             )
 
-    @property
-    def skip_ratio(self) -> float:
-        return 1 - self.visited / self.stages
-
 
 def visited_stages(stages: int, skip: float) -> int:
     """How many of the stages a route visits at a skip ratio; 0.33 of 6 are 4.
