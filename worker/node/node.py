@@ -20,6 +20,7 @@ from murmuration.protos.addresses import join_address, split_address
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
+from murmuration.worker.background import Component
 from murmuration.worker.catchup.bootstrap import Bootstrap
 from murmuration.worker.catchup.held_states import HeldStates
 from murmuration.worker.catchup.state_transfer import serve_states
@@ -58,7 +59,7 @@ from murmuration.worker.membership.first_contact import CoordinatorClient, First
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.membership.swim import MAX_MEMBERS
 from murmuration.worker.node.answers import NodeServer
-from murmuration.worker.node.component import Component, Environment, NodeConfig, Rounds
+from murmuration.worker.node.component import Environment, NodeConfig, Rounds
 from murmuration.worker.node.own_address import ROUTER
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_node import StageNode
