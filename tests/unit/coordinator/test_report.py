@@ -255,7 +255,7 @@ def test_nonsense_from_outside_is_passed_over(staged: Make) -> None:
          "1.0 MB, 2.0 times less"),
         ("probes", {}, None),
         ("probes", {"probe_bytes_received": 1_900_000, "probe_bytes_sent": 3},
-         "1.9 MB received and 0.0 MB sent, not counted above: doctor, status, and rates that "
+         "1.9 MB received and 0.000003 MB sent, not counted above: doctor, status, and rates that "
          "peers measure"),
         ("final mean", {}, None),
         ("final mean", {"final_mean_bytes": 1.5e6, "final_mean_stall_s": 1.25, "traffic": {
