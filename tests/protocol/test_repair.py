@@ -283,7 +283,7 @@ def test_those_that_have_contributed_have_a_say_whatever_others_say() -> None:
     everyone = [*TRAINS, *ENDED, *WAITS]
     assert voters(*everyone, contributors="bdfz") == ("bdf", True)
     assert voters(*everyone, contributors="z") == ("bc", True)
-    assert voters(*ENDED, *WAITS) == ("de", True)
+    assert voters(*ENDED, *WAITS) == ("de", False)  # this peer has closed no round
     assert voters(donor("b", ((5, 2, 7),), Health.SUSPECT), contributors="b") == ("", True)
 
 

@@ -12,6 +12,7 @@ from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import load_task
 from murmuration.worker.training import checkpoint
+from murmuration.worker.training.outer_state import FORMAT
 
 SETTINGS = (
     "stages.count=3",
@@ -24,7 +25,7 @@ def test_a_checkpoint_of_another_stage_is_refused(tmp_path: Path) -> None:
     config = load_config(None, (*SETTINGS, f'task.text="{__file__}"'), None)
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
     manifest = Manifest.of(config, part_of(task, config, 0).whole)
-    values = {"manifest": manifest.plain(), "stage": 2, "step": 5}
+    values = {"manifest": manifest.plain(), "stage": 2, "step": 5, "format": FORMAT}
     saved = checkpoint.save(tmp_path / "checkpoints", 5, {}, values)
     options = WorkerOptions(
         node=NodeConfig(peer="w", stage=1),
