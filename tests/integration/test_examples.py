@@ -1,6 +1,7 @@
 """The examples in docs/examples: two or three processes each, of which one test starts them as
 people type them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def started(
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},  # threads of several would spin
                 )
             )
         yield processes
@@ -60,7 +62,7 @@ def started(
 @pytest.mark.parametrize(
     ("script", "options"),
     [
-        ("loop.py", ()),
+        ("loop.py", ("--steps", "20")),
         ("accelerate_loop.py", ("--steps", "20")),
         ("transformers_trainer.py", ("--steps", "20", "--lora")),
         ("lightning_module.py", ("--steps", "20")),
