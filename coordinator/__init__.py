@@ -11,7 +11,8 @@ Nothing here is on the data path or imports torch; training goes on without any 
 
     launch.py          the options of `murmur swarm` as command lines of workers
     supervisor.py      runs them to their end; processes.py and die_with_parent.py are its children
-    link_network.py    slow links of workers; shaping_proxy.py makes them in a process of its own
+    link_network.py    slow links of workers; `shaping_proxy` makes them in a process of its own, by
+                       the rules of `shaping`
     registry.py        introductions, as a state machine; rendezvous.py serves it
 """
 

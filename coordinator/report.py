@@ -27,7 +27,7 @@ _MEANS = (
 )  # fmt: skip
 _PEER_TEXTS = ("anchor_hash", "momentum_hash", "reason", "checkpoint")
 _STAGE_COUNTS = (
-    "visits", "repeated", "rerouted", "skipped", "dropped", "lost", "discarded",
+    "visits", "repeated", "rerouted", "skipped", "dropped", "lost", "other_snapshots", "discarded",
 )  # fmt: skip
 
 

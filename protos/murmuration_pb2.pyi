@@ -823,6 +823,7 @@ class StageCallHeader(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     iteration: _builtins.int
@@ -835,6 +836,8 @@ class StageCallHeader(_message.Message):
     """of activations and gradients"""
     total_bytes: _builtins.int
     hash: _builtins.int
+    snapshot: _builtins.int
+    """names the measurements that the origin knew as the iteration began"""
     epoch: _builtins.int
     """of the origin, as in its `Member`: its earlier calls are others"""
     @_builtins.property
@@ -857,11 +860,12 @@ class StageCallHeader(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
+        snapshot: _builtins.int = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "epoch", b"epoch", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "sender", b"sender", "shape", b"shape", "stage", b"stage", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "epoch", b"epoch", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "sender", b"sender", "shape", b"shape", "snapshot", b"snapshot", "stage", b"stage", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 from murmuration.algorithms.plan import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.pipeline.profile import Profile
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
+from tests.protocol.taps import Passing, once
 from tests.protocol.virtual_time import run
 
 NEVER = 10_000  # steps: nobody ends by itself
@@ -58,5 +60,32 @@ def test_a_link_that_was_cut_is_measured_once_it_is_there() -> None:
             assert swarm["1a"].node.stages.context.measurements.measured_at("2a")
             swarm.network.heal("1a", "1b")
             await swarm.until(lambda: all_links_are_told(swarm), 40.0)
+
+    run(scenario())
+
+
+def test_peers_agree_on_the_figures_and_one_that_plans_with_others_is_noticed() -> None:
+    async def scenario() -> None:
+        async with StageSwarm(PROBLEM) as swarm:
+            await swarm.start_all({0: 1, 1: 2, 2: 1})
+            await swarm.until(lambda: all_links_are_told(swarm), 20.0)
+            await swarm.sleep(60.0)  # until real traffic outweighs probes
+            settled = swarm.total("other_snapshots")
+            await swarm.sleep(30.0)
+            assert swarm.total("other_snapshots") == settled
+
+            def is_header(p: Passing) -> bool:
+                first = p.up and p.method == "Data/StageCall" and p.source == "0a"
+                return first and pb.StageCallUp.FromString(p.message).HasField("header")
+
+            def planned_otherwise(p: Passing) -> bytes:
+                up = pb.StageCallUp.FromString(p.message)
+                up.header.snapshot += 1
+                return up.SerializeToString()
+
+            swarm.tap = once(is_header, planned_otherwise)
+            await swarm.sleep(20.0)
+            # By stage 1, and by stage 2, to whom it is passed on; the origin knows its own plans.
+            assert swarm.total("other_snapshots") == settled + 2
 
     run(scenario())

@@ -38,6 +38,7 @@ class StageCounts:
     skipped: int = 0  # calls sent on past a stage without a replica
     dropped: int = 0  # microbatches lost: begun here, or had straight from an origin that is gone
     lost: int = 0  # microbatches that came back here, and died with a replica that had counted them
+    other_snapshots: int = 0  # origins that planned with other measurements, by iteration
     discarded: int = 0  # iterations whose gradient could not be vouched for
 
 

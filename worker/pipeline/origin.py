@@ -62,10 +62,10 @@ class RouteOrigin:
             self._context.event("late", iteration=iteration)
             self._tracker.reported(iteration, self.incarnation, [])
             return
-        routes = self._planner.routes(iteration)
+        routes, snapshot = self._planner.routes(iteration)
         count = self._context.config.microbatches
         paths = await asyncio.gather(
-            *(self._microbatch(iteration, n, routes[n]) for n in range(count))
+            *(self._microbatch(iteration, n, routes[n], snapshot) for n in range(count))
         )
         counted: defaultdict[str, list[int]] = defaultdict(list)
         for microbatch, path in enumerate(paths):
@@ -103,7 +103,7 @@ class RouteOrigin:
             await asyncio.sleep(_AGAIN_S)
 
     async def _microbatch(
-        self, iteration: int, number: int, rest: tuple[Hop, ...]
+        self, iteration: int, number: int, rest: tuple[Hop, ...], snapshot: int
     ) -> tuple[str, ...] | None:
         """The peers that have taken part; None when it was lost."""
         if number > 0:
@@ -119,7 +119,7 @@ class RouteOrigin:
                 await budget.acquire(self._held_bytes)
                 size = self._held_bytes
             key = StageCallKey(iteration, self.incarnation, number)
-            call = StageCall(key, 0, rest, entered.shape, self._context.me)
+            call = StageCall(key, 0, rest, entered.shape, snapshot, self._context.me)
             reply = await self._forwarder.send(call, values)
             await compute.do(
                 JobKind.LEAVE, iteration, number, entered.shape, gradient=reply.gradient

@@ -4,6 +4,10 @@ Peers that have heard the same make the same snapshot, named by a hash of all th
 From one snapshot follow the same routes everywhere: those of `full`, `random` and `stochastic` at
 once, those of `skip` when a search is over. There is no leader, and nobody waits. Until a search is
 over an origin goes on with routes of its own choice; that costs time and nothing else.
+
+Each call names the snapshot that its origin knew when the iteration began. A peer that knows
+another one gossips with that origin. It disagrees with nobody that is still searching, nor with
+an origin whose snapshot was this peer's own a moment ago.
 """
 
 import asyncio
@@ -41,6 +45,8 @@ _USUAL_BYTES = 100_000
 _USUAL_MEMORY = 3
 
 SEARCH_S = 0.5  # of the train thread's time, for one search of routes
+_LAG_S = 10.0  # for which calls may still name an earlier snapshot
+_MOST_BEFORE = 256  # snapshots in that time
 
 
 @dataclass(frozen=True)
@@ -156,22 +162,51 @@ class RoutePlanner:
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
+        self._heard: tuple[tuple[str, int, int, bytes], ...] | None = None
+        self._name = 0
+        self._replaced: dict[int, float] = {}  # when, by the name of the snapshot; the latest last
         self._snapshot: NetworkSnapshot | None = None
         self._found: dict[int, _Planned] = {}
         self._failed: dict[int, int] = {}  # by kind, the snapshot that no routes were found for
         self._searching: asyncio.Task[None] | None = None
 
-    def routes(self, iteration: int) -> list[tuple[Hop, ...]]:
-        """The route behind stage 0 of each of this peer's microbatches."""
+    @property
+    def name(self) -> int:
+        """Of the measurements that this peer would plan with now."""
+        self.on_view()
+        return self._name
+
+    def on_view(self) -> None:
+        """Profiles may have changed."""
+        members = self._context.serving()
+        heard = tuple((each.peer, each.epoch, each.stage, each.profile) for each in members)
+        if heard == self._heard:
+            return
+        if self._heard is not None:
+            self._replaced.pop(self._name, None)
+            self._replaced[self._name] = self._context.clock()
+        if len(self._replaced) > _MOST_BEFORE:
+            del self._replaced[next(iter(self._replaced))]
+        self._heard, self._name = heard, snapshot_name(members)
+
+    def knows(self, name: int) -> bool:
+        """Whether this peer plans with the snapshot of that name, or did a moment ago."""
+        if name == self.name:
+            return True
+        replaced_s = self._replaced.get(name)
+        return replaced_s is not None and self._context.clock() - replaced_s <= _LAG_S
+
+    def routes(self, iteration: int) -> tuple[list[tuple[Hop, ...]], int]:
+        """(the route behind stage 0 of each of this peer's microbatches, the snapshot's name)."""
         context, snapshot = self._context, self._current()
         count = context.config.microbatches
         if snapshot is None or context.me not in snapshot.peers:
-            return [()] * count
+            return [()] * count, self.name
         planned = self._planned(snapshot, iteration)
         me = planned.snapshot.peers.index(context.me)
         mine = [_hops(planned.snapshot, route) for route in planned.routes if route.origin == me]
         assert len(mine) == count, "every origin begins as many microbatches"
-        return mine
+        return mine, snapshot.name
 
     async def close(self) -> None:
         if self._searching is not None:
@@ -179,9 +214,9 @@ class RoutePlanner:
 
     def _current(self) -> NetworkSnapshot | None:
         """Of the latest profiles; None while no replica of stage 0 is there."""
-        serving = self._context.serving()
-        if self._snapshot is None or self._snapshot.name != snapshot_name(serving):
-            self._snapshot = snapshot_of(serving)
+        name = self.name
+        if self._snapshot is None or self._snapshot.name != name:
+            self._snapshot = snapshot_of(self._context.serving())
         return self._snapshot
 
     def _planned(self, snapshot: NetworkSnapshot, iteration: int) -> _Planned:

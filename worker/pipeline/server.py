@@ -17,6 +17,7 @@ from murmuration.worker.background import cancel
 from murmuration.worker.pipeline.barrier import IterationTracker
 from murmuration.worker.pipeline.context import StageContext, values_of
 from murmuration.worker.pipeline.forwarder import Forwarder
+from murmuration.worker.pipeline.planner import RoutePlanner
 from murmuration.worker.pipeline.stage_call import (
     StageCall,
     StageCallKey,
@@ -40,17 +41,23 @@ class StageServer:
 
     Args:
         tracker: learns what is counted here; forwarder: calls the next stage.
+        planner: what this peer plans with; an origin that plans otherwise is gossiped with at once.
     """
 
     def __init__(
-        self, context: StageContext, tracker: IterationTracker, forwarder: Forwarder
+        self,
+        context: StageContext,
+        tracker: IterationTracker,
+        forwarder: Forwarder,
+        planner: RoutePlanner,
     ) -> None:
         self._context, self._budget = context, context.budget
-        self._tracker, self._forwarder = tracker, forwarder
+        self._tracker, self._forwarder, self._planner = tracker, forwarder, planner
         # By call and stage: work under way or done, and the size of what is kept of it.
         self._calls: dict[tuple[StageCallKey, int], asyncio.Task[StageReply]] = {}
         self._kept: dict[tuple[StageCallKey, int], int] = {}
         self._began = asyncio.Condition()
+        self._disagreeing: set[str] = set()
         self._warnings = Warnings(context.log)
         self._orphaned = 0  # of the microbatches that are counted as dropped
 
@@ -65,6 +72,7 @@ class StageServer:
             call = call_of(header, context.run, context.codec, limit_bytes, stages, shape)
             if call.key.microbatch >= context.config.microbatches:
                 raise wire.WireError("a microbatch more than its origin has in an iteration")
+            self._compare_snapshots(call)
             reply = await self._reply(call, header, stream)
         except MicrobatchDropped as error:
             if isinstance(error, JobFailed):
@@ -93,6 +101,7 @@ class StageServer:
             self._calls.pop(place).cancel()
             self._kept.pop(place, None)
         self._budget.begin()
+        self._disagreeing.clear()
         self._count_orphans()
         async with self._began:
             self._began.notify_all()
@@ -116,6 +125,16 @@ class StageServer:
         orphaned = self._tracker.orphaned
         self._context.counts.dropped += orphaned - self._orphaned
         self._orphaned = orphaned
+
+    def _compare_snapshots(self, call: StageCall) -> None:
+        """Gossips with an origin that plans with other measurements, once an iteration."""
+        origin = call.key.origin.peer
+        if origin == self._context.me or origin in self._disagreeing:
+            return
+        if not self._planner.knows(call.snapshot):
+            self._disagreeing.add(origin)
+            self._context.counts.other_snapshots += 1
+            self._context.suspect(origin)
 
     async def _reply(
         self, call: StageCall, header: pb.StageCallHeader, stream: Stream

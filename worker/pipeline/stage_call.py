@@ -60,6 +60,7 @@ class StageCall:
     Args:
         rest: the hops that follow; the origin, which computes the loss, is not among them.
         shape: (B, T, D) of the activations.
+        snapshot: name of the measurements that the origin has planned with.
         sender: the peer that makes this call.
     """
 
@@ -67,6 +68,7 @@ class StageCall:
     stage: int
     rest: tuple[Hop, ...]
     shape: tuple[int, ...]
+    snapshot: int
     sender: str
 
 
@@ -111,6 +113,7 @@ def call_header(call: StageCall, run: int, codec: Codec, payload: Payload) -> by
             shape=call.shape,
             total_bytes=len(payload.raw),
             hash=payload.hash,
+            snapshot=call.snapshot,
         )
     ).SerializeToString()
 
@@ -166,6 +169,7 @@ def call_of(
         stage=header.stage,
         rest=tuple(Hop(hop.stage, hop.peer) for hop in header.rest),
         shape=shape,
+        snapshot=header.snapshot,
         sender=header.sender,
     )
 

@@ -34,7 +34,7 @@ class StageNode:
         self.tracker = IterationTracker(stages=context.config.count)
         self.planner = RoutePlanner(context)
         self._forwarder = Forwarder(context)
-        self.server = StageServer(context, self.tracker, self._forwarder)
+        self.server = StageServer(context, self.tracker, self._forwarder, self.planner)
         self._origin = RouteOrigin(context, self.tracker, self._forwarder, self.planner)
         self.barrier = BarrierReceiver(context.run, self.tracker, self.tick)
         self._prober = LinkProber(context.me, context.measurements.measured_at)
@@ -65,6 +65,7 @@ class StageNode:
     def tick(self) -> None:
         """Whether the iteration is over, a link is to be measured, or a profile to be published."""
         context = self.context
+        self.planner.on_view()
         if self.tracker.iteration > self.tracker.ended:
             self._end_iteration()
         if self.tracker.iteration > 0 and not context.ended:

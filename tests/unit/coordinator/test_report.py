@@ -24,7 +24,7 @@ PEER_KEYS = (
     "momentum_hash", "exit_code",
 )  # fmt: skip
 COUNTS = {"visits": 160, "repeated": 1, "rerouted": 0, "skipped": 0, "dropped": 0, "lost": 0,
-          "discarded": 0}  # fmt: skip
+          "other_snapshots": 4, "discarded": 0}  # fmt: skip
 PARAMS = (1_000_000, 300_000, 200_000)
 Make = Callable[..., Record]
 

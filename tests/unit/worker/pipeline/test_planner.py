@@ -13,6 +13,7 @@ from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.planner import (
     RoutePlanner,
     planned_rules,
+    snapshot_name,
     snapshot_of,
 )
 from murmuration.worker.pipeline.profile import Profile
@@ -52,11 +53,13 @@ class Peer:
     def __init__(self, members: list[Member], name: str = "p0") -> None:
         self.members, self.searches = members, Searches()
         self.events: list[dict[str, object]] = []
+        self.now = 0.0
         self.context = context_of(
             name,
             lambda: self.members,
             config=CONFIG,
             offload=self.searches,
+            clock=lambda: self.now,
             log=self.events.append,
         )
         self.planner = RoutePlanner(self.context)
@@ -80,7 +83,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 def on_plan(peer: Peer, iteration: int) -> bool:
     """Whether the peer's routes are those that a search finds for what it knows."""
-    routes, snapshot = peer.planner.routes(iteration), snapshot_of(peer.members)
+    routes, snapshot = peer.planner.routes(iteration)[0], snapshot_of(peer.members)
     assert snapshot is not None
     found = search_routes(
         snapshot.pipeline,
@@ -95,14 +98,38 @@ def on_plan(peer: Peer, iteration: int) -> bool:
     return [tuple(snapshot.peers.index(hop.peer) for hop in route) for route in routes] == expected
 
 
+def test_who_has_heard_other_measurements_names_them() -> None:
+    async def scenario() -> None:
+        first, second = Peer(measured(0.1), "p0"), Peer(measured(0.3), "p1")
+        assert first.planner.routes(1)[1] != second.planner.routes(1)[1]
+        second.members = first.members
+        assert first.planner.routes(2)[1] == second.planner.routes(2)[1] == first.planner.name
+        await first.planner.close()
+        await second.planner.close()
+
+    run(scenario())
+
+
+def test_the_snapshots_that_are_known_are_bounded() -> None:
+    peer = Peer([])
+    names = []
+    for n in range(1, 400):
+        peer.members = measured(float(n))
+        names.append(peer.planner.name)
+    known = [peer.planner.knows(name) for name in names]
+    assert sum(known) == 257  # with the one that is held
+    assert known == sorted(known)  # the oldest are forgotten
+
+
 def test_routes_found_before_go_on_until_there_are_new_ones() -> None:
     async def scenario() -> None:
         peer = Peer(crossed(near="p2", far="p3"))
         peer.planner.routes(1)
         await peer.searches.let_go()
-        routes = peer.planner.routes(2)
+        routes, name = peer.planner.routes(2)
         peer.members = crossed(near="p3", far="p2")
-        assert peer.planner.routes(3) == routes
+        assert peer.planner.routes(3) == (routes, peer.planner.name)
+        assert name != peer.planner.name
         assert not on_plan(peer, 3)
         await peer.searches.let_go()
         assert on_plan(peer, 4)
@@ -119,7 +146,8 @@ def test_routes_found_before_end_when_a_peer_has_moved() -> None:
         peer.planner.routes(1)
         await peer.searches.let_go()
         peer.members = [*peer.members[:3], replace(peer.members[3], stage=2), *peer.members[4:]]
-        routes = peer.planner.routes(2)
+        routes, name = peer.planner.routes(2)
+        assert name == peer.planner.name
         stage_of = {member.peer: member.stage for member in peer.members}
         assert all(stage_of[hop.peer] == hop.stage for route in routes for hop in route)
         await peer.planner.close()
@@ -138,7 +166,8 @@ def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
         with monkeypatch.context() as patched:
             patched.setattr("murmuration.worker.pipeline.planner.search_routes", broken)
             for iteration in range(1, 5):
-                assert len(peer.planner.routes(iteration)) == 2
+                routes, name = peer.planner.routes(iteration)
+                assert (len(routes), name) == (2, peer.planner.name)
                 await peer.searches.let_go()
         text = "no routes were searched: ValueError: no such luck"
         assert peer.events == [{"event": "warning", "text": text}]
@@ -155,8 +184,8 @@ def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
 def test_who_does_not_serve_sends_nothing() -> None:
     async def scenario() -> None:
         members = measured(0.1)
-        assert Peer(members, "p9").planner.routes(1) == [(), ()]
-        assert Peer(members_of(1, 2), "p0").planner.routes(1) == [(), ()]
+        assert Peer(members, "p9").planner.routes(1) == ([(), ()], snapshot_name(members))
+        assert Peer(members_of(1, 2), "p0").planner.routes(1)[0] == [(), ()]
 
     run(scenario())
 

@@ -1,4 +1,5 @@
-"""Calls at a stage: refused, broken off, failed or repeated."""
+"""Calls at a stage: refused, broken off, failed or repeated; and with whom a peer gossips when one
+names other measurements than it plans with."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,10 +9,12 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.membership import Health
+from murmuration.worker.membership import Health, Member
 from murmuration.worker.pipeline.barrier import IterationTracker
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.forwarder import Forwarder
+from murmuration.worker.pipeline.planner import RoutePlanner, snapshot_name
+from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.server import StageServer
 from murmuration.worker.pipeline.stage_call import (
     Incarnation,
@@ -29,7 +32,7 @@ from murmuration.worker.training.mailbox import (
     Stop,
     ToTrain,
 )
-from tests.unit.worker.pipeline.members import context_of, members_of
+from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
 ITERATION = 2
 PLACED = members_of(0, 0, 1, 2)
@@ -37,6 +40,11 @@ PLACED = members_of(0, 0, 1, 2)
 
 ORIGIN = Incarnation.of(PLACED[0])
 VALUES = memoryview(bytes(16))
+
+
+def measured(seconds: float) -> list[Member]:
+    """p2 has taken so long."""
+    return [*PLACED[:2], telling(PLACED[2], Profile(forward_s=seconds)), PLACED[3]]
 
 
 class Stream:
@@ -72,19 +80,22 @@ class Peer:
     """In an iteration; its train thread answers at once, as it is told to or with what it got."""
 
     def __init__(self, me: str = "p2", memory_bytes: int = 1000) -> None:
-        self.members = [*PLACED]
+        self.members, self.now, self.suspected = measured(0.1), 0.0, list[str]()
         self.problems: dict[JobKind, str] = {}
         self.stops, self.warnings = list[Stop](), list[str]()
         self.context: StageContext = context_of(
             me,
             lambda: self.members,
             config=StagesConfig(count=3, microbatches=2, memory_mib=memory_bytes / 2**20),
+            suspect=self.suspected.append,
+            clock=lambda: self.now,
             post=self._post,
             log=lambda event: self.warnings.append(str(event["text"])),
         )
         self.tracker = IterationTracker(ITERATION)
         self.next = Next(self.context)
-        self.server = StageServer(self.context, self.tracker, self.next)
+        planner = RoutePlanner(self.context)
+        self.server = StageServer(self.context, self.tracker, self.next, planner)
 
     def _post(self, message: ToTrain) -> None:
         if isinstance(message, Stop):
@@ -101,12 +112,13 @@ class Peer:
         iteration: int = ITERATION,
         origin: Incarnation = ORIGIN,
         sender: str = "p0",
+        snapshot: int = 0,
         whole: bool = True,
     ) -> str:
         """With a whole microbatch, or only its header; how the answer ends."""
         context, payload = self.context, wire.Payload.of(VALUES)
         key = StageCallKey(iteration, origin, microbatch)
-        call = StageCall(key, context.stage, (), (1, 1, 4), sender)
+        call = StageCall(key, context.stage, (), (1, 1, 4), snapshot, sender)
         messages = [call_header(call, context.run, context.codec, payload)]
         if whole:
             messages += [m for m, _, _ in wire.payload_messages(pb.StageCallUp, payload)]
@@ -117,8 +129,43 @@ class Peer:
             return "elsewhere" if last.failed.elsewhere else "dropped"
         return "gradient"
 
+    def refuses(self, origin: str, sender: str, snapshot: int) -> None:
+        """A call of an iteration that is over, planned with that snapshot."""
+        past = self.called(0, ITERATION - 1, Incarnation(origin, 1), sender, snapshot, whole=False)
+        assert asyncio.run(past) == "elsewhere"
+
+    @property
+    def gossiped(self) -> tuple[list[str], int]:
+        """With whom, and how many origins are said to plan with other measurements."""
+        return self.suspected, self.context.counts.other_snapshots
+
     def over(self) -> IterationOver | None:
         return self.tracker.over(PLACED[:1], 0.0)
+
+
+# ------------------------------------------------------------------------------- measurements
+
+
+def test_the_origin_is_asked_and_not_who_has_passed_its_call_on() -> None:
+    """p2 only forwards the name; once for each origin and iteration."""
+    peer, others = Peer("p3"), snapshot_name(measured(0.3))
+    for origin in ("p0", "p0", "p1"):
+        peer.refuses(origin, "p2", others)
+    assert peer.gossiped == (["p0", "p1"], 2)
+    asyncio.run(peer.server.begin(ITERATION + 1))
+    peer.refuses("p0", "p2", others)
+    assert peer.gossiped == (["p0", "p1", "p0"], 3)
+
+
+def test_figures_that_change_while_an_iteration_runs_are_no_disagreement() -> None:
+    peer, before = Peer("p3"), snapshot_name(measured(0.1))
+    peer.refuses("p0", "p2", before)
+    peer.members = measured(0.3)
+    peer.refuses("p0", "p2", before)
+    assert peer.gossiped == ([], 0)
+    peer.now = 60.0  # the origin has not heard of it in all this time
+    peer.refuses("p0", "p2", before)
+    assert peer.gossiped == (["p0"], 1)
 
 
 # -------------------------------------------------------------------------------------- calls
