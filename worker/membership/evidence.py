@@ -238,15 +238,12 @@ class IdlePeers:
             if peer in self._marks or sum(each[peer] for each in recent) >= _STRIKES:
                 self.waited_for(peer, now)
 
-    def begun_again(self, peer: str, now: float) -> bool:
-        """A peer has another life. Whether it begins again and again: each time those wait that
-        were about to hear from it."""
+    def begun_again(self, peer: str, now: float) -> None:
+        """A peer has another life: each time those have waited that were about to hear from it."""
         begun = self._begun.setdefault(peer, deque(maxlen=_STRIKES))
         begun.append(now)
-        often = len(begun) == _STRIKES and now - begun[0] <= _LIVES_S
-        if often:
+        if len(begun) == _STRIKES and now - begun[0] <= _LIVES_S:
             self.waited_for(peer, now)
-        return often
 
     def waited_for(self, peer: str, now: float) -> None:
         """A round has waited for the peer's part, which never came: for a while none waits for it.

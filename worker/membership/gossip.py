@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -148,11 +148,14 @@ class GossipService:
         self._do()
         for peer in set(silent).difference(self.me.unreachable):  # else it is the link's fault
             self.leave_out(peer)
-        for peer in sorted({*self.me.idle} - {*before}):
+        self._tell_idle(before, "says that it trains, and rounds have waited for it in vain")
+
+    def _tell_idle(self, before: Collection[str], why: str) -> None:
+        """Whom no round waits for any more; this peer too, where others wait for it."""
+        for peer in sorted({*self.me.idle}.difference(before)):
+            text = f"{peer} {why}"
             if peer == self.me.peer:
                 text = "rounds close before this peer has contributed: what it learns comes later"
-            else:
-                text = f"{peer} says that it trains, and rounds have waited for it in vain"
             self.warnings.add(f"{text}: none waits for it for a while")
 
     def avoid(self, liars: frozenset[str]) -> None:
@@ -189,7 +192,9 @@ class GossipService:
 
     def hear(self, members: Iterable[Member], sender: str | None = None) -> None:
         """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
+        before = self.me.idle
         self._carry_out(self.rules.hear(members, sender, self._clock()))
+        self._tell_idle(before, "begins again and again")
         self._meet()
         self._node.on_view(self.view)
 
@@ -202,9 +207,6 @@ class GossipService:
         for probe in probes:
             begin = self._probe(probe) if isinstance(probe, Probe) else self._ask_probe(probe)
             self._node.spawn(begin)
-        while self.rules.restless:
-            peer = self.rules.restless.pop()
-            self.warnings.add(f"{peer} begins again and again: none waits for it for a while")
         if changed := self.rules.view_changed():
             self._log_members()
         return changed

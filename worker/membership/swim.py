@@ -120,7 +120,6 @@ class Membership:
         self._asked_at: dict[str, float] = {}
         self._reach = Reachability(2 * config.probe_timeout_s)
         self._idle = IdlePeers(me.peer)
-        self.restless: set[str] = set()  # those that have begun again and again
         self.liars: frozenset[str] = frozenset()
         self._suspicions = Suspicions(config.probe_s)
         self._expelled: set[str] = set()
@@ -402,8 +401,8 @@ class Membership:
                 same = _life(merged) == _life(known)
                 merged = replace(merged, health=known.health if same else Health.ALIVE)
             self._put(merged)
-            if merged.epoch > known.epoch and self._idle.begun_again(peer, now):
-                self.restless.add(peer)
+            if merged.epoch > known.epoch:
+                self._idle.begun_again(peer, now)
             if _life(merged) > _life(known) or merged.health is Health.LEFT:
                 self._close_case(known, merged, now)
             if not hearsay or _life(heard) < _life(known):
