@@ -50,7 +50,8 @@ class Plan:
             encoding has left out and the steps since. Other methods keep that in a buffer.
         merge_alpha: share of the local parameters that survives a merge.
         dylu: inner steps per period by speed: a peer that is half as fast as the fastest makes half
-            as many, so that nobody waits for it (arXiv:2401.09135).
+            as many, so that nobody waits for it (arXiv:2401.09135; of three or more peers, as the
+            second fastest).
         weighting: `uniform` means, or by `work`: the inner steps that a contribution stands for.
         mean_over: each value's mean is over `all`, or over its `senders`: those whose contribution
             has it, for codecs that leave values out.

@@ -32,10 +32,10 @@ def parts_then_near(node: Node) -> None:
     def published(now: Published) -> None:
         publish(now)
         if before and now.states[0].version > before.states[0].version:
-            node._publish = publish  # type: ignore[method-assign]
+            node._publish = publish  # type: ignore[method-assign]  # it lies
             lie(node, 8, None)
 
-    node._publish = published  # type: ignore[method-assign]
+    node._publish = published  # type: ignore[method-assign]  # it lies
 
 
 def knows(peer: Peer, name: str) -> bool:

@@ -252,7 +252,7 @@ class Pace:
         self._waits_for_nobody = plan.waits_for_nobody
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
         self._seen = 0
-        self.fastest_s = 0.0  # an inner step of the fastest peer's; 0 at first
+        self.fastest_s = 0.0  # an inner step, as `View.fastest_step_s` has it; 0 at first
         self._published_s = self._rest = 0.0
         self._missed = 0  # rounds, one after another
         self._counted_at: float | None = None  # the last round; -inf: it has another's state
