@@ -5,14 +5,13 @@ Nothing here is on the data path or imports torch; training goes on without any 
     cli.py             the commands
     records.py         what is known of each worker, from its events (`protos.events`)
     report.py          the document on all workers at the end; printer.py is its text
-    report_files.py    the files that a run leaves, and the report of a folder or of a live swarm
+    report_files.py    the files that a run leaves, and the report of its folder
     asking.py          asks any peer, and through it all that it knows
     terminal.py        shows what it knows, once or again and again
 
     launch.py          the options of `murmur swarm` as command lines of workers
     supervisor.py      runs them to their end; processes.py and die_with_parent.py are its children
-    link_network.py    slow links of workers; `shaping_proxy` makes them in a process of its own, by
-                       the rules of `shaping`
+    shaping_proxy.py   slow links of workers, made in a process of its own
     registry.py        introductions, as a state machine; rendezvous.py serves it
 """
 

@@ -1,7 +1,4 @@
-"""The commands `murmur coordinator`, `murmur status` and `murmur swarm`.
-
-What is heavy to import is imported by the command that needs it.
-"""
+"""The commands `murmur coordinator`, `status`, `report` and `swarm`, which import late."""
 
 import json
 import sys
@@ -25,14 +22,6 @@ if TYPE_CHECKING:
     from murmuration.worker.identity import Authority, Identity
 
 _PLAIN_WIDTH = 160
-
-_member_option = click.option(
-    "--run",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="The folder of a worker of that run on this machine. An encrypted run answers only its "
-    "members.",
-)
 
 
 @click.command()
@@ -89,7 +78,13 @@ def coordinator(
     metavar="SECONDS",
     help="Ask every so many seconds with --watch.",
 )
-@_member_option
+@click.option(
+    "--run",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The folder of a worker of that run on this machine. An encrypted run answers only its "
+    "members.",
+)
 def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path | None) -> None:
     """Show a row for each peer that the worker or coordinator at HOST:PORT knows.
 

@@ -3,8 +3,7 @@
     python die_with_parent.py PARENT_PID CORES COMMAND [ARGUMENT...]
 
 CORES is `all`, or those to keep to, such as `0,2`. Linux sends the signal; elsewhere the command
-just runs. A wrapper, because code between fork and exec is not safe in Python; it imports next to
-nothing and replaces itself.
+just runs. Code between fork and exec is not safe in Python, so this replaces itself.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """The options of `murmur swarm`, and the command lines that they become."""
 
 import os
+import re
 import sys
 import time
 import tomllib
@@ -13,15 +14,21 @@ from typing import Any
 
 import click
 
-from murmuration.algorithms.link import Link
+from murmuration.algorithms.link import Link, parse_link
 from murmuration.coordinator import Failure
-from murmuration.coordinator.link_network import parse_links
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.options import RunFlags, option, track_option, web_option
 
 # -P: a folder called worker or protos where the user happens to be is not ours.
 WORKER_PROGRAM = (sys.executable, "-P", "-m", "murmuration.worker.cli")
 MAX_WORKERS = 64
+_NAMED_LINK = re.compile(r"(w\d+)=(.*)", re.DOTALL)
+
+
+def _cores() -> list[int]:
+    """The cores that this process may use; empty where the system does not say."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +78,19 @@ class Launch(RunFlags):
 
     @classmethod
     def of(cls, typed: Any) -> "Launch":
-        """What was typed, with the workers, the folder and the threads that it leaves open.
-
-        Args: typed: a launch whose `workers` and `out` may be None.
-
-        Raises:
-            Failure: options do not fit one another.
-        """
+        """Fills in what was left open. Raises Failure: options do not fit one another."""
         if typed.resume and typed.out is None:
             raise Failure(
                 "--resume: name the folder of the run to go on with, as --out DIR", ExitCode.USAGE
             )
         workers = (typed.stages or 4) if typed.workers is None else typed.workers
         name = typed.preset or (typed.config.stem if typed.config else "diloco")
-        out, threads = typed.out or _new_folder(name), cls.fair_threads(workers)
-        launch: Launch = replace(typed, workers=workers, out=out, threads=threads)
+        out, number = typed.out, 2
+        if out is None:
+            base = out = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+            while out.exists():
+                out, number = base.with_name(f"{base.name}-{number}"), number + 1
+        launch: Launch = replace(typed, workers=workers, out=out, threads=cls.fair_threads(workers))
         return launch
 
     def check(self) -> None:
@@ -97,7 +102,23 @@ class Launch(RunFlags):
                 "machines",
                 ExitCode.USAGE,
             )
-        self._check_stages()
+        if self.stages is not None and self.workers % self.stages:
+            raise Failure(
+                f"--workers {self.workers}: {self.stages} stages cannot share them evenly; take "
+                f"{self.stages} or a multiple of it",
+                ExitCode.USAGE,
+            )
+        counted = [s for s in self.settings if s.partition("=")[0].strip() == "stages.count"]
+        if self.config is not None and self.stages is None and not counted:
+            with suppress(OSError, ValueError):  # a file that cannot be read is theirs to refuse
+                read = tomllib.loads(self.config.read_text()).get("stages", {})
+                if read.get("count", 1) != 1:
+                    counted = [f"{self.config}: [stages] count = {read['count']}"]
+        if counted:
+            raise Failure(
+                f"{counted[0]}: the workers of a swarm are counted by --stages, such as --stages 2",
+                ExitCode.CONFIGURATION,
+            )
         self.link_of()
         if self.resume and not self.out.is_dir():
             raise Failure(
@@ -106,53 +127,33 @@ class Launch(RunFlags):
                 ExitCode.USAGE,
             )
 
-    def _check_stages(self) -> None:
-        """Stages that the workers cannot share, or that are counted elsewhere than by --stages.
-        Raises Failure. A file that cannot be read is the workers' to refuse."""
-        if self.stages is not None and self.workers % self.stages:
-            raise Failure(
-                f"--workers {self.workers}: {self.stages} stages cannot share them evenly; take "
-                f"{self.stages} or a multiple of it",
-                ExitCode.USAGE,
-            )
-        found = [s for s in self.settings if s.partition("=")[0].strip() == "stages.count"]
-        if self.config is not None and self.stages is None and not found:
-            with suppress(OSError, ValueError):
-                read = tomllib.loads(self.config.read_text()).get("stages", {})
-                if read.get("count", 1) != 1:
-                    found = [f"{self.config}: [stages] count = {read['count']}"]
-        if found:
-            raise Failure(
-                f"{found[0]}: the workers of a swarm are counted by --stages, such as --stages 2",
-                ExitCode.CONFIGURATION,
-            )
-
     def link_of(self) -> dict[str, Link | None]:
-        """The link of each worker; empty where there is no --link. Raises Failure."""
-        if not self.links:
-            return {}
+        """The link of each worker: its own, else the one without a name, else None; empty where
+        there is no --link. Raises Failure."""
+        found: dict[str, Link] = {}  # the common one under no name
         try:
-            return parse_links(self.links, self.workers)
+            for text in self.links:
+                named = _NAMED_LINK.fullmatch(text.strip())
+                name, rest = named.groups() if named else ("", text)
+                if name and name not in self.names:
+                    last = self.names[-1]
+                    raise ValueError(f"link {text!r}: there is no {name}; workers are w0 to {last}")
+                if name in found:
+                    how = f"{name}; leave one out" if name else f"all; name a worker, as w0={text}"
+                    raise ValueError(f"link {text!r}: a second one for {how}")
+                found[name] = parse_link(rest)
         except ValueError as error:
             raise Failure(f"--link: {error}", ExitCode.CONFIGURATION) from error
+        return {name: found.get(name, found.get("")) for name in self.names} if found else {}
 
     @property
     def names(self) -> list[str]:
         return [f"w{index}" for index in range(self.workers)]
 
-    def settings_typed(self) -> dict[str, object]:
-        """The settings that stand in the report where no worker has reported them."""
-        return {key: getattr(self, key) for key in ("preset", "steps", "inner_steps", "seed")}
-
     def commands(
-        self,
-        addresses: Sequence[str],
-        proxies: Mapping[str, str] = MappingProxyType({}),
+        self, addresses: Sequence[str], proxies: Mapping[str, str] = MappingProxyType({})
     ) -> dict[str, list[str]]:
-        """The command line of each worker, by name: `w0`, `w1`, ..., one per address.
-
-        Args: proxies: by name, through which workers with slow links reach the others.
-        """
+        """The command line of each worker, by name. Args: proxies: for workers with slow links."""
         shared = [str(self.config)] if self.config else []
         shared += ["--json", "--no-report", "--min-peers", str(self.workers)]
         shared += ["--resume"] if self.resume else ["--fresh"]
@@ -185,16 +186,14 @@ class Launch(RunFlags):
         """A worker's share of this machine's cores; None where OMP_NUM_THREADS says it already."""
         if "OMP_NUM_THREADS" in os.environ:
             return None
-        return max(1, core_count() // max(1, workers))
+        return max(1, (len(_cores()) or os.cpu_count() or 1) // max(1, workers))
 
     @staticmethod
     def fair_cores(workers: int, threads: int | None = 1) -> list[tuple[int, ...]]:
         """The cores that each worker keeps to, so that all are equally fast, as machines of their
         own would be: otherwise the scheduler leaves some behind, and the others wait for them.
-
-        Empty, which is any core, where they cannot be shared out evenly, and for workers with more
-        threads than that.
-        """
+        Empty, which is any core, where they cannot be shared out evenly, or do not do for the
+        threads."""
         cores = _cores()
         if cores and workers % len(cores) == 0 and (threads or 1) == 1:
             return [(cores[index % len(cores)],) for index in range(workers)]
@@ -202,23 +201,3 @@ class Launch(RunFlags):
         if len(cores) % workers == 0 and (threads or 1) <= each:
             return [tuple(cores[index * each : (index + 1) * each]) for index in range(workers)]
         return [()] * workers
-
-
-def _new_folder(name: str) -> Path:
-    """A folder that is not there yet, named after the run and the time."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = base, 2
-    while folder.exists():
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
-
-
-def core_count() -> int:
-    """How many cores this process and its workers may use."""
-    return len(_cores()) or os.cpu_count() or 1
-
-
-def _cores() -> list[int]:
-    """The cores that this process may use; empty where the system does not say."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return sorted(affinity(0)) if affinity else []

@@ -16,7 +16,6 @@ from murmuration.protos.exit_codes import exit_words
 from murmuration.protos.figures import (
     count,
     duration,
-    in_bits,
     listed,
     measured,
     megabytes,
@@ -34,6 +33,7 @@ _SPARK_WIDTH = 40
 _MAX_SAMPLE_LINES = 24
 _WIDE = 100  # columns of a terminal
 _NOT_KNOWN = "not known: no worker reported to the end"
+_LOCAL = "differ, as they must: with preset local nothing is exchanged"
 _WORTH_A_WORD_S = 0.05
 _WORTH_A_WORD_BYTES = 100_000
 
@@ -41,9 +41,21 @@ _WORTH_A_WORD_BYTES = 100_000
 def print_report(report: Report, console: Console) -> None:
     """Prints headline figures, a row per worker, a sample, and where everything is."""
     console.print()
-    console.print(Text(headline(report), style="bold"))
+    console.print(Text(_headline(report), style="bold"))
     console.print()
-    console.print(_figures(report))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    agree = "green" if report["hashes_agree"] else "bold red"
+    if (
+        report["hashes_agree"] is None
+        or report["preset"] == "local"
+        or report["spread"] is not None
+    ):
+        agree = ""  # nothing to compare, or replicas that differ as they must
+    for label, value in figure_lines(report):
+        grid.add_row(label, Text(value, style=agree if label == "replicas" else ""))
+    console.print(Padding(grid, (0, 0, 0, 2), expand=False))
     narrow = console.width < _WIDE
     heads, rows = known_columns(_COLUMNS | (_NARROW if narrow else {}), report["peers"])
     align = "".join("<" if head in ("worker", "anchor", "end") else ">" for head in heads)
@@ -59,21 +71,6 @@ def print_report(report: Report, console: Console) -> None:
             console.print(Text(f"{label:<11} {report[key]}"), soft_wrap=True)
 
 
-def _figures(report: Report) -> Padding:
-    """Labels, and what they stand for."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, value in figure_lines(report):
-        grid.add_row(label, Text(value, style=_style(report) if label == "replicas" else ""))
-    return Padding(grid, (0, 0, 0, 2), expand=False)
-
-
-def _end(peer: Mapping[str, Any]) -> str:
-    code = peer["exit_code"]
-    return str(peer["state"]) if code is None else exit_words(code)
-
-
 # A dash where a worker ended before it could say, or cannot be asked.
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "worker": lambda peer: peer["peer"],
@@ -85,7 +82,7 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "computing": lambda peer: known(peer["compute_utilization"], lambda share: percent(share, 0)),
     "stalled": lambda peer: known(peer["stall_s"], "{:.1f} s".format),
     "anchor": lambda peer: (peer["anchor_hash"] or "")[:12],
-    "end": _end,
+    "end": lambda peer: known(peer["exit_code"], exit_words) or str(peer["state"]),
 }
 _NARROW: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "received": lambda peer: None,
@@ -93,14 +90,13 @@ _NARROW: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
 }
 
 
-def headline(report: Report) -> str:
+def _headline(report: Report) -> str:
     parts = [str(report["preset"] or "run"), count(report["workers"], "worker")]
     if "stages" in report:
         parts.append(count(report["stages"]["count"], "stage"))
-    if report["steps"]:
-        reached = report["step"]
-        whole = count(report["steps"], "inner step")
-        parts.append(whole if reached >= report["steps"] else f"{reached:,} of {whole}")
+    if steps := report["steps"]:
+        whole, reached = count(steps, "inner step"), report["step"]
+        parts.append(whole if reached >= steps else f"{reached:,} of {whole}")
     if report["inner_steps"]:
         parts.append(f"a round every {count(report['inner_steps'], 'step')}")
     if report["params"]:
@@ -122,7 +118,7 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
         ("links", link and f"{link} each way"),
         ("bits per value", _bits(report)),
         ("computing", _computing(report)),
-        *(stage_lines(report) if "stages" in report else []),
+        *(_stage_lines(report).items() if "stages" in report else ()),
         ("waited for", _waits(report)),
         *(("slow", verdict_words(verdict)) for verdict in report["verdicts"]),
         *(("warning", text) for text in report.get("warnings", ())),
@@ -134,18 +130,17 @@ def figure_lines(report: Report) -> list[tuple[str, str]]:
 
 
 def _curve(curve: Curve) -> str | None:
-    return f"{curve[0][1]:.2f} {sparkline(curve)} {curve[-1][1]:.2f}" if curve else None
-
-
-def sparkline(curve: Curve) -> str:
-    """The curve in one line of text, on a logarithmic scale."""
+    """Its ends, and between them the whole in one line of text, on a logarithmic scale."""
+    if not curve:
+        return None
     values = [math.log(max(loss, 1e-9)) for _, loss in curve]
     width = min(_SPARK_WIDTH, len(values))
     edges = [i * len(values) // width for i in range(width + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
+    drawn = "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
+    return f"{curve[0][1]:.2f} {drawn} {curve[-1][1]:.2f}"
 
 
 def _validation(report: Report) -> str:
@@ -157,7 +152,7 @@ def _validation(report: Report) -> str:
     unit, metrics = report["loss_unit"], listed(report["val_metrics"])
     if unit is None or not unit.startswith(_NATS):
         return " ".join(filter(None, (told, unit))) + metrics
-    bits = f", {in_bits(loss):.2f} bits per byte" if unit == "nats per byte" else ""
+    bits = f", {loss / math.log(2):.2f} bits per byte" if unit == "nats per byte" else ""
     return f"{told} {unit} (perplexity {perplexity(loss)}{bits}){metrics}"
 
 
@@ -166,22 +161,22 @@ def _traffic(report: Report) -> str:
     sent, times = report["bytes_sent_per_worker"], report["bytes_ratio"]
     if sent is None:
         return _NOT_KNOWN
-    line, ddp = f"{megabytes(sent)} per worker", "DDP in fp32 would have sent"
-    if "stages" in report:
-        ddp = "DDP there would have sent"
-        if (exchanged := report["stages"]["exchange_bytes_sent_per_worker"]) is not None:
-            line += f", of which {size(exchanged)} to agree within stages"
-        if not times:
-            return line
-    if not report["ddp_bytes_per_worker"]:
+    line, ddp, staged = (
+        f"{megabytes(sent)} per worker",
+        report["ddp_bytes_per_worker"],
+        "stages" in report,
+    )
+    if staged and (exchanged := report["stages"]["exchange_bytes_sent_per_worker"]) is not None:
+        line += f", of which {size(exchanged)} to agree within stages"
+    if not ddp or (staged and not times):
         return line
-    line += f"; {ddp} {megabytes(report['ddp_bytes_per_worker'])}"
+    line += f"; DDP {'there' if staged else 'in fp32'} would have sent {megabytes(ddp)}"
     if not times:
         return line
     compared = f"{ratio(times)} as much" if times >= 1 else f"{ratio(1 / times)} less"
     # As usual where the parameters are in bf16 too: half of it.
-    halved = times >= 2 and "stages" not in report
-    return f"{line}, {compared}" + (f"; in bf16 {ratio(times / 2)}" if halved else "")
+    halved = f"; in bf16 {ratio(times / 2)}" if times >= 2 and not staged else ""
+    return f"{line}, {compared}{halved}"
 
 
 def _probes(report: Report) -> str | None:
@@ -192,8 +187,10 @@ def _probes(report: Report) -> str | None:
     )
     if sent + received < _WORTH_A_WORD_BYTES:
         return None
-    apart = f"{megabytes(received)} received and {megabytes(sent)} sent, not counted above"
-    return f"{apart}: doctor, status, and rates that peers measure"
+    return (
+        f"{megabytes(received)} received and {megabytes(sent)} sent, not counted above: doctor, "
+        "status, and rates that peers measure"
+    )
 
 
 def _final_mean(report: Report) -> str | None:
@@ -243,8 +240,7 @@ def _computing(report: Report) -> str:
 
 
 def _rounds(report: Report) -> str:
-    failed = report["rounds_failed"]
-    last = report.get("final_mean_rounds")
+    failed, last = report["rounds_failed"], report.get("final_mean_rounds")
     final = f" ({last} of the final mean)" if last else ""
     line = f"{report['rounds_completed']} completed{final}, {failed or 'none'} failed"
     if lost := report.get("steps_lost"):
@@ -265,22 +261,12 @@ def _replicas(report: Report) -> str:
     if report["hashes_agree"]:
         return f"all {reported} that reported hold identical anchors and momenta, bit for bit"
     if report["preset"] == "local":
-        return "differ, as they must: with preset local nothing is exchanged"
+        return _LOCAL
     if report["spread"] is not None:
         apart = f"{100 * report['spread']:.2g} % from the mean of their pair"
         return f"{apart} when they last met; diloco.consensus=true ends with one"
     return f"DIFFER: the {reported} that reported do not hold the same anchor and momentum"
 
-
-def _style(report: Report) -> str:
-    """The style of the line on replicas."""
-    differ = report["preset"] == "local" or report["spread"] is not None
-    if report["hashes_agree"] is None or differ:
-        return ""
-    return "green" if report["hashes_agree"] else "bold red"
-
-
-Stages = dict[str, Any]
 
 _TROUBLE = (
     ("rerouted", "visit", "re-routed to another replica"),
@@ -292,65 +278,52 @@ _TROUBLE = (
 )
 
 
-def stage_lines(report: Report) -> list[tuple[str, str | None]]:
-    """(label, value) of how microbatches have gone; nothing of what nobody reported."""
+def _stage_lines(report: Report) -> dict[str, str]:
+    """How microbatches have gone, by label; nothing of what nobody reported."""
     stages, counts, rest = report["stages"], report["stages"]["counts"], report["stages"]["rest"]
-    waits = routes = iteration = in_flight = moves = parts = None
+    lines = {}
     if rest is not None:
-        waits = (
+        lines["the rest"] = (
             f"{100 * rest['microbatches']:.1f} % waiting for microbatches, "
             f"{100 * rest['rounds']:.1f} % for rounds, {100 * rest['other']:.1f} % other"
         )
     if stages["routing"] is not None:
         skip = f", {100 * stages['skip']:.0f} % of the stages left out" if stages["skip"] else ""
         begun = f"{count(stages['microbatches'], 'microbatch')} an iteration"
-        routes = f"{stages['routing']}{skip}; {begun} from each of stage 0"
+        lines["routes"] = f"{stages['routing']}{skip}; {begun} from each of stage 0"
     if stages["iteration_s"] is not None:
         late = f"{stages['iteration_p95_s']:.2f} s at the 95th percentile"
-        iteration = f"{stages['iteration_s']:.2f} s in the median, {late}"
-    if stages["in_flight_peak_bytes"] is not None:
+        lines["iteration"] = f"{stages['iteration_s']:.2f} s in the median, {late}"
+    if (sent := stages["activation_bytes_per_iteration"]) is not None:
+        lines["activations"] = f"{size(sent)} per worker and iteration, gradients included"
+    if (peak := stages["in_flight_peak_bytes"]) is not None:
         limit = size(stages["in_flight_limit_bytes"])
-        in_flight = (
-            f"at most {size(stages['in_flight_peak_bytes'])} of the {limit} that visits may hold"
-        )
+        lines["in flight"] = f"at most {size(peak)} of the {limit} that visits may hold"
+    trouble = [f"{count(counts[k], noun)} {words}" for k, noun, words in _TROUBLE if counts[k]]
+    lines["microbatches"] = ", ".join(trouble)
     if stages["moves"]:
         made = f", {count(stages['rebuilds'], 'stage')} rebuilt" if stages["rebuilds"] else ""
-        moves = f"{count(stages['moves'], 'move')} of a worker to another stage{made}"
+        lines["moves"] = f"{count(stages['moves'], 'move')} of a worker to another stage{made}"
     if report["checkpoint"] is None and any(peer["checkpoint"] for peer in report["peers"]):
-        parts = "of single stages; `murmur assemble` makes one of a run's"
-    trouble = [f"{count(counts[k], noun)} {words}" for k, noun, words in _TROUBLE if counts[k]]
-    sent = known(stages["activation_bytes_per_iteration"], size)
-    return [
-        ("the rest", waits),
-        ("routes", routes),
-        ("iteration", iteration),
-        ("activations", sent and f"{sent} per worker and iteration, gradients included"),
-        ("in flight", in_flight),
-        ("microbatches", ", ".join(trouble)),
-        ("moves", moves),
-        ("checkpoints", parts),
-    ]
+        lines["checkpoints"] = "of single stages; `murmur assemble` makes one of a run's"
+    return lines
 
 
-def _staged_replicas(stages: Stages, preset: str | None) -> str:
+def _staged_replicas(stages: dict[str, Any], preset: str | None) -> str:
     """Says whether the replicas of each stage hold the same."""
-    by_stage: Sequence[Stages] = stages["by_stage"]
+    by_stage: Sequence[dict[str, Any]] = stages["by_stage"]
     several = [stage for stage in by_stage if stage["hashes_agree"] is not None]
+    differing = [stage for stage in several if not stage["hashes_agree"]]
     if not several:
         return "nothing to compare: no stage has two that reported to the end"
-    differing = [stage for stage in several if not stage["hashes_agree"]]
     if not differing:
         if len(several) == stages["count"]:
             return f"equal within each of {count(stages['count'], 'stage')}, bit for bit"
         return f"equal within {_named(several)}, bit for bit; of the others one or none reported"
     if preset == "local":
-        return "differ, as they must: with preset local nothing is exchanged"
-    if any(stage["spread"] is not None for stage in by_stage):
-        apart = ", ".join(
-            f"{100 * stage['spread']:.2g} % in stage {stage['stage']}"
-            for stage in by_stage
-            if stage["spread"] is not None
-        )
+        return _LOCAL
+    if paired := [stage for stage in by_stage if stage["spread"] is not None]:
+        apart = ", ".join(f"{100 * s['spread']:.2g} % in stage {s['stage']}" for s in paired)
         return (
             f"from the mean of their pair when they last met: {apart}; "
             "diloco.consensus=true ends with one"
@@ -358,9 +331,7 @@ def _staged_replicas(stages: Stages, preset: str | None) -> str:
     return f"DIFFER within {_named(differing)}: not the same anchor and momentum"
 
 
-def _named(stages: Sequence[Stages]) -> str:
+def _named(stages: Sequence[dict[str, Any]]) -> str:
     """`stage 1`, `stages 0 and 2`."""
-    numbers = [str(stage["stage"]) for stage in stages]
-    if len(numbers) == 1:
-        return f"stage {numbers[0]}"
-    return f"stages {', '.join(numbers[:-1])} and {numbers[-1]}"
+    *others, last = [str(stage["stage"]) for stage in stages]
+    return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"

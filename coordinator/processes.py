@@ -1,23 +1,32 @@
 """Processes that this one starts, reads without blocking and ends; and signals, counted."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from murmuration.algorithms.link import Link
+from murmuration.protos.addresses import LOOPBACK_HOST
 from murmuration.protos.files import LineLog
 
 _WRAPPER = Path(__file__).with_name("die_with_parent.py")
 _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024 * 1024
 _KEPT_ERRORS = 50
+_END_S = 5.0  # of the relay
+_SIGNALS = tuple(  # Windows has no SIGHUP
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+_SAME_PRESS_S = 0.3  # `timeout` and some shells send one Ctrl-C twice
 
 
 class WorkerProcess:
@@ -31,11 +40,9 @@ class WorkerProcess:
     def __init__(
         self, name: str, command: Sequence[str], log_path: Path, cores: Sequence[int] = ()
     ) -> None:
-        self.name = name
-        self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
-        self.log_path = log_path
+        self.name, self.log_path = name, log_path
         self._log = LineLog(log_path)
-        self._lines = {"out": _Lines(), "err": _Lines()}
+        self._errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
         kept_to = ",".join(map(str, cores)) or "all"
         wrapper = [sys.executable, "-I", "-S", str(_WRAPPER), str(os.getpid()), kept_to]
         self._process = subprocess.Popen(
@@ -45,29 +52,34 @@ class WorkerProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._out, self._err = self._process.stdout, self._process.stderr
+        self._partial = {self._out: b"", self._err: b""}  # the last line, as far as it has come
+        for pipe in self._partial:
+            os.set_blocking(pipe.fileno(), False)
 
     def files(self) -> list[int]:
         """The descriptors that become readable when there is output."""
-        pipes = (self._process.stdout, self._process.stderr)
-        return [pipe.fileno() for pipe in pipes if pipe is not None and not pipe.closed]
+        return [pipe.fileno() for pipe in self._partial if not pipe.closed]
 
     def read(self) -> list[str]:
-        """The complete lines of stdout that have come since; stderr goes to log and `errors`."""
-        for line in self._drain(self._process.stderr, "err"):
-            self.errors.append(line)
-            self._write_log(line)
-        return self._drain(self._process.stdout, "out")
+        """The complete lines of stdout that have come since; those of stderr are logged."""
+        for line in self._drain(self._err):
+            self._errors.append(line)
+            self.log(line)
+        return self._drain(self._out)
 
-    def note(self, line: str) -> None:
-        """Keeps a line of stdout that is no event."""
-        self._write_log(line)
+    def log(self, line: str) -> None:
+        """Keeps a line, of stderr or one of stdout that is no event."""
+        with suppress(OSError):  # a full disk must not end the supervisor
+            self._log.write(line)
+
+    def last_words(self) -> str:
+        """The last line of our own on stderr, else the last of all."""
+        lines = [line for line in self._errors if line.strip()]
+        own = [line.removeprefix("murmur: ") for line in lines if line.startswith("murmur: ")]
+        return (own or lines or [""])[-1]
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
@@ -87,69 +99,109 @@ class WorkerProcess:
         """Waits for the end of a process that has ended or was killed, and frees what it held."""
         self.kill()  # what it may have left behind in its session
         self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        for pipe in self._partial:
+            pipe.close()
         self._log.close()
 
-    def _drain(self, pipe: IO[bytes] | None, key: str) -> list[str]:
-        if pipe is None or pipe.closed:
-            return []
-        lines: list[str] = []
-        while True:
+    def _drain(self, pipe: IO[bytes]) -> list[str]:
+        """The lines that have come; at the end of the stream, also one without an end."""
+        lines: list[bytes] = []
+        while not pipe.closed:
             try:
                 chunk = os.read(pipe.fileno(), _READ_BYTES)
             except BlockingIOError:
-                return lines
+                break
+            *whole, rest = (self._partial[pipe] + chunk).split(b"\n")
             if not chunk:
                 pipe.close()
-                return lines + self._lines[key].rest()
-            lines += self._lines[key].feed(chunk)
-
-    def _write_log(self, line: str) -> None:
-        with suppress(OSError):  # a full disk must not end the supervisor
-            self._log.write(line)
-
-
-class _Lines:
-    """Cuts a stream of bytes into lines; what is too long to be one is dropped."""
-
-    def __init__(self) -> None:
-        self._partial = b""
-
-    def feed(self, chunk: bytes) -> list[str]:
-        *lines, partial = (self._partial + chunk).split(b"\n")
-        self._partial = partial if len(partial) <= _MAX_LINE_BYTES else b""
+                whole, rest = ([rest] if rest else []), b""
+            lines += whole
+            self._partial[pipe] = rest if len(rest) <= _MAX_LINE_BYTES else b""
         return [line.decode(errors="replace") for line in lines]
 
-    def rest(self) -> list[str]:
-        """The last line, if it has no end."""
-        partial, self._partial = self._partial, b""
-        return [partial.decode(errors="replace")] if partial else []
 
+class RelayProcess(AbstractContextManager["RelayProcess"]):
+    """A running relay; ends with this process, however that one ends. Use from one thread.
 
-_SIGNALS = tuple(  # Windows has no SIGHUP
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
-_SAME_PRESS_S = 0.3  # `timeout` and some shells send one Ctrl-C twice
+    Args:
+        members: (HOST:PORT that it listens on, its link or None) of each worker, by name.
+        host: the address the proxies listen on.
+        seed: of jitter and of connections that break.
+        log_path: takes what the relay writes to stderr.
+
+    Raises RuntimeError: it did not start.
+    """
+
+    proxies: dict[str, str]  # HOST:PORT for each worker's `--proxy`, by name
+
+    def __init__(
+        self,
+        members: Mapping[str, tuple[str, Link | None]],
+        *,
+        host: str = LOOPBACK_HOST,
+        seed: int = 0,
+        log_path: Path | None = None,
+    ) -> None:
+        with log_path.open("w") if log_path else nullcontext() as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "murmuration.coordinator.shaping_proxy"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # the terminal's Ctrl-C is for the workers to save
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._asks, self._answers = self._process.stdin, self._process.stdout
+        told = {name: (at, link and asdict(link)) for name, (at, link) in members.items()}
+        try:
+            self.proxies = self._ask(json.dumps({"host": host, "seed": seed, "members": told}))
+        except BaseException:
+            self.close()
+            raise
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """`sent_bytes` and `received_bytes` of each worker over the relay: TCP payload."""
+        return self._ask("")
+
+    def close(self) -> None:
+        """Ends it; connections over it break."""
+        with suppress(OSError):
+            self._asks.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._answers.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        """Raises RuntimeError: it has ended."""
+        with suppress(OSError):
+            print(line, file=self._asks, flush=True)
+        if not (answer := self._answers.readline()):
+            raise RuntimeError(f"the relay has ended with exit code {self._process.wait()}")
+        document: dict[str, Any] = json.loads(answer)
+        return document
 
 
 class Interrupts:
-    """While entered, signals that ask this process to end are only counted. Main thread only."""
+    """While entered, signals that ask this process to end are only counted. Main thread only.
+
+    Attributes:
+        first: the first signal; None before there is one.
+        insistent: whether another one has come since.
+    """
 
     def __init__(self) -> None:
-        self._pressed: list[tuple[int, float]] = []
+        self.first: int | None = None
+        self.insistent = False
+        self._first_s = 0.0
         self._before: dict[int, Any] = {}
-
-    @property
-    def first(self) -> int | None:
-        """The first signal; None before there is one."""
-        return self._pressed[0][0] if self._pressed else None
-
-    @property
-    def insistent(self) -> bool:
-        """Whether another one has come since."""
-        return bool(self._pressed) and (self._pressed[-1][1] - self._pressed[0][1] > _SAME_PRESS_S)
 
     def __enter__(self) -> "Interrupts":
         self._before = {number: signal.signal(number, self._press) for number in _SIGNALS}
@@ -158,7 +210,9 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             # After one, this process is about to end: another must not spoil its exit code.
-            signal.signal(number, signal.SIG_IGN if self._pressed else handler)
+            signal.signal(number, handler if self.first is None else signal.SIG_IGN)
 
     def _press(self, number: int, frame: FrameType | None) -> None:
-        self._pressed = [*self._pressed[:1], (number, time.monotonic())]
+        if self.first is None:
+            self.first, self._first_s = number, time.monotonic()
+        self.insistent |= time.monotonic() - self._first_s > _SAME_PRESS_S

@@ -20,9 +20,7 @@ SILENT_AFTER_S = 10.0  # workers report about twice a second while they train
 ENDING = ("settling", "assembling", "evaluating")  # states reported once, however long
 # Of a worker that says nothing of them they are null in reports.
 COUNTS = ("bytes_sent", "bytes_received", "rounds_completed", "rounds_failed", "steps_lost")
-_MAX_CURVE_POINTS = 4096
-_MAX_FRAGMENTS = 4096
-_MAX_UNCONFIRMED = 4096
+_MAX_CURVE_POINTS = _MAX_FRAGMENTS = _MAX_UNCONFIRMED = 4096
 _MAX_LOCATED = 1024
 _MAX_WARNINGS = 64
 
@@ -32,10 +30,9 @@ class Record(PeerSummary):
     """One worker, as last heard. Counts are of its current life, but for `moves` and `rebuilds`:
     with a move a life ends.
 
-    `stage` is the part of the model that it serves, None where the model is whole; `curve` is the
-    training loss as seen in progress; `result` is the worker's own final event, whose figures then
-    count; `exit_code` is negative for a signal, and None while the process runs or when nobody here
-    could see it end. Times are monotonic seconds of this process.
+    `curve` is the training loss as seen in progress; `result` is the worker's own final event,
+    whose figures then count; `exit_code` is negative for a signal, and None while the process runs
+    or when nobody here could see it end. Times are monotonic seconds of this process.
     """
 
     state: str = "starting"
@@ -71,7 +68,9 @@ class Record(PeerSummary):
             case "progress" if self.result is None:
                 self._progress(event)
             case "validation":
-                self._validation(event)
+                if (loss := float_of(event, "val_loss")) is not None:
+                    self.val_loss = loss
+                    _extend(self.val_curve, int_of(event, "step"), loss)
             case "round":
                 self.rounds_completed = (self.rounds_completed or 0) + _is_later(
                     self._last_round, event
@@ -80,15 +79,23 @@ class Record(PeerSummary):
                 self.rounds_failed = (self.rounds_failed or 0) + _is_later(self._last_failed, event)
             case "put_back":
                 self.steps_lost = max(self.steps_lost or 0, int_of(event, "steps_lost") or 0)
-            case "moves":
-                self._moves(event)
+            case "moves":  # nobody goes the same way twice in a row: then it is the same event
+                move = int_of(event, "stage"), int_of(event, "to")
+                self.moves += move != self._last_move
+                self._last_move = move
             case "rebuilt" if self._rebuilt_after != self.moves:
                 self._rebuilt_after = self.moves
                 self.rebuilds += 1
-            case "unconfirmed" | "confirmed" as kind:
-                self._confirm(event, confirmed=kind == "confirmed")
+            case "unconfirmed" | "confirmed" as kind:  # visits of an iteration, by a replica
+                key = int_of(event, "iteration") or 0, text_of(event, "replica") or ""
+                if kind == "confirmed":
+                    self._unconfirmed.pop(key, None)
+                elif len(self._unconfirmed) < _MAX_UNCONFIRMED:
+                    self._unconfirmed[key] = len(names_of(event, "microbatches"))
             case "located":
-                self._locate(event)
+                verdict = event.get("verdict")
+                if isinstance(verdict, Mapping) and len(self.located) < _MAX_LOCATED:
+                    self.located[place_of(verdict)] = dict(verdict)
             case "warning":
                 self.warn([text_of(event, "text") or "?"])
             case "result":
@@ -120,8 +127,7 @@ class Record(PeerSummary):
 
     def loss_curve(self) -> Curve:
         """The worker's own curve once it has reported, else what was seen in its progress."""
-        reported = curve_of(self.result or {}, "train_loss_curve")
-        return reported or self.curve
+        return curve_of(self.result or {}, "train_loss_curve") or self.curve
 
     def validation_curve(self) -> Curve:
         """Likewise, of the anchor's held-out loss."""
@@ -138,18 +144,7 @@ class Record(PeerSummary):
         for key in ("loss", "gradient_norm", "steps_per_s", "samples_per_s", "tokens_per_s"):
             setattr(self, key, float_of(event, key))
         self.started = self.started or self.state == "training"
-        if self.loss is not None and (not self.curve or self.step > self.curve[-1][0]):
-            self.curve.append((self.step, self.loss))
-            if len(self.curve) > _MAX_CURVE_POINTS:
-                del self.curve[1::2]
-
-    def _validation(self, event: Event) -> None:
-        step, loss = int_of(event, "step"), float_of(event, "val_loss")
-        self.val_loss = self.val_loss if loss is None else loss
-        if step is not None and loss is not None and step > (self.val_curve or [(-1, 0.0)])[-1][0]:
-            self.val_curve.append((step, loss))
-            if len(self.val_curve) > _MAX_CURVE_POINTS:
-                del self.val_curve[1::2]
+        _extend(self.curve, self.step, self.loss)
 
     @property
     def verdicts(self) -> list[dict[str, object]]:
@@ -157,25 +152,6 @@ class Record(PeerSummary):
         told = (self.result or {}).get("verdicts")
         known = told if isinstance(told, list) else self.located.values()
         return [dict(each) for each in known if isinstance(each, Mapping)]
-
-    def _locate(self, event: Event) -> None:
-        verdict = event.get("verdict")
-        if isinstance(verdict, Mapping) and len(self.located) < _MAX_LOCATED:
-            self.located[place_of(verdict)] = dict(verdict)
-
-    def _moves(self, event: Event) -> None:
-        """Counts a move. Nobody goes the same way twice in a row: then it is the same event."""
-        move = int_of(event, "stage"), int_of(event, "to")
-        self.moves += move != self._last_move
-        self._last_move = move
-
-    def _confirm(self, event: Event, *, confirmed: bool) -> None:
-        """Visits of an iteration that a replica may have taken with it, or has in its sum."""
-        key = int_of(event, "iteration") or 0, text_of(event, "replica") or ""
-        if confirmed:
-            self._unconfirmed.pop(key, None)
-        elif len(self._unconfirmed) < _MAX_UNCONFIRMED:
-            self._unconfirmed[key] = len(names_of(event, "microbatches"))
 
     def _finish(self, event: Event) -> None:
         self.result = dict(event)
@@ -193,8 +169,16 @@ class Record(PeerSummary):
         self.stage = stage if stage is not None and stage >= 0 else self.stage
 
 
+def _extend(curve: Curve, step: int | None, loss: float | None) -> None:
+    """Adds a point that is later than the last; thins the curve out where it grows long."""
+    if step is not None and loss is not None and (not curve or step > curve[-1][0]):
+        curve.append((step, loss))
+        if len(curve) > _MAX_CURVE_POINTS:
+            del curve[1::2]
+
+
 def _is_later(last: dict[int, int], event: Event) -> bool:
-    """Whether this is a later round of its fragment than the last one counted; then counts it."""
+    """Tells whether this is a later round of its fragment than the last counted; then counts it."""
     fragment, round_ = int_of(event, "fragment") or 0, int_of(event, "round") or 0
     if round_ <= last.get(fragment, -1) or (fragment not in last and len(last) >= _MAX_FRAGMENTS):
         return False

@@ -1,17 +1,11 @@
-"""What the coordinator knows of the swarm: a state machine without I/O or clock.
+"""What the coordinator knows of the swarm: a state machine without I/O or clock. It keeps no file:
+started again, it learns everything back from the workers' next calls."""
 
-It keeps no file. Started again, it learns everything back from the workers' next calls.
-"""
-
+from collections import Counter
 from dataclasses import dataclass
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.documents import (
-    PROFILE_BYTES,
-    BadDocument,
-    manifest_difference,
-    run_name,
-)
+from murmuration.protos.documents import PROFILE_BYTES, BadDocument, manifest_difference, run_name
 from murmuration.protos.events import printable
 
 LOST_AFTER_S = 15.0
@@ -38,10 +32,6 @@ class KnownPeer:
             return "lost"
         return _HEALTH.get(self.member.health, "unknown")
 
-    def over(self, now: float, patience_s: float) -> bool:
-        """Whether nothing more is expected: it is done, or silent for so long."""
-        return self.done or self.silent_s(now) > patience_s
-
     @property
     def done(self) -> bool:
         """Whether it trains no more: the run's last step is taken, or it leaves."""
@@ -56,17 +46,15 @@ class Registry:
         self.keys: dict[str, str] = {}  # fingerprints, by name, where calls are encrypted
         self.manifest = b""
         self.run = ""
-        self.refused: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()
 
     def introduce(self, request: pb.IntroduceRequest, now: float) -> pb.IntroduceReply:
         """Takes a worker's call at monotonic time `now` (s). A worker that has started again with
         an earlier epoch is handed its own earlier member, to take a later one."""
         member = pb.Member()
         member.CopyFrom(request.member)  # a part of the request would keep all of it in memory
-        refusal = "bad member: its epoch cannot be" if member.epoch > MAX_EPOCH else ""
-        if refusal := refusal or self._refusal(request, now):
-            kind = refusal.partition(":")[0]
-            self.refused[kind] = self.refused.get(kind, 0) + 1
+        if refusal := self._refusal(member, request.manifest, now):
+            self.refused[refusal.partition(":")[0]] += 1
             return pb.IntroduceReply(refusal=refusal, manifest=self.manifest)
         known = self.members.get(member.peer)
         if known is None or member.epoch > known.member.epoch:
@@ -84,57 +72,53 @@ class Registry:
         return pb.IntroduceReply(manifest=self.manifest, members=others)
 
     def all_over(self, expected: int, now: float, patience_s: float) -> bool:
-        """Whether the expected workers have been here, and nothing more is expected of any."""
+        """Whether the expected workers have been here, and each is done or silent for so long."""
         members = self.members.values()
-        return len(members) >= expected and all(m.over(now, patience_s) for m in members)
+        return len(members) >= expected and all(
+            known.done or known.silent_s(now) > patience_s for known in members
+        )
 
     def status(self, now: float) -> dict[str, object]:
         """The document that `murmur status` shows."""
         members = [known for _, known in sorted(self.members.items())]
         staged = any(known.member.stage > 0 for known in members)
-        return {
-            "kind": "coordinator",
-            "run": self.run,
-            "members": [_row(known, now, staged) for known in members],
-            "refused": dict(self.refused),
-        }
+        rows = [
+            {
+                "peer": known.member.peer,
+                **({"stage": known.member.stage} if staged else {}),
+                "address": known.member.address,
+                "health": known.health(now),
+                "phase": _PHASES.get(known.member.phase, "unknown"),
+                "step": known.member.step,
+                "versions": [digest.version for digest in known.member.digests],
+                "heard_s_ago": round(known.silent_s(now), 1),
+            }
+            for known in members
+        ]
+        refused = dict(self.refused)
+        return {"kind": "coordinator", "run": self.run, "members": rows, "refused": refused}
 
-    # --------------------------------------------------------------------------------- inside
-
-    def _refusal(self, request: pb.IntroduceRequest, now: float) -> str:
+    def _refusal(self, member: pb.Member, manifest: bytes, now: float) -> str:
         """Why this caller is turned away; empty: welcome."""
-        member = request.member
+        if member.epoch > MAX_EPOCH:
+            return "bad member: its epoch cannot be"
         for name in (member.peer, member.address):
             if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or printable(name) != name:
                 return "bad member: name and address must be 1 to 256 bytes of printable text"
         if len(member.profile) > PROFILE_BYTES or member.ByteSize() > 3 * PROFILE_BYTES:
             return f"bad member: {member.ByteSize()} bytes; no worker would believe it"
-        if self.manifest and request.manifest:
-            if difference := manifest_difference(self.manifest, request.manifest):
+        if self.manifest and manifest:
+            if difference := manifest_difference(self.manifest, manifest):
                 return difference
-        elif request.manifest:
+        elif manifest:
             try:
-                self.run = run_name(request.manifest)
+                self.run = run_name(manifest)
             except BadDocument as error:
                 return f"the manifest cannot be read: {error}"
-            self.manifest = request.manifest
+            self.manifest = manifest
         if member.peer not in self.members and len(self.members) >= MAX_MEMBERS:
             silent = max(self.members.values(), key=lambda known: known.silent_s(now))
             if silent.silent_s(now) <= LOST_AFTER_S:
                 return f"full: {MAX_MEMBERS} workers are here"
             del self.members[silent.member.peer]
         return ""
-
-
-def _row(known: KnownPeer, now: float, staged: bool) -> dict[str, object]:
-    member = known.member
-    return {
-        "peer": member.peer,
-        **({"stage": member.stage} if staged else {}),
-        "address": member.address,
-        "health": known.health(now),
-        "phase": _PHASES.get(member.phase, "unknown"),
-        "step": member.step,
-        "versions": [digest.version for digest in member.digests],
-        "heard_s_ago": round(known.silent_s(now), 1),
-    }

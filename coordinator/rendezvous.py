@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from murmuration.coordinator import Failure
-from murmuration.coordinator.asking import TIMEOUT_S, AskedSwarm, ask
+from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.registry import Registry
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
@@ -64,8 +64,9 @@ _OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-class CoordinatorService(rpc.CoordinatorServicer):
-    """Introduces workers."""
+class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
+    """Introduces workers. And what a worker answers too: says what the run is, lets in, and tells
+    `murmur status`. A worker that joins introduces itself then."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -75,7 +76,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
-        revoked = await _revoked(self.authority)
+        revoked = await self._revoked()
         caller = await _check(context, {Role.PEER}, revoked, claimed=request.member.peer)
         reply = self.registry.introduce(request, time.monotonic())
         if caller.name and not reply.refusal:
@@ -83,60 +84,50 @@ class CoordinatorService(rpc.CoordinatorServicer):
         reply.revocations.extend(revoked)
         return reply
 
-
-class EntryService(rpc.ControlServicer):
-    """What a worker answers too: says what the run is, lets in, and tells `murmur status`. A worker
-    that joins introduces itself then."""
-
-    def __init__(self, service: CoordinatorService) -> None:
-        self._registry, self._authority = service.registry, service.authority
-        self._encrypted = service.certificate is not None
-
     async def Status(  # noqa: N802 (as in the .proto)
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
-        await _check(context, _MEMBERS, await _revoked(self._authority))
-        document = self._registry.status(time.monotonic()) | {"encrypted": self._encrypted}
+        await _check(context, _MEMBERS, await self._revoked())
+        encrypted = self.certificate is not None
+        document = self.registry.status(time.monotonic()) | {"encrypted": encrypted}
         return pb.StatusReply(document=pack(document))
 
     async def Enrol(  # noqa: N802 (as in the .proto)
         self, request: pb.EnrolRequest, context: "ServicerContext"
     ) -> pb.EnrolReply:
         caller = await _check(context, {Role.TOKEN, Role.PEER})
-        holder = self._registry.keys.get(request.name)
+        holder = self.registry.keys.get(request.name)
         return await asyncio.to_thread(
-            lambda: enrol(self._authority, request, caller.role, caller.name, holder=holder)
+            enrol, self.authority, request, caller.role, caller.name, holder=holder
         )
 
     async def Join(  # noqa: N802 (as in the .proto)
         self, request: pb.JoinRequest, context: "ServicerContext"
     ) -> pb.JoinReply:
-        await _check(context, _MEMBERS, await _revoked(self._authority))
-        if not self._registry.manifest:
+        await _check(context, _MEMBERS, await self._revoked())
+        if not self.registry.manifest:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
         return pb.JoinReply(
-            manifest=self._registry.manifest,
+            manifest=self.registry.manifest,
             coordinator=True,
             seen_from=caller_host(context.peer()),
             time_ms=time.time_ns() // 1_000_000,
         )
 
+    async def _revoked(self) -> list[pb.Revocation]:
+        """All that was taken back, if the run's key is here."""
+        if self.authority is not None:
+            with suppress(IdentityError):  # the file cannot be read now
+                return await asyncio.to_thread(self.authority.revocations)
+        return []
+
 
 class _Caller(NamedTuple):
-    """A caller by its certificate, and the fingerprint of its key; empty where nothing is
-    encrypted."""
+    """Whom a certificate names, and the fingerprint of its key; empty without encryption."""
 
     role: str = ""
     name: str = ""
     key: str = ""
-
-
-async def _revoked(authority: Authority | None) -> list[pb.Revocation]:
-    """By the run's authority, if its key is here."""
-    if authority is not None:
-        with suppress(IdentityError):  # the file cannot be read now
-            return await asyncio.to_thread(authority.revocations)
-    return []
 
 
 async def _check(
@@ -154,15 +145,13 @@ async def _check(
         return _Caller()
     names = [name.decode() for name in tls.get("x509_subject_alternative_name", ())]
     role, name = certified_name(names) or ("", "")
+    problem = ""
     if role not in roles or claimed not in (None, name):
-        await context.abort(
-            grpc.StatusCode.PERMISSION_DENIED,
-            f"the certificate of {role} {printable(name)} is not for this call",
-        )
-    if subject(Role(role), name) in {each.subject for each in revoked}:
-        await context.abort(
-            grpc.StatusCode.PERMISSION_DENIED, f"{role} {printable(name)} was expelled"
-        )
+        problem = f"the certificate of {role} {printable(name)} is not for this call"
+    elif subject(Role(role), name) in {each.subject for each in revoked}:
+        problem = f"{role} {printable(name)} was expelled"
+    if problem:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
     (certificate,) = tls["x509_pem_cert"]
     return _Caller(role, name, certified_key(certificate))
 
@@ -173,42 +162,31 @@ async def start_server(
     identity: Identity | None = None,
     authority: Authority | None = None,
 ) -> tuple[aio.Server, str]:
-    """Starts serving.
+    """Starts serving; returns the server, and the address with the bound port. Raises Failure: the
+    port is taken, or the address is not this machine's.
 
-    Args:
-        identity: of the coordinator; None: nothing is encrypted.
-        authority: of the run, if its key is here.
-
-    Returns:
-        The server, and the address with the bound port.
-
-    Raises:
-        Failure: the port is taken, or the address is not this machine's.
+    Args: identity: of the coordinator; None: nothing is encrypted; authority: of the run, if its
+        key is here.
     """
     service.authority = authority
-    service.certificate = ServerCertificate(identity) if identity is not None else None
     server = aio.server(options=_OPTIONS)
     rpc.add_CoordinatorServicer_to_server(service, server)
-    entry = EntryService(service)  # type: ignore[abstract]  # no more is served
-    rpc.add_ControlServicer_to_server(entry, server)
+    rpc.add_ControlServicer_to_server(service, server)
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in its stubs
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    try:
-        port = _add_port(server, listen, service.certificate)
-    except RuntimeError:
-        port = 0
+    port = 0
+    with suppress(RuntimeError):
+        if identity is None:
+            port = server.add_insecure_port(listen)
+        else:
+            service.certificate = ServerCertificate(identity)
+            port = server.add_secure_port(listen, service.certificate.credentials())
     if port == 0:
         line = cannot_listen("--listen", listen, listening_problem(listen))
         raise Failure(line, ExitCode.ADDRESS_IN_USE)
     await server.start()
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     return server, f"{listen.rpartition(':')[0]}:{port}"
-
-
-def _add_port(server: aio.Server, listen: str, certificate: ServerCertificate | None) -> int:
-    if certificate is None:
-        return server.add_insecure_port(listen)
-    return server.add_secure_port(listen, certificate.credentials())
 
 
 class CoordinatorRun:
@@ -240,7 +218,7 @@ class CoordinatorRun:
 
     async def run(self, listen: str) -> None:
         """Serves until the expected workers are through, or a signal comes. Raises Failure."""
-        service = CoordinatorService(self.registry)
+        service = CoordinatorService(self.registry)  # type: ignore[abstract]  # no more is served
         server, address = await start_server(listen, service, self._identity, self._authority)
         loop = asyncio.get_running_loop()
 
@@ -250,16 +228,20 @@ class CoordinatorRun:
         # Not the loop's own handlers, which Windows lacks.
         before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
         self._say(new_event("listening", address=address), f"listening on {address}")
-        renewing = loop.create_task(self._renewed(service)) if self._identity else None
-        page = (
-            await asyncio.to_thread(self._serve_page, self._page, address) if self._page else None
-        )
+        renewing = page = None
+        if self._identity is not None and service.certificate is not None:
+            renewing = loop.create_task(self._renewed(self._identity, service.certificate))
+        if self._page is not None:
+            page = await asyncio.to_thread(self._serve_page, self._page, address)
         try:
-            while not (self._stop.is_set() or self._over()):
-                self._poll_health()
+            while True:
+                now, expect = time.monotonic(), self._expect
+                self._poll_health(now)
+                over = expect is not None and self.registry.all_over(expect, now, PATIENCE_S)
+                if over or self._stop.is_set():
+                    break
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), _TICK_S)
-            self._poll_health()  # of those that came since
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -269,13 +251,8 @@ class CoordinatorRun:
                 await asyncio.to_thread(page.close)
             await server.stop(_LAST_CALLS_S)
 
-    # --------------------------------------------------------------------------------- inside
-
-    async def _renewed(self, service: CoordinatorService) -> None:
+    async def _renewed(self, identity: Identity, certificate: ServerCertificate) -> None:
         """Renews the certificate, as workers do, until cancelled."""
-        certificate = service.certificate
-        assert self._identity is not None
-        assert certificate is not None
 
         def show(identity: Identity) -> None:
             self._identity = identity
@@ -287,7 +264,7 @@ class CoordinatorRun:
             self._say(event, told or f"warning: {event['text']}")
 
         await Renewal(
-            self._identity,
+            identity,
             self._authority,
             keep=self._keep,
             renewed=show,
@@ -300,23 +277,14 @@ class CoordinatorRun:
         host, port = split_address(address)
         loopback = "::1" if ":" in host else LOOPBACK_HOST
         own = join_address(loopback if is_wildcard(host) else host, port)
-        page = AskedSwarm(own, self._ask).serve_page(place, encrypted=self._identity is not None)
+        swarm = AskedSwarm(own, lambda at, wait_s: ask(at, wait_s, self._identity))  # that of now
+        page = swarm.serve_page(place, encrypted=self._identity is not None)
         event = page_event(page.url, page.token_path)
         self._say(event, page_words(event, terminal=sys.stdout.isatty()))
         return page
 
-    def _ask(self, address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """With the certificate of now."""
-        return ask(address, timeout_s, self._identity)
-
-    def _over(self) -> bool:
-        return self._expect is not None and self.registry.all_over(
-            self._expect, time.monotonic(), PATIENCE_S
-        )
-
-    def _poll_health(self) -> None:
+    def _poll_health(self, now: float) -> None:
         """Says which worker came, was lost or came back."""
-        now = time.monotonic()
         for name, member in self.registry.members.items():
             health = member.health(now)
             if self._told.get(name) != health:

@@ -1,15 +1,13 @@
 """The final report: the results of all workers, as one JSON document."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
 from murmuration.coordinator.records import COUNTS, Record
 from murmuration.protos.events import Curve, costliest, float_of, int_of, printable, text_of
-from murmuration.protos.files import write_atomically
 from murmuration.worker.views.summary import map_of, maps_of
 
 Report = dict[str, Any]
@@ -32,38 +30,35 @@ _STAGE_COUNTS = (
 
 
 def build_report(
-    records: Sequence[Record],
-    *,
-    settings: Mapping[str, object],
-    elapsed_s: float,
+    records: Sequence[Record], *, settings: Mapping[str, object], elapsed_s: float
 ) -> Report:
     """Puts the workers' results together.
 
     `val_loss val_loss_error val_metrics compute_s stall_s wall_s compute_utilization` are means
     over the workers that reported them. They evaluate on the same batches, so `val_loss_error` is
-    the standard error of each.
-    `rounds_completed` is the most that one worker saw, `rounds_failed` the sum over workers. The
-    mean that ends a run is part of `rounds_completed` and `stall_s`, and stands apart in
-    `final_mean_rounds final_mean_stall_s`. `spread` is how far replicas in pairs were from their
-    group's mean when they last met, relative to its size.
-    `loop_lag_ms` is the worst worker's. `bytes_ratio` says how many times more DDP would have sent.
-    A worker that ended without a result stands in `peers` with what was last heard of it, its
-    counts null where it could not be asked. What
-    differs with a model in stages: see `staged_figures`.
+    the standard error of each. `rounds_completed` is the most that one worker saw, `rounds_failed`
+    the sum over workers. The mean that ends a run is part of `rounds_completed` and `stall_s`, and
+    stands apart in `final_mean_rounds final_mean_stall_s`. `spread` is how far replicas in pairs
+    were from their group's mean when they last met, relative to its size. `loop_lag_ms` is the
+    worst worker's. `bytes_ratio` says how many times more DDP would have sent. A worker that ended
+    without a result stands in `peers` with what was last heard of it, its counts null where it
+    could not be asked. What differs with a model in stages: see `staged_figures`.
 
     Args:
-        records: one per worker.
         settings: preset, steps, inner_steps and seed as typed, where no worker has reported them;
-            link and link_bytes (sent and received of each worker) of shaped links;
-            reporter, the worker whose folder this is: its checkpoint is the one to name.
+            link and link_bytes (sent and received of each worker) of shaped links; reporter, the
+            worker whose folder this is: its checkpoint is the one to name.
         elapsed_s: from the command's start to its end.
     """
     told, peers = _Results(records), [_peer(record) for record in records]
     known = dict(settings) | told.settings()
-    counted = [peer for peer in peers if peer["anchor_hash"]]
+    counted = [
+        float(p["bytes_sent"]) for p in peers if p["anchor_hash"] and p["bytes_sent"] is not None
+    ]
     own_first = sorted(peers, key=lambda peer: peer["peer"] != known.get("reporter"))
-    sent = _mean([float(p["bytes_sent"]) for p in counted if p["bytes_sent"] is not None])
-    ddp, reasons = told.mean("ddp_bytes"), told.texts("reason")
+    sent, ddp, reasons = _mean(counted), told.mean("ddp_bytes"), told.texts("reason")
+    lags = [peer["loop_lag_ms"] for peer in peers if peer["loop_lag_ms"]]
+    lag_keys = sorted(set[str]().union(*lags))
     return {
         "preset": known.get("preset"),
         "workers": len(records),
@@ -97,31 +92,24 @@ def build_report(
         "warnings": list(dict.fromkeys(text for each in records for text in each.warnings)),
         "hashes_agree": told.agree(),
         "reason": "finished" if "finished" in reasons else next(iter(reasons), None),
-        "loop_lag_ms": _worst([p["loop_lag_ms"] for p in peers if p["loop_lag_ms"]]),
+        "loop_lag_ms": {key: max(lag.get(key, 0.0) for lag in lags) for key in lag_keys},
         "sample": told.first("sample"),
         "checkpoint": next((p["checkpoint"] for p in own_first if p["checkpoint"]), None),
         "loss_png": None,
         "peers": peers,
         "val_metrics": _mean_of_each([_numbers(found) for found in told.maps("val_metrics")]),
-        "val_loss_curve": mean_curve([record.validation_curve() for record in records]),
-        "train_loss_curve": mean_curve([record.loss_curve() for record in records]),
+        "val_loss_curve": _mean_curve(record.validation_curve() for record in records),
+        "train_loss_curve": _mean_curve(record.loss_curve() for record in records),
         **staged_figures(records),
     }
 
 
-def mean_curve(curves: Sequence[Curve]) -> Curve:
+def _mean_curve(curves: Iterable[Curve]) -> Curve:
     """Per step the mean over the workers that have a value there."""
     by_step: defaultdict[int, list[float]] = defaultdict(list)
-    for curve in curves:
-        for step, loss in curve:
-            by_step[step].append(loss)
+    for step, loss in chain.from_iterable(curves):
+        by_step[step].append(loss)
     return [(step, sum(losses) / len(losses)) for step, losses in sorted(by_step.items())]
-
-
-def write_report(report: Report, path: Path) -> None:
-    """Writes the JSON so that a reader sees the old file or the new one, never a part."""
-    text = json.dumps(report, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, text.encode())
 
 
 class _Results:
@@ -135,6 +123,9 @@ class _Results:
 
     def ints(self, key: str) -> list[int]:
         return [value for each in self.all if (value := int_of(each, key)) is not None]
+
+    def pairs(self, key: str, other: str) -> list[tuple[int | None, int | None]]:
+        return [(int_of(each, key), int_of(each, other)) for each in self.all]
 
     def texts(self, key: str) -> list[str]:
         return [text for each in self.all if (text := text_of(each, key))]
@@ -170,10 +161,11 @@ class _Results:
 
     def agree(self) -> bool | None:
         """Tells whether all hold the same state; None when there are not two."""
-        pairs = [
-            (text_of(each, "anchor_hash"), text_of(each, "momentum_hash")) for each in self.all
+        hashes = [
+            (anchor, text_of(each, "momentum_hash"))
+            for each in self.all
+            if (anchor := text_of(each, "anchor_hash"))
         ]
-        hashes = [pair for pair in pairs if pair[0]]
         return len(set(hashes)) == 1 if len(hashes) > 1 else None
 
 
@@ -197,8 +189,7 @@ def _peer(record: Record) -> dict[str, Any]:
 
 
 def _bits(flow: Mapping[str, float]) -> dict[str, float] | None:
-    """Bits per value of what was sent of a kind, as encoded and as travelled, and bytes; None where
-    nothing was sent."""
+    """Bits per value as encoded and as travelled, and bytes; None where nothing was sent."""
     if not (values := flow.get("values")):
         return None
     encoded, payload = flow.get("encoded_bytes", 0.0), flow.get("payload_bytes", 0.0)
@@ -209,35 +200,27 @@ def _bits(flow: Mapping[str, float]) -> dict[str, float] | None:
     }
 
 
-def _longest(records: Sequence[Record]) -> list[dict[str, object]]:
+def _longest(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The longest waits of all: of which peer, how long, for which round, for which peer."""
-    waits = [
-        (stall_s, record.peer, wait)
-        for record in records
-        for wait in maps_of(record.result or {}, "longest_stalls")
-        if (stall_s := float_of(wait, "stall_s")) is not None
-    ]
-    waits.sort(key=lambda wait: -wait[0])
-    return [
+    waits: list[dict[str, Any]] = [
         {
-            "peer": peer,
+            "peer": record.peer,
             "stall_s": stall_s,
             "fragment": int_of(wait, "fragment"),
             "round": int_of(wait, "round"),
             "waited_for": text_of(wait, "waited_for"),
         }
-        for stall_s, peer, wait in waits[:_LONGEST]
+        for record in records
+        for wait in maps_of(record.result or {}, "longest_stalls")
+        if (stall_s := float_of(wait, "stall_s")) is not None
     ]
+    return sorted(waits, key=lambda wait: -wait["stall_s"])[:_LONGEST]
 
 
 def _numbers(value: object) -> dict[str, float]:
     if not isinstance(value, Mapping):
         return {}
     return {str(k): number for k in value if (number := float_of(value, k)) is not None}
-
-
-def _worst(lags: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {key: max(lag.get(key, 0.0) for lag in lags) for key in sorted(set[str]().union(*lags))}
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -247,9 +230,6 @@ def _mean(values: Sequence[float]) -> float | None:
 def _mean_of_each(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for each in found for name in each)
     return {name: fmean(each[name] for each in found if name in each) for name in names}
-
-
-# ---------------------------------------------------------------------------- of a model in stages
 
 
 def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
@@ -274,12 +254,17 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     known = [stage["params"] for stage in by_stage if stage["params"] is not None]
     agreements = [stage["hashes_agree"] for stage in by_stage if stage["hashes_agree"] is not None]
     exchanged, ddp = told.mean("exchange_bytes_sent"), told.mean("ddp_bytes")
-    sent = [(int_of(r, "activation_bytes_sent"), int_of(r, "steps")) for r in told.all]
-    filled = [
-        (int_of(r, "in_flight_peak_bytes"), int_of(r, "in_flight_limit_bytes")) for r in told.all
+    activations = [
+        total / steps
+        for total, steps in told.pairs("activation_bytes_sent", "steps")
+        if total is not None and steps
     ]
-    limited = [(peak, limit) for peak, limit in filled if peak is not None and limit]
-    peak, limit = max(limited, key=lambda pair: pair[0] / pair[1], default=(None, None))
+    in_flight = [
+        (peak, limit)
+        for peak, limit in told.pairs("in_flight_peak_bytes", "in_flight_limit_bytes")
+        if peak is not None and limit
+    ]
+    peak, limit = max(in_flight, key=lambda pair: pair[0] / pair[1], default=(None, None))
     summed = told.sums(told.maps("stage_counts"))
     return {
         "params": sum(known) if len(known) == count else None,
@@ -294,9 +279,7 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
             "rest": _rest(told),
             "iteration_s": told.mean("iteration_s"),
             "iteration_p95_s": max(told.floats("iteration_p95_s"), default=None),
-            "activation_bytes_per_iteration": _mean(
-                [total / steps for total, steps in sent if total is not None and steps]
-            ),
+            "activation_bytes_per_iteration": _mean(activations),
             "exchange_bytes_sent_per_worker": exchanged,
             "in_flight_peak_bytes": peak,
             "in_flight_limit_bytes": limit,
@@ -314,21 +297,19 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
 def _by_stage(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Figures of each stage in order: replicas, how many reported, parameters of one, whether the
     anchors and momenta are equal (None when there are not two), and in pairs their mean spread."""
-    stages = []
-    for stage in sorted({record.stage for record in records if record.stage is not None}):
-        here = [record for record in records if record.stage == stage]
-        told = _Results(here)
-        stages.append(
-            {
-                "stage": stage,
-                "replicas": len(here),
-                "reported": len(told.texts("anchor_hash")),
-                "params": next((params for params in told.ints("params") if params), None),
-                "hashes_agree": told.agree(),
-                "spread": told.mean("spread"),
-            }
-        )
-    return stages
+    return [
+        {
+            "stage": stage,
+            "replicas": len(here),
+            "reported": len(told.texts("anchor_hash")),
+            "params": next((params for params in told.ints("params") if params), None),
+            "hashes_agree": told.agree(),
+            "spread": told.mean("spread"),
+        }
+        for stage in sorted({record.stage for record in records if record.stage is not None})
+        for here in [[record for record in records if record.stage == stage]]
+        for told in [_Results(here)]
+    ]
 
 
 def _rest(told: _Results) -> dict[str, float] | None:
@@ -340,9 +321,8 @@ def _rest(told: _Results) -> dict[str, float] | None:
             for key in ("visits_wait_s", "rounds_wait_s", "compute_s", "wall_s")
         ]
         visits_s, rounds_s, compute_s, wall_s = (value or 0.0 for value in reported)
-        if None in reported or wall_s <= 0:
-            continue
-        other_s = max(0.0, wall_s - compute_s - visits_s - rounds_s)  # rounded, each by itself
-        times = {"microbatches": visits_s, "rounds": rounds_s, "other": other_s}
-        shares.append({key: time_s / wall_s for key, time_s in times.items()})
+        if None not in reported and wall_s > 0:
+            other_s = max(0.0, wall_s - compute_s - visits_s - rounds_s)  # rounded, each by itself
+            times = {"microbatches": visits_s, "rounds": rounds_s, "other": other_s}
+            shares.append({key: time_s / wall_s for key, time_s in times.items()})
     return _mean_of_each(shares) or None

@@ -1,11 +1,11 @@
-"""The files that a run leaves: the report, its picture, and the report for people.
-
-Records of the workers come from their events, or from what a worker has kept of all peers.
-"""
+"""The files that a run leaves: the report, its picture, and the report for people. Records of the
+workers come from their events, or from what a worker has kept of all peers."""
 
 import io
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,14 @@ from rich.console import Console
 from murmuration.coordinator import Failure
 from murmuration.coordinator.printer import print_report
 from murmuration.coordinator.records import COUNTS, Record
-from murmuration.coordinator.report import Report, build_report, write_report
-from murmuration.protos.events import (
-    Curve,
-    float_of,
-    int_of,
-    text_of,
-)
+from murmuration.coordinator.report import Report, build_report
+from murmuration.protos.events import Curve, float_of, int_of, text_of
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import count
 from murmuration.protos.files import RESULTS, read_json, write_atomically
 from murmuration.worker.views.summary import Document, map_of, maps_of
 
 _REPORT = "report.json"
-_ASK_S = 5.0
-_GONE = ("dead", "left")
 _MAX_POINTS = 2000
 _TEXT_WIDTH = 160
 
@@ -43,61 +36,60 @@ def leave_results(
     json_path: Path | None = None,
     picture: bool = True,
 ) -> Report:
-    """Writes OUT/report.json, OUT/report.txt and OUT/loss.png, and prints the report. Never raises
-    OSError.
-
-    What cannot be written is a warning. The report is printed all the same, if there is a console.
-    """
+    """Writes OUT/report.json, OUT/report.txt and OUT/loss.png, and prints the report, if there is a
+    console. What cannot be written is a warning."""
     report = build_report(records, settings=settings, elapsed_s=elapsed_s)
     problems = []
-    try:
-        if picture:
-            report["loss_png"] = _draw(report, records, out / "loss.png")
-    except OSError as error:
-        problems.append(f"the loss curve could not be written: {error}")
-    report["out"] = str(out / "report.json")
-    for path in filter(None, (out / "report.json", json_path)):
+    curves = {record.peer: record.loss_curve() for record in records}
+    if picture and any(curves.values()):
         try:
-            write_report(report, path)
+            draw_loss_curve(out / "loss.png", curves, report)
+            report["loss_png"] = str(out / "loss.png")
         except OSError as error:
-            problems.append(f"{path} could not be written: {error}")
+            problems.append(f"the loss curve could not be written: {error}")
+    report["out"] = str(out / "report.json")
+    as_json = json.dumps(report, indent=1, allow_nan=False) + "\n"
     text = io.StringIO()
     print_report(report, Console(file=text, width=_TEXT_WIDTH))
-    try:
-        write_atomically(out / "report.txt", text.getvalue().encode())
-    except OSError as error:
-        problems.append(f"{out / 'report.txt'} could not be written: {error}")
-    if console is None:
-        return report
-    print_report(report, console)
-    for problem in problems:
-        console.print(f"warning: {problem}", markup=False, soft_wrap=True)
+    contents = {
+        out / "report.json": as_json,
+        json_path: as_json,
+        out / "report.txt": text.getvalue(),
+    }
+    for path, content in contents.items():
+        try:
+            if path is not None:
+                write_atomically(path, content.encode())
+        except OSError as error:
+            problems.append(f"{path} could not be written: {error}")
+    if console is not None:
+        print_report(report, console)
+        for problem in problems:
+            console.print(f"warning: {problem}", markup=False, soft_wrap=True)
     return report
 
 
 def report_of_folder(folder: Path, console: Console | None, *, picture: bool = True) -> Report:
     """The report of the run that a worker, a swarm or a coordinator has left there; printed if
-    there is a console. A worker's is made again, and written beside it.
-
-    Raises:
-        Failure: there is none.
-    """
+    there is a console. A worker's is made again, and written. Raises Failure: there is none."""
     if (folder / RESULTS).exists():
         document = _read(folder / RESULTS)
-        records = list(records_of(document).values())
-        if not records:
-            raise _nothing(folder)
-        elapsed_s = max((float_of(r.result or {}, "wall_s") or 0.0 for r in records), default=0.0)
-        settings = {"reporter": document.get("reporter")}
-        return leave_results(
-            records, folder, console, settings=settings, elapsed_s=elapsed_s, picture=picture
-        )
-    if not (folder / _REPORT).exists():
-        raise _nothing(folder)
-    report = _read(folder / _REPORT)
-    if console is not None:
-        print_report(report, console)
-    return report
+        if records := list(records_of(document).values()):
+            wall_s = [float_of(record.result or {}, "wall_s") or 0.0 for record in records]
+            settings = {"reporter": document.get("reporter")}
+            return leave_results(
+                records, folder, console, settings=settings, elapsed_s=max(wall_s), picture=picture
+            )
+    elif (folder / _REPORT).exists():
+        report = _read(folder / _REPORT)
+        if console is not None:
+            print_report(report, console)
+        return report
+    raise Failure(
+        f"{folder} holds neither {RESULTS} nor {_REPORT}: name the folder of a worker or a swarm "
+        "that has ended; `murmur status` shows a run under way",
+        ExitCode.CHECKPOINT,  # as all commands that take RUN
+    )
 
 
 def records_of(document: Document) -> dict[str, Record]:
@@ -130,108 +122,65 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _nothing(folder: Path) -> Failure:
-    return Failure(
-        f"{folder} holds neither {RESULTS} nor {_REPORT}: name the folder of a worker or a swarm "
-        "that has ended; `murmur status` shows a run under way",
-        ExitCode.CHECKPOINT,  # as all commands that take RUN
-    )
-
-
-def _draw(report: Report, records: Sequence[Record], path: Path) -> str | None:
-    curves = {record.peer: record.loss_curve() for record in records}
-    if not any(curves.values()):
-        return None
-
-    title = f"{report['preset'] or 'run'}, {count(report['workers'], 'worker')}"
-    if report["inner_steps"]:
-        title += f", a round every {count(report['inner_steps'], 'inner step')}"
-    draw_loss_curve(
-        path,
-        curves,
-        report["train_loss_curve"],
-        report["val_loss"],
-        title,
-        report["loss_unit"],
-        report["val_loss_curve"],
-    )
-    return str(path)
-
-
-def draw_loss_curve(
-    path: Path,
-    curves: Mapping[str, Curve],
-    mean: Curve,
-    val_loss: float | None,
-    title: str,
-    unit: str | None = None,
-    val_curve: Curve | None = None,
-) -> None:
+def draw_loss_curve(path: Path, curves: Mapping[str, Curve], report: Report) -> None:
     """Writes a PNG: each worker thin, their mean thick, the anchor's validation loss at the end
-    and, where it was measured, on the way.
+    and, where it was measured, on the way. Raises OSError.
 
-    Args:
-        curves: training loss per inner step (nats), by worker.
-        mean: over the workers.
-        val_loss: of the anchor, in `unit`; None leaves it out.
-        val_curve: the same on the way.
-
-    Raises:
-        OSError: the file cannot be written.
+    Args: curves: training loss per inner step (nats), by worker; not all are empty.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    mean, val_curve, val_loss = (
+        report[key] for key in ("train_loss_curve", "val_loss_curve", "val_loss")
+    )
+    title, unit = (
+        f"{report['preset'] or 'run'}, {count(report['workers'], 'worker')}",
+        report["loss_unit"],
+    )
+    if report["inner_steps"]:
+        title += f", a round every {count(report['inner_steps'], 'inner step')}"
     figure = Figure(figsize=(8, 4.5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    thin = True  # one legend entry for all workers
-    for curve in curves.values():
-        if curve:
-            steps, losses = zip(*thinned(curve), strict=True)
-            label = "each worker" if thin else None
-            axes.plot(steps, losses, color="#7aa6c2", linewidth=0.7, alpha=0.6, label=label)
-            thin = False
-    if mean:
-        steps, losses = zip(*thinned(smoothed(mean)), strict=True)
-        axes.plot(steps, losses, color="#15466b", linewidth=2.2, label="mean of the workers")
+    label: str | None = "each worker"  # one legend entry for all
+    for curve in filter(None, curves.values()):
+        steps, losses = zip(*_thinned(curve), strict=True)
+        axes.plot(steps, losses, color="#7aa6c2", linewidth=0.7, alpha=0.6, label=label)
+        label = None
+    steps, losses = zip(*_thinned(_smoothed(mean)), strict=True)
+    axes.plot(steps, losses, color="#15466b", linewidth=2.2, label="mean of the workers")
     if val_curve:
-        steps, losses = zip(*thinned(val_curve), strict=True)
+        steps, losses = zip(*_thinned(val_curve), strict=True)
         label = "validation loss on the way"
         axes.plot(steps, losses, "o-", color="#c8553d", linewidth=1.0, markersize=3, label=label)
     if val_loss is not None:
-        last = mean[-1][0] if mean else 0
         axes.axhline(val_loss, color="#c8553d", linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.8)
         label = f"validation loss of the anchor: {val_loss:.3f}"
-        axes.plot([last], [val_loss], "o", color="#c8553d", markersize=6, label=label)
+        axes.plot(mean[-1][:1], [val_loss], "o", color="#c8553d", markersize=6, label=label)
     axes.set(xlabel="inner step", ylabel=f"training loss ({unit})" if unit else "training loss")
     axes.set_title(title, loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    if mean or val_curve or val_loss is not None:
-        axes.legend(frameon=False, loc="upper right")  # losses fall; "best" warns where it is slow
+    axes.legend(frameon=False, loc="upper right")  # losses fall; "best" warns where it is slow
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_atomically(path, picture.getvalue())
 
 
-def thinned(curve: Curve) -> Curve:
+def _thinned(curve: Curve) -> Curve:
     """At most about 2,000 of the points, the last among them."""
     stride = -(-len(curve) // _MAX_POINTS)
     return [*curve[:-1:stride], curve[-1]] if stride > 1 else list(curve)
 
 
-def smoothed(curve: Curve) -> Curve:
-    """A running mean over a fiftieth of the curve, so that the eye sees the trend.
-
-    The window shrinks towards both ends, so that the curve begins and ends at its own values.
-    """
+def _smoothed(curve: Curve) -> Curve:
+    """A running mean over a fiftieth of the curve, so that the eye sees the trend. The window
+    shrinks towards both ends, so that the curve begins and ends at its own values."""
     reach = len(curve) // 100
-    sums = [0.0]
-    for _, loss in curve:
-        sums.append(sums[-1] + loss)
+    sums = list(accumulate((loss for _, loss in curve), initial=0.0))
     result: Curve = []
     for i, (step, _) in enumerate(curve):
         half = min(reach, i, len(curve) - 1 - i)

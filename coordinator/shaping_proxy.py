@@ -10,7 +10,6 @@ the first line of stdin, and answers each further one with what has passed, as a
 """
 
 import asyncio
-import itertools
 import json
 import math
 import os
@@ -18,11 +17,8 @@ import random
 import socket
 import struct
 import sys
-from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from typing import Any
 
 from murmuration.algorithms.link import Link
 from murmuration.protos.addresses import split_address
@@ -30,19 +26,20 @@ from murmuration.protos.addresses import split_address
 BURST_S = 0.02  # of the rate: makes up for timers that fire late
 _CHUNK_S = 0.004  # of the rate
 _CHUNK_BYTES = (4 * 1024, 128 * 1024)  # least and most
+_LEAST_SLEEP_S = 0.001  # shorter waits are made up for by the next one
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
+_MAX_HEAD_BYTES = 8 * 1024
+_CONNECT_S = 10.0
+_RECEIVE_S = 0.05  # of the rate: what the kernel may hold for us, beside what is in the relay
+_RECEIVE_BYTES = (64 * 1024, 1024 * 1024)  # least and most
 
 
 class Bucket:
     """One direction of a link, first come first served. In any T seconds at most
-    rate * (T + BURST_S) bytes pass.
-
-    Args:
-        rate_bytes_s: infinite lets everything pass at once.
-    """
+    rate * (T + BURST_S) bytes pass. Args: rate_bytes_s: infinite lets everything pass at once."""
 
     def __init__(self, rate_bytes_s: float) -> None:
-        self._rate = rate_bytes_s
-        self._free_at_s = -math.inf
+        self._rate, self._free_at_s = rate_bytes_s, -math.inf
 
     def take(self, n_bytes: int, now_s: float) -> float:
         """Books the next bytes; returns when the last has passed, `now_s` or before if at once."""
@@ -50,80 +47,47 @@ class Bucket:
         return self._free_at_s
 
 
-class DelayLine:
-    """The way through the air for one direction of one connection: later, never out of order."""
-
-    def __init__(self, delay_s: float, jitter_s: float, chance: random.Random) -> None:
-        self._delay_s, self._jitter_s, self._chance = delay_s, jitter_s, chance
-        self._last_s = -math.inf
-
-    def due(self, sent_s: float) -> float:
-        """When bytes arrive that were sent at `sent_s`; never before those sent earlier."""
-        jitter_s = self._chance.uniform(-self._jitter_s, self._jitter_s) if self._jitter_s else 0.0
-        self._last_s = max(self._last_s, sent_s + self._delay_s + jitter_s)
-        return self._last_s
-
-
-@dataclass(eq=False)
 class LinkedPeer:
-    """One worker's link: its two buckets, and what has gone through.
+    """One worker's link, None where it is not shaped: two buckets, and what has gone through."""
 
-    Args: link: None for a worker that is not shaped.
-    """
-
-    name: str
-    link: Link | None
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    up: Bucket = field(init=False)
-    down: Bucket = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, name: str, link: Link | None) -> None:
+        self.name, self.link = name, link
+        self.sent_bytes = self.received_bytes = 0
+        self.rate_bytes_s = math.inf if link is None else link.rate_mbps * 1e6 / 8
+        self.delay_s = 0.0 if link is None else link.delay_s
         self.up, self.down = Bucket(self.rate_bytes_s), Bucket(self.rate_bytes_s)
-
-    @property
-    def rate_bytes_s(self) -> float:
-        """What the link carries."""
-        return math.inf if self.link is None else self.link.rate_mbps * 1e6 / 8
-
-    @property
-    def delay_s(self) -> float:
-        return 0.0 if self.link is None else self.link.delay_s
 
 
 class ShapedPipe:
     """One direction of one connection, from `source` to `target`.
 
     It holds what is under way, bounded by what fits on such a link, so that a faster sender is
-    held back.
+    held back. Bytes come late, by the source's delay and jitter, but never out of order.
     """
 
     def __init__(self, source: LinkedPeer, target: LinkedPeer, chance: random.Random) -> None:
-        self._source, self._target = source, target
-        delay_s, jitter_s = source.delay_s, source.link.jitter_s if source.link else 0.0
-        self._line = DelayLine(delay_s, jitter_s, chance)
+        self._source, self._target, self._chance = source, target, chance
+        self._jitter_s = source.link.jitter_s if source.link else 0.0
         rate = min(source.rate_bytes_s, target.rate_bytes_s)
         least, most = _CHUNK_BYTES
         self.chunk_bytes = round(min(most, max(least, rate * _CHUNK_S)))
-        in_flight = rate * (delay_s + jitter_s) if delay_s else 0.0
+        in_flight = rate * (source.delay_s + self._jitter_s) if source.delay_s else 0.0
         self._most_bytes = in_flight + 4 * self.chunk_bytes
-        self._held_bytes = 0
+        self._held_bytes, self._due_s = 0, -math.inf
 
     def enter(self, n_bytes: int, now_s: float) -> tuple[float, float]:
-        """Books bytes that were read.
-
-        Returns:
-            (when more may be read as far as the rates go, when these are to be delivered).
-        """
+        """Books bytes that were read. Returns when more may be read, and when these are due."""
         ways = self._source.up.take(n_bytes, now_s), self._target.down.take(n_bytes, now_s)
         self._source.sent_bytes += n_bytes
         self._target.received_bytes += n_bytes
-        passed_s = max(now_s, *ways)
         self._held_bytes += n_bytes
-        return passed_s, self._line.due(passed_s)
+        passed_s = max(now_s, *ways)
+        jitter_s = self._chance.uniform(-self._jitter_s, self._jitter_s) if self._jitter_s else 0.0
+        self._due_s = max(self._due_s, passed_s + self._source.delay_s + jitter_s)
+        return passed_s, self._due_s
 
     def leave(self, n_bytes: int) -> None:
-        """Bytes were delivered."""
+        """Takes note that bytes were delivered."""
         self._held_bytes -= n_bytes
 
     @property
@@ -132,138 +96,42 @@ class ShapedPipe:
         return self._held_bytes >= self._most_bytes
 
 
-def next_break_s(loss: float, chance: random.Random) -> float:
-    """Seconds to a worker's next broken connection, `loss` a minute on average."""
-    return chance.expovariate(loss / 60) if loss else math.inf
+async def _pass_on(pipe: ShapedPipe, source: socket.socket, target: socket.socket) -> None:
+    """Reads and writes one direction side by side, until the source sends no more."""
+    loop = asyncio.get_running_loop()
+    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+    room = asyncio.Event()
 
+    async def until(when_s: float) -> None:
+        if (wait_s := when_s - loop.time()) >= _LEAST_SLEEP_S:
+            await asyncio.sleep(wait_s)
 
-_LEAST_SLEEP_S = 0.001  # shorter waits are made up for by the next one
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
-_number = itertools.count()
-
-
-class Connection:
-    """Between the member that opened it and the one it meant.
-
-    Args:
-        client, server: connected, non-blocking sockets; the caller closes them after `run`.
-        seed: of the jitter.
-    """
-
-    def __init__(
-        self,
-        member: LinkedPeer,
-        target: LinkedPeer,
-        client: socket.socket,
-        server: socket.socket,
-        seed: float,
-    ) -> None:
-        self.number = next(_number)
-        self._member, self._target = member, target
-        self._client, self._server = client, server
-        self._seed = seed
-        self._task: asyncio.Task[None] | None = None
-
-    def touches(self, member: LinkedPeer) -> bool:
-        return member in (self._member, self._target)
-
-    async def run(self) -> None:
-        """Until both directions have ended, or one has failed."""
-        chance = random.Random(self._seed)
-        there = ShapedPipe(self._member, self._target, chance)
-        back = ShapedPipe(self._target, self._member, chance)
-        task = self._task = asyncio.create_task(self._both(there, back))
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait([task])
-            raise
-        if task.cancelled():
-            self._reset()
-        elif error := task.exception():
-            self._reset()  # the other end must not take it for a regular end
-            _raise_unless_lost(error)
-
-    def break_off(self) -> None:
-        """Both ends see a reset, as when a router in between has forgotten the connection."""
-        if self._task is not None:
-            self._task.cancel()
-
-    # --------------------------------------------------------------------------------- inside
-
-    async def _both(self, there: ShapedPipe, back: ShapedPipe) -> None:
-        async with asyncio.TaskGroup() as group:
-            for pipe, source, target in (
-                (there, self._client, self._server),
-                (back, self._server, self._client),
-            ):
-                way = _Way(pipe, source, target)
-                group.create_task(way.read())
-                group.create_task(way.write())
-
-    def _reset(self) -> None:
-        for end in (self._client, self._server):
-            with suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-
-
-class _Way:
-    """One direction: `read` and `write` run side by side, with what is under way between them."""
-
-    def __init__(self, pipe: ShapedPipe, source: socket.socket, target: socket.socket) -> None:
-        self._pipe, self._source, self._target = pipe, source, target
-        self._under_way: deque[tuple[float, bytes]] = deque()
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-
-    async def read(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def read() -> None:
         while True:
-            chunk = await loop.sock_recv(self._source, self._pipe.chunk_bytes)
-            more_s, due_s = self._pipe.enter(len(chunk), loop.time())
-            self._under_way.append((due_s, chunk))
-            self._news.set()
+            chunk = await loop.sock_recv(source, pipe.chunk_bytes)
+            more_s, due_s = pipe.enter(len(chunk), loop.time())
+            under_way.put_nowait((due_s, chunk))
             if not chunk:
                 return
-            await _until(more_s)
-            while self._pipe.full:
-                self._room.clear()
-                await self._room.wait()
+            await until(more_s)
+            while pipe.full:
+                room.clear()
+                await room.wait()
 
-    async def write(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def write() -> None:
         while True:
-            while not self._under_way:
-                self._news.clear()
-                await self._news.wait()
-            due_s, chunk = self._under_way.popleft()
-            await _until(due_s)
+            due_s, chunk = await under_way.get()
+            await until(due_s)
             if not chunk:
-                self._target.shutdown(socket.SHUT_WR)
+                target.shutdown(socket.SHUT_WR)
                 return
-            await loop.sock_sendall(self._target, chunk)
-            self._pipe.leave(len(chunk))
-            self._room.set()
+            await loop.sock_sendall(target, chunk)
+            pipe.leave(len(chunk))
+            room.set()
 
-
-async def _until(when_s: float) -> None:
-    wait_s = when_s - asyncio.get_running_loop().time()
-    if wait_s >= _LEAST_SLEEP_S:
-        await asyncio.sleep(wait_s)
-
-
-def _raise_unless_lost(error: BaseException) -> None:
-    """Either end may go away at any time; everything else is a defect."""
-    rest = error.split(OSError)[1] if isinstance(error, BaseExceptionGroup) else error
-    if rest is not None:
-        raise rest
-
-
-_MAX_HEAD_BYTES = 8 * 1024
-_CONNECT_S = 10.0
-_RECEIVE_S = 0.05  # of the rate: what the kernel may hold for us, beside what is in the relay
-_RECEIVE_BYTES = (64 * 1024, 1024 * 1024)  # least and most
+    async with asyncio.TaskGroup() as group:
+        group.create_task(read())
+        group.create_task(write())
 
 
 class ProxyRefusal(Exception):
@@ -271,21 +139,16 @@ class ProxyRefusal(Exception):
 
 
 class Relay:
-    """The proxy. Must be used within one running event loop.
-
-    Args:
-        members: by name.
-        targets: each member's name, by its HOST:PORT.
-        seed: of jitter and broken connections.
-    """
+    """The proxy, within one running event loop. Args: members: by name; targets: each member's
+    name, by its HOST:PORT; seed: of jitter and broken connections."""
 
     def __init__(
         self, members: Mapping[str, LinkedPeer], targets: Mapping[str, str], seed: int
     ) -> None:
         self.members, self._targets = members, targets
         self._chance = random.Random(seed)
-        self._connections: set[Connection] = set()
-        self._broken = 0
+        # What runs each connection, oldest first, and between whom it is.
+        self._connections: dict[asyncio.Task[None], tuple[LinkedPeer, LinkedPeer]] = {}
 
     async def serve(self, listeners: Mapping[str, socket.socket]) -> None:
         """Until cancelled; closes the listening sockets then. One per member."""
@@ -296,14 +159,6 @@ class Relay:
                 for name, listener in listeners.items():
                     group.create_task(self._accept(group, self.members[name], listener))
                     group.create_task(self._break_now_and_then(self.members[name]))
-
-    def counters(self) -> dict[str, Any]:
-        """Bytes that each member has sent and received, and how many connections were broken."""
-        each = self.members.values()
-        bytes_of = {member.name: [member.sent_bytes, member.received_bytes] for member in each}
-        return {"bytes": bytes_of, "broken": self._broken}
-
-    # --------------------------------------------------------------------------------- inside
 
     async def _accept(
         self, group: asyncio.TaskGroup, member: LinkedPeer, listener: socket.socket
@@ -319,40 +174,66 @@ class Relay:
         loop = asyncio.get_running_loop()
         server: socket.socket | None = None
         try:
-            host, port, target = self._meant(*await _head(client))
+            method, address = await _head(client)
+            if method != "CONNECT":
+                raise ProxyRefusal("405 only CONNECT is served here")
+            if address not in self._targets:
+                raise ProxyRefusal(f"403 {address} is not of this swarm")
+            target = self.members[self._targets[address]]
             # The handshakes with the proxy took no time; those with the peer would have.
             await asyncio.sleep(member.delay_s + target.delay_s)
-            server = await _reached(host, port, target)
+            server = await _reached(*split_address(address), target)
             await loop.sock_sendall(client, b"HTTP/1.1 200 OK\r\n\r\n")
-            connection = Connection(member, target, client, server, self._chance.random())
-            self._connections.add(connection)
-            try:
-                await connection.run()
-            finally:
-                self._connections.discard(connection)
+            await self._carry(member, target, client, server)
         except ProxyRefusal as refusal:
-            await _refuse(client, str(refusal))
+            answer = f"HTTP/1.1 {refusal}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            with suppress(OSError):
+                await loop.sock_sendall(client, answer.encode())
         except OSError:  # either end has gone; the other will see it
             return
         finally:
             for each in filter(None, (client, server)):
                 each.close()
 
-    def _meant(self, method: str, address: str) -> tuple[str, int, LinkedPeer]:
-        if method != "CONNECT":
-            raise ProxyRefusal("405 only CONNECT is served here")
-        if address not in self._targets:
-            raise ProxyRefusal(f"403 {address} is not of this swarm")
-        return *split_address(address), self.members[self._targets[address]]
+    async def _carry(
+        self, member: LinkedPeer, target: LinkedPeer, client: socket.socket, server: socket.socket
+    ) -> None:
+        """Passes bytes on until both directions have ended, or one has failed, or the connection is
+        broken: then both ends see a reset, which they cannot take for a regular end."""
+        chance = random.Random(self._chance.random())
+        there, back = ShapedPipe(member, target, chance), ShapedPipe(target, member, chance)
+
+        async def both_ways() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pass_on(there, client, server))
+                group.create_task(_pass_on(back, server, client))
+
+        task = asyncio.create_task(both_ways())
+        self._connections[task] = member, target
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        finally:
+            del self._connections[task]
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            for end in (client, server):
+                with suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        # Either end may go away at any time; everything else is a defect.
+        defect = error.split(OSError)[1] if isinstance(error, BaseExceptionGroup) else error
+        if defect is not None:
+            raise defect
 
     async def _break_now_and_then(self, member: LinkedPeer) -> None:
-        loss = member.link.loss if member.link else 0.0
-        while loss:
-            await asyncio.sleep(next_break_s(loss, self._chance))
-            own = [each for each in self._connections if each.touches(member)]
-            if own:
-                self._chance.choice(sorted(own, key=lambda each: each.number)).break_off()
-                self._broken += 1
+        """Breaks one of the worker's connections now and then, as its link says."""
+        while member.link and member.link.loss:
+            await asyncio.sleep(self._chance.expovariate(member.link.loss / 60))
+            if own := [task for task, ends in self._connections.items() if member in ends]:
+                self._chance.choice(own).cancel()
 
 
 async def _head(client: socket.socket) -> tuple[str, str]:
@@ -375,20 +256,13 @@ async def _reached(host: str, port: int, target: LinkedPeer) -> socket.socket:
     try:
         async with asyncio.timeout(_CONNECT_S):
             await asyncio.get_running_loop().sock_connect(server, (host, port))
-    except OSError as error:  # TimeoutError is one
+    except BaseException as error:
         server.close()
+        if not isinstance(error, OSError):  # TimeoutError is one
+            raise
         reason = os.strerror(error.errno) if error.errno else "no answer"
         raise ProxyRefusal(f"502 {reason}") from error
-    except BaseException:
-        server.close()
-        raise
     return server
-
-
-async def _refuse(client: socket.socket, reason: str) -> None:
-    answer = f"HTTP/1.1 {reason}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    with suppress(OSError):
-        await asyncio.get_running_loop().sock_sendall(client, answer.encode())
 
 
 def set_buffers(end: socket.socket, member: LinkedPeer) -> None:
@@ -421,24 +295,21 @@ async def _main() -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     options = json.loads(await reader.readline())
-    members = {
-        name: LinkedPeer(name, Link(**link) if link else None)
-        for name, (_, link) in options["members"].items()
-    }
-    targets = {address: name for name, (address, _) in options["members"].items()}
-    listeners = {name: listen(options["host"], member) for name, member in members.items()}
-    ports = {name: listener.getsockname()[1] for name, listener in listeners.items()}
-    _answer({name: f"{options['host']}:{port}" for name, port in ports.items()})
-    relay = Relay(members, targets, options["seed"])
+    host, told = options["host"], options["members"]
+    members = {n: LinkedPeer(n, Link(**link) if link else None) for n, (_, link) in told.items()}
+    listeners = {name: listen(host, member) for name, member in members.items()}
+    proxies = {name: f"{host}:{each.getsockname()[1]}" for name, each in listeners.items()}
+    print(json.dumps(proxies), flush=True)
+    relay = Relay(members, {address: n for n, (address, _) in told.items()}, options["seed"])
     serving = asyncio.create_task(relay.serve(listeners))
     while await reader.readline():
-        _answer(relay.counters())
+        counts = {
+            name: {"sent_bytes": each.sent_bytes, "received_bytes": each.received_bytes}
+            for name, each in members.items()
+        }
+        print(json.dumps(counts), flush=True)
     serving.cancel()
     await asyncio.wait([serving])
-
-
-def _answer(document: object) -> None:
-    print(json.dumps(document), flush=True)
 
 
 def main() -> None:

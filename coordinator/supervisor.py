@@ -7,16 +7,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.link_network import RelayProcess
-from murmuration.coordinator.processes import Interrupts, WorkerProcess
+from murmuration.coordinator.processes import Interrupts, RelayProcess, WorkerProcess
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report import Report
 from murmuration.coordinator.report_files import leave_results
@@ -48,10 +47,6 @@ class Supervisor:
     A worker that fails before any has started to train ends the whole swarm, since the others wait
     for it; one that dies later does not. The first Ctrl-C asks every worker to save, the second, or
     15 s, kills.
-
-    Args:
-        workers: running.
-        records: one per worker, by name.
     """
 
     def __init__(
@@ -71,56 +66,55 @@ class Supervisor:
     def run(self) -> int:
         """Returns the exit code. Raises Failure: training never started."""
         while self._running:
-            self._wait()
+            with selectors.DefaultSelector() as selector:  # until there is output, or a moment
+                for file in chain.from_iterable(process.files() for process in self._running):
+                    selector.register(file, selectors.EVENT_READ)
+                selector.select(_POLL_S)
             now = time.monotonic()
             for process in list(self._running):
                 self._follow(process, now)
             self._handle_interrupts(now)
             self._screen.update(partial(summary_of_records, list(self._records.values()), now), now)
-        return self._exit_code()
-
-    # --------------------------------------------------------------------------------- inside
-
-    def _wait(self) -> None:
-        """Until there is output, or a tenth of a second."""
-        with selectors.DefaultSelector() as selector:
-            for process in self._running:
-                for file in process.files():
-                    selector.register(file, selectors.EVENT_READ)
-            selector.select(_POLL_S)
+        if self._failure is not None:
+            raise self._failure
+        if self._interrupts.first is not None:
+            return 128 + self._interrupts.first
+        reported = any(record.result is not None for record in self._records.values())
+        return ExitCode.DONE if reported else ExitCode.FAILED
 
     def _follow(self, process: WorkerProcess, now: float) -> None:
         code = process.poll()  # before reading: what it wrote before the end is then all there
         for line in process.read():
-            self._handle_line(process, line, now)
-        if code is not None:
-            self._running.remove(process)
-            process.close()
-            self._ended(process, code, now)
-
-    def _handle_line(self, process: WorkerProcess, line: str, now: float) -> None:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if isinstance(event, dict):
-            self._handle({**event, "peer": process.name}, now)
-        elif line.strip():
-            process.note(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            if isinstance(event, dict):
+                self._handle({**event, "peer": process.name}, now)
+            elif line.strip():
+                process.log(line)
+        if code is None:
+            return
+        self._running.remove(process)
+        process.close()
+        waiting = not any(record.started for record in self._records.values())
+        said = process.last_words()
+        if code != 0 and waiting and self._failure is None and self._stopping_s is None:
+            if said and ExitCode.USAGE <= code <= ExitCode.CHECKPOINT:
+                self._failure = Failure(said, code)
+            else:
+                told = f"{process.name} has ended before training started ({exit_words(code)})"
+                where = f": {said}; see {process.log_path}" if said else ""
+                self._failure = Failure(told + where, ExitCode.FAILED)
+            for other in self._running:
+                other.kill()
+        text = said if code > 0 else ""
+        self._handle(new_event("exit", peer=process.name, exit_code=code, text=text), now)
 
     def _handle(self, event: Event, now: float) -> None:
         self._records[str(event["peer"])].apply(event, now)
         if self._failure is None and (line := self._lines.line(event)):
             self._screen.note(line, now)
-
-    def _ended(self, process: WorkerProcess, code: int, now: float) -> None:
-        waiting = not any(record.started for record in self._records.values())
-        if code != 0 and waiting and self._failure is None and self._stopping_s is None:
-            self._failure = _early_failure(process, code)
-            for other in self._running:
-                other.kill()
-        text = _last_words(process) if code > 0 else ""
-        self._handle(new_event("exit", peer=process.name, exit_code=code, text=text), now)
 
     def _handle_interrupts(self, now: float) -> None:
         if self._interrupts.first is None:
@@ -134,76 +128,48 @@ class Supervisor:
             for process in self._running:
                 process.kill()
 
-    def _exit_code(self) -> int:
-        if self._failure is not None:
-            raise self._failure
-        if self._interrupts.first is not None:
-            return 128 + self._interrupts.first
-        reported = any(record.result is not None for record in self._records.values())
-        return ExitCode.DONE if reported else ExitCode.FAILED
-
-
-def _early_failure(process: WorkerProcess, code: int) -> Failure:
-    said = _last_words(process)
-    if said and ExitCode.USAGE <= code <= ExitCode.CHECKPOINT:
-        return Failure(said, code)
-    where = f": {said}; see {process.log_path}" if said else ""
-    return Failure(
-        f"{process.name} has ended before training started ({exit_words(code)}){where}",
-        ExitCode.FAILED,
-    )
-
-
-def _last_words(process: WorkerProcess) -> str:
-    """The last words of a failed worker: its own line, else its last."""
-    lines = [line for line in process.errors if line.strip()]
-    own = [line.removeprefix("murmur: ") for line in lines if line.startswith("murmur: ")]
-    return (own or lines or [""])[-1]
-
 
 def run_swarm(
     launch: Launch, console: "Console", json_path: Path | None = None
 ) -> tuple[int, Report]:
     """Trains, shows progress, and leaves the report. Main thread only.
 
-    Returns:
-        The exit code (0 when a worker reported to the end, 130 after Ctrl-C, 1 when all died), and
-        the report.
-
-    Raises:
-        Failure: training never started; with the failed worker's line and exit code.
+    Returns the exit code (0 when a worker reported to the end, 130 after Ctrl-C, 1 when all died),
+    and the report. Raises Failure: training never started; with the failed worker's line and exit
+    code.
     """
     with Interrupts() as interrupts:  # to the end: more of them must not cost the report
-        return _run(launch, console, json_path, interrupts)
-
-
-def _run(
-    launch: Launch, console: "Console", json_path: Path | None, interrupts: Interrupts
-) -> tuple[int, Report]:
-    began_s = time.monotonic()
-    created = _make_folder(launch.out)
-    records: dict[str, Record] = {}
-    settings: dict[str, object] = {}
-    screen = screen_for(console, began_s)
-    try:
-        exit_code = _train(launch, records, settings, screen, interrupts)
-    except Failure as failure:
-        if created and failure.exit_code != ExitCode.FAILED:
-            _remove_if_bare(launch.out)
-        raise
-    finally:
-        screen.close(summary_of_records(list(records.values()), time.monotonic()))
-    if not any(record.started or record.result for record in records.values()):
-        raise Failure("stopped before training started", exit_code)
-    report = leave_results(
-        list(records.values()),
-        launch.out,
-        console,
-        settings=launch.settings_typed() | settings,
-        elapsed_s=time.monotonic() - began_s,
-        json_path=json_path,
-    )
-    return exit_code, report
+        began_s = time.monotonic()
+        created = not launch.out.exists()
+        try:
+            launch.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            told = f"--out {launch.out}: cannot be made: {error.strerror}; choose another folder"
+            raise Failure(told, ExitCode.USAGE) from error
+        records: dict[str, Record] = {}
+        settings: dict[str, object] = {
+            key: getattr(launch, key) for key in ("preset", "steps", "inner_steps", "seed")
+        }
+        screen = screen_for(console, began_s)
+        try:
+            exit_code = _train(launch, records, settings, screen, interrupts)
+        except Failure as failure:
+            if created and failure.exit_code != ExitCode.FAILED:
+                _remove_if_bare(launch.out)
+            raise
+        finally:
+            screen.close(summary_of_records(list(records.values()), time.monotonic()))
+        if not any(record.started or record.result for record in records.values()):
+            raise Failure("stopped before training started", exit_code)
+        report = leave_results(
+            list(records.values()),
+            launch.out,
+            console,
+            settings=settings,
+            elapsed_s=time.monotonic() - began_s,
+            json_path=json_path,
+        )
+        return exit_code, report
 
 
 def _train(
@@ -213,8 +179,7 @@ def _train(
     screen: Screen,
     interrupts: Interrupts,
 ) -> int:
-    """Starts all processes and follows them; when it returns or raises, none is left. Returns the
-    exit code."""
+    """Starts all processes and follows them to their end. Returns the exit code."""
     if not launch.insecure:
         _certify(launch)
     with ExitStack() as stack:
@@ -225,63 +190,55 @@ def _train(
             settings["link"] = " ".join(launch.links)
             screen.note(f"links: {settings['link']} each way", time.monotonic())
         workers: list[WorkerProcess] = []
+        commands = launch.commands(addresses, relay.proxies if relay else {})
         cores = Launch.fair_cores(launch.workers, launch.threads)
-        for (name, command), own in zip(
-            launch.commands(addresses, relay.proxies if relay else {}).items(),
-            cores,
-            strict=True,
-        ):
+        for (name, command), own in zip(commands.items(), cores, strict=True):
             records[name] = Record(name, heard_s=time.monotonic())
             workers.append(WorkerProcess(name, command, launch.out / f"{name}.log", own))
             stack.callback(workers[-1].close)
-        if launch.web is not None:
-            _serve_page(launch, addresses[0], stack, screen)
+        if launch.web is not None:  # from this process, which trains nothing
+            identity = None if launch.insecure else member_identity(launch.out)
+            place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
+            swarm = AskedSwarm(addresses[0], partial(ask, identity=identity))
+            page = swarm.serve_page(place, encrypted=identity is not None)
+            stack.callback(page.close)
+            event = page_event(page.url, page.token_path)
+            screen.note(page_words(event, terminal=sys.stdout.isatty()), time.monotonic())
         exit_code = Supervisor(workers, records, screen, interrupts).run()
         if relay is not None:
-            settings["link_bytes"] = _traffic(relay, screen)
+            try:
+                settings["link_bytes"] = relay.counters()
+            except RuntimeError as error:
+                text = f"what has passed the links is not known: {error}"
+                screen.note(text, time.monotonic())
         return exit_code
 
 
-def _serve_page(launch: Launch, address: str, stack: ExitStack, screen: Screen) -> None:
-    """From this process, which trains nothing. Raises Failure."""
-    assert launch.web is not None
-    identity = None if launch.insecure else member_identity(launch.out)
-    place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
-    swarm = AskedSwarm(address, partial(ask, identity=identity))
-    page = swarm.serve_page(place, encrypted=identity is not None)
-    stack.callback(page.close)
-    event = page_event(page.url, page.token_path)
-    screen.note(page_words(event, terminal=sys.stdout.isatty()), time.monotonic())
-
-
 def _certify(launch: Launch) -> None:
-    """Leaves a key and certificate in each one's folder, or those that are there from before.
-    Raises IdentityError."""
-    authority = Authority.load(launch.out)
+    """Leaves each worker a key and certificate, where it has none. Raises IdentityError."""
     try:
-        if authority is None:
-            authority = Authority.make(launch.out)
+        authority = Authority.load(launch.out) or Authority.make(launch.out)
         for name in launch.names:
-            if not _is_certified(launch.out / name, authority, name):
+            held = None
+            with suppress(IdentityError):
+                held = Identity.load(launch.out / name)
+            wanted = (authority.certificate, Role.PEER, name)
+            if held is None or (held.authority, held.role, held.name) != wanted:
                 authority.new_identity(Role.PEER, name).save(launch.out / name)
     except OSError as error:
         raise Failure(f"--out {launch.out}: {error}; choose another", ExitCode.USAGE) from error
 
 
-def _is_certified(folder: Path, authority: Authority, name: str) -> bool:
-    """Whether what is there from before can be used."""
-    try:
-        held = Identity.load(folder)
-    except IdentityError:
-        return False
-    wanted = (authority.certificate, Role.PEER, name)
-    return held is not None and (held.authority, held.role, held.name) == wanted
-
-
 def _start_relay(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> RelayProcess:
     """Raises Failure."""
     log_path = launch.out / "relay.log"
-    stack.callback(_remove_if_empty, log_path)
+
+    def remove_if_empty() -> None:
+        with suppress(OSError):
+            if log_path.stat().st_size == 0:
+                log_path.unlink()
+
+    stack.callback(remove_if_empty)
     links = launch.link_of().items()
     members = {name: (to, link) for to, (name, link) in zip(addresses, links, strict=True)}
     try:
@@ -289,34 +246,6 @@ def _start_relay(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> 
         return stack.enter_context(relay)
     except (RuntimeError, OSError) as error:
         raise Failure(f"--link: no relay: {error}", ExitCode.FAILED) from error
-
-
-def _traffic(relay: RelayProcess, screen: Screen) -> dict[str, dict[str, int]] | None:
-    """What has passed each worker's link, for the report."""
-    try:
-        return {name: asdict(counters) for name, counters in relay.counters().items()}
-    except RuntimeError as error:
-        screen.note(f"what has passed the links is not known: {error}", time.monotonic())
-        return None
-
-
-def _remove_if_empty(log_path: Path) -> None:
-    with suppress(OSError):
-        if log_path.stat().st_size == 0:
-            log_path.unlink()
-
-
-def _make_folder(folder: Path) -> bool:
-    """Whether it was not there before. Raises Failure."""
-    created = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Failure(
-            f"--out {folder}: cannot be made: {error.strerror}; choose another folder",
-            ExitCode.USAGE,
-        ) from error
-    return created
 
 
 def _remove_if_bare(folder: Path) -> None:

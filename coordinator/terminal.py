@@ -19,22 +19,17 @@ from murmuration.protos.events import costliest, names_of, verdict_words
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import duration
 from murmuration.worker.views.history import History, Look
-from murmuration.worker.views.summary import Document, SwarmSummary, drawn_table, maps_of
+from murmuration.worker.views.summary import SwarmSummary, drawn_table, maps_of
 
 _GONE_S = 30.0  # without any answer, before that is an error
 _LAST_WORDS_S = 5.0  # at the end of a run: a mean over all, an evaluation
 _WORDS = ("peer", "address", "state", "relayed by", "not taken")  # columns
 _NOT_LIVE = ("address", "gradient norm")  # a terminal is narrower
 
-# ------------------------------------------------------------------------------- again and again
-
 
 class Screen:
     """Plain lines: one each two seconds, unless it would say the same again, and one for each note.
-
-    Args:
-        began_s: since when seconds are counted, on the clock of `update` and `note`.
-    """
+    Args: began_s: since when seconds are counted, on the clock of `update` and `note`."""
 
     every_s = 2.0
 
@@ -95,21 +90,19 @@ def swarm_table(
 ) -> Table:
     """The figures of all, and a row for each peer."""
     run = f"run {swarm.run[:8]}, {swarm.preset}" if swarm.run else ""
-    lines = ["  ".join(filter(None, (run, elapsed, *(f"{n} {v}" for n, v in swarm.facts()))))]
-    lines += [f"slow: {verdict}" for verdict in swarm.verdicts]
+    facts = "  ".join(filter(None, (run, elapsed, *(f"{n} {v}" for n, v in swarm.facts()))))
+    title = "\n".join([facts, *(f"slow: {verdict}" for verdict in swarm.verdicts)])
     heads, rows = swarm.table(leave_out=leave_out)
     align = "".join("<" if head in _WORDS else ">" for head in heads)
-    return drawn_table(heads, rows, align, title="\n".join(lines))
+    return drawn_table(heads, rows, align, title=title)
 
 
 def summary_of_records(records: Sequence[Record], now_s: float) -> SwarmSummary:
     """Sums up workers by their events. Args: now_s: on the clock of `Record.heard_s`."""
-    found = costliest(
-        [each for each in record.verdicts if "until" not in each] for record in records
-    )
+    hold = [[each for each in record.verdicts if "until" not in each] for record in records]
     return SwarmSummary(
         peers=[record.seen(now_s) for record in records],
-        verdicts=[verdict_words(verdict) for verdict in found],
+        verdicts=[verdict_words(verdict) for verdict in costliest(hold)],
     )
 
 
@@ -121,10 +114,7 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Shows the swarm until Ctrl-C, or until it has ended. Args: screen: None prints JSON lines.
-
-    Raises:
-        Failure: nobody answers at the beginning, or any more though the run was not over.
-    """
+    Raises Failure: nobody answers at the beginning, or any more though the run was not over."""
     history, seen_s, shown_s = History(every_s), None, 0.0
     try:
         while True:
@@ -141,11 +131,13 @@ def watch(
             except Failure as error:
                 if seen_s is None:
                     raise
-                if _is_over(history.summary(), began_s - seen_s):
+                swarm, silent_s = history.summary(), began_s - seen_s
+                # It has ended where every peer was done or had left, or had little left to do.
+                left = bool(swarm.peers) and all(p.state in ("done", "left") for p in swarm.peers)
+                if left or (swarm.left_s is not None and silent_s > swarm.left_s + _LAST_WORDS_S):
                     return
-                if began_s > seen_s + _GONE_S:
-                    last = history.summary().line()
-                    text = f"no peer has answered for {_GONE_S:.0f} s; last seen: {last}"
+                if silent_s > _GONE_S:
+                    text = f"no peer has answered for {_GONE_S:.0f} s; last seen: {swarm.line()}"
                     raise Failure(text, ExitCode.UNREACHABLE) from error
             sleep(max(0.0, began_s + every_s - clock()))
     except KeyboardInterrupt:
@@ -155,17 +147,6 @@ def watch(
     finally:
         if screen is not None:
             screen.close()
-
-
-def _is_over(swarm: SwarmSummary, later_s: float) -> bool:
-    """Tells whether silence after this many seconds is that of a run that has ended: every peer was
-    done or had left, or had little left to do."""
-    if swarm.peers and all(peer.state in ("done", "left") for peer in swarm.peers):
-        return True
-    return swarm.left_s is not None and later_s > swarm.left_s + _LAST_WORDS_S
-
-
-# ------------------------------------------------------------------------------------------- once
 
 
 def print_status(look: Look, console: Console) -> None:
@@ -179,15 +160,11 @@ def print_status(look: Look, console: Console) -> None:
         console.print(swarm_table(swarm, leave_out=()))
     for text in names_of(look.first, "warnings"):
         console.print(f"warning: {text}", markup=False, soft_wrap=True)
-    if look.first.get("encrypted") is False and not _on_one_machine(look.first):
+    addresses = [str(each.get("address", "")) for each in maps_of(look.first, "members")]
+    one_machine = all(is_loopback(each.rpartition(":")[0].strip("[]")) for each in addresses)
+    if look.first.get("encrypted") is False and not one_machine:
         console.print(
             "warning: nothing is encrypted (--insecure): others can read along, and anybody that "
             "reaches a port may join",
             soft_wrap=True,
         )
-
-
-def _on_one_machine(document: Document) -> bool:
-    """Tells whether the addresses of all members are of this machine alone."""
-    addresses = [str(each.get("address", "")) for each in maps_of(document, "members")]
-    return all(is_loopback(each.rpartition(":")[0].strip("[]")) for each in addresses)

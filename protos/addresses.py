@@ -4,6 +4,7 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from urllib.parse import unquote
 
 LOOPBACK_HOST = "127.0.0.1"
@@ -11,11 +12,7 @@ THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")  # as the host of a URL
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits `HOST:PORT` or `[IPv6]:PORT`.
-
-    Raises:
-        ValueError: with a line that says what is wrong.
-    """
+    """Splits `HOST:PORT` or `[IPv6]:PORT`. Raises ValueError: a line that says what is wrong."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ValueError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
@@ -23,31 +20,23 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def with_host(address: str) -> str:
-    """HOST:PORT as it is; a port alone is one of loopback.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """HOST:PORT as it is; a port alone is one of loopback. Raises ValueError: it is neither."""
     whole = f"{LOOPBACK_HOST}:{address}" if address.isascii() and address.isdigit() else address
     return join_address(*split_address(whole))
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the host. Names other than localhost count as no."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def is_wildcard(host: str) -> bool:
     """Whether the host stands for all addresses of a machine: 0.0.0.0 or ::, which nobody dials."""
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
+    return False
 
 
 def join_address(host: str, port: int) -> str:
@@ -67,22 +56,17 @@ def split_relayed(address: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def caller_host(peer: str) -> str:
-    """The host in gRPC's name of the caller, such as `ipv4:192.0.2.7:41000`; empty if it has none.
-
-    An IPv4 address is given as such where the listener is an IPv6 one.
-    """
+    """The host, an IPv4 one as such, in gRPC's `ipv4:192.0.2.7:41000`; empty if it has none."""
     kind, _, address = unquote(peer).partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return ""
-    try:
-        host = ipaddress.ip_address(split_address(address)[0])
-    except ValueError:
-        return ""
-    mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
-    return str(mapped or host)
+    with suppress(ValueError):
+        if kind in ("ipv4", "ipv6"):
+            host = ipaddress.ip_address(split_address(address)[0])
+            mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
+            return str(mapped or host)
+    return ""
 
 
-class ReservedPorts:
+class ReservedPorts(ExitStack):
     """Distinct free loopback ports, kept from everyone else until closed.
 
     A port that is merely looked up can be lost before its worker listens on it: any outgoing
@@ -92,12 +76,11 @@ class ReservedPorts:
     """
 
     def __init__(self, count: int) -> None:
-        self._sockets: list[socket.socket] = []
+        super().__init__()
         self.addresses: list[str] = []
         try:
             for _ in range(count):
-                reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-                self._sockets.append(reserved)
+                reserved = self.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
                 reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 reserved.bind((LOOPBACK_HOST, 0))
                 self.addresses.append(f"{LOOPBACK_HOST}:{reserved.getsockname()[1]}")
@@ -106,13 +89,3 @@ class ReservedPorts:
             raise
         if not sys.platform.startswith("linux"):
             self.close()
-
-    def close(self) -> None:
-        while self._sockets:
-            self._sockets.pop().close()
-
-    def __enter__(self) -> "ReservedPorts":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,8 +1,5 @@
-"""Documents on the wire: zstd of msgpack of plain values, read within bounds. And what makes two
-manifests the same: their canonical msgpack.
-
-The sender is not trusted: neither in sizes that headers claim, nor in what a few bytes unfold to.
-"""
+"""Documents on the wire: zstd of msgpack of plain values, read within bounds: the sender's sizes
+are not trusted, nor what a few bytes unfold to. And what makes two manifests the same."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,40 +37,30 @@ def pack(document: object) -> bytes:
 def unpack(compressed: bytes, max_bytes: int) -> dict[str, Any]:
     """The document in `pack`'s bytes: a map, all of whose keys are text.
 
-    Args:
-        max_bytes: of the plain document; one of the limits above.
-
-    Raises:
-        BadDocument: damaged, too large, nested too deep, or not a map with text keys.
+    Args: max_bytes: of the plain document; one of the limits above. Raises BadDocument: damaged,
+        too large, nested too deep, or not a map with text keys.
     """
     most_bytes = min(max_bytes, _FREE_BYTES + _BYTES_PER_BYTE * len(compressed))
-    return _parse(_expand(compressed, most_bytes), len(compressed))
+    try:  # a bounded reader: the size that the zstd header claims is not believed
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        with decompressor.stream_reader(compressed) as reader:
+            plain = reader.read(most_bytes + 1)
+    except zstandard.ZstdError as error:
+        raise BadDocument(f"damaged: {shown(str(error))}") from error
+    return _parse(plain, len(compressed), most_bytes)
 
 
 def unpack_plain(packed: bytes, max_bytes: int) -> dict[str, Any]:
     """As `unpack`, of msgpack that is not compressed."""
-    if len(packed) > max_bytes:
-        raise BadDocument(f"larger than {max_bytes} bytes")
-    return _parse(packed, len(packed))
+    return _parse(packed, len(packed), max_bytes)
 
 
-def _expand(compressed: bytes, max_bytes: int) -> bytes:
-    """Reads through a bounded reader: the size that the zstd header claims is not believed."""
-    try:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-        with decompressor.stream_reader(compressed) as reader:
-            plain = reader.read(max_bytes + 1)
-    except zstandard.ZstdError as error:
-        raise BadDocument(f"damaged: {shown(str(error))}") from error
+def _parse(plain: bytes, sent_bytes: int, max_bytes: int) -> dict[str, Any]:
+    """Bounded while it is unpacked: the number of containers, and the length that each claims."""
     if len(plain) > max_bytes:
         raise BadDocument(f"larger than {max_bytes} bytes")
-    return plain
-
-
-def _parse(plain: bytes, sent_bytes: int) -> dict[str, Any]:
-    """Everything is bounded while it is unpacked: the number of containers, by the bytes that were
-    sent, and the length that each may claim."""
     most = _FREE_CONTAINERS + _CONTAINERS_PER_BYTE * sent_bytes
+    longest = min(len(plain), _MOST_ITEMS)
     containers = 0
 
     def count(container: Any) -> Any:
@@ -81,10 +68,9 @@ def _parse(plain: bytes, sent_bytes: int) -> dict[str, Any]:
         containers += 1
         if containers > most:
             raise BadDocument(f"more than {most} lists and maps in {sent_bytes} bytes")
-        if isinstance(container, dict):
-            for key in container:
-                if not isinstance(key, str):
-                    raise BadDocument(f"not a map with text keys: it has the key {key!r:.80}")
+        for key in container if isinstance(container, dict) else ():
+            if not isinstance(key, str):
+                raise BadDocument(f"not a map with text keys: it has the key {key!r:.80}")
         return container
 
     try:
@@ -93,8 +79,8 @@ def _parse(plain: bytes, sent_bytes: int) -> dict[str, Any]:
             strict_map_key=True,
             object_hook=count,
             list_hook=count,
-            max_array_len=min(len(plain), _MOST_ITEMS),
-            max_map_len=min(len(plain), _MOST_ITEMS),
+            max_array_len=longest,
+            max_map_len=longest,
             max_ext_len=0,
         )
     except BadDocument:
@@ -150,33 +136,23 @@ def run_name(manifest: bytes) -> str:
 
 
 def manifest_difference(run: bytes, yours: bytes) -> str | None:
-    """Compares a caller's packed manifest with the run's.
-
-    Equal documents may come as different bytes, from another version of zstd.
-
-    Returns:
-        None when they agree, or a line that names the first differing key.
-    """
+    """Compares a caller's packed manifest with the run's: a line that names the first differing
+    key, or None. Equal documents may come as different bytes, from another version of zstd."""
     if run == yours:
         return None
     try:
-        theirs = unpack(yours, MANIFEST_BYTES)
+        theirs = agreed(unpack(yours, MANIFEST_BYTES))
     except BadDocument as error:
         return f"the manifest cannot be read: {error}"
-    found = first_difference(
-        agreed(unpack(run, MANIFEST_BYTES)), agreed(theirs), here="in this run", there="in yours"
-    )
+    ours = agreed(unpack(run, MANIFEST_BYTES))
+    found = first_difference(ours, theirs, here="in this run", there="in yours")
     return f"the manifest is not this run's: {found}" if found else None
 
 
 def first_difference(
     a: object, b: object, *, here: str = "here", there: str = "there"
 ) -> str | None:
-    """The first difference of two documents, in key order.
-
-    Returns:
-        None when equal, or such as `diloco.inner_steps: 50 here, 25 there`.
-    """
+    """The first difference, in key order: `diloco.inner_steps: 50 here, 25 there`; else None."""
     if canonical(a) == canonical(b):
         return None
     path, left, right = _difference(a, b, "")

@@ -1,13 +1,13 @@
 """What a worker reports of itself: JSON lines on stdout and in its log, documents on the wire.
 
 Each is a map with `event`, its kind, `peer`, `at`, the time of day with its zone, `time_s`, seconds
-since the start, and the fields of its kind. What is read
-was written by another process, perhaps on another machine, perhaps of another version: it is
-checked field by field, and what does not fit counts as missing.
+since the start, and the fields of its kind. What is read was written by another process, perhaps of
+another version: it is checked field by field, and what does not fit counts as missing.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Literal
 
 from murmuration.protos.figures import percent, seconds
@@ -80,6 +80,7 @@ Event = Mapping[str, object]
 Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
 
 _MAX_TEXT = 20_000
+_MOST_WARNINGS = 32
 
 
 def new_event(kind: EventKind, **fields: object) -> dict[str, object]:
@@ -88,20 +89,15 @@ def new_event(kind: EventKind, **fields: object) -> dict[str, object]:
 
 
 class Warnings:
-    """Warning events, each told once, and not without end.
+    """Warning events, each told once, and not without end. Args: log: takes the events."""
 
-    Args:
-        log: takes the events.
-        most: of them.
-    """
-
-    def __init__(self, log: Callable[[dict[str, object]], None], most: int = 32) -> None:
-        self._log, self._most = log, most
+    def __init__(self, log: Callable[[dict[str, object]], None]) -> None:
+        self._log = log
         self._told: set[str] = set()
 
     def add(self, text: str, detail: str = "") -> None:
         """Tells of it, if it is new. Args: detail: said with it; may differ the next time."""
-        if text not in self._told and len(self._told) < self._most:
+        if text not in self._told and len(self._told) < _MOST_WARNINGS:
             self._told.add(text)
             self._log(new_event("warning", text=f"{text}: {detail}" if detail else text))
 
@@ -114,9 +110,9 @@ def int_of(event: Event, key: str) -> int | None:
 def float_of(event: Event, key: str) -> float | None:
     """A finite number, else None."""
     value = event.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def text_of(event: Event, key: str) -> str | None:
@@ -151,8 +147,7 @@ def printable(text: str) -> str:
 
 
 def verdict_words(verdict: Mapping[str, object]) -> str:
-    """A fault of a status document: `w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of
-    rounds`."""
+    """A fault: `w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of rounds`."""
     kind, peer, to = (text_of(verdict, key) or "?" for key in ("kind", "peer", "to"))
     measured, usual = (float_of(verdict, key) or 0.0 for key in ("measured", "usual"))
     since = (text_of(verdict, "since") or "")[11:16] or "?"
@@ -173,15 +168,15 @@ def place_of(verdict: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def costliest(found: Iterable[Iterable[Event]]) -> list[Event]:
-    """The faults that workers have located, each once, by the word that tells the highest cost; the
-    most costly first."""
+    """The faults that workers have located, each once, at the highest cost told; costliest
+    first."""
+
+    def cost(verdict: Event) -> float:
+        return float_of(verdict, "cost") or 0.0
+
     by_place: dict[tuple[str, ...], Event] = {}
-    for verdict in (each for verdicts in found for each in verdicts):
-        known = by_place.get(place := place_of(verdict))
-        if known is None or _cost(verdict) > _cost(known):
+    for verdict in chain.from_iterable(found):
+        place = place_of(verdict)
+        if place not in by_place or cost(verdict) > cost(by_place[place]):
             by_place[place] = verdict
-    return sorted(by_place.values(), key=lambda verdict: -_cost(verdict))
-
-
-def _cost(verdict: Event) -> float:
-    return float_of(verdict, "cost") or 0.0
+    return sorted(by_place.values(), key=cost, reverse=True)

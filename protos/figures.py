@@ -11,8 +11,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _MOST_DECIMALS = 6
-
-_SHORT_S = 60
 _MOST_NATS = 100.0  # whose perplexity is still written out
 _MAX_NAME = 40  # characters
 MAX_SHOWN = 80  # likewise, of text from elsewhere
@@ -46,7 +44,7 @@ def seconds(time_s: float) -> str:
 def duration(time_s: float) -> str:
     """What is waited for: `12 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(time_s)
-    if whole < _SHORT_S:
+    if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
@@ -101,11 +99,6 @@ def measured(value: float, error: float | None) -> str:
         return f"{value:.3f}"
     decimals = min(_MOST_DECIMALS, max(0, 1 - math.floor(math.log10(abs(error)))))
     return f"{value:.{decimals}f} ± {error:.{decimals}f}"
-
-
-def in_bits(loss_nats: float) -> float:
-    """A loss in nats, in bits."""
-    return loss_nats / math.log(2)
 
 
 def perplexity(loss_nats: float) -> str:

@@ -56,8 +56,8 @@ def read_json(path: Path, most_bytes: int = -1) -> Any:
 
 
 class LineLog:
-    """A log that rotates: when it is full it becomes PATH.1, in the place of the one before. One
-    thread at a time. Args: most_bytes: of each of the two."""
+    """A log for one thread at a time. When it is full it becomes PATH.1, in place of the last
+    one."""
 
     def __init__(self, path: Path, most_bytes: int = LOG_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes

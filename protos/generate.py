@@ -10,27 +10,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generate(out: Path) -> list[Path]:
-    """Runs protoc into `out` and returns the generated files.
-
-    protoc is given the path below `murmuration/`: the generated code imports what it names.
-    """
+    """Runs protoc into `out` and returns the generated files. It is given the path below
+    `murmuration/`: the generated code imports what it names."""
+    kinds = ("python", "grpc_python", "mypy", "mypy_grpc")
     sources = sorted(path.relative_to(ROOT) for path in ROOT.glob("murmuration/protos/*.proto"))
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "grpc_tools.protoc",
-            "-I.",
-            f"--python_out={out}",
-            f"--grpc_python_out={out}",
-            f"--mypy_out={out}",
-            f"--mypy_grpc_out={out}",
-            *map(str, sources),
-        ],
-        cwd=ROOT,
-        check=True,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I."]
+    command += [*(f"--{kind}_out={out}" for kind in kinds), *map(str, sources)]
+    subprocess.run(command, cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
     return sorted((out / "murmuration/protos").glob("*_pb2*"))
 
 

@@ -44,15 +44,13 @@ def listening_problem(listen: str) -> OSError | None:
 
 def cannot_listen(option: str, address: str, error: OSError | None) -> str:
     """A line for the user. Args: option: that says where to listen."""
-    match error.errno if error is not None else errno.EADDRINUSE:
-        case errno.EADDRINUSE:
-            why = "another process listens there"
-        case errno.EADDRNOTAVAIL:
-            why = "that is no address of this machine"
-        case errno.EACCES:
-            why = "this user may not listen on a port below 1024"
-        case _:
-            why = str(error.strerror if error is not None else error)
+    known = {
+        errno.EADDRINUSE: "another process listens there",
+        errno.EADDRNOTAVAIL: "that is no address of this machine",
+        errno.EACCES: "this user may not listen on a port below 1024",
+    }
+    number = errno.EADDRINUSE if error is None else error.errno
+    why = known.get(number or 0, str(error.strerror if error is not None else error))
     return (
         f"cannot listen on {address}: {why}; choose another with {option} HOST:PORT (port 0 takes "
         "a free one)"
@@ -81,6 +79,16 @@ def _look_up(host: str, timeout_s: float) -> tuple[Future[Places], float]:
     ask within ten seconds, or while there is no answer, share one, and the time limit counts from
     when the first has asked. It comes on a thread of its own, which holds nobody up: the system may
     take half a minute to give up."""
+
+    def ask(answer: Future[Places]) -> None:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            places = dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found)
+            answer.set_result(tuple(places))
+        except (OSError, UnicodeError) as error:
+            said = (getattr(error, "strerror", None) or str(error)).lower()
+            answer.set_exception(UnknownName(host, said))
+
     now = time.monotonic()
     with _lock:
         for each, (began_s, answer) in list(_look_ups.items()):
@@ -90,26 +98,14 @@ def _look_up(host: str, timeout_s: float) -> tuple[Future[Places], float]:
             answer = Future()
             answer.set_running_or_notify_cancel()
             _look_ups[host] = now, answer
-            threading.Thread(
-                target=_ask, args=(host, answer), daemon=True, name=f"look up {host}"
-            ).start()
+            name = f"look up {host}"
+            threading.Thread(target=ask, args=[answer], daemon=True, name=name).start()
         began_s, answer = _look_ups[host]
     return answer, max(0.0, began_s + timeout_s - now)
 
 
-def _ask(host: str, answer: Future[Places]) -> None:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        places = dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found)
-        answer.set_result(tuple(places))
-    except (OSError, UnicodeError) as error:
-        said = (getattr(error, "strerror", None) or str(error)).lower()
-        answer.set_exception(UnknownName(host, said))
-
-
 def resolved(host: str, timeout_s: float = LOOK_UP_S) -> Places:
-    """(family, numeric host) of each address of a host, as this machine knows it: by its hosts file
-    too. Blocks. Raises UnknownName."""
+    """(family, numeric host) of each address of a host. Blocks. Raises UnknownName."""
     answer, left_s = _look_up(host, timeout_s)
     try:
         return answer.result(left_s)
@@ -117,11 +113,11 @@ def resolved(host: str, timeout_s: float = LOOK_UP_S) -> Places:
         raise UnknownName(host, _SILENT) from None
 
 
-def target_of(address: str, timeout_s: float = LOOK_UP_S) -> str:
-    """How gRPC dials HOST:PORT: by all addresses of the host, in order. A number, and what is no
-    HOST:PORT, stays as it is. Blocks. Raises UnknownName."""
+def target_of(address: str) -> str:
+    """How gRPC dials HOST:PORT: by all addresses of the host, in order. A number stays as it is,
+    and what is no HOST:PORT. Blocks. Raises UnknownName."""
     named = _named(address)
-    return address if named is None else _target(resolved(named[0], timeout_s), named[1])
+    return address if named is None else _target(resolved(named[0]), named[1])
 
 
 async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
@@ -162,13 +158,12 @@ def connected(host: str, port: int, timeout_s: float) -> socket.socket:
 def _named(address: str) -> tuple[str, int] | None:
     """(host, port) where the host is a name."""
     with suppress(ValueError):
-        if split_relayed(address) is not None:
-            return None
-        host, port = split_address(address)
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            return host, port
+        if split_relayed(address) is None:
+            host, port = split_address(address)
+            try:
+                ipaddress.ip_address(host)
+            except ValueError:
+                return host, port
     return None
 
 
@@ -203,27 +198,23 @@ class Mismatch(StrEnum):
 
 # What gRPC says of a handshake, by whether this side encrypts.
 _HANDSHAKE = {
-    False: [("Socket closed", Mismatch.CLOSED), ("reset by peer", Mismatch.CLOSED)],
-    True: [
-        ("WRONG_VERSION_NUMBER", Mismatch.NOT_ENCRYPTED),
-        ("Hostname Verification", Mismatch.OTHER_NAME),
-        ("TSI_PROTOCOL_FAILURE", Mismatch.OTHER_RUN),
-        ("Socket closed", Mismatch.NOT_TAKEN),
-        ("reset by peer", Mismatch.NOT_TAKEN),
-    ],
+    False: {"Socket closed": Mismatch.CLOSED, "reset by peer": Mismatch.CLOSED},
+    True: {
+        "WRONG_VERSION_NUMBER": Mismatch.NOT_ENCRYPTED,
+        "Hostname Verification": Mismatch.OTHER_NAME,
+        "TSI_PROTOCOL_FAILURE": Mismatch.OTHER_RUN,
+        "Socket closed": Mismatch.NOT_TAKEN,
+        "reset by peer": Mismatch.NOT_TAKEN,
+    },
 }
 
 
 def mismatch(details: str, *, encrypts: bool) -> Mismatch | None:
-    """What a handshake has failed for; None: nothing of the kind.
-
-    Args:
-        details: gRPC's, of a call that has failed.
-        encrypts: whether this side does.
-    """
+    """What a handshake has failed for; None: nothing of the kind. Args: details: gRPC's, of a call
+    that has failed; encrypts: whether this side does."""
     if not details.startswith("failed to connect"):
         return None
-    return next((each for part, each in _HANDSHAKE[encrypts] if part in details), None)
+    return next((why for part, why in _HANDSHAKE[encrypts].items() if part in details), None)
 
 
 # ------------------------------------------------------------------------------------ gRPC's words
@@ -243,12 +234,8 @@ _CAUSES = {
 
 
 def plain_cause(code: str, details: str) -> str:
-    """Why a call has failed, without gRPC's words where they are its own.
-
-    Args:
-        code: the name of gRPC's status.
-        details: gRPC's, or those of whoever has ended the call, printable.
-    """
+    """Why a call has failed, without gRPC's words where they are its own. Args: code: the name of
+    gRPC's status; details: gRPC's, or those of the peer that has ended the call, printable."""
     if code == "DEADLINE_EXCEEDED":
         return "no answer in time"
     code = code.lower().replace("_", " ")

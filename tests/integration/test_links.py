@@ -62,5 +62,5 @@ def test_a_newcomer_joins_through_its_proxy(tmp_path: Path) -> None:
         newcomer.wait_for(lambda e: e["event"] == "adopted", "adoption")
         with held.opened():
             results = swarm.wait("w0", "w1", "new")
-        assert relay.counters()["new"].received_bytes >= results["new"]["bytes_received"]
+        assert relay.counters()["new"]["received_bytes"] >= results["new"]["bytes_received"]
     assert len({Hashes.of(result) for result in results.values()}) == 1

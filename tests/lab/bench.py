@@ -289,8 +289,7 @@ def placed(launch: Launch, link: Link) -> Report:
         os.environ[PLACES] = json.dumps(places)
         program = (sys.executable, "-m", "tests.lab.placed", *launch.program)
         report = trained(replace(launch, links=(), program=program))
-        counted = zip(launch.names, network.counters(), strict=True)
-        link_bytes = {name: asdict(counters) for name, counters in counted}
+        link_bytes = dict(zip(launch.names, network.counters(), strict=True))
     return {**report, "link_means": "namespaces", "link_bytes": link_bytes}
 
 

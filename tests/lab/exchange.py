@@ -27,7 +27,7 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.link import parse_link
 from murmuration.algorithms.plan import PRESETS
-from murmuration.coordinator.link_network import RelayProcess
+from murmuration.coordinator.processes import RelayProcess
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Phase

@@ -26,7 +26,6 @@ from filelock import FileLock
 
 from deploy.shape import shape
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.link_network import Counters
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute, NetNS
@@ -104,13 +103,16 @@ class Namespaces:
     def __exit__(self, *_: object) -> None:
         self._remove()
 
-    def counters(self) -> list[Counters]:
-        """Of each member, in order, since entering."""
+    def counters(self) -> list[dict[str, int]]:
+        """Bytes that each member has sent and received, in order, since entering."""
         with _explained("counters of links"), _opened(self._hub) as hub:
             found = {link.get_attr("IFLA_IFNAME"): link for link in hub.get_links()}
         statistics = [found[f"m{i}"].get_attr("IFLA_STATS64") for i in range(len(self._links))]
         # What the hub's end receives, the member has sent.
-        return [Counters(each["rx_bytes"], each["tx_bytes"]) for each in statistics]
+        return [
+            {"sent_bytes": each["rx_bytes"], "received_bytes": each["tx_bytes"]}
+            for each in statistics
+        ]
 
     # --------------------------------------------------------------------------------- inside
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from murmuration.algorithms.link import parse_link
-from murmuration.coordinator.link_network import RelayProcess
+from murmuration.coordinator.processes import RelayProcess
 from tests.support.workers import Swarm, running_swarm
 
 

@@ -10,18 +10,19 @@ from rich.console import Console
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.cli import swarm
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.link_network import parse_links
 from murmuration.coordinator.supervisor import run_swarm
 from murmuration.protos.exit_codes import ExitCode
 
 
 def test_each_worker_has_its_own_link_or_the_common_one() -> None:
-    links = parse_links(["w0=5mbit", "w2=100mbit,delay=20ms", "20mbit"], 4)
+    texts = ("w0=5mbit", "w2=100mbit,delay=20ms", "20mbit")
+    links = Launch(workers=4, links=texts).link_of()
     assert list(links) == ["w0", "w1", "w2", "w3"]
     assert links["w0"] == Link(rate_mbps=5)
     assert links["w1"] == links["w3"] == Link(rate_mbps=20)
     assert links["w2"] == Link(rate_mbps=100, delay_s=0.02)
-    assert parse_links(["w1=5mbit"], 2) == {"w0": None, "w1": Link(rate_mbps=5)}
+    some = Launch(workers=2, links=("w1=5mbit",)).link_of()
+    assert some == {"w0": None, "w1": Link(rate_mbps=5)}
 
 
 @pytest.mark.parametrize(

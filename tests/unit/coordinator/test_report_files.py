@@ -11,7 +11,6 @@ from rich.console import Console
 from murmuration.coordinator import Failure
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report_files import (
-    draw_loss_curve,
     leave_results,
     records_of,
     report_of_folder,
@@ -120,8 +119,3 @@ def test_a_folder_that_cannot_be_written_is_said_and_survived(
     assert report["val_loss"] == 2.0
     assert isinstance(console.file, io.StringIO)
     assert "could not be written" in console.file.getvalue()
-
-
-def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
-    draw_loss_curve(tmp_path / "empty.png", {}, [], None, "nothing")
-    assert (tmp_path / "empty.png").exists()

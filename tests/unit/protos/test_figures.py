@@ -66,7 +66,6 @@ def test_what_is_not_known_is_a_dash() -> None:
 
 
 def test_a_loss_in_other_words() -> None:
-    assert figures.in_bits(math.log(2)) == pytest.approx(1)
     assert figures.perplexity(math.log(7)) == "7.00"
     assert figures.perplexity(1e4) == "above 3e+43"
     assert figures.perplexity(math.inf) == "above 3e+43"
