@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Authority, Certified, Identity, Role, Verifier
+from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity.certificates import Certified, Verifier
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.membership import Digest, Health, Member, Phase, Signed
 from murmuration.worker.transport import Caller

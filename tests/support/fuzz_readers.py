@@ -20,15 +20,13 @@ from murmuration.coordinator.terminal import swarm_table
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import MANIFEST_BYTES, STATUS_BYTES, BadDocument, pack, unpack
 from murmuration.worker import wire
-from murmuration.worker.identity import (
-    Authority,
-    Identity,
-    IdentityError,
-    Role,
-    Token,
+from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
+from murmuration.worker.identity.certificates import (
     Verifier,
+    new_key,
+    request_for,
+    requested_key,
 )
-from murmuration.worker.identity.certificates import new_key, request_for, requested_key
 from murmuration.worker.identity.gate import Expulsions
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.manifest import Manifest

@@ -3,20 +3,10 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from murmuration.worker.identity import (
-    TOKEN_USES,
-    TOKEN_VALID_S,
-    Authority,
-    IdentityError,
-    TokenRecord,
-)
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from murmuration.worker.identity import TOKEN_USES, TOKEN_VALID_S, Authority, IdentityError
 
 _HOUR_S = 3600.0
 _run = click.argument("run", type=click.Path(path_type=Path, file_okay=False), metavar="RUN")
@@ -47,12 +37,16 @@ def token() -> None:
     show_default=True,
     help="The hours until the token expires.",
 )
-def create(run: Path, uses: int, hours: float) -> int:
+def create(run: Path, uses: int, hours: float) -> None:
     """Print a new token, to be pasted as `murmur join HOST:PORT --token TOKEN`.
 
     In a folder without a key it makes one. A worker that begins its run there is encrypted.
     """
-    authority = Authority.load(run) or _made(run)
+    if (authority := Authority.load(run)) is None:
+        try:
+            authority = Authority.make(run)
+        except OSError as error:
+            raise IdentityError(f"{run}: no key can be kept there: {error.strerror}") from error
     made = authority.create_token(uses, hours * _HOUR_S)
     click.echo(str(made))
     click.echo(
@@ -60,13 +54,12 @@ def create(run: Path, uses: int, hours: float) -> int:
         "ends it",
         err=True,
     )
-    return 0
 
 
 @token.command("list")
 @_run
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_tokens(run: Path, as_json: bool) -> int:
+def list_tokens(run: Path, as_json: bool) -> None:
     """Show the tokens of RUN, and whom they have let in, without the secrets."""
     records, now = _held(run).tokens(), time.time()
     if as_json:
@@ -81,40 +74,43 @@ def list_tokens(run: Path, as_json: bool) -> int:
             for each in records
         ]
         click.echo(json.dumps(rows, indent=1))
-        return 0
+        return
     from rich.console import Console
+    from rich.table import Table
 
-    Console(highlight=False).print(_table(records, now))
-    return 0
+    table = Table("token", "state", "uses", "expires", "has let in")
+    for each in records:
+        expires = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.expires))
+        used = f"{len(each.admitted)} of {each.uses}"
+        table.add_row(each.id, each.state(now), used, expires, ", ".join(each.admitted))
+    Console(highlight=False).print(table)
 
 
 @token.command()
 @_run
 @click.argument("token_id", metavar="ID")
-def revoke(run: Path, token_id: str) -> int:
+def revoke(run: Path, token_id: str) -> None:
     """End a token, so that it lets nobody in. Peers that it has let in stay."""
     _held(run).revoke(token_id)
     click.echo(f"token {token_id} is revoked")
-    return 0
 
 
 @token.command()
 @_run
 @click.argument("peer", metavar="PEER")
-def expel(run: Path, peer: str) -> int:
+def expel(run: Path, peer: str) -> None:
     """Take back the certificate of a peer: no peer of the run speaks with it any more.
 
     The worker or coordinator of RUN tells the others, as soon as it runs.
     """
     _held(run).expel(peer)
     click.echo(f"peer {peer} is expelled")
-    return 0
 
 
 @token.command()
 @_run
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
-def share(run: Path, folder: Path) -> int:
+def share(run: Path, folder: Path) -> None:
     """Give the run's key to a second worker, whose --out is DIR: it lets machines in as well.
 
     DIR holds the run's secret afterwards: move it to the other machine as one moves a secret.
@@ -122,7 +118,6 @@ def share(run: Path, folder: Path) -> int:
     """
     _held(run).share(folder)
     click.echo(f"{folder} holds the run's key too; `murmur token create {folder}` works there")
-    return 0
 
 
 def _held(run: Path) -> Authority:
@@ -134,21 +129,3 @@ def _held(run: Path) -> Authority:
             "began the run"
         )
     return authority
-
-
-def _made(run: Path) -> Authority:
-    try:
-        return Authority.make(run)
-    except OSError as error:
-        raise IdentityError(f"{run}: no key can be kept there: {error.strerror}") from error
-
-
-def _table(records: list[TokenRecord], now: float) -> "Table":
-    from rich.table import Table
-
-    table = Table("token", "state", "uses", "expires", "has let in")
-    for each in records:
-        expires = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.expires))
-        used = f"{len(each.admitted)} of {each.uses}"
-        table.add_row(each.id, each.state(now), used, expires, ", ".join(each.admitted))
-    return table

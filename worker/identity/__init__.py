@@ -15,54 +15,42 @@ What stands below is for the coordinator too. It loads no torch; the last two do
 """
 
 from murmuration.worker.identity.authority import (
-    PEER_VALID_S,
     TOKEN_USES,
     TOKEN_VALID_S,
     Authority,
-    TokenRecord,
     enrol,
-    revoked_peer,
     subject,
 )
 from murmuration.worker.identity.certificates import (
     FOLDER,
-    Certified,
     Identity,
     IdentityError,
     NotValidNow,
     Role,
-    Verifier,
     certified_key,
     certified_name,
     is_encrypted_run,
     member_identity,
-    signer,
 )
 from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.tokens import Token, token_from
 
 __all__ = [
     "FOLDER",
-    "PEER_VALID_S",
     "TOKEN_USES",
     "TOKEN_VALID_S",
     "Authority",
-    "Certified",
     "Identity",
     "IdentityError",
     "NotValidNow",
     "Renewal",
     "Role",
     "Token",
-    "TokenRecord",
-    "Verifier",
     "certified_key",
     "certified_name",
     "enrol",
     "is_encrypted_run",
     "member_identity",
-    "revoked_peer",
-    "signer",
     "subject",
     "token_from",
 ]

@@ -58,12 +58,8 @@ _TRIAL_VALID_S = 300.0
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What the authority keeps of a token: nothing that lets anybody in.
-
-    Args:
-        made, expires: seconds since 1970.
-        uses: how many peers it may let in; admitted: the names of those that it has.
-    """
+    """What the authority keeps of a token: nothing that lets anybody in. Times are seconds since
+    1970. Args: uses: how many peers it may let in; admitted: the names of those that it has."""
 
     id: str
     made: float
@@ -115,11 +111,8 @@ class Authority:
         return cls(folder, key, certificate)
 
     def share(self, folder: Path) -> None:
-        """Gives the key, and what is known of names and tokens, to another worker's folder.
-
-        Raises:
-            IdentityError: the folder is of another run, or holds a key, or cannot be written.
-        """
+        """Gives the key, and what is known of names and tokens, to another worker's folder. Raises
+        IdentityError: the folder is of another run, or holds a key, or cannot be written."""
         kept = folder / FOLDER
         try:
             if (kept / _KEY).exists():
@@ -139,23 +132,16 @@ class Authority:
         check_name(name)
         key = new_key()
         with self._ledger() as ledger:
-            ledger["names"][f"{role}/{name}"] = fingerprint(key.public_key())
+            ledger["names"][subject(role, name)] = fingerprint(key.public_key())
         certificate = self._sign(key.public_key(), role, name, valid_s)
         return Identity.of(key_to_pem(key), certificate, self.certificate)
-
-    # --------------------------------------------------------------------------------- tokens
 
     def create_token(self, uses: int = TOKEN_USES, valid_s: float = TOKEN_VALID_S) -> Token:
         """One that lets `uses` peers in, within `valid_s`. Raises OSError, IdentityError."""
         token_id, key, now = secrets.token_hex(4), new_key(), time.time()
+        fresh = {"made": now, "expires": now + valid_s, "uses": uses, "admitted": {}}
         with self._ledger() as ledger:
-            ledger["tokens"][token_id] = {
-                "made": now,
-                "expires": now + valid_s,
-                "uses": uses,
-                "admitted": {},
-                "revoked": False,
-            }
+            ledger["tokens"][token_id] = fresh | {"revoked": False}
             ended = [id_ for id_, each in ledger["tokens"].items() if now >= each["expires"]]
             for old in ended[:-_KEPT]:
                 del ledger["tokens"][old]
@@ -165,15 +151,8 @@ class Authority:
     def tokens(self) -> list[TokenRecord]:
         """Oldest first. Raises IdentityError."""
         return [
-            TokenRecord(
-                id_,
-                each["made"],
-                each["expires"],
-                each["uses"],
-                tuple(each["admitted"].values()),
-                each["revoked"],
-            )
-            for id_, each in self._read()["tokens"].items()
+            TokenRecord(id_, **(kept | {"admitted": tuple(kept["admitted"].values())}))
+            for id_, kept in self._read()["tokens"].items()
         ]
 
     def revoke(self, token_id: str) -> None:
@@ -216,12 +195,10 @@ class Authority:
         the certificate is for a few minutes, in a name that each token has one of, and is never
         renewed.
 
-        Args:
-            holder: fingerprint of the key that a member of that name has, as others know it: it
-                may have been let in by another that holds the run's key.
+        Args: holder: fingerprint of the key that a member of that name has, as others know it: it
+            may have been let in by another that holds the run's key.
 
-        Raises:
-            IdentityError: the token does not let it in, or another key has the name.
+        Raises IdentityError: the token does not let it in, or another key has the name.
         """
         check_name(name)
         key = requested_key(request)
@@ -246,12 +223,8 @@ class Authority:
     ) -> bytes:
         """Signs a later certificate (PEM) for a member that has one (DER), for the same key.
 
-        Args:
-            role: a coordinator renews its own; others get nothing but a peer's.
-            paced: not again within 30 s.
-
-        Raises:
-            IdentityError: what it has is not valid, or of another key or name.
+        Args: role: a coordinator renews its own; others get nothing but a peer's; paced: not again
+            within 30 s. Raises IdentityError: what it has is not valid, or of another key or name.
         """
         if name.startswith(TRIAL):
             raise IdentityError(f"the certificate of {name} is for a trial: join with the token")
@@ -265,8 +238,6 @@ class Authority:
         if paced:
             self._check_pace(subject(role, name), 1)
         return self._sign(key, role, name, PEER_VALID_S)
-
-    # --------------------------------------------------------------------------------- inside
 
     def _check_pace(self, who: str, most: int) -> None:
         """Raises IdentityError: one asks for certificates without end. An honest member renews once
@@ -286,8 +257,7 @@ class Authority:
 
     def _read(self) -> dict[str, Any]:
         """Raises IdentityError."""
-        path = self._folder / _LEDGER
-        parts = ("tokens", "names", "revoked")
+        path, parts = self._folder / _LEDGER, ("tokens", "names", "revoked")
         try:
             ledger: dict[str, Any] = read_json(path)
             if not all(isinstance(ledger[part], dict) for part in parts):
@@ -316,19 +286,8 @@ def subject(role: Role, name: str) -> str:
     return f"{role}/{name}"
 
 
-def revoked_peer(about: str) -> str | None:
-    """The name, where a revocation is about a peer."""
-    role, _, name = about.partition("/")
-    return name if role == Role.PEER else None
-
-
 def revocation(authority_key: bytes, about: str) -> pb.Revocation:
-    """A new one, signed by itself, so that peers can pass it on; none is withdrawn.
-
-    Args:
-        authority_key: PEM.
-        about: as `subject`.
-    """
+    """A new one, signed by the authority's key (PEM): peers pass it on, and none is withdrawn."""
     signature = signer(authority_key)(REVOCATION + about.encode())
     return pb.Revocation(subject=about, signature=signature)
 
@@ -368,8 +327,7 @@ def enrol(
 
 
 def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: str | None) -> bool:
-    """Counts a peer with that key among those of a token. Returns whether it is a new one. Raises
-    IdentityError."""
+    """Counts a peer's key among a token's; returns whether it is new. Raises IdentityError."""
     _check_not_expelled(ledger, name)
     token = ledger["tokens"].get(token_id)
     if token is None:

@@ -44,13 +44,9 @@ _MEMBER = "member.murmuration"
 _MAX_NAME_BYTES = 256
 _SCALAR_BYTES = 32  # of P-256
 # What the library raises for bytes that are no request or certificate.
-_UNREADABLE = (
-    ValueError,
-    UnsupportedAlgorithm,
-    x509.InvalidVersion,
-    x509.UnsupportedGeneralNameType,
-)
+_UNREADABLE = ValueError, UnsupportedAlgorithm, x509.InvalidVersion, x509.UnsupportedGeneralNameType
 _CLOCKS_APART = datetime.timedelta(days=30)  # that clocks may be behind the authority's
+_certificate = x509.load_pem_x509_certificate
 
 
 class IdentityError(MurmurError):
@@ -73,11 +69,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Identity:
-    """A key and its certificate, with the authority that it is of; all in PEM.
-
-    Args:
-        role, name: that the certificate says.
-    """
+    """A key, its certificate, the authority that it is of (PEM); role and name as certified."""
 
     key: bytes = field(repr=False)
     certificate: bytes
@@ -135,9 +127,7 @@ class Identity:
 
     def request(self) -> bytes:
         """For a later certificate of the same key (PKCS #10, DER)."""
-        private = serialization.load_pem_private_key(self.key, None)
-        assert isinstance(private, ec.EllipticCurvePrivateKey)
-        return request_for(private)
+        return request_for(private_key(self.key))
 
     @property
     def der(self) -> bytes:
@@ -160,23 +150,13 @@ class Identity:
 
 @dataclass(frozen=True)
 class Certified:
-    """What an authority says of a key, and the key.
-
-    Args:
-        certificate: DER.
-        issued: when it became valid.
-    """
+    """What an authority says of a key, and the key. The certificate is DER."""
 
     role: Role
     name: str
     key: ec.EllipticCurvePublicKey
     certificate: bytes
     issued: datetime.datetime
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the key."""
-        return fingerprint(self.key)
 
     def has_signed(self, signature: bytes, content: bytes) -> bool:
         """Whether the signature (r and s, 32 bytes each) over these bytes is by this key."""
@@ -209,8 +189,7 @@ class Verifier:
 
 def signer(key: bytes) -> Callable[[bytes], bytes]:
     """Signs content with a private key (PEM), as `Certified.has_signed` checks it."""
-    private = serialization.load_pem_private_key(key, None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    private = private_key(key)
 
     def sign(content: bytes) -> bytes:
         pair = decode_dss_signature(private.sign(content, ec.ECDSA(hashes.SHA256())))
@@ -220,8 +199,8 @@ def signer(key: bytes) -> Callable[[bytes], bytes]:
 
 
 def member_identity(folder: Path) -> Identity:
-    """That of a worker or coordinator on this machine, or of the first worker of a swarm whose
-    folder it is. Raises IdentityError: there is none."""
+    """That of a worker or coordinator in the folder, or of the first worker of a swarm. Raises
+    IdentityError: there is none."""
     for each in (folder, *sorted(path.parent for path in folder.glob(f"*/{FOLDER}"))):
         if (identity := Identity.load(each)) is not None:
             return identity
@@ -278,10 +257,15 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+
+
+def private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """The key of `key_to_pem`."""
+    key = serialization.load_pem_private_key(pem, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
 
 
 def fingerprint(key: object) -> str:
@@ -293,8 +277,7 @@ def fingerprint(key: object) -> str:
 
 
 def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A request for a certificate (PKCS #10, DER), which proves that the key is the sender's. Whom
-    it is for stands beside it."""
+    """A request for a certificate (PKCS #10, DER), which proves that the key is the sender's."""
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
@@ -312,11 +295,10 @@ def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
 
 def self_signed(key: ec.EllipticCurvePrivateKey, valid_s: float) -> bytes:
     """An authority's certificate (PEM)."""
-    name = _subject(f"murmuration {fingerprint(key.public_key())[:16]}")
-    builder = _builder(name, name, key.public_key(), valid_s).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
-    return _signed(builder.add_extension(_usage(signs=True), critical=True), key)
+    name = _named(f"murmuration {fingerprint(key.public_key())[:16]}")
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    extensions = [(constraints, True), (_usage(signs=True), True)]
+    return _signed(name, key, name, key.public_key(), valid_s, extensions)
 
 
 def signed_certificate(
@@ -335,15 +317,14 @@ def signed_certificate(
         names += [x509.DNSName(_MEMBER)]
     if role is Role.PEER:
         names += [x509.DNSName(_host_of(name))]
-    builder = _builder(_subject(role), _certificate(issuer).subject, key, valid_s).add_extension(
-        x509.SubjectAlternativeName(names), critical=False
-    )
-    builder = builder.add_extension(
-        x509.BasicConstraints(ca=False, path_length=None), critical=True
-    )
-    builder = builder.add_extension(_usage(signs=False), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage(_purposes(role)), critical=False)
-    return _signed(builder, issuer_key)
+    extensions = [
+        (x509.SubjectAlternativeName(names), False),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs=False), True),
+        (x509.ExtendedKeyUsage(_purposes(role)), False),
+    ]
+    by = _certificate(issuer).subject
+    return _signed(by, issuer_key, _named(role), key, valid_s, extensions)
 
 
 def _purposes(role: Role) -> list[x509.ObjectIdentifier]:
@@ -365,19 +346,6 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _check_usage(certificate: x509.Certificate, role: Role) -> None:
-    """Raises IdentityError: it is for something else than such a member does."""
-    usages = {type(each.value): each.value for each in certificate.extensions}
-    usage, purposes = usages.get(x509.KeyUsage), usages.get(x509.ExtendedKeyUsage)
-    if (
-        not isinstance(usage, x509.KeyUsage)
-        or not usage.digital_signature
-        or not isinstance(purposes, x509.ExtendedKeyUsage)
-        or not set(_purposes(role)) <= {*purposes}
-    ):
-        raise IdentityError(f"the certificate is not for the use of a {role}")
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -416,7 +384,15 @@ def _certified(found: x509.Certificate, root: x509.Certificate) -> tuple[Role, s
     certified = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
     if certified is None:
         raise IdentityError("a certificate names nobody")
-    _check_usage(found, certified[0])
+    usages = {type(each.value): each.value for each in found.extensions}
+    usage, purposes = usages.get(x509.KeyUsage), usages.get(x509.ExtendedKeyUsage)
+    if (
+        not isinstance(usage, x509.KeyUsage)
+        or not usage.digital_signature
+        or not isinstance(purposes, x509.ExtendedKeyUsage)
+        or not set(_purposes(certified[0])) <= {*purposes}
+    ):
+        raise IdentityError(f"the certificate is not for the use of a {certified[0]}")
     return certified
 
 
@@ -444,19 +420,21 @@ def _on_curve(key: object) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _certificate(pem: bytes) -> x509.Certificate:
-    return x509.load_pem_x509_certificate(pem)
-
-
-def _subject(name: str) -> x509.Name:
+def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, valid_s: float
-) -> x509.CertificateBuilder:
+def _signed(
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    valid_s: float,
+    extensions: Iterable[tuple[x509.ExtensionType, bool]],
+) -> bytes:
+    """A certificate (PEM). Args: extensions: each with whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -465,7 +443,6 @@ def _builder(
         .not_valid_before(now - _CLOCKS_APART)
         .not_valid_after(now + datetime.timedelta(seconds=valid_s))
     )
-
-
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
-    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

@@ -1,10 +1,9 @@
 """What a caller may ask of a node by its certificate, and how a newcomer or a member gets one.
-
-Where nothing is encrypted callers have no certificates, and anybody may ask for anything.
-"""
+Where nothing is encrypted callers have no certificates, and anybody may ask for anything."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
@@ -13,13 +12,7 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
-from murmuration.worker.identity.authority import (
-    MOST,
-    REVOCATION,
-    Authority,
-    enrol,
-    revoked_peer,
-)
+from murmuration.worker.identity.authority import MOST, REVOCATION, Authority, enrol
 from murmuration.worker.identity.certificates import Identity, IdentityError, Role, Verifier
 from murmuration.worker.membership.gossip import MOST_REVOCATIONS
 from murmuration.worker.transport import Caller, Method, Refused, Transport, TransportError
@@ -32,15 +25,13 @@ _MOST_ASKED = 16  # for a later certificate, at one time
 
 
 class Gate:
-    """io thread only.
+    """What a caller may ask. io thread only.
 
     Args:
-        authority: of the run, if this peer holds its key.
-        offload: where its files are read and written.
+        authority: of the run, if this peer holds its key; `offload` reads and writes its files.
         refused: called for each call that is refused.
         revoked: whether what a caller proves itself by counts no more.
         key_of: fingerprint of the key that a member has, by its name.
-        log: takes events.
     """
 
     def __init__(
@@ -59,36 +50,37 @@ class Gate:
         self._warnings = Warnings(log)
 
     def admit(self, method: str, caller: Caller) -> None:
-        """Raises Refused: the caller was expelled, or holds a token and asks for more than a
-        certificate."""
+        """Raises Refused: the caller was expelled, or its certificate is not for the method."""
         if not caller.role:
             return
-        if method != Method.ENROL and self._revoked(
-            caller
-        ):  # whoever wants to be let in is told so
+        enrols = method == Method.ENROL  # a caller that wants to be let in is told there
+        if not enrols and self._revoked(caller):
             self._refuse(f"{caller.role} {caller.name} was expelled")
-        if caller.role not in ((Role.TOKEN, Role.PEER) if method == Method.ENROL else _MEMBERS):
+        if caller.role not in ((Role.TOKEN, Role.PEER) if enrols else _MEMBERS):
             self._refuse(f"{method} is not for the certificate of a {caller.role}")
 
     def check(self, method: str, raw: bytes, caller: Caller) -> None:
         """Raises Refused: as `admit`, or the caller speaks for another peer."""
         self.admit(method, caller)
-        if caller.role and (problem := _problem(method, raw, caller)) is not None:
-            self._refuse(problem)
+        if not caller.role:
+            return
+        try:
+            claimed = wire.claimed_sender(method, raw)
+        except wire.WireError as error:
+            self._refuse(str(error))
+        if claimed is not None and (caller.role, caller.name) != (Role.PEER, claimed):
+            self._refuse(f"the certificate of {caller.name} does not speak for {claimed}")
 
     def _refuse(self, problem: str) -> NoReturn:
         self._refused()
         raise Refused(shown(problem, _MAX_REASON))
 
     async def enrol(self, request: bytes, caller: Caller) -> bytes:
-        """Signs a newcomer's certificate, or a member's later one, where this peer holds the run's
-        key. Raises WireError."""
+        """Signs a newcomer's certificate or a member's later one. Raises WireError."""
         asked, revoked = wire.parse(pb.EnrolRequest, request), self._revoked(caller)
-        holder = self._key_of(asked.name)
+        who, holder = (caller.role, caller.name), self._key_of(asked.name)
         reply = await self._offload(
-            lambda: enrol(
-                self._authority, asked, caller.role, caller.name, holder=holder, revoked=revoked
-            )
+            lambda: enrol(self._authority, asked, *who, holder=holder, revoked=revoked)
         )
         if caller.role == Role.TOKEN and self._authority is not None:
             if reply.refusal:
@@ -98,24 +90,8 @@ class Gate:
         return reply.SerializeToString()
 
 
-def _problem(method: str, raw: bytes, caller: Caller) -> str | None:
-    """Why the caller's certificate is not good for this message."""
-    try:
-        claimed = wire.claimed_sender(method, raw)
-    except wire.WireError as error:
-        return str(error)
-    if claimed is not None and (caller.role, caller.name) != (Role.PEER, claimed):
-        return f"the certificate of {caller.name} does not speak for {claimed}"
-    return None
-
-
 class KeyHolders:
-    """Asks those that may hold the run's key, some at a time. io thread only.
-
-    Args:
-        transport: to the others.
-        holders: addresses of those that may hold the key, the likeliest first.
-    """
+    """Asks those that may hold the run's key, the likeliest first. io thread only."""
 
     def __init__(self, transport: Transport, holders: Callable[[], Iterable[str]]) -> None:
         self._transport, self._holders = transport, holders
@@ -123,18 +99,13 @@ class KeyHolders:
 
     async def ask(self, request: pb.EnrolRequest) -> bytes | None:
         """A later certificate (PEM); None: nobody has given it."""
-        addresses = list(self._holders())
+        addresses, raw = list(self._holders()), request.SerializeToString()
         for index in range(min(_MOST_ASKED, len(addresses))):
             address = addresses[(self._asked + index) % len(addresses)]
-            try:
-                raw = await self._transport.call(
-                    address, Method.ENROL, request.SerializeToString(), _RENEW_S
-                )
-                reply = wire.parse(pb.EnrolReply, raw)
-            except (TransportError, wire.WireError):
-                continue
-            if not reply.refusal:
-                return bytes(reply.certificate)
+            with suppress(TransportError, wire.WireError):
+                answer = await self._transport.call(address, Method.ENROL, raw, _RENEW_S)
+                if not (reply := wire.parse(pb.EnrolReply, answer)).refusal:
+                    return bytes(reply.certificate)
         self._asked += _MOST_ASKED
         return None
 
@@ -147,12 +118,9 @@ class Expulsions:
     has a part of the entries: the newest, and of the others some in turn. io thread only.
 
     Args:
-        identity: of this peer.
-        authority: of the run, if this peer holds its key.
+        authority: of the run, if this peer holds its key; `offload` reads and writes files.
         expelled: called once for each peer that is.
         keep: puts all entries where `Credentials.revoked` finds them. Raises OSError.
-        offload: where files are read and written.
-        log: takes events.
     """
 
     def __init__(
@@ -201,24 +169,22 @@ class Expulsions:
         is such a one; the sender has not checked it either."""
         try:
             for entry in entries:
-                self._learn(entry)
+                about = entry.subject
+                if about in self._entries or len(self._entries) >= MOST:
+                    continue
+                if not self._verifier.has_signed(entry.signature, REVOCATION + about.encode()):
+                    raise wire.WireError("a revocation that this run's authority has not signed")
+                kept = self._entries[about] = pb.Revocation()
+                kept.CopyFrom(entry)
+                text = f"{shown(about)} was revoked: it counts no more"
+                self._log(new_event("warning", text=text))
+                role, _, peer = about.partition("/")
+                if role == Role.PEER:
+                    self._expelled(peer)
         finally:
             if len(self._entries) > self._hashed:
                 self._hashed = len(self._entries)
                 self.hash = wire.hash64("\n".join(sorted(self._entries)).encode())
-
-    def _learn(self, entry: pb.Revocation) -> None:
-        """Raises WireError: the authority has not signed it."""
-        about = entry.subject
-        if about in self._entries or len(self._entries) >= MOST:
-            return
-        if not self._verifier.has_signed(entry.signature, REVOCATION + about.encode()):
-            raise wire.WireError("a revocation that this run's authority has not signed")
-        kept = self._entries[about] = pb.Revocation()
-        kept.CopyFrom(entry)
-        self._log(new_event("warning", text=f"{shown(about)} was revoked: it counts no more"))
-        if (peer := revoked_peer(about)) is not None:
-            self._expelled(peer)
 
     async def run(self) -> None:
         """Reads what the user has revoked, and keeps what is new, until cancelled."""

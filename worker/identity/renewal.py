@@ -1,8 +1,7 @@
-"""A certificate is renewed before it ends, by whoever holds the run's key.
+"""A certificate is renewed before it ends, by a peer that holds the run's key.
 
-It is due when a third of its time is left, so that the holder may be away for long. Those that may
-hold the key are asked in turn. The key stays, so connections and signatures go on as they are: only
-new connections are made with the new certificate.
+It is due when a third of its time is left, so that the holder may be away for long. The key stays,
+so connections and signatures go on as they are: only new connections use the new certificate.
 """
 
 import asyncio
@@ -28,15 +27,12 @@ class Renewal:
     """Of one process; on its event loop.
 
     Args:
-        identity: that it has.
         authority: of the run, if it holds its key.
         ask: asks those that may hold the key for a later certificate (PEM), which gives None where
             nobody does; left out by a process that has the key itself.
         keep: puts the new identity where the process will find it. Raises OSError.
         renewed: called with it.
         offload: where files are written.
-        log: takes events.
-        now: the date.
     """
 
     def __init__(
@@ -67,16 +63,23 @@ class Renewal:
             await asyncio.sleep(_CHECK_S)
 
     async def _renew(self, now: datetime.datetime) -> None:
+        before, authority = self._identity, self._authority
+        certificate: bytes | None = None
         try:
-            certificate = await self._certificate()
+            if authority is not None:
+                asked = before.name, before.der, before.request(), before.role
+                certificate = await self._offload(lambda: authority.renew(*asked))
+            elif self._ask is not None:
+                name, request, der = before.name, before.request(), before.der
+                wanted = pb.EnrolRequest(name=name, request=request, certificate=der)
+                certificate = await self._ask(wanted)
             if certificate is None:
-                if self._identity.expires - now < _WARNED:
+                if before.expires - now < _WARNED:
                     self._warnings.add(
-                        f"the certificate ends on {self._identity.expires:%Y-%m-%d}, and nobody "
+                        f"the certificate ends on {before.expires:%Y-%m-%d}, and nobody "
                         "that answers holds the run's key to renew it"
                     )
                 return
-            before = self._identity
             identity = Identity.of(before.key, certificate, before.authority)
             if (identity.role, identity.name) != (before.role, before.name):
                 raise IdentityError("the renewed certificate is somebody else's")
@@ -87,16 +90,3 @@ class Renewal:
         self._identity, self._due = identity, identity.renewed_from
         self._renewed(identity)
         self._log(new_event("renewed", expires=f"{identity.expires:%Y-%m-%d}"))
-
-    async def _certificate(self) -> bytes | None:
-        """A later one (PEM); None: nobody has given it. Raises IdentityError."""
-        mine, authority = self._identity, self._authority
-        if authority is not None:
-            return await self._offload(
-                lambda: authority.renew(mine.name, mine.der, mine.request(), mine.role)
-            )
-        if self._ask is None:
-            return None
-        return await self._ask(
-            pb.EnrolRequest(name=mine.name, request=mine.request(), certificate=mine.der)
-        )

@@ -21,8 +21,8 @@ class ServerCertificate:
     def credentials(self) -> grpc.ServerCredentials:
         """Of one port."""
         return grpc.dynamic_ssl_server_credentials(
-            server_configuration(self._first),
-            self.renewed_configuration,  # type: ignore[arg-type]  # None is in its docs
+            _configuration(self._first),
+            self._renewed_configuration,  # type: ignore[arg-type]  # None is in its docs
             require_client_authentication=True,
         )
 
@@ -30,7 +30,7 @@ class ServerCertificate:
         """New connections are made with this one; those that there are stay. any thread."""
         self._renewed = shown
 
-    def renewed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
+    def _renewed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
         """Asked at each handshake, on a thread of gRPC's; None: the server keeps what it has.
 
         gRPC frees what it had as soon as there is something new, though a handshake on another
@@ -41,10 +41,10 @@ class ServerCertificate:
         if renewed is None:
             return None
         time.sleep(_HANDSHAKES_BEGIN_S)
-        return server_configuration(renewed)
+        return _configuration(renewed)
 
 
-def server_configuration(shown: "Identity") -> "grpc.ServerCertificateConfiguration":
+def _configuration(shown: "Identity") -> "grpc.ServerCertificateConfiguration":
     """As gRPC takes it."""
     return grpc.ssl_server_certificate_configuration(
         [(shown.key, shown.certificate)], shown.authority

@@ -20,6 +20,7 @@ from murmuration.worker.identity.certificates import (
     Role,
     check_private,
     key_to_pem,
+    private_key,
 )
 
 _PREFIX = "murmur1."
@@ -49,10 +50,12 @@ class Token:
 
     def __str__(self) -> str:
         """As it is pasted: a secret."""
-        private = serialization.load_pem_private_key(self.identity.key, None)
-        assert isinstance(private, ec.EllipticCurvePrivateKey)
-        secret = private.private_numbers().private_value.to_bytes(_KEY_BYTES, "big")
-        authority, own = map(_to_der, (self.identity.authority, self.identity.certificate))
+        numbers = private_key(self.identity.key).private_numbers()
+        secret = numbers.private_value.to_bytes(_KEY_BYTES, "big")
+        authority, own = (
+            x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+            for pem in (self.identity.authority, self.identity.certificate)
+        )
         length = len(authority).to_bytes(_LENGTH_BYTES, "big")
         packed = zlib.compress(secret + length + authority + own, 9)
         return _PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
@@ -71,9 +74,11 @@ class Token:
             length = int.from_bytes(rest[:_LENGTH_BYTES], "big")
             certificates = rest[_LENGTH_BYTES:]
             key = ec.derive_private_key(int.from_bytes(secret, "big"), ec.SECP256R1())
-            identity = Identity.of(
-                key_to_pem(key), _to_pem(certificates[length:]), _to_pem(certificates[:length])
+            own, authority = (
+                x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+                for der in (certificates[length:], certificates[:length])
             )
+            identity = Identity.of(key_to_pem(key), own, authority)
         except (ValueError, binascii.Error, zlib.error, IdentityError):
             raise IdentityError(
                 "this is no token: paste the whole of what `murmur token create` has printed"
@@ -89,8 +94,7 @@ def token_from(
     environment: Mapping[str, str] = os.environ,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Token | None:
-    """The token that a user gives, by one of three ways. Args: tell: takes a warning. Raises
-    IdentityError."""
+    """The token that a user gives, by one of three ways; `tell` warns. Raises IdentityError."""
     if typed and file:
         raise IdentityError("--token and --token-file: one or the other")
     if file is not None:
@@ -105,11 +109,3 @@ def token_from(
             raise IdentityError(f"--token-file {file}: {reason}") from error
     typed = typed or environment.get(VARIABLE)
     return Token.parse(typed) if typed else None
-
-
-def _to_der(pem: bytes) -> bytes:
-    return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
-
-
-def _to_pem(der: bytes) -> bytes:
-    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.identity import (
+from murmuration.worker.identity.certificates import (
     Certified,
     Identity,
     IdentityError,
     NotValidNow,
     Role,
     Verifier,
+    fingerprint,
     signer,
 )
 from murmuration.worker.membership import MAX_MEMBERS, Health, Member, Signed
@@ -47,11 +48,8 @@ class _Waiting:
 class SignedWords:
     """One peer's signatures, and its judgement of the others'. io thread only.
 
-    Args:
-        identity: this peer's.
-        run: its number.
-        clock: monotonic seconds.
-        tell: takes a line on each certificate that is not valid by this machine's date.
+    Args: run: its number; tell: takes a line on each certificate that is not valid by this
+        machine's date.
     """
 
     def __init__(
@@ -143,7 +141,7 @@ class SignedWords:
     def key_of(self, peer: str) -> str | None:
         """Fingerprint of the key that its certificate is for; None: it is not here."""
         known = self._keys.get(peer)
-        return None if known is None else known.fingerprint
+        return None if known is None else fingerprint(known.key)
 
     def certificates(self, peers: Sequence[str]) -> list[bytes]:
         """Those of the peers that are here, as many as one message takes."""
