@@ -22,7 +22,7 @@ from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.node import Node
 from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter
 from murmuration.worker.simulation.virtual_loop import Stalled, VirtualLoop, context_of
-from murmuration.worker.status import LagMonitor
+from murmuration.worker.status.document import LagMonitor
 from murmuration.worker.training.loop import Trainer
 from murmuration.worker.training.mailbox import Stop
 from murmuration.worker.transport import Caller

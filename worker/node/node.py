@@ -67,16 +67,9 @@ from murmuration.worker.relay.relayed import RelayedPeer
 from murmuration.worker.relay.router_port import RouterPort
 from murmuration.worker.relay.service import RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels
-from murmuration.worker.status import (
-    FaultLocator,
-    LagMonitor,
-    OwnFigures,
-    ResultExchange,
-    RoundLog,
-    ask_peers,
-    status_document,
-    to_document,
-)
+from murmuration.worker.status.document import LagMonitor, RoundLog, ask_peers, status_document
+from murmuration.worker.status.locator import FaultLocator, OwnFigures, to_document
+from murmuration.worker.status.results import ResultExchange
 from murmuration.worker.training.mailbox import (
     Begin,
     FastestPace,

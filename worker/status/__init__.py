@@ -6,23 +6,3 @@ results.py   what all peers have come to, brought together at the end of the run
 locator.py   what the peer measures of its rounds, links and disk, and faults: these compared with
              the other peers'
 """
-
-from murmuration.worker.status.document import (
-    LagMonitor,
-    RoundLog,
-    ask_peers,
-    status_document,
-)
-from murmuration.worker.status.locator import FaultLocator, OwnFigures, to_document
-from murmuration.worker.status.results import ResultExchange
-
-__all__ = [
-    "FaultLocator",
-    "LagMonitor",
-    "OwnFigures",
-    "ResultExchange",
-    "RoundLog",
-    "ask_peers",
-    "status_document",
-    "to_document",
-]

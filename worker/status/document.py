@@ -45,7 +45,13 @@ class LagMonitor:
         while True:
             before = self._clock()
             await asyncio.sleep(_PERIOD_S)
-            self._add(max(0.0, self._clock() - before - _PERIOD_S))
+            lag_s = max(0.0, self._clock() - before - _PERIOD_S)
+            self._max_s = max(self._max_s, lag_s)
+            self._seen += 1
+            if len(self._samples_s) < _SAMPLES:
+                self._samples_s.append(lag_s)
+            elif (slot := self._rng.randrange(self._seen)) < _SAMPLES:
+                self._samples_s[slot] = lag_s
 
     def summary_ms(self) -> dict[str, float]:
         """p50, p99 and max so far, milliseconds; zeros before the first sample."""
@@ -55,14 +61,6 @@ class LagMonitor:
             "p99": round(1000 * ordered[int(0.99 * (len(ordered) - 1))], 3),
             "max": round(1000 * self._max_s, 3),
         }
-
-    def _add(self, lag_s: float) -> None:
-        self._max_s = max(self._max_s, lag_s)
-        self._seen += 1
-        if len(self._samples_s) < _SAMPLES:
-            self._samples_s.append(lag_s)
-        elif (slot := self._rng.randrange(self._seen)) < _SAMPLES:
-            self._samples_s[slot] = lag_s
 
 
 @dataclass
@@ -81,8 +79,6 @@ class _LoggedRound:
 
 class RoundLog:
     """io thread only.
-
-    Args: clock: monotonic seconds.
 
     Attributes:
         done, failed: rounds so far.
@@ -107,14 +103,12 @@ class RoundLog:
         """One has closed. Args: exchange_s: how long it was on its way."""
         self.done += 1
         self.exchange_s += exchange_s
-        ended = self._end(fragment, round_)
-        ended.began_s, ended.waited_for = self._clock() - exchange_s, waited_for
+        self._end(fragment, round_, waited_for).began_s = self._clock() - exchange_s
 
     def gave_up(self, fragment: int, round_: int, waited_for: str) -> None:
         """One has come to nothing."""
         self.failed += 1
-        ended = self._end(fragment, round_)
-        ended.failed, ended.waited_for = True, waited_for
+        self._end(fragment, round_, waited_for).failed = True
 
     def told(self, event: Mapping[str, object]) -> None:
         """What the training says: that it waits, that it goes on, for whom it has waited."""
@@ -137,34 +131,34 @@ class RoundLog:
 
     def waiting_s(self) -> float | None:
         """How long the training has stood still by now; None while it does not."""
-        return None if self._waiting_since is None else self._ago(self._waiting_since)
+        return self._ago(self._waiting_since)
 
     def recent(self) -> list[dict[str, object]]:
         """The latest rounds, and those on their way. Times are ages: clocks of peers differ."""
-        return [self._plain(each) for each in (*self._recent, *self._on_the_way.values())]
+        return [
+            {
+                "fragment": each.fragment,
+                "round": each.round,
+                "began_s_ago": self._ago(each.began_s),
+                "ended_s_ago": self._ago(each.ended_s),
+                "failed": each.failed,
+                "waited_for": each.waited_for,
+                "stall_s": round(each.stall_s, 3),
+                "resumed_s_ago": self._ago(each.resumed_s),
+            }
+            for each in (*self._recent, *self._on_the_way.values())
+        ]
 
-    def _end(self, fragment: int, round_: int) -> _LoggedRound:
+    def _end(self, fragment: int, round_: int, waited_for: str) -> _LoggedRound:
         each = self._on_the_way.pop(fragment, None)
         if each is None or each.round != round_:
             each = _LoggedRound(fragment, round_, self._clock())
-        each.ended_s = self._clock()
+        each.ended_s, each.waited_for = self._clock(), waited_for
         self._recent.append(each)
         return each
 
-    def _plain(self, each: _LoggedRound) -> dict[str, object]:
-        return {
-            "fragment": each.fragment,
-            "round": each.round,
-            "began_s_ago": self._ago(each.began_s),
-            "ended_s_ago": None if each.ended_s is None else self._ago(each.ended_s),
-            "failed": each.failed,
-            "waited_for": each.waited_for,
-            "stall_s": round(each.stall_s, 3),
-            "resumed_s_ago": None if each.resumed_s is None else self._ago(each.resumed_s),
-        }
-
-    def _ago(self, time_s: float) -> float:
-        return round(self._clock() - time_s, 3)
+    def _ago(self, time_s: float | None) -> float | None:
+        return None if time_s is None else round(self._clock() - time_s, 3)
 
 
 def status_document(
@@ -189,6 +183,7 @@ def status_document(
     """
     counts, me, traffic = context.counts, gossip.me, transport.traffic
     names = {member.address: member.peer for member in gossip.members}
+    staged = config.stages.count > 1
     return {
         "kind": "worker",
         "peer": me.peer,
@@ -200,7 +195,7 @@ def status_document(
         **{key: progress.get(key) for key in _OF_PROGRESS},
         "up_s": round(up_s, 1),
         "members": [
-            _member(member, config, round_trips_s, traffic) | {"path": _path(member, names)}
+            _member(member, names, round_trips_s.get(member.peer), traffic, staged=staged)
             for member in gossip.members
         ],
         "traffic": {
@@ -226,19 +221,28 @@ def status_document(
         "encrypted": transport.encrypted,
         "refused": dict(counts.refused),
         "quarantine": dict(counts.left_out),
-        "accusations": _accusations(gossip),
+        "accusations": {  # how often a peer says of another, which lives, that it has ended
+            f"{accuser} of {member.peer}": count
+            for member in gossip.others
+            if member.live
+            for accuser, count in gossip.rules.accusers(member.peer).items()
+        },
         **more,
     }
 
 
 def _member(
-    member: Member, config: Config, round_trips_s: Mapping[str, float], traffic: Traffic
+    member: Member, names: Mapping[str, str], rtt_s: float | None, traffic: Traffic, *, staged: bool
 ) -> dict[str, object]:
-    """`sent_bytes` and `received_bytes`: on streams that this peer has opened to it."""
-    rtt_s = round_trips_s.get(member.peer)
+    """One row; `sent_bytes`, `received_bytes` are of streams that this peer has opened to it."""
+    stage: dict[str, object] = {}
+    if staged:
+        visits_per_s = Profile.unpack(member.profile).visits_per_s
+        stage = {"stage": member.stage, "visits_per_s": round(visits_per_s, 3) or None}
+    relays = relays_of(member.address, names)
     return {
         "peer": member.peer,
-        **(_staged(member) if config.stages.count > 1 else {}),
+        **stage,
         "address": member.address,
         "health": member.health.name.lower(),
         "phase": member.phase.name.lower(),
@@ -249,29 +253,8 @@ def _member(
         "versions": [digest.version for digest in member.digests],
         **({"unreachable": list(member.unreachable)} if member.unreachable else {}),
         **({"idle": list(member.idle)} if member.idle else {}),
+        "path": f"relayed by {' or '.join(relays)}" if relays else "direct",
     }
-
-
-def _path(member: Member, names: Mapping[str, str]) -> str:
-    """How others reach it. Args: names: of peers, by address."""
-    relays = relays_of(member.address, names)
-    return f"relayed by {' or '.join(relays)}" if relays else "direct"
-
-
-def _accusations(gossip: GossipService) -> dict[str, int]:
-    """Who says of a peer that lives that it has ended, and how often."""
-    return {
-        f"{accuser} of {member.peer}": count
-        for member in gossip.others
-        if member.live
-        for accuser, count in gossip.rules.accusers(member.peer).items()
-    }
-
-
-def _staged(member: Member) -> dict[str, object]:
-    """`visits_per_s`: of its stage, as the peer has measured; None while it has not."""
-    visits_per_s = Profile.unpack(member.profile).visits_per_s
-    return {"stage": member.stage, "visits_per_s": round(visits_per_s, 3) or None}
 
 
 async def ask_peers(

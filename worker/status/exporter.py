@@ -1,9 +1,9 @@
 """`/metrics` of one peer, for Prometheus: the numbers of its status document, read at each scrape.
+Nothing is counted here: `murmur status` shows the same document."""
 
-Nothing is counted here. What `murmur status` shows and what a scrape returns is one document.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -16,8 +16,7 @@ from starlette.types import ASGIApp
 from murmuration.protos.addresses import THIS_MACHINE, is_loopback, split_address
 from murmuration.worker.membership import Health, Phase
 from murmuration.worker.views.page import WebServer
-
-Document = Mapping[str, Any]
+from murmuration.worker.views.summary import Document
 
 _PREFIX = "murmuration_"
 _GAUGES = {
@@ -46,12 +45,8 @@ _WAYS = ("sent", "received")
 
 
 class StatusCollector(Collector):
-    """Metrics of a status document. any thread.
-
-    Args:
-        status: reads the document; may raise RuntimeError or TimeoutError when the peer is ending,
-            which then has no figures.
-    """
+    """Metrics of a status document. any thread. `status` may raise RuntimeError or TimeoutError
+    when the peer is ending, which then has no figures."""
 
     def __init__(self, status: Callable[[], Document]) -> None:
         self._status = status
@@ -62,22 +57,17 @@ class StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """What the peer says now."""
-        try:
+        with suppress(RuntimeError, TimeoutError):
             document = self._status()
-        except (RuntimeError, TimeoutError):
-            return
-        yield from metrics_of(document)
+            return metrics_of(document)
+        return iter(())
 
 
 def metrics_of(document: Document) -> Iterator[Metric]:
     """All of a worker's status document; what is not known yet is left out."""
     peer = str(document["peer"])
-
-    def gauge(name: str, text: str, values: Mapping[Any, object], *labels: str) -> Metric:
-        return _filled(GaugeMetricFamily, peer, name, text, values, labels)
-
-    def counter(name: str, text: str, values: Mapping[Any, object], *labels: str) -> Metric:
-        return _filled(CounterMetricFamily, peer, name, text, values, labels)
+    gauge = partial(_filled, GaugeMetricFamily, peer)
+    counter = partial(_filled, CounterMetricFamily, peer)
 
     run = document["run"], document["preset"], version("murmuration")
     yield gauge("peer_info", "Always 1.", {run: 1}, "run", "preset", "version")
@@ -89,9 +79,8 @@ def metrics_of(document: Document) -> Iterator[Metric]:
     yield gauge("phase", "1 for the phase that the peer is in.", phases, "phase")
     healths = [member["health"] for member in document["members"]]
     known = {each.name.lower(): healths.count(each.name.lower()) for each in Health}
-    yield gauge(
-        "members", "Peers of the run, this one among them, as it sees them.", known, "health"
-    )
+    text = "Peers of the run, this one among them, as it sees them."
+    yield gauge("members", text, known, "health")
     rounds = document["rounds"]
     outcomes = {key: rounds[key] for key in ("completed", "failed")}
     yield counter("rounds", "This peer's outer rounds.", outcomes, "outcome")
@@ -135,10 +124,9 @@ def _filled(
     name: str,
     text: str,
     values: Mapping[Any, object],
-    labels: Sequence[str],
+    *labels: str,
 ) -> Metric:
-    """One family with a value for each that is a number. Args: values: by what stands in the
-    labels, a tuple where these are not one."""
+    """One family with a value for each that is a number, by what stands in the labels."""
     family = kind(f"{_PREFIX}{name}", text, labels=["peer", *labels])
     for key, value in values.items():
         if isinstance(value, int | float):
@@ -150,11 +138,7 @@ def metrics_server(address: str, status: Callable[[], Document]) -> WebServer:
     """Serves the figures over HTTP. On loopback only under names of this machine: a name that
     somebody else points here would let any page that is open in a browser read along.
 
-    Args:
-        address: HOST:PORT; port 0 takes a free one.
-        status: as `StatusCollector` takes it.
-
-    Raises:
+    Args: address: HOST:PORT; port 0 takes a free one; status: as `StatusCollector` takes it. Raises
         OSError: another process listens there, or the address is not this machine's.
     """
     registry = CollectorRegistry()

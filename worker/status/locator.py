@@ -1,5 +1,4 @@
-"""Locates faults: what this peer measures of itself and of its links, what the other peers do, and
-how these compare.
+"""Locates faults: what this peer measures of itself and of its links, compared with the others.
 
 Every peer does so by itself, and believes nobody more than the median of the others. An answer has
 some hundred bytes; in a large swarm a peer asks some at a time, in turn.
@@ -8,18 +7,20 @@ some hundred bytes; in a large swarm a peer asks some at a time, in turn.
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from murmuration.algorithms.diagnosis import Change, Diagnosis, PeerFigures, Verdict
+from murmuration.algorithms.diagnosis import Diagnosis, PeerFigures, Verdict
 from murmuration.protos.documents import BadDocument, unpack
 from murmuration.protos.events import float_of, int_of, new_event
 from murmuration.worker.background import Component
 from murmuration.worker.exchange.measured import Arrivals
-from murmuration.worker.membership import Member
 from murmuration.worker.status.document import ask_peers
 from murmuration.worker.transport import Transport
+from murmuration.worker.views.summary import map_of
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
@@ -38,13 +39,7 @@ _TIMES = ("round_s", "stall_s", "step_s", "save_s")
 
 
 class OwnFigures:
-    """The figures of the last rounds. io thread only, but `saved`.
-
-    Args:
-        peer: this one's name.
-        arrivals: of payloads here.
-        clock: monotonic seconds.
-    """
+    """The figures of the last rounds. io thread only, but `saved`."""
 
     def __init__(self, peer: str, arrivals: Arrivals, clock: Callable[[], float]) -> None:
         self.peer, self._arrivals, self._clock = peer, arrivals, clock
@@ -54,8 +49,8 @@ class OwnFigures:
         self._stall_s: deque[float] = deque(maxlen=_ROUNDS)
         self._steps: deque[tuple[int, float]] = deque(maxlen=_ROUNDS)
         self._save_s: deque[float] = deque(maxlen=_SAVES)
-        # By sender: round, bytes and seconds of what came in it.
-        self._received: dict[str, deque[tuple[int, int, float]]] = {}
+        # By sender: round, Mbit/s and seconds of what came in it.
+        self._received: dict[str, deque[tuple[int, float, float]]] = {}
 
     def round_ended(self) -> None:
         """A round of this peer's has come back."""
@@ -65,7 +60,7 @@ class OwnFigures:
         self._ended_s = now
         for sender, (payload_bytes, seconds) in self._arrivals.taken().items():
             came = self._received.setdefault(sender, deque(maxlen=_ROUNDS))
-            came.append((self._rounds, payload_bytes, seconds))
+            came.append((self._rounds, 8e-6 * payload_bytes / max(seconds, 1e-6), seconds))
         late = self._rounds - _OLD_ROUNDS
         kept = [(peer, came) for peer, came in self._received.items() if came[-1][0] > late]
         kept.sort(key=lambda each: -each[1][-1][0])
@@ -84,17 +79,27 @@ class OwnFigures:
         self._saves += 1
 
     def figures(self) -> PeerFigures:
-        """As they are now."""
+        """As they are now: medians."""
+
+        def median(values: Iterable[float]) -> float | None:
+            return statistics.median(known) if (known := list(values)) else None
+
         return PeerFigures(
             peer=self.peer,
             rounds=self._rounds,
-            round_s=_median(self._round_s),
+            round_s=median(self._round_s),
             stall_s=statistics.fmean(self._stall_s) if self._stall_s else None,
-            step_s=_median(step_s for _, step_s in self._steps),
-            steps=_median(steps for steps, _ in self._steps) or 0.0,
+            step_s=median(step_s for _, step_s in self._steps),
+            steps=median(steps for steps, _ in self._steps) or 0.0,
             saves=self._saves,
-            save_s=_median(list(self._save_s)),
-            received={peer: _rate(came) for peer, came in self._received.items()},
+            save_s=median(self._save_s),
+            received={
+                peer: (
+                    statistics.median(mbps for _, mbps, _ in came),
+                    statistics.median(seconds for _, _, seconds in came),
+                )
+                for peer, came in self._received.items()
+            },
         )
 
 
@@ -112,12 +117,9 @@ def to_document(figures: PeerFigures) -> dict[str, object]:
 
 def from_document(peer: str, document: Mapping[str, Any]) -> PeerFigures:
     """What another peer says of itself; what does not fit counts as missing."""
-    received = document.get("received")
     came: dict[str, tuple[float, float]] = {}
-    for sender, pair in list(received.items() if isinstance(received, dict) else ())[
-        :_MOST_SENDERS
-    ]:
-        if isinstance(pair, dict):
+    for sender, pair in islice(map_of(document, "received").items(), _MOST_SENDERS):
+        if isinstance(pair, Mapping):
             mbps, seconds = float_of(pair, "mbps"), float_of(pair, "seconds")
             if mbps is not None and seconds is not None:
                 came[sender] = (mbps, seconds)
@@ -131,18 +133,6 @@ def from_document(peer: str, document: Mapping[str, Any]) -> PeerFigures:
     )
 
 
-def _rate(came: Iterable[tuple[int, int, float]]) -> tuple[float, float]:
-    """Medians: Mbit/s, and seconds of a round."""
-    kept = [(payload_bytes, seconds) for _, payload_bytes, seconds in came]
-    mbps = statistics.median(8e-6 * sent / max(seconds, 1e-6) for sent, seconds in kept)
-    return mbps, statistics.median(seconds for _, seconds in kept)
-
-
-def _median(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return statistics.median(known) if known else None
-
-
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
@@ -154,9 +144,7 @@ class FaultLocator(Component):
         own: what this peer has measured.
         host, transport: whom to ask, and how.
         in_turn: whether a peer sends to one at a time, as in pairs.
-        clock: monotonic seconds.
         log: takes an event for each fault that is found, and each that has gone.
-        wall: seconds since 1970.
     """
 
     def __init__(
@@ -168,10 +156,9 @@ class FaultLocator(Component):
         in_turn: bool,
         clock: Callable[[], float],
         log: Callable[[dict[str, object]], None],
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._own, self._host, self._transport = own, host, transport
-        self._clock, self._log, self._since_1970_s = clock, log, wall() - clock()
+        self._clock, self._log, self._since_1970_s = clock, log, time.time() - clock()
         self._diagnosis = Diagnosis(in_turn=in_turn)
         self._answers: dict[str, tuple[float, PeerFigures]] = {}  # (when, what)
         self._turn, self._next_s = 0, clock() + LOOK_S
@@ -184,13 +171,17 @@ class FaultLocator(Component):
             self._host.spawn(self.look())
 
     async def look(self) -> None:
-        """Asks some of the others, and says what has changed."""
-        live = [member for member in self._host.replicas if member.live]
-        names = {member.peer for member in live}
-        answers = await ask_peers(self._in_turn(live), self._transport, "measured")
-        for peer, packed in answers.items():
-            self._heard(peer, packed)
-        old_s = self._clock() - _OLD_S
+        """Asks some of the others, in turn, and says what has changed."""
+        live = asked = [member for member in self._host.replicas if member.live]
+        if len(live) > _AT_ONCE:
+            start, self._turn = self._turn % len(live), self._turn + _AT_ONCE
+            asked = [*live, *live][start : start + _AT_ONCE]
+        for peer, packed in (await ask_peers(asked, self._transport, "measured")).items():
+            with suppress(BadDocument):
+                measured = unpack(packed, _ANSWER_BYTES).get("measured")
+                if isinstance(measured, dict):
+                    self._answers[peer] = self._clock(), from_document(peer, measured)
+        names, old_s = {member.peer for member in live}, self._clock() - _OLD_S
         self._answers = {
             peer: (at_s, figures)
             for peer, (at_s, figures) in self._answers.items()
@@ -198,7 +189,13 @@ class FaultLocator(Component):
         }
         everyone = [self._own.figures(), *(figures for _, figures in self._answers.values())]
         for change in self._diagnosis.update(self._clock(), everyone):
-            self._tell(change)
+            verdict, place = self._plain(change.verdict), change.verdict.place
+            if not change.found:
+                verdict["until"] = self._date(self._clock())
+                self._past.append(verdict)
+            self._log(new_event("located", found=change.found, verdict=verdict))
+            if change.found and place.peer == self._own.peer:
+                self._host.on_slow(place.kind)
 
     def verdicts(self) -> list[dict[str, object]]:
         """The faults that hold, as plain values, the most costly first."""
@@ -207,31 +204,6 @@ class FaultLocator(Component):
     def history(self) -> list[dict[str, object]]:
         """Those that have gone, with the time of that, and those that hold."""
         return [*self._past, *self.verdicts()]
-
-    # --------------------------------------------------------------------------------- inside
-
-    def _in_turn(self, live: Sequence[Member]) -> list[Member]:
-        if len(live) <= _AT_ONCE:
-            return list(live)
-        start, self._turn = self._turn % len(live), self._turn + _AT_ONCE
-        return [*live, *live][start : start + _AT_ONCE]
-
-    def _heard(self, peer: str, packed: bytes) -> None:
-        try:
-            measured = unpack(packed, _ANSWER_BYTES).get("measured")
-        except BadDocument:
-            return
-        if isinstance(measured, dict):
-            self._answers[peer] = self._clock(), from_document(peer, measured)
-
-    def _tell(self, change: Change) -> None:
-        verdict = self._plain(change.verdict)
-        if not change.found:
-            verdict["until"] = self._date(self._clock())
-            self._past.append(verdict)
-        self._log(new_event("located", found=change.found, verdict=verdict))
-        if change.found and change.verdict.place.peer == self._own.peer:
-            self._host.on_slow(change.verdict.place.kind)
 
     def _plain(self, verdict: Verdict) -> dict[str, object]:
         """As it stands in a status document, an event and a report."""

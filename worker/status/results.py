@@ -1,12 +1,11 @@
-"""What each peer has come to, brought together at the end of a run: at every peer, without any
-coordinator.
+"""What each peer has come to, brought together at the end of a run: at every peer, by the peers.
 
 A peer gives its result to all that live as soon as it has one. It stays until those that are done
 as well have given theirs, or until its time is up: others take longer to evaluate.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -16,6 +15,7 @@ from murmuration.worker.background import Component
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.transport import Method, Transport, TransportError
+from murmuration.worker.views.summary import Document
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
@@ -29,17 +29,9 @@ _AGAIN_S = 0.5
 _CURVES = ("train_loss_curve", "val_loss_curve")
 _POINTS = 400  # of a curve
 
-Document = Mapping[str, Any]
-
 
 class ResultExchange(Component):
-    """A component of the node. io thread only.
-
-    Args:
-        me, run: this peer and its run.
-        host, transport: whom to give the result to, and how.
-        clock: monotonic seconds.
-    """
+    """A component of the node. io thread only."""
 
     def __init__(
         self, me: str, run: int, host: "Node", transport: Transport, clock: Callable[[], float]
@@ -95,7 +87,7 @@ class ResultExchange(Component):
         )
 
     def document(self) -> dict[str, object]:
-        """Of every peer that was heard of: its result, or else the last that is known."""
+        """Of every peer that was heard of: its result if it is here, and its last state."""
         return {
             "run": f"{self._run:016x}",
             "reporter": self._me,
@@ -105,14 +97,12 @@ class ResultExchange(Component):
                     "address": member.address,
                     "stage": member.stage,
                     "step": member.step,
-                    "state": _state(member),
+                    "state": (member.phase if member.live else member.health).name.lower(),
                     "result": self._results.get(peer),
                 }
                 for peer, member in sorted(self._known.items())
             ],
         }
-
-    # --------------------------------------------------------------------------------- inside
 
     def _to_give(self) -> list[Member]:
         return [each for each in self._others() if self._tries[each.peer] < _TRIES]
@@ -151,11 +141,6 @@ class ResultExchange(Component):
             raise wire.WireError(f"a result: {error}") from error
         if peer in self._results or len(self._results) < _MOST:
             self._results[peer] = result
-
-
-def _state(member: Member) -> str:
-    """`done`, `training`, ...; of a peer that is gone, how it went."""
-    return member.phase.name.lower() if member.live else member.health.name.lower()
 
 
 def _packed(result: Document) -> bytes:

@@ -16,10 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PagePlace:
-    """Args:
-    address: HOST:PORT to serve at; port 0 takes a free one.
-    folder: of the worker or coordinator, where token and certificate are.
-    """
+    """HOST:PORT to serve the page at, port 0 a free one; the folder with token and certificate."""
 
     address: str
     folder: Path

@@ -1,17 +1,17 @@
 """A history of what the peers of a swarm say of themselves, for the page and the watch.
 
-Everything is bounded, whatever peers say and however long the run is: 128 peers, of each 512
-points and 128 rounds, in all at most 30 MB. Points are thinned out, so that they span the
-whole run; of rounds the latest are kept. Documents come from other machines: only fields that are
-known are taken, each checked.
+Everything is bounded, whatever peers say and however long the run is: 128 peers, of each 512 points
+and 128 rounds, in all at most 30 MB. Points are thinned out, so that they span the whole run; of
+rounds the latest are kept. Of documents, known fields are taken, each checked.
 """
 
 import math
 import threading
 from array import array
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from murmuration.protos.events import costliest, float_of, int_of, place_of, text_of, verdict_words
@@ -52,13 +52,8 @@ POINT = (
 
 @dataclass(frozen=True)
 class Look:
-    """The swarm at one moment.
-
-    Args:
-        time_s: seconds since 1970, by the clock of this machine.
-        first: the document of whoever says which peers there are.
-        answers: those of the peers that have answered, by name.
-    """
+    """The swarm at one moment (seconds since 1970, by the clock of this machine): the document that
+    says which peers there are, and by name those of the peers that have answered."""
 
     time_s: float
     first: Document
@@ -99,22 +94,18 @@ class _Peer:
     summary: PeerSummary
     points: "array[float]" = field(default_factory=lambda: array("d"))  # rows of POINT
     rounds: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
-    sent: dict[str, _Flow] = field(default_factory=dict)  # to each peer, on its own streams
-    received: dict[str, _Flow] = field(default_factory=dict)
-    all_sent: _Flow = field(default_factory=_Flow)
-    all_received: _Flow = field(default_factory=_Flow)
+    # To and from each peer, on its own streams; of all together under no name.
+    sent: defaultdict[str, _Flow] = field(default_factory=lambda: defaultdict(_Flow))
+    received: defaultdict[str, _Flow] = field(default_factory=lambda: defaultdict(_Flow))
     steps: _Flow = field(default_factory=_Flow)
 
 
 class History:
-    """any thread.
-
-    Args: every_s: how often it is looked at.
-    """
+    """any thread. Args: every_s: how often it is looked at."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._peers: dict[str, _Peer] = {}
         self._links: list[dict[str, Any]] = []
         self._verdicts: list[dict[str, Any]] = []
@@ -129,12 +120,17 @@ class History:
             self._time_s = look.time_s
             members = {name_of(each): each for each in maps_of(look.first, "members")[:MOST_PEERS]}
             addresses = {str(each.get("address")): name for name, each in members.items()}
-            self._make_room(members)
+            gone = [name for name in self._peers if name not in members]  # these make room
+            for name in members:
+                if name not in self._peers and len(self._peers) >= MOST_PEERS and gone:
+                    del self._peers[gone.pop()]
+                if len(self._peers) < MOST_PEERS:
+                    self._peers.setdefault(name, _Peer(PeerSummary(name)))
             for name, member in members.items():
                 if name in self._peers:
                     self._add_peer(name, member, look.answers.get(name), addresses)
             self._count_waits()
-            self._links = _links(self._peers, look, addresses)
+            self._links = _links(self._peers, look)
             self._verdicts = _verdicts(look)
             preset = next((p for a in look.answers.values() if (p := text_of(a, "preset"))), "")
             self._swarm = {
@@ -147,18 +143,23 @@ class History:
     def summary(self) -> SwarmSummary:
         """How it is now."""
         with self._lock:
-            return self._summary()
+            return SwarmSummary(
+                peers=[peer.summary for _, peer in sorted(self._peers.items())],
+                run=self._swarm.get("run", ""),
+                preset=self._swarm.get("preset", ""),
+                verdicts=[verdict["text"] for verdict in self._verdicts],
+            )
 
     def since(self, time_s: float) -> dict[str, Any]:
         """Plain values: how it is now, and the points and rounds later than this time."""
         with self._lock:
-            swarm, peers = self._summary(), sorted(self._peers.items())
+            swarm, peers = self.summary(), sorted(self._peers.items())
             heads, rows = swarm.table(leave_out=("address", "validation", "RTT"))  # which are drawn
+            progress = {"step": swarm.step, "steps": swarm.steps, "left_s": swarm.left_s}
             return {
                 "time_s": self._time_s,
                 "every_s": self._every_s,
-                "swarm": self._swarm
-                | {"step": swarm.step, "steps": swarm.steps, "left_s": swarm.left_s},
+                "swarm": self._swarm | progress,
                 "facts": swarm.facts(),
                 "table": {"heads": heads, "rows": rows},
                 "peers": [asdict(each.summary) for _, each in peers],
@@ -173,25 +174,6 @@ class History:
                     for name, each in peers
                 },
             }
-
-    # --------------------------------------------------------------------------------- inside
-
-    def _summary(self) -> SwarmSummary:
-        return SwarmSummary(
-            peers=[peer.summary for _, peer in sorted(self._peers.items())],
-            run=self._swarm.get("run", ""),
-            preset=self._swarm.get("preset", ""),
-            verdicts=[verdict["text"] for verdict in self._verdicts],
-        )
-
-    def _make_room(self, names: Collection[str]) -> None:
-        """Makes room for these peers; those that nobody names any more go first."""
-        gone = [name for name in self._peers if name not in names]
-        for name in names:
-            if name not in self._peers and len(self._peers) >= MOST_PEERS and gone:
-                del self._peers[gone.pop()]
-            if len(self._peers) < MOST_PEERS:
-                self._peers.setdefault(name, _Peer(PeerSummary(name)))
 
     def _add_peer(
         self, name: str, member: Document, own: Document | None, addresses: Mapping[str, str]
@@ -214,15 +196,17 @@ class History:
             _keep_rounds(peer, own, now_s)
             for each in maps_of(own, "members"):
                 if (other := name_of(each)) in self._peers:
-                    for flows, key in (
-                        (peer.sent, "sent_bytes"),
-                        (peer.received, "received_bytes"),
-                    ):
-                        flows.setdefault(other, _Flow()).add(int_of(each, key), now_s)
-            peer.all_sent.add(after.bytes_sent, now_s)
-            peer.all_received.add(after.bytes_received, now_s)
-            after.sent_mbps, after.received_mbps = peer.all_sent.mbps, peer.all_received.mbps
-            _keep_point(peer, now_s)
+                    peer.sent[other].add(int_of(each, "sent_bytes"), now_s)
+                    peer.received[other].add(int_of(each, "received_bytes"), now_s)
+            peer.sent[""].add(after.bytes_sent, now_s)
+            peer.received[""].add(after.bytes_received, now_s)
+            after.sent_mbps, after.received_mbps = peer.sent[""].mbps, peer.received[""].mbps
+            values = (now_s, *(getattr(after, key) for key in POINT[1:]))
+            peer.points.extend(math.nan if value is None else value for value in values)
+            if len(peer.points) > MOST_POINTS * len(POINT):  # every other one, but for the last
+                starts = range(0, len(peer.points), 2 * len(POINT))
+                rows = (peer.points[start : start + len(POINT)] for start in starts)
+                peer.points = array("d", chain.from_iterable(rows))
         if (state := _told(after)) != _told(before) and self._swarm:  # the first look is no news
             self._tell(name, state)
         failed = after.rounds_failed or 0
@@ -233,8 +217,7 @@ class History:
         self._news.append({"time_s": self._time_s, "peer": peer, "text": text})
 
     def _count_waits(self) -> None:
-        """How long the others stood still for each peer lately, and the share of their time that
-        all such waits were."""
+        """Counts how long the others stood still for each peer lately, and the share of it."""
         since_s = self._time_s - _RECENT_S
         by_peer: defaultdict[str, float] = defaultdict(float)
         waited_s = watched_s = 0.0
@@ -259,46 +242,35 @@ def _told(summary: PeerSummary) -> str:
     return summary.state
 
 
-def _keep_point(peer: _Peer, now_s: float) -> None:
-    values = (now_s, *(getattr(peer.summary, key) for key in POINT[1:]))
-    peer.points.extend(math.nan if value is None else value for value in values)
-    width = len(POINT)
-    if len(peer.points) > MOST_POINTS * width:  # every other one, but for the last
-        kept = array("d")
-        for start in range(0, len(peer.points), 2 * width):
-            kept.extend(peer.points[start : start + width])
-        peer.points = kept
-
-
 def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
     """A round is told of until it is over, and then once more: times come from ages."""
     for said in maps_of(own, "recent_rounds")[-_MOST_LISTED:]:
         fragment, round_ = int_of(said, "fragment"), int_of(said, "round")
-        began_s_ago = float_of(said, "began_s_ago")
-        if fragment is None or round_ is None or began_s_ago is None:
+        began_s, ended_s, resumed_s = (
+            None if (ago := float_of(said, f"{what}_s_ago")) is None else round(now_s - ago, 3)
+            for what in ("began", "ended", "resumed")
+        )
+        if fragment is None or round_ is None or began_s is None:
             continue
         known = peer.rounds.get((fragment, round_))
         if known is not None and (known["resumed_s"] is not None or known["failed"]):
             continue
-        ended, resumed = float_of(said, "ended_s_ago"), float_of(said, "resumed_s_ago")
         peer.rounds[fragment, round_] = {
             "fragment": fragment,
             "round": round_,
-            "began_s": round(now_s - began_s_ago, 3),
-            "ended_s": None if ended is None else round(now_s - ended, 3),
+            "began_s": began_s,
+            "ended_s": ended_s,
             "failed": said.get("failed") is True,
             "waited_for": shown(text_of(said, "waited_for") or ""),
             "stall_s": min(float_of(said, "stall_s") or 0.0, _MOST_STALL_S),
-            "resumed_s": None if resumed is None else round(now_s - resumed, 3),
+            "resumed_s": resumed_s,
             "told_s": now_s,
         }
     while len(peer.rounds) > MOST_ROUNDS:
         peer.rounds.pop(next(iter(peer.rounds)))
 
 
-def _links(
-    peers: Mapping[str, _Peer], look: Look, addresses: Mapping[str, str]
-) -> list[dict[str, Any]]:
+def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
     """The pairs of which either tells something, the busiest first. What goes from a to b is what a
     sends on its own streams, and what b receives on its own."""
     told: dict[tuple[str, str], dict[str, Any]] = {}
@@ -308,12 +280,12 @@ def _links(
             if name not in peers or other not in peers or other == name:
                 continue
             low, high = min(name, other), max(name, other)
-            ways = (peers[peer].summary.relays[:1] for peer in (low, high))
-            via = next((relay for way in ways for relay in way if relay not in (low, high)), None)
+            ways = (relay for peer in (low, high) for relay in peers[peer].summary.relays[:1])
+            via = next((relay for relay in ways if relay not in (low, high)), None)
             new = {"a": low, "b": high, "rtt_ms": None, "via": via, "mbps": [None, None]}
             link = told.setdefault((low, high), new)
-            rtt_ms = float_of(member, "rtt_ms")
-            link["rtt_ms"] = link["rtt_ms"] if rtt_ms is None else rtt_ms
+            if (rtt_ms := float_of(member, "rtt_ms")) is not None:
+                link["rtt_ms"] = rtt_ms
             flows = peers[name].sent.get(other), peers[name].received.get(other)
             for way, flow in enumerate(flows if name == low else reversed(flows)):
                 if flow is not None and flow.mbps is not None:

@@ -64,19 +64,17 @@ class _Fields(dict[str, object]):
 
 
 def describe(event: Event, joins: str | None = "") -> str | None:
-    """One line, None for an event that needs none.
-
-    Args: joins: what to type behind `murmur join HOST:PORT` to be let in; None where the others
-        are programs with loops of their own.
-    """
-    kind = event.get("event")
+    """One line, None for an event that needs none. Args: joins: what to type behind `murmur join
+    HOST:PORT` to be let in; None where the others are programs with loops of their own."""
+    kind = str(event.get("event"))
     if kind == "listening":
         return _listening(event, joins)
-    words = _WORDS.get(str(kind))
-    return words(event) if callable(words) else words and words.format_map(_Fields(event))
+    words = _WORDS.get(kind)
+    return _computed(kind, event) if words is None else _filled(words, event)
 
 
-# ------------------------------------------------------------------------------- lines of one kind
+def _filled(words: str, event: Event, **more: object) -> str:
+    return words.format_map(_Fields(event, **more))
 
 
 def _listening(event: Event, joins: str | None) -> str:
@@ -103,24 +101,16 @@ def _run(event: Event) -> str:
         int_of(event, key) for key in ("parameters", "inner_steps", "steps", "tokens")
     )
     of = f" of {steps:,}" if steps is not None and steps < NO_END else ""
-    rounds = (
-        f"a round every {period:,}{of} steps" if period else f"without rounds{of and of + ' steps'}"
-    )
+    rounds = f"a round every {period:,}{of}" if period else f"without rounds{of}"
+    rounds += " steps" if period or of else ""
     counted = f", {tokens:,} tokens a step" if tokens else ""
     named = f"{parameters(number or 0)}, preset {event['preset']}, {rounds}"
     return f"{named}{counted}, on {event['device']}"
 
 
-def _awaiting(event: Event) -> str:
-    here, wanted = names_of(event, "here"), int_of(event, "wanted")
-    missing = "the others" if wanted is None else count(wanted - len(here), "more peer")
-    return f"waits for {missing} to start (here: {', '.join(here) or 'nobody'})"
-
-
 def page_event(url: str, token_path: Path | None) -> dict[str, object]:
     """The event that is logged; where readers show a token, with its file, never the token."""
-    kept = {"token_file": str(token_path)} if token_path else {}
-    return new_event("page", url=url, **kept)
+    return new_event("page", url=url, **({"token_file": str(token_path)} if token_path else {}))
 
 
 def page_words(event: Mapping[str, object], *, terminal: bool) -> str:
@@ -148,11 +138,11 @@ def _progress(event: Event) -> str | None:
     if (state := event.get("state")) != "training":
         words = _AT_THE_END.get(str(state))
         return words and f"{parts[0]}  {words}"
-    loss, pace = float_of(event, "loss"), float_of(event, "steps_per_s")
-    if loss is not None:
+    if (loss := float_of(event, "loss")) is not None:
         parts.append(f"loss {loss:.3f}")
     parts.append(f"rounds {int_of(event, 'rounds') or 0}")
     parts.append(f"sent {megabytes(float_of(event, 'bytes_sent') or 0.0)}")
+    pace = float_of(event, "steps_per_s")
     if tokens_per_s := float_of(event, "tokens_per_s"):
         parts.append(f"{tokens_per_s:,.0f} tokens/s")
     elif pace:
@@ -172,46 +162,16 @@ def _validation_loss(event: Event) -> str:
     return f"validation loss {told}{listed(event.get('val_metrics'))}"
 
 
-def _validation(event: Event) -> str | None:
-    words = _validation_loss(event)
-    return f"step {_Field(event.get('step'))}  {words}" if words else None
-
-
-def _round_failed(event: Event) -> str:
-    missing = names_of(event, "waiting_for")
-    told = "round {round} of fragment {fragment} failed: {reason}".format_map(_Fields(event))
-    return told + (f"; it waited for {', '.join(missing)}" if missing else "")
-
-
-def _stalled(event: Event) -> str:
-    late = ", ".join(names_of(event, "waiting_for")) or "its end"
-    words = (
-        "round {round} waits for {late}: {seconds:.0f} s so far, the last round took {last_s:.1f} s"
-    )
-    return words.format_map(_Fields(event, late=late))
-
-
-def _put_back(event: Event) -> str:
-    """Names what was not finite, and how many inner steps that has cost."""
-    what = "parameters" if event.get("fragments") else "moments of the optimizer"
-    words = (
-        "{what} not finite at step {step}: back to what they were before; {steps} inner steps "
-        "lost, {steps_lost} so far"
-    )
-    return words.format_map(_Fields(event, what=what))
-
-
 def _adopted(event: Event) -> str:
-    nobody = event.get("confirmed_by") == []
-    alone = " (no third peer has it, to compare)" if nobody else ""
-    words = "took over {donor}'s state at step {step}: {reason}{alone}"
+    words = "took over {donor}'s state at step {step}: {reason}"
+    if event.get("confirmed_by") == []:
+        words += " (no third peer has it, to compare)"
     if int_of(event, "rounds_given_up"):  # what this peer had trained, and the state has not got
         words += (
             "; its own last {rounds_given_up} rounds are given up, which were {far:.2g} % apart"
         )
     words += "; {kept_steps} steps of these come again" if int_of(event, "kept_steps") else ""
-    far = 100 * (float_of(event, "apart") or 0.0)
-    return words.format_map(_Fields(event, alone=alone, far=far))
+    return _filled(words, event, far=100 * (float_of(event, "apart") or 0.0))
 
 
 def _left(event: Event) -> str:
@@ -238,75 +198,82 @@ def _rebuilt(event: Event) -> str:
     return f"rebuilt stage {_Field(event.get('stage'))} from {' and '.join(parts) or 'nothing'}"
 
 
-def _located(event: Event) -> str | None:
-    verdict = event.get("verdict")
-    if not isinstance(verdict, Mapping):
-        return None
-    return f"{'slow' if event.get('found') is True else 'no longer slow'}: {verdict_words(verdict)}"
-
-
-def _unreachable(event: Event) -> str:
-    if not (peers := names_of(event, "peers")):
-        return "reaches every peer again"
-    return f"does not reach {', '.join(peers)}, alive all the same: check that port and the link"
-
-
-def _result(event: Event) -> str:
-    loss = _validation_loss(event)
-    words = "{reason} at step {step}: {loss}{rounds_completed} rounds, anchor {anchor_hash}"
-    return words.format_map(_Fields(event, loss=f"{loss}, " if loss else ""))
-
-
-def _exit(event: Event) -> str | None:
-    code, reason = int_of(event, "exit_code"), text_of(event, "text")
-    if code is None or exit_words(code) in ("done", "interrupted"):
-        return None
-    return exit_words(code) + (f": {reason}" if reason else "")
-
-
-# A template, or a function where the words depend on the fields.
-_WORDS: Mapping[str, str | Callable[[Event], str | None]] = {
-    "run": _run,
+_WORDS = {
     "relayed": "others cannot dial this peer: it is reached through {by}",
     "router_port": "others cannot dial this peer itself: the router leads {address} here",
     "enrolled": "let in {name} by token {token}",
     "renewed": "the certificate is renewed until {expires}",
     "metrics": "metrics for Prometheus at {url}",
-    "page": lambda event: page_words(event, terminal=sys.stdout.isatty()),
-    "awaiting": _awaiting,
     "started": "started at step {step} with {group}",
-    "progress": _progress,
-    "validation": _validation,
     "round": "round {round} of fragment {fragment}: {contributors} peers, {exchange_s:.2f} s under "
     "way, {stall_s:.2f} s waited for",
-    "round_failed": _round_failed,
-    "put_back": _put_back,
-    "stalled": _stalled,
     "skipped": "goes on at step {step}: {reason}",
-    "refused": lambda event: (
-        "a message of {sender} is not taken: {reason}"
-        + ("; it is sent again" if event.get("again") is True else "")
-    ).format_map(_Fields(event)),
-    "located": _located,
-    "left": _left,
     "handed_in": "the others have the {steps} inner steps since the last round",
     "preempted": "{source} says that this machine will go away: leaving",
-    "adopted": _adopted,
     "resumed": "goes on from {path} (--fresh starts from step 0)",
     "moves": "moves from stage {stage} to stage {to}",
-    "rebuilt": _rebuilt,
-    "member": lambda event: (
-        "{peer_changed} has left" if event.get("health") == "left" else "{peer_changed} is {health}"
-    ).format_map(_Fields(event)),
-    "unreachable": _unreachable,
     "warning": "warning: {text}",
     "checkpoint": "checkpoint {path}",
-    "result": _result,
-    "exit": _exit,
 }
 
 
-# --------------------------------------------------------------------------------- of this worker
+def _computed(kind: str, event: Event) -> str | None:
+    """The words of other events, which depend on the fields; None where there are none."""
+    match kind:
+        case "run":
+            return _run(event)
+        case "page":
+            return page_words(event, terminal=sys.stdout.isatty())
+        case "awaiting":
+            here, wanted = names_of(event, "here"), int_of(event, "wanted")
+            missing = "the others" if wanted is None else count(wanted - len(here), "more peer")
+            return f"waits for {missing} to start (here: {', '.join(here) or 'nobody'})"
+        case "progress":
+            return _progress(event)
+        case "validation" if words := _validation_loss(event):
+            return f"step {_Field(event.get('step'))}  {words}"
+        case "round_failed":
+            missed = names_of(event, "waiting_for")
+            late = f"; it waited for {', '.join(missed)}" if missed else ""
+            return _filled("round {round} of fragment {fragment} failed: {reason}", event) + late
+        case "stalled":
+            late = ", ".join(names_of(event, "waiting_for")) or "its end"
+            words = "round {round} waits for {late}: {seconds:.0f} s so far"
+            return _filled(f"{words}, the last round took {{last_s:.1f}} s", event, late=late)
+        case "put_back":
+            what = "parameters" if event.get("fragments") else "moments of the optimizer"
+            words = "not finite at step {step}: back to what they were before; {steps} inner steps"
+            return f"{what} {_filled(words, event)} lost, {_Field(event.get('steps_lost'))} so far"
+        case "refused":
+            again = "; it is sent again" if event.get("again") is True else ""
+            return _filled("a message of {sender} is not taken: {reason}", event) + again
+        case "located" if isinstance(verdict := event.get("verdict"), Mapping):
+            found = "slow" if event.get("found") is True else "no longer slow"
+            return f"{found}: {verdict_words(verdict)}"
+        case "left":
+            return _left(event)
+        case "adopted":
+            return _adopted(event)
+        case "rebuilt":
+            return _rebuilt(event)
+        case "member":
+            how = "has left" if event.get("health") == "left" else "is {health}"
+            return _filled("{peer_changed} " + how, event)
+        case "unreachable":
+            if not (peers := names_of(event, "peers")):
+                return "reaches every peer again"
+            told = f"does not reach {', '.join(peers)}, alive all the same"
+            return f"{told}: check that port and the link"
+        case "result":
+            loss = f"{words}, " if (words := _validation_loss(event)) else ""
+            words = "{reason} at step {step}: {loss}{rounds_completed} rounds, anchor {anchor_hash}"
+            return _filled(words, event, loss=loss)
+        case "exit" if (code := int_of(event, "exit_code")) is not None:
+            reason, ended = text_of(event, "text"), exit_words(code)
+            quiet = ended in ("done", "interrupted")
+            return None if quiet else ended + (f": {reason}" if reason else "")
+    return None
+
 
 # What a person must know or act on.
 _NEEDED = (
@@ -340,7 +307,11 @@ class PlainLines:
 
     def __call__(self, event: Event) -> None:
         if self._is_wanted(event) and (line := describe(event, self._joins)) is not None:
-            print_line(f"{_stamp(event)}{self._spell(line)}")
+            stamp = ""
+            if "at" in event:  # `14:02:31+0100   12.3 s  `
+                at = datetime.fromisoformat(str(event["at"]))
+                stamp = f"{at:%H:%M:%S%z} {float(str(event['time_s'])):7.1f} s  "
+            print_line(f"{stamp}{self._spell(line)}")
 
     def _is_wanted(self, event: Event) -> bool:
         if self._verbosity > 0:
@@ -354,16 +325,6 @@ class PlainLines:
             self._rounds, self._trained_s = rounds, now_s
         return event["event"] != "round"
 
-
-def _stamp(event: Event) -> str:
-    """`14:02:31+0100   12.3 s  `; empty for an event without a time."""
-    if "at" not in event:
-        return ""
-    at = datetime.fromisoformat(str(event["at"]))
-    return f"{at:%H:%M:%S%z} {float(str(event['time_s'])):7.1f} s  "
-
-
-# ------------------------------------------------------------------------------- of all of a swarm
 
 _TOLD_OF_ALL = (
     "started", "round_failed", "put_back", "stalled", "adopted", "located", "preempted", "refused",
@@ -412,34 +373,28 @@ class SwarmLines:
                 if before_s is not None and seconds < 1.5 * before_s:
                     return False
                 self._stalled_s = {key: seconds}
-                return True
             case "warning" if int_of(event, "stage") is not None:
-                return self._is_warning(text_of(event, "text") or "?", peer)
-            case "member":
-                return self._is_change(text_of(event, "peer_changed") or "?", event)
+                # Not if another worker has said it; again where one repeats it.
+                text, room = text_of(event, "text") or "?", len(self._warned) < _MAX_SEEN
+                said = self._warned.setdefault(text, set()) if room else set()
+                if said and peer not in said:
+                    said.add(peer)
+                    return False
+                said.clear()
+                said.add(peer)
+            case "member":  # doubts, deaths and returns: the rest is ordinary
+                changed, health = (
+                    text_of(event, each) or "" for each in ("peer_changed", "health")
+                )
+                rank = _WORSE.index(health.lower()) if health.lower() in _WORSE else 0
+                before = self._health.get(changed, 0)
+                if rank == before or 0 < rank < before or len(self._health) >= _MAX_SEEN:
+                    return False  # known, or a slower witness of what is a line already
+                self._health[changed] = rank
         return True
 
     def _is_first(self, *key: object) -> bool:
         if key in self._seen or len(self._seen) >= _MAX_SEEN:
             return False
         self._seen.add(key)
-        return True
-
-    def _is_warning(self, text: str, peer: str) -> bool:
-        """Not if it is of a stage and another worker has said it; again where one repeats it."""
-        said = self._warned.setdefault(text, set()) if len(self._warned) < _MAX_SEEN else set()
-        if said and peer not in said:
-            said.add(peer)
-            return False
-        said.clear()
-        said.add(peer)
-        return True
-
-    def _is_change(self, changed: str, event: Event) -> bool:
-        """Doubts, deaths and returns; that a peer joins or leaves in good order is ordinary."""
-        health, known = (text_of(event, "health") or "").lower(), self._health.get(changed, 0)
-        rank = _WORSE.index(health) if health in _WORSE else 0
-        if rank == known or 0 < rank < known or len(self._health) >= _MAX_SEEN:
-            return False  # known, or a slower witness of what is a line already
-        self._health[changed] = rank
         return True

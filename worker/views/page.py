@@ -1,10 +1,9 @@
-"""A web server on a thread of its own, which Prometheus reads figures from too; and the page: who
-may read what of it, and a server that asks the swarm every two seconds.
+"""A web server on a thread of its own, which Prometheus reads figures from too; and the page, with
+a server that asks the swarm every two seconds.
 
 The files of the page hold nothing of the run. The figures are below /api/, as JSON, for GET alone.
-On loopback they are there for this machine, and only under names of this machine: a name that
-somebody else points here would let any page that is open in a browser read along. Elsewhere a
-reader shows a token.
+On loopback they are under names of this machine only: a name that somebody else points here would
+let any page that is open in a browser read along. Elsewhere a reader shows a token.
 """
 
 import asyncio
@@ -14,19 +13,20 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
@@ -39,102 +39,6 @@ from murmuration.worker.views.history import History, Look
 _AT_ONCE = 64  # connections
 _END_S = 5.0
 _REQUEST_S = 15.0  # a connection that begins no request in it, or in twice as long, is closed
-
-
-class _WebConnection(H11Protocol):
-    """One connection, which holds an open file: it is closed where there are too many, or where it
-    asks nothing."""
-
-    _before: RequestResponseCycle | None = None  # its request at the last look
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > _AT_ONCE:
-            transport.close()
-        else:
-            self.loop.call_later(_REQUEST_S, self._look)
-
-    def _look(self) -> None:
-        if self.cycle is self._before:
-            self.transport.close()
-        else:
-            self._before = self.cycle
-            self.loop.call_later(_REQUEST_S, self._look)
-
-
-class WebServer:
-    """Serves an application until closed.
-
-    Args:
-        option: the option of the command line that names the address.
-        address: HOST:PORT; port 0 takes a free one.
-        folder: the folder with the certificate to speak HTTPS with; None: HTTP.
-
-    Attributes:
-        url: of the root, with a slash at its end.
-
-    Raises:
-        OSError: it cannot listen there, or there is no certificate; says how to go on.
-    """
-
-    def __init__(self, option: str, address: str, app: ASGIApp, folder: Path | None = None) -> None:
-        host, port = split_address(address)
-        try:
-            self._socket = _bound(host, port)
-        except OSError as error:
-            raise OSError(cannot_listen(option, address, error)) from error
-        config = uvicorn.Config(
-            app,
-            log_config=None,  # requests are logged nowhere
-            access_log=False,
-            server_header=False,
-            limit_concurrency=_AT_ONCE,
-            timeout_keep_alive=10,
-            timeout_graceful_shutdown=1,
-            http=_WebConnection,
-            ws="none",
-            loop="asyncio",
-        )
-        config.load()
-        if folder is not None:
-            config.ssl = _tls(folder)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name=f"murmur {option}", daemon=True)
-        self._thread.start()
-        scheme = "http" if folder is None else "https"
-        self.url = f"{scheme}://{join_address(host, self._socket.getsockname()[1])}/"
-
-    def close(self) -> None:
-        """Serves no more, and frees the port."""
-        self._server.should_exit = True
-        self._thread.join(_END_S)
-        self._socket.close()
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve([self._socket]))
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen()
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _tls(folder: Path) -> ssl.SSLContext:
-    """Raises OSError: there is no certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / FOLDER / "certificate.pem", folder / FOLDER / "key.pem")
-    return context
-
-
 EVERY_S = 2.0
 PEERS_PER_S = 32  # a large swarm is asked less often
 _STATIC = Path(__file__).with_name("static")
@@ -160,93 +64,139 @@ HEADERS = {
 }
 
 
+class _WebConnection(H11Protocol):
+    """A connection, which holds an open file: closed if there are too many, or it asks nothing."""
+
+    _before: RequestResponseCycle | None = None  # its request at the last look
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _AT_ONCE:
+            transport.close()
+        else:
+            self.loop.call_later(_REQUEST_S, self._look)
+
+    def _look(self) -> None:
+        if self.cycle is self._before:
+            self.transport.close()
+        else:
+            self._before = self.cycle
+            self.loop.call_later(_REQUEST_S, self._look)
+
+
+class WebServer:
+    """Serves an application until closed. Raises OSError: it cannot listen there, or there is no
+    certificate; says how to go on.
+
+    Args:
+        option: the option of the command line that names the address.
+        address: HOST:PORT; port 0 takes a free one.
+        folder: the folder with the certificate to speak HTTPS with; None: HTTP.
+
+    Attributes: url: of the root, with a slash at its end.
+    """
+
+    def __init__(self, option: str, address: str, app: ASGIApp, folder: Path | None = None) -> None:
+        host, port = split_address(address)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise OSError(cannot_listen(option, address, error)) from error
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # requests are logged nowhere
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_AT_ONCE,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=1,
+            http=_WebConnection,
+            ws="none",
+            loop="asyncio",
+        )
+        config.load()
+        if folder is not None:
+            kept = folder / FOLDER
+            config.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            config.ssl.load_cert_chain(kept / "certificate.pem", kept / "key.pem")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._server.serve([self._socket])),
+            name=f"murmur {option}",
+            daemon=True,
+        )
+        self._thread.start()
+        scheme = "http" if folder is None else "https"
+        self.url = f"{scheme}://{join_address(host, self._socket.getsockname()[1])}/"
+
+    def close(self) -> None:
+        """Serves no more, and frees the port."""
+        self._server.should_exit = True
+        self._thread.join(_END_S)
+        self._socket.close()
+
+
 def page_app(
     history: History,
     token: str | None,
-    beside: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
 ) -> Starlette:
-    """The application.
-
-    Args:
-        token: that a reader of the figures shows; None: whoever is on this machine may read them.
-        beside: what runs while it serves.
-    """
+    """The application. Args: token: that a reader of the figures shows; None: anybody on this
+    machine may read them; beside: what runs while it serves."""
 
     async def swarm(request: Request) -> Response:
-        if token is not None and not _is_shown(request, token):
-            return JSONResponse({"error": "it wants the page's token"}, 401)
+        if token is not None:
+            shown = request.headers.get("authorization", "")
+            given = shown.removeprefix(_SCHEME) if shown.startswith(_SCHEME) else ""
+            # Compared in the same time wherever it differs.
+            if not hmac.compare_digest(given.encode(), token.encode()):
+                return JSONResponse({"error": "it wants the page's token"}, 401)
         try:
             since_s = float(request.query_params.get("since", "0"))
         except ValueError:
             return JSONResponse({"error": "since: seconds since 1970"}, 400)
         return JSONResponse(history.since(since_s))
 
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        if beside is None:
-            yield
-            return
-        async with beside():
-            yield
+    async def file(request: Request) -> Response:
+        name, media_type = _FILES[request.url.path]
+        return FileResponse(_STATIC / name, media_type=media_type)
 
     hosts = [*THIS_MACHINE] if token is None else ["*"]
     return Starlette(
         routes=[
-            *(Route(path, _served(*file), methods=["GET"]) for path, file in _FILES.items()),
+            *(Route(path, file, methods=["GET"]) for path in _FILES),
             Route("/api/swarm", swarm, methods=["GET"]),
         ],
         middleware=[
-            Middleware(_Headers),
+            Middleware(BaseHTTPMiddleware, dispatch=_with_headers),
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
             Middleware(GZipMiddleware, minimum_size=1000, compresslevel=3),
         ],
-        lifespan=lifespan,
+        lifespan=lambda _app: beside(),
     )
 
 
-def _served(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    async def serve(_request: Request) -> Response:
-        return FileResponse(_STATIC / name, media_type=media_type)
-
-    return serve
-
-
-def _is_shown(request: Request, token: str) -> bool:
-    """Compared in the same time wherever it differs."""
-    shown = request.headers.get("authorization", "")
-    given = shown.removeprefix(_SCHEME) if shown.startswith(_SCHEME) else ""
-    return hmac.compare_digest(given.encode(), token.encode())
-
-
-class _Headers:
+async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
     """Adds what every answer says, refusals too."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                pairs = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
-                message["headers"] = [*message["headers"], *pairs]
-            await send(message)
-
-        await self._app(scope, receive, sent)
+    response = await answer(request)
+    response.headers.update(HEADERS)
+    return response
 
 
 class PageServer(WebServer):
-    """Serves the page from a thread of its own, until closed.
+    """Serves the page from a thread of its own, until closed. Raises OSError: it cannot listen
+    there, or the token cannot be kept; says how to go on.
 
     Args:
         look: asks the swarm; called on a thread of this server's. May raise OSError, RuntimeError
             or TimeoutError when nobody answers: the page then shows what was last seen.
         encrypted: whether to speak HTTPS off loopback, with the certificate in the folder.
 
-    Attributes:
-        token_path: the file with what readers have to show; None on loopback.
-
-    Raises:
-        OSError: it cannot listen there, or the token cannot be kept; says how to go on.
+    Attributes: token_path: the file with what readers have to show; None on loopback.
     """
 
     def __init__(self, place: PagePlace, look: Callable[[], Look], *, encrypted: bool) -> None:
@@ -257,31 +207,28 @@ class PageServer(WebServer):
             token, self.token_path = page_token(place.folder)
         self._look, self.history = look, History(EVERY_S)
         app = page_app(self.history, token, self._looking)
-        super().__init__(
-            "--web", place.address, app, place.folder if encrypted and public else None
-        )
+        certified = place.folder if encrypted and public else None
+        super().__init__("--web", place.address, app, certified)
 
     @asynccontextmanager
     async def _looking(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._look_on())
+        async def look_on() -> None:
+            while True:
+                began_s, peers = time.monotonic(), 0
+                with suppress(OSError, RuntimeError, TimeoutError):
+                    look = await asyncio.to_thread(self._look)
+                    self.history.add(look)
+                    peers = len(look.answers)
+                pause_s = max(EVERY_S, peers / PEERS_PER_S)
+                await asyncio.sleep(max(0.1, began_s + pause_s - time.monotonic()))
+
+        task = asyncio.create_task(look_on())
         yield
         task.cancel()
 
-    async def _look_on(self) -> None:
-        while True:
-            began_s = time.monotonic()
-            peers = 0
-            with suppress(OSError, RuntimeError, TimeoutError):
-                look = await asyncio.to_thread(self._look)
-                self.history.add(look)
-                peers = len(look.answers)
-            pause_s = max(EVERY_S, peers / PEERS_PER_S)
-            await asyncio.sleep(max(0.1, began_s + pause_s - time.monotonic()))
-
 
 def page_token(folder: Path) -> tuple[str, Path]:
-    """The secret that a reader shows off loopback, and its file, which only its user can read; a
-    new one where there is none. Raises OSError."""
+    """The secret that a reader shows off loopback, and its file. Raises OSError."""
     path = folder / FOLDER / _TOKEN
     if path.exists() and (kept := path.read_text().strip()):
         return kept, path

@@ -1,8 +1,5 @@
-"""Each peer of a run in short, and the figures and the table that every view draws of them.
-
-`murmur status --watch` and the page make a summary of what the peers say, `murmur swarm` of their
-events, a report of either.
-"""
+"""Each peer of a run in short, and the figures and the table that every view draws of them: `murmur
+status` and the page of what peers say, `murmur swarm` of events, a report of either."""
 
 import io
 import math
@@ -95,8 +92,11 @@ def summary_of(
     """
     said: Document = {} if own is None else own
     either: Document = member if own is None else own
-    traffic = map_of(said, "traffic")
-    rounds = map_of(said, "rounds") or {"completed": _applied(member)}
+    traffic, rounds = map_of(said, "traffic"), map_of(said, "rounds")
+    if not rounds:  # of a peer that does not answer: by the versions of its fragments
+        versions = member.get("versions")
+        counted = [v for v in versions if type(v) is int] if isinstance(versions, list) else []
+        rounds = {"completed": sum(counted) if counted else None}
     health, phase = (
         shown(text_of(map_, key) or "?") for map_, key in ((member, "health"), (either, "phase"))
     )
@@ -149,21 +149,11 @@ def maps_of(document: Document, key: str) -> list[Document]:
     return [v for v in values if isinstance(v, Mapping)] if isinstance(values, list) else []
 
 
-def _applied(member: Document) -> int | None:
-    """Rounds of a peer that does not answer: by the versions of its fragments."""
-    versions = member.get("versions")
-    counted = [each for each in versions if type(each) is int] if isinstance(versions, list) else []
-    return sum(counted) if counted else None
-
-
 def _counts(document: Document, key: str) -> dict[str, int]:
     """Above 0, by reason or peer."""
     counts = map_of(document, key)
     found = {shown(str(name)): int_of(counts, name) or 0 for name in list(counts)[:_MAX_FACTS]}
     return {name: count for name, count in found.items() if count}
-
-
-# -------------------------------------------------------------------------------------- all peers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,17 +184,11 @@ class SwarmSummary:
     @property
     def left_s(self) -> float | None:
         """How long the slowest peer still needs, at the pace of now."""
-        if self.steps is None:
+        if (steps := self.steps) is None:
             return None
         paces = [(peer.step, peer.steps_per_s) for peer in self.working]
-        left = [max(0, self.steps - step) / pace for step, pace in paces if pace]
+        left = [max(0, steps - step) / pace for step, pace in paces if pace]
         return max(filter(math.isfinite, left), default=None)
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """The sum over all peers; None where the task does not count in tokens."""
-        told = [peer.tokens_per_s for peer in self.working if peer.tokens_per_s is not None]
-        return sum(told) if told else None
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, value) of what is told of all."""
@@ -213,20 +197,18 @@ class SwarmSummary:
         if self.step or self.steps:
             of = f" of {self.steps:,}" if self.steps else ""
             facts.append(("step", f"{self.step:,}{of}"))
-        losses = [peer.loss for peer in self.working if peer.loss is not None]
-        if losses:
+        if losses := [peer.loss for peer in self.working if peer.loss is not None]:
             facts.append(("loss", f"{sum(losses) / len(losses):.3f}"))
-        validated = [(p.step, p.val_loss) for p in self.peers if p.val_loss is not None]
-        if validated:
+        if validated := [(p.step, p.val_loss) for p in self.peers if p.val_loss is not None]:
             facts.append(("validation loss", f"{max(validated)[1]:.3f}"))
         if rounds := max((peer.rounds_completed or 0 for peer in self.peers), default=0):
             facts.append(("rounds", f"{rounds:,}"))
-        if self.tokens_per_s is not None:
-            facts.append(("tokens a second", f"{self.tokens_per_s:,.0f}"))
+        if paces := [p.tokens_per_s for p in self.working if p.tokens_per_s is not None]:
+            facts.append(("tokens a second", f"{sum(paces):,.0f}"))
         if sent := sum(peer.bytes_sent or 0 for peer in self.peers):
             facts.append(("sent by all", size(sent)))
-        if self.left_s is not None:
-            facts.append(("to go", f"about {duration(self.left_s)}"))
+        if (left_s := self.left_s) is not None:
+            facts.append(("to go", f"about {duration(left_s)}"))
         return facts
 
     def line(self) -> str:
@@ -303,18 +285,10 @@ _COLUMNS: Mapping[str, Cell] = {
 }
 
 
-# ------------------------------------------------------------------------------------------- drawn
-
-
 def drawn_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], align: str, title: str = "", **more: Any
 ) -> Table:
-    """Columns below a rule; states have colours.
-
-    Args:
-        align: `<` or `>` for each column.
-        more: of rich's table.
-    """
+    """Columns below a rule, each aligned by `<` or `>`; states have colours."""
     drawn = Table(
         box=box.SIMPLE_HEAD,
         title=Text(title) if title else None,
@@ -334,8 +308,7 @@ def drawn_table(
 def text_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, align: str | None = None
 ) -> str:
-    """The same as text, as wide as it takes. Args: align: by default the first column is to the
-    left, the others right."""
+    """The same as text, as wide as it takes; by default the first column is to the left."""
     console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
     with console.capture() as said:
         console.print(drawn_table(heads, rows, align or "<" + ">" * (len(heads) - 1)))

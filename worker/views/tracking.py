@@ -1,8 +1,7 @@
 """Figures of a run for trackers of experiments: TensorBoard, Weights & Biases, trackio.
 
-Which figures there are stands here once, taken from the events that the log has; what a tracker is
-told does not depend on which it is. They are told on a thread of their own: one that is slow loses
-figures, and holds nothing up.
+All are told the same figures, taken from the events that the log has, on a thread of their own: one
+that is slow loses figures, and holds nothing up.
 """
 
 import importlib
@@ -10,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from murmuration.protos.events import float_of, int_of
 from murmuration.worker.errors import ConfigError
@@ -38,20 +37,8 @@ _OF_ROUND = {"exchange_s": "rounds/exchange_s", "stall_s": "rounds/stall_s"}
 Event = dict[str, object]
 
 
-class Tracker(Protocol):
-    """One tracker. Called on one thread."""
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Takes figures by name."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        ...
-
-
 class TensorBoard:
-    """Event files in OUT/tensorboard."""
+    """Event files in OUT/tensorboard. It and `TrackedRun` are called on one thread."""
 
     def __init__(self, module: Any, out: Path, peer: str) -> None:
         self._writer = module.SummaryWriter(str(out / "tensorboard" / peer))
@@ -65,8 +52,7 @@ class TensorBoard:
 
 
 class TrackedRun:
-    """Weights & Biases, or trackio, which has the same functions. Their own variables apply, such
-    as WANDB_MODE=offline."""
+    """Weights & Biases, or trackio, which has the same functions; their own variables apply."""
 
     def __init__(self, module: Any, out: Path, peer: str) -> None:
         where = {"dir": str(out)} if module.__name__ == "wandb" else {}
@@ -83,20 +69,28 @@ class TrackedRun:
 class Trackers:
     """Passes a worker's events on, and tells trackers of them. any thread.
 
-    Args:
-        names: of `TRACKERS`.
-        out, peer: the worker's folder and name.
-        announce: takes each event too.
-
-    Raises:
-        ConfigError: a library is missing, or cannot begin.
+    Args: names: of `TRACKERS`; out, peer: the worker's folder and name; announce: takes each event
+        too. Raises ConfigError: a library is missing, or cannot begin.
     """
 
     def __init__(
         self, names: Sequence[str], out: Path, peer: str, announce: Callable[[Event], None]
     ) -> None:
-        found = {name: _imported(name) for name in names}  # all, before any writes a file
-        self._trackers = [_begun(name, module, out, peer) for name, module in found.items()]
+        modules = {}
+        for name in names:  # all, before any writes a file
+            try:
+                modules[name] = importlib.import_module(_MODULES[name])
+            except ImportError as error:
+                raise ConfigError(
+                    f"--track {name}: it is not installed: pip install 'murmuration[{name}]'"
+                ) from error
+        self._trackers: list[TensorBoard | TrackedRun] = []
+        for name, module in modules.items():
+            kind = TensorBoard if name == "tensorboard" else TrackedRun
+            try:
+                self._trackers.append(kind(module, out, peer))
+            except Exception as error:  # of a library
+                raise ConfigError(f"--track {name}: it cannot begin: {error}") from error
         self._announce, self._step = announce, 0
         self._waiting: queue.Queue[tuple[dict[str, float], int] | None]
         self._waiting = queue.Queue(_MOST_WAITING)
@@ -151,21 +145,3 @@ def figures_of(event: Mapping[str, object]) -> dict[str, float]:
 def _named(event: Mapping[str, object], names: Mapping[str, str]) -> dict[str, float]:
     found = {name: float_of(event, key) for key, name in names.items()}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _imported(name: str) -> Any:
-    """Raises ConfigError."""
-    try:
-        return importlib.import_module(_MODULES[name])
-    except ImportError as error:
-        raise ConfigError(
-            f"--track {name}: it is not installed: pip install 'murmuration[{name}]'"
-        ) from error
-
-
-def _begun(name: str, module: Any, out: Path, peer: str) -> Tracker:
-    """Raises ConfigError."""
-    try:
-        return (TensorBoard if name == "tensorboard" else TrackedRun)(module, out, peer)
-    except Exception as error:  # of a library
-        raise ConfigError(f"--track {name}: it cannot begin: {error}") from error

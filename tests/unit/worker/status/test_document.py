@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 from murmuration.protos.events import new_event
-from murmuration.worker.status import LagMonitor, RoundLog
 from murmuration.worker.status import document as lag
+from murmuration.worker.status.document import LagMonitor, RoundLog
 
 
 class Clock:
