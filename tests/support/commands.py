@@ -3,7 +3,7 @@
 import click
 from click.testing import CliRunner
 
-from murmuration.worker.cli import exit_code_of
+from murmuration.protos.exit_codes import MurmurError
 
 
 def printed(command: click.Command, *args: object) -> str:
@@ -16,7 +16,7 @@ def printed(command: click.Command, *args: object) -> str:
 def refused(command: click.Command, code: int, *args: object) -> str:
     """The one line that refuses these arguments; `murmur` must end with this exit code."""
     result = CliRunner().invoke(command, [str(arg) for arg in args])
-    assert isinstance(result.exception, Exception), result.output
-    assert exit_code_of(result.exception) == code
+    assert isinstance(result.exception, MurmurError), result.output
+    assert result.exception.exit_code == code
     assert "\n" not in str(result.exception)
     return str(result.exception)

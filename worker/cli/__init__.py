@@ -75,30 +75,24 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.UsageError as error:
-        click.echo(f"murmur: {_usage_line(error)}", err=True)
+    except click.UsageError as error:  # what click says of an argument, in one line and in our form
+        said = " ".join(error.format_message().split()).rstrip(".")
+        said = said.replace(". Did you", "; did you").replace(". (Did you", " (did you")
+        command = error.ctx.command_path if error.ctx else "murmur"
+        said = f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'}"
+        click.echo(f"murmur: {said} see `{command} --help`", err=True)
         sys.exit(ExitCode.USAGE)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except Exception as error:
-        if lacks_memory(error):
-            click.echo(f"murmur: {_NO_MEMORY}", err=True)
-            sys.exit(ExitCode.FAILED)
-        code = exit_code_of(error)
-        if code is None:
-            raise
+    except MurmurError as error:
         click.echo(f"murmur: {shown(' '.join(str(error).split()), _MAX_LINE)}", err=True)
-        sys.exit(code)
-
-
-def _usage_line(error: click.UsageError) -> str:
-    """What click says of an argument, in one line and in our form."""
-    said = " ".join(error.format_message().split()).rstrip(".")
-    said = said.replace(". Did you", "; did you").replace(". (Did you", " (did you")
-    command = error.ctx.command_path if error.ctx else "murmur"
-    stop = "" if said.endswith("?") else ";"
-    return f"{said[:1].lower()}{said[1:]}{stop} see `{command} --help`"
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        click.echo(f"murmur: {_NO_MEMORY}", err=True)
+        sys.exit(ExitCode.FAILED)
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -111,8 +105,3 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, ImportError | RuntimeError) and any(
         each in said for each in _REFUSED_MEMORY
     )
-
-
-def exit_code_of(error: Exception) -> int | None:
-    """The documented exit code of an error meant for the user; None for a defect."""
-    return error.exit_code if isinstance(error, MurmurError) else None

@@ -7,40 +7,38 @@ import socket
 import sys
 import uuid
 import zlib
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from murmuration.protos.addresses import (
-    is_loopback,
-    join_address,
-    split_address,
-)
+from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import listed, measured, perplexity
+from murmuration.protos.files import RESULTS
 from murmuration.worker.cli.options import RunFlags, option, options, track_option, web_option
 from murmuration.worker.errors import UsageError
+from murmuration.worker.folder import NOTHING, remembered
+from murmuration.worker.identity import Authority, Identity, token_from
+from murmuration.worker.node.own_address import Addresses, FoundHost, served_at
 from murmuration.worker.node.supervision import check_memory, end_on_sigterm
+from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import PlainLines, announce_as_json
+from murmuration.worker.views.tracking import Trackers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import Config
-    from murmuration.worker.daemon import WorkerOptions
-    from murmuration.worker.identity import Identity
     from murmuration.worker.node.newcomer import Newcomer
-    from murmuration.worker.node.own_address import Addresses, FoundHost
     from murmuration.worker.training.export import Layout
-    from murmuration.worker.views import PagePlace
 
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
+_warn = partial(click.echo, err=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +48,7 @@ class WorkerFlags:
     name: str | None = option("--name", help="Name this peer.  [default: from the host and --out]")
     listen: str = option("--listen", default="127.0.0.1:0", help="Listen on this HOST:PORT.")
     advertise: str | None = option(
-        "--advertise",
-        help="Tell others to dial this HOST:PORT; `router`: a port that it opens.",
+        "--advertise", help="Tell others to dial this HOST:PORT; `router`: a port that it opens."
     )
     coordinator: str | None = option("--coordinator", help="Use the coordinator at this HOST:PORT.")
     proxy: str | None = option("--proxy", help="Reach others through an HTTP CONNECT proxy.")
@@ -117,8 +114,8 @@ class WorkerFlags:
     )
 
     def share_cores(self) -> None:
-        """Where all peers are on this machine, threads of torch that wait for others sleep, unless
-        --threads has shared out the cores.
+        """Lets threads of torch that wait for others sleep, where all peers are on this machine and
+        --threads has not shared out the cores.
 
         By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. A
         worker that has its cores for itself is up to half faster so. Before torch is loaded, which
@@ -127,13 +124,11 @@ class WorkerFlags:
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     @property
-    def addresses(self) -> "Addresses":
+    def addresses(self) -> Addresses:
         """Where this peer serves, and is dialled."""
-        from murmuration.worker.node.own_address import Addresses
-
         return Addresses(self.listen, self.advertise)
 
-    def found(self, contacts: Sequence[str], seen_from: str = "") -> "FoundHost | None":
+    def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
         """As `Addresses.found`; what a proxy's peers see is the proxy."""
         return self.addresses.found(contacts, "" if self.proxy else seen_from)
 
@@ -147,52 +142,37 @@ class WorkerFlags:
         self,
         contacts: Sequence[str],
         wait_s: float | None = None,
-        tell: "Callable[[str], None]" = lambda line: click.echo(line, err=True),
+        tell: Callable[[str], None] = _warn,
     ) -> "Newcomer":
         """Asks those at these addresses, and members of the run that OUT remembers."""
-        from murmuration.worker.folder import NOTHING, remembered
         from murmuration.worker.node.newcomer import Newcomer
 
-        return Newcomer(
-            contacts,
-            proxy=self.proxy,
-            wait_s=wait_s,
-            remembered=NOTHING if self.fresh else remembered(self.out, contacts, tell),
-            tell=tell,
-        )
+        known = NOTHING if self.fresh else remembered(self.out, contacts, tell)
+        return Newcomer(contacts, proxy=self.proxy, wait_s=wait_s, remembered=known, tell=tell)
 
-    def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> "Identity | None":
+    def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> Identity | None:
         """As `Admission.identity`, which says what is raised."""
-        from murmuration.worker.identity import token_from
         from murmuration.worker.node.admission import Admission
 
-        admission = Admission(
+        return Admission(
             folder=self.out,
             default_name=_default_name(self.out),
             name=self.name,
-            token=token_from(
-                self.token, self.token_file, tell=lambda line: click.echo(line, err=True)
-            ),
+            token=token_from(self.token, self.token_file, tell=_warn),
             insecure=self.insecure,
             public=self.addresses.public,
             listen=self.listen,
             trial=trial,
-        )
-        return admission.identity(newcomer)
+        ).identity(newcomer)
 
     @property
     def metrics_address(self) -> str | None:
         """HOST:PORT to serve Prometheus at. Raises UsageError."""
-        from murmuration.worker.node.own_address import served_at
-
         return served_at(f"--metrics {self.metrics}", self.metrics)
 
     @property
-    def page_place(self) -> "PagePlace | None":
+    def page_place(self) -> PagePlace | None:
         """Where to serve the page. Raises UsageError."""
-        from murmuration.worker.node.own_address import served_at
-        from murmuration.worker.views import PagePlace
-
         address = served_at(f"--web {self.web}", self.web)
         return None if address is None else PagePlace(address, self.out)
 
@@ -207,8 +187,7 @@ class WorkerFlags:
         return False if self.fresh else self.resume or None
 
     def held_stage(self) -> int | None:
-        """The stage of the checkpoint to go on from; None where there is none. Raises
-        CheckpointError: with --resume there must be one."""
+        """The stage of the checkpoint to go on from, if there is one. Raises CheckpointError."""
         from murmuration.worker.training.checkpoint import held_stage, load
 
         folder = self.out / "checkpoints"
@@ -216,21 +195,6 @@ class WorkerFlags:
         if held is None and self.resume:
             load(folder)  # says what is wrong
         return held
-
-    @contextmanager
-    def tracked(self, worker: "WorkerOptions", config: "Config") -> "Iterator[WorkerOptions]":
-        """The options of a worker whose events trackers are told of too. Raises ConfigError."""
-        names = (*dict.fromkeys((*self.track, *config.run.track)),)
-        if not names:
-            yield worker
-            return
-        from murmuration.worker.views.tracking import Trackers
-
-        trackers = Trackers(names, self.out, worker.node.peer, worker.announce)
-        try:
-            yield replace(worker, announce=trackers)
-        finally:
-            trackers.close()
 
 
 @click.command()
@@ -273,11 +237,12 @@ def up(
     wanted = min_peers or (2 if joins else 1)
     if config.stages.count > 1 and flags.stage is None:
         flags = replace(flags, stage=flags.held_stage())
-    if config.stages.count > 1 and flags.stage is None:
-        raise UsageError(
-            f"this run has {config.stages.count} stages: say which one this worker serves with "
-            f"--stage 0 to {config.stages.count - 1}, or join a run under way with `murmur join`"
-        )
+        if flags.stage is None:
+            raise UsageError(
+                f"this run has {config.stages.count} stages: say which one this worker serves with "
+                f"--stage 0 to {config.stages.count - 1}, or join a run under way with `murmur "
+                "join`"
+            )
     _check_cut(config, flags.stage)
     contacts = [*joins, *([flags.coordinator] if flags.coordinator else [])]
     with flags.newcomer(contacts, wait_s) as newcomer:
@@ -328,7 +293,7 @@ def join(
         first = newcomer.ask_run(identity)
         check_version(first)
         if warning := clock_warning(first):
-            click.echo(f"warning: {warning}", err=True)
+            _warn(f"warning: {warning}")
         found = flags.found([first.address], first.seen_from)
         if first.coordinated:
             flags = replace(flags, coordinator=first.address)
@@ -352,9 +317,7 @@ def join(
 def addresses_and_run(
     words: Sequence[str], config: Path | None
 ) -> tuple[tuple[str, ...], Path | None]:
-    """What `join` and `doctor` are given, in any order: addresses, and the run's TOML file.
-
-    Raises UsageError: two files."""
+    """Splits words into addresses and the run's TOML file. Raises UsageError: two files."""
     files = [each for each in words if each.endswith(".toml") or Path(each).is_file()]
     if len(files) + (config is not None) > 1:
         named = " and ".join([*files, *([f"--config {config}"] if config else [])])
@@ -384,13 +347,8 @@ _of_task = click.option(
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of what is drawn.")
 @_of_task
 def generate(
-    run: Path,
-    prompt: str,
-    n_tokens: int,
-    temperature: float,
-    seed: int,
-    settings: tuple[str, ...],
-) -> int:
+    run: Path, prompt: str, n_tokens: int, temperature: float, seed: int, settings: tuple[str, ...]
+) -> None:
     """Continue PROMPT with the newest anchor under the folder RUN."""
     # A token is little work for many threads, and one that has no core holds all others up.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -399,7 +357,6 @@ def generate(
     pieces = generate_text(run, prompt, n_tokens, temperature, seed, settings)
     for piece in chain((prompt,), pieces, ("\n",)):
         click.echo(piece, nl=False)  # which flushes: to be read while the next one is made
-    return 0
 
 
 @click.command()
@@ -412,7 +369,7 @@ def generate(
     help="The part of the text.",
 )
 @_of_task
-def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> int:
+def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> None:
     """Print loss and perplexity of the newest anchor under the folder RUN.
 
     It takes the batches of a run's report.
@@ -424,7 +381,6 @@ def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> int:
     found = evaluate_checkpoint(saved, split=split, settings=settings)
     figures = f"loss {measured(found.loss, found.error)}, perplexity {perplexity(found.loss)}"
     click.echo(f"{saved.path}: {split} {figures}{listed(found.metrics)}")
-    return 0
 
 
 @click.command()
@@ -437,7 +393,7 @@ def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> int:
     help="Write Hugging Face's layout or only the tensors.  [default: hf where the model has it]",
 )
 @_of_task
-def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, ...]) -> int:
+def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, ...]) -> None:
     """Write the newest anchor under the folder RUN to DIR, for others to load.
 
     DIR/model.safetensors holds parameters and buffers by name. In Hugging Face's layout
@@ -448,7 +404,6 @@ def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, .
 
     path, what = export_anchor(run, out, layout, settings)
     click.echo(f"{path}: {what}")
-    return 0
 
 
 @click.command()
@@ -459,7 +414,7 @@ def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, .
     help="Write the checkpoint to this folder.  [default: RUN/assembled]",
 )
 @_of_task
-def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> int:
+def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> None:
     """Put the newest checkpoints of all stages below the folder RUN together.
 
     A run that ends in good order has done so already. This is for one that was cut off. If its
@@ -477,21 +432,19 @@ def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> int:
         ) from error
     if len(set(steps.values())) > 1:
         told = ", ".join(f"{stage} -> {step}" for stage, step in steps.items())
-        click.echo(
+        _warn(
             f"warning: the newest checkpoints of the stages are of different steps "
-            f"(stage -> step: {told}); the model is a mixture, named after the least",
-            err=True,
+            f"(stage -> step: {told}); the model is a mixture, named after the least"
         )
     click.echo(path)
-    return 0
 
 
 def _run(
     config: "Config",
     flags: WorkerFlags,
     waits: "JoinConfig",
-    found: "FoundHost | None",
-    identity: "Identity | None",
+    found: FoundHost | None,
+    identity: Identity | None,
 ) -> int:
     """Args: waits: whom to join and wait for; found: the host to advertise, if none was given."""
     import torch
@@ -529,8 +482,12 @@ def _run(
         else PlainLines(_joins(flags, identity), flags.verbose - flags.quiet),
         identity=identity,
     )
-    with flags.tracked(worker, config) as tracked:
-        code = run_worker(config, tracked)
+    with ExitStack() as stack:
+        if names := tuple(dict.fromkeys((*flags.track, *config.run.track))):
+            trackers = Trackers(names, flags.out, node.peer, worker.announce)
+            stack.callback(trackers.close)
+            worker = replace(worker, announce=trackers)
+        code = run_worker(config, worker)
     if flags.reports and code == ExitCode.DONE:
         _report(flags)
     return code
@@ -538,8 +495,6 @@ def _run(
 
 def _report(flags: WorkerFlags) -> None:
     """Of all peers, where there were others: by the command of that name."""
-    from murmuration.protos.files import RESULTS
-
     context = click.get_current_context()
     group = context.find_root().command
     try:
@@ -551,7 +506,7 @@ def _report(flags: WorkerFlags) -> None:
             if command is not None:
                 context.invoke(command, run=flags.out, quiet=quiet, **options)
     except Exception as error:  # the run is over, and its exit code says how
-        click.echo(f"murmur: no report of all peers: {error}", err=True)
+        _warn(f"murmur: no report of all peers: {error}")
 
 
 def _check_cut(config: "Config", stage: int | None) -> None:
@@ -569,11 +524,9 @@ def _default_name(out: Path) -> str:
     return f"{socket.gethostname()}-{zlib.crc32(place.encode()):08x}"
 
 
-def _joins(flags: WorkerFlags, identity: "Identity | None") -> str:
+def _joins(flags: WorkerFlags, identity: Identity | None) -> str:
     """What lets another machine in, as it is typed. A token is a secret: it is made for a terminal
     only, never for what may be a log."""
-    from murmuration.worker.identity import Authority
-
     if identity is None:
         return "--insecure" if flags.insecure else ""
     if (authority := Authority.load(flags.out)) is None:

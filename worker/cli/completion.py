@@ -7,7 +7,7 @@ from click.shell_completion import get_completion_class
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def completion(context: click.Context, shell: str) -> int:
+def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of a shell.
 
     \b
@@ -18,4 +18,3 @@ def completion(context: click.Context, shell: str) -> int:
     found = get_completion_class(shell)
     assert found is not None, "click knows these three"
     click.echo(found(context.find_root().command, {}, "murmur", "_MURMUR_COMPLETE").source())
-    return 0

@@ -12,21 +12,29 @@ from typing import TYPE_CHECKING
 
 import click
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
 from murmuration.worker.cli.options import RunFlags, options
-from murmuration.worker.errors import MurmurError, UsageError
-from murmuration.worker.identity import Identity
-from murmuration.worker.node.supervision import check_memory
+from murmuration.worker.errors import MurmurError, PeersUnreachable, UsageError
+from murmuration.worker.folder import is_taken
+from murmuration.worker.identity import Identity, IdentityError
+from murmuration.worker.membership import Member
+from murmuration.worker.node.own_address import ROUTER, source_host
+from murmuration.worker.node.supervision import allow_open_files, check_memory, memory_bytes
+from murmuration.worker.transport import AddressInUse, Caller, Method, Stream, TransportError
 
 if TYPE_CHECKING:
     from murmuration.worker.manifest import Manifest
     from murmuration.worker.node.newcomer import FirstAnswer, Newcomer
-    from murmuration.worker.transport import Caller, Stream, Transport
     from murmuration.worker.transport.grpc import GrpcTransport
 
 _NAME = "doctor"
+_OPEN = (
+    "open that port, forward it, or say with --advertise HOST:PORT where others reach it; as it "
+    "is, they reach it through relays"
+)
 _UNUSED = "fresh leave_on no_relay quiet relay_mbps reports resume stage threads track verbose"
 _CALL_S = 3.0
 _FILES = 1024
@@ -71,10 +79,9 @@ def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: W
     addresses, config = addresses_and_run(words, config)
     if len(addresses) > 1:
         raise UsageError(f"{' '.join(addresses)}: the doctor asks one peer; name one HOST:PORT")
-    address = addresses[0] if addresses else None
-    flags.check_addresses(*filter(None, (address,)))
+    flags.check_addresses(*addresses)
     check_memory()
-    findings = [*_machine(flags), *_network(address, config, said, flags)]
+    findings = [*_machine(flags), *_network(next(iter(addresses), None), config, said, flags)]
     if flags.as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -83,14 +90,13 @@ def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: W
     return 0 if all(finding.ok for finding in findings) else ExitCode.FAILED
 
 
-# ------------------------------------------------------------------------------------ the machine
-
-
 def _machine(flags: WorkerFlags) -> Iterator[Finding]:
-    from murmuration.worker.folder import is_taken
-    from murmuration.worker.node.supervision import memory_bytes
-
-    yield _files()
+    files = allow_open_files()
+    yield Finding(
+        "open files", files is None or files >= _FILES,
+        "no limit" if files is None else f"at most {files}",
+        f"allow {_FILES} with `ulimit -n {_FILES}`, or LimitNOFILE= in a systemd unit",
+    )  # fmt: skip
     out = flags.out
     there = next(
         folder for folder in (out, *Path(os.path.realpath(out)).parents) if folder.exists()
@@ -122,25 +128,10 @@ def _machine(flags: WorkerFlags) -> Iterator[Finding]:
         yield Finding("device", True, f"{device}, torch {torch.__version__}")
 
 
-def _files() -> Finding:
-    from murmuration.worker.node.supervision import allow_open_files
-
-    allowed = allow_open_files()
-    return Finding(
-        "open files", allowed is None or allowed >= _FILES,
-        "no limit" if allowed is None else f"at most {allowed}",
-        f"allow {_FILES} with `ulimit -n {_FILES}`, or LimitNOFILE= in a systemd unit",
-    )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------ the network
-
-
 def _network(
     address: str | None, config: Path | None, said: RunFlags, flags: WorkerFlags
 ) -> Iterator[Finding]:
     from murmuration.worker.node.admission import check_free
-    from murmuration.worker.transport import AddressInUse
 
     free = True
     try:
@@ -149,12 +140,14 @@ def _network(
         yield Finding.refused("address", error)
         free = False  # the rest is looked at with another port
         flags = replace(flags, listen=join_address(split_address(flags.listen)[0], 0))
-    first, identity = None, None
+    first, identity, problem = None, None, None
     if address is not None:
         with flags.newcomer([address], _CALL_S, tell=lambda line: None) as newcomer:
-            identity, problem = _identity(newcomer, flags)
-            if problem is not None:
-                yield problem
+            try:
+                identity = flags.identity(newcomer, trial=True)
+            except MurmurError as error:
+                about = "the peer" if isinstance(error, PeersUnreachable) else "token"
+                yield (problem := Finding.refused(about, error))
             if problem is None or problem.about != "the peer":
                 first, answer = _first_answer(newcomer, identity)
                 if problem is None or answer.about != problem.about:
@@ -169,29 +162,14 @@ def _network(
         yield from asyncio.run(_both_ways(address, dialled, flags, first.manifest, identity))
 
 
-def _identity(newcomer: "Newcomer", flags: WorkerFlags) -> tuple[Identity | None, Finding | None]:
-    """What this peer proves itself by, and what is wrong with that, or with the way there."""
-    from murmuration.worker.errors import PeersUnreachable
-
-    try:
-        return flags.identity(newcomer, trial=True), None
-    except PeersUnreachable as error:
-        return None, Finding.refused("the peer", error)
-    except MurmurError as error:
-        return None, Finding.refused("token", error)
-
-
 def _first_answer(
     newcomer: "Newcomer", identity: Identity | None
 ) -> "tuple[FirstAnswer | None, Finding]":
-    from murmuration.worker.identity import IdentityError
-
     try:
         first = newcomer.ask_run(identity)
-    except IdentityError as error:
-        return None, Finding.refused("token", error)
     except MurmurError as error:
-        return None, Finding.refused("the peer", error)
+        about = "token" if isinstance(error, IdentityError) else "the peer"
+        return None, Finding.refused(about, error)
     kind = "a coordinator" if first.coordinated else "a worker"
     lock = "encrypted" if identity is not None else "not encrypted"
     return first, Finding("the peer", True, f"{first.address} answers, {kind}, {lock}")
@@ -200,7 +178,6 @@ def _first_answer(
 def _run(
     first: "FirstAnswer", address: str, config: Path | None, said: RunFlags
 ) -> Iterator[Finding]:
-    from murmuration.worker.cli import exit_code_of
     from murmuration.worker.manifest import PROTOCOL, join_config
     from murmuration.worker.node.newcomer import check_version, clock_warning
 
@@ -213,9 +190,7 @@ def _run(
     try:
         settings, typed = said.read()
         join_config(first.manifest.sections, config, settings, address, typed)
-    except Exception as error:
-        if exit_code_of(error) is None:
-            raise
+    except MurmurError as error:
         yield Finding.refused("the run", error)
     else:
         yield Finding("the run", True, f"{first.manifest.run:016x}")
@@ -229,7 +204,6 @@ def _own_address(
     address: str | None, flags: WorkerFlags, first: "FirstAnswer | None"
 ) -> tuple[str | None, Finding]:
     """At which address others are to dial this machine; None where there is none."""
-    from murmuration.worker.node.own_address import ROUTER, source_host
     from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter
 
     if flags.advertise == ROUTER:
@@ -254,18 +228,12 @@ def _own_address(
     return where, Finding("address", True, said)
 
 
-# --------------------------------------------------------------------------------------- both ways
-
-
 async def _both_ways(
-    address: str,
-    where: str | None,
-    flags: WorkerFlags,
-    run: "Manifest",
-    identity: Identity | None,
+    address: str, where: str | None, flags: WorkerFlags, run: "Manifest", identity: Identity | None
 ) -> list[Finding]:
-    """Whether the peer reaches this machine at `where`, and how fast the way to it is."""
-    from murmuration.worker.transport import TransportError
+    """Whether the peer reaches this machine at `where`, where it is asked to dial a server that
+    stands here for a moment; and how fast the way to it is."""
+    from murmuration.worker.membership.first_contact import ask_to_dial
     from murmuration.worker.transport.grpc import GrpcTransport
 
     transport = GrpcTransport(flags.listen, flags.proxy, identity)
@@ -273,7 +241,17 @@ async def _both_ways(
     try:
         if where is not None:
             name = _NAME if identity is None else identity.name
-            findings.append(await _dialled_back(transport, address, where, run, name))
+            bound = await transport.listen(_Answers(name, run.run))
+            host, port = split_address(where)
+            target = join_address(host, port or split_address(bound)[1])
+            me = Member(name, target, time.time_ns() // 1_000_000)
+            undialled = await ask_to_dial(transport, address, me, run.pack())
+            verb = "cannot dial" if undialled else "dials"
+            reached = Finding("reached", not undialled, f"{address} {verb} {target}", _OPEN)
+            if undialled is None:
+                found, fix = f"{address} does not say", "try again, or ask another"
+                reached = Finding("reached", False, found, fix)
+            findings.append(reached)
         findings.append(await _link(transport, address))
     except TransportError as error:
         findings.append(Finding.refused("the way", error))
@@ -282,31 +260,8 @@ async def _both_ways(
     return findings
 
 
-async def _dialled_back(
-    transport: "Transport", address: str, where: str, run: "Manifest", name: str
-) -> Finding:
-    """The peer is asked to dial a server that stands here for a moment. Args: name: certified."""
-    from murmuration.worker.membership import Member
-    from murmuration.worker.membership.first_contact import ask_to_dial
-
-    bound = await transport.listen(_Answers(name, run.run))
-    host, port = split_address(where)
-    target = join_address(host, port or split_address(bound)[1])
-    me = Member(name, target, time.time_ns() // 1_000_000)
-    undialled = await ask_to_dial(transport, address, me, run.pack())
-    if undialled is None:
-        return Finding("reached", False, f"{address} does not say", "try again, or ask another")
-    return Finding(
-        "reached", not undialled, f"{address} {'cannot dial' if undialled else 'dials'} {target}",
-        "open that port, forward it, or say with --advertise HOST:PORT where others reach it; as "
-        "it is, they reach it through relays",
-    )  # fmt: skip
-
-
 async def _link(transport: "GrpcTransport", address: str) -> Finding:
     """Round trip and rate, by calls that a peer answers and forgets. Raises TransportError."""
-    from murmuration.protos import murmuration_pb2 as pb
-    from murmuration.worker.transport import Method
 
     async def call_s(payload: bytes) -> float:
         began = time.monotonic()
@@ -332,15 +287,13 @@ class _Answers:
     """Answers a probe as a peer of the run would."""
 
     def __init__(self, name: str, run: int) -> None:
-        self._name, self._run = name, run
+        self._answer = pb.GossipMessage(sender=name, run=run).SerializeToString()
 
-    def admit(self, method: str, caller: "Caller") -> None:
+    def admit(self, method: str, caller: Caller) -> None:
         """Anybody may ask."""
 
-    async def on_call(self, method: str, request: bytes, caller: "Caller") -> bytes:
-        from murmuration.protos import murmuration_pb2 as pb
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        return self._answer
 
-        return pb.GossipMessage(sender=self._name, run=self._run).SerializeToString()
-
-    async def on_stream(self, method: str, stream: "Stream", caller: "Caller") -> None:
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         """Nothing is served here."""

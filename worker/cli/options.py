@@ -1,14 +1,10 @@
-"""What commands have in common: options in frozen dataclasses, links, files to write.
-
-It loads no torch: shells ask it at each press of a key, and the coordinator takes its options.
-"""
+"""What commands have in common: options in frozen dataclasses, and links. It loads no torch: shells
+ask it at each press of a key, and the coordinator takes its options."""
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +16,6 @@ if TYPE_CHECKING:
     from murmuration.algorithms.link import Link
 
 _Command = Callable[..., Any]
-
-
 # Names that a newcomer does not know by heart; where they are defined, torch is needed.
 PRESETS = (
     "diloco", "streaming", "co2", "onebit", "sparse", "noloco", "streaming-noloco", "kseed", "ddp",
@@ -61,12 +55,8 @@ def complete_setting(_context: object, _option: object, incomplete: str) -> list
 
 
 def option(*names: str, key: str = "", **attributes: Any) -> Any:
-    """A field of a dataclass that is an option.
-
-    Args:
-        names, attributes: as `click.option` takes them.
-        key: of the run's TOML, that the option stands for.
-    """
+    """A field of a dataclass that is an option. Args: names, attributes: as `click.option` takes
+    them; key: of the run's TOML, that the option stands for."""
     usual = () if attributes.get("multiple") else False if attributes.get("is_flag") else None
     return field(
         default=attributes.get("default", usual),
@@ -133,8 +123,7 @@ class RunFlags:
     )
 
     def typed(self) -> dict[str, str]:
-        """The options that stand for a key, as typed, by setting: `section.key=value` with the
-        value as TOML."""
+        """The options that stand for a key, as typed, by setting: `section.key=value` in TOML."""
         return {
             f"{key}={json.dumps(value, ensure_ascii=False)}": f"{each.metadata['names'][0]} {value}"
             for each in fields(self)
@@ -160,21 +149,6 @@ web_option = option(
 )
 
 
-def flag_of(group: type, name: str) -> str:
-    """How the option in that field is typed: `--step-time`."""
-    (found,) = (each for each in fields(group) if each.name == name)
-    return str(found.metadata["names"][0].partition("/")[0])
-
-
-def check_finite(given: Any, *names: str) -> None:
-    """Raises UsageError for an option that is not a number; one that is left out passes."""
-    for name in names:
-        value = getattr(given, name)
-        if value is not None and not math.isfinite(value):
-            flag = flag_of(type(given), name)
-            raise UsageError(f"{flag} is {value}; it must be a finite number")
-
-
 def link_of(text: str) -> "Link":
     """What `--link` gives. Raises UsageError."""
     from murmuration.algorithms.link import parse_link
@@ -183,11 +157,3 @@ def link_of(text: str) -> "Link":
         return parse_link(text)
     except ValueError as error:
         raise UsageError(f"--link: {error}") from error
-
-
-def write_file(flag: str, path: Path, write: Callable[[Path], object]) -> None:
-    """Raises UsageError: the file that an option names cannot be written."""
-    try:
-        write(path)
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: {error.strerror or error}") from error

@@ -1,16 +1,16 @@
 """`murmur plan`: what a run's settings cost on a link, and which ones would reach a target."""
 
 import json
-from collections.abc import Iterator
+import math
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from murmuration.protos.figures import count
-from murmuration.worker.cli.options import check_finite, link_of, option, options
+from murmuration.worker.cli.options import link_of, option, options
 from murmuration.worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PlanOptions:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
 @options("given", PlanOptions)
-def plan(run: Path | None, given: PlanOptions) -> int:
+def plan(run: Path | None, given: PlanOptions) -> None:
     """Predict how much of the time workers compute on a link, and propose settings.
 
     RUN is the run's TOML file. Without one the defaults are taken. Everything is simulated: no
@@ -85,7 +85,7 @@ def plan(run: Path | None, given: PlanOptions) -> int:
     from murmuration.worker.cli.plan_report import found_for, print_report
 
     name, workload, step_source = _model(config, given)
-    plans = dict(_plans(config, run, given.settings))
+    plans = _plans(config, run, given.settings)
     try:
         found = [
             found_for(link, workload, given.peers, config.plan, plans, given.target)
@@ -112,12 +112,13 @@ def plan(run: Path | None, given: PlanOptions) -> int:
         click.echo(json.dumps(report, indent=1))
     else:
         print_report(report, workload)
-    return 0
 
 
 def _check_numbers(given: PlanOptions) -> None:
     """Raises UsageError where --params, --layers and --step-time do not go together, or are NaN."""
-    check_finite(given, "step_s", "target")
+    for flag, value in (("--step-time", given.step_s), ("--target", given.target)):
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"{flag} is {value}; it must be a finite number")
     if (given.params is None) != (given.layers is None):
         have, lack = ("params", "layers") if given.layers is None else ("layers", "params")
         raise UsageError(f"--{have} needs --{lack}: together they stand for the run's own model")
@@ -133,7 +134,7 @@ def _check_numbers(given: PlanOptions) -> None:
 
 def _plans(
     config: "Config", run: Path | None, settings: tuple[str, ...]
-) -> "Iterator[tuple[str, list[Plan]]]":
+) -> "dict[str, list[Plan]]":
     """By preset, what typing `--preset` and H gives with this file and these settings, by H.
 
     The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
@@ -143,39 +144,34 @@ def _plans(
     from murmuration.algorithms.utilization import PERIODS
     from murmuration.worker.config import load_config
 
+    plans: dict[str, dict[Plan, None]] = {}
     for preset in dict.fromkeys([config.preset, *PRESETS]):
-        plans: list[Plan] = []
+        plans[preset] = {}
         for period in PERIODS:
             with suppress(ConfigError):  # the run's own settings do not go with this preset, or H
                 other = load_config(run, (*settings, f"diloco.inner_steps={period}"), preset)
                 paired = other.plan.exchange == "pairs" and config.plan.exchange != "pairs"
                 if other.inner == config.inner and not paired:
-                    plans.append(other.plan)
-        yield preset, list(dict.fromkeys(plans))
+                    plans[preset][other.plan] = None
+    return {preset: list(found) for preset, found in plans.items()}
 
 
 def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
-    """What it is called, its workload, and where the time of its step comes from.
-
-    From --params and --layers, or else the run's own task. With `kseed` it is the vector of
-    coefficients that travels.
-    """
+    """What it is called, its workload, and where the time of its step comes from: --params and
+    --layers, or else the run's own task. With `kseed` the vector of coefficients travels."""
     from murmuration.algorithms.utilization import Workload
     from murmuration.worker.training.optimizers import KSEED
 
-    if given.params is None or given.layers is None:
+    if given.params is None or given.layers is None or given.step_s is None:
         from murmuration.worker.cli.plan_report import run_workload
 
         threads = "one thread" if given.threads == 1 else count(given.threads, "thread")
         timed = f"measured on this machine, {threads}"
         source = timed if given.step_s is None else "as given"
         return config.task.name, run_workload(config, given.step_s, given.threads), source
-    assert given.step_s is not None
+    small, larger = divmod(given.params, given.layers)
+    sizes = tuple(small + (index < larger) for index in range(given.layers))
+    workload = Workload(step_s=given.step_s, layers=sizes)
     if config.inner.optimizer == KSEED:
-        vector = (config.inner.seeds,)
-        workload = Workload(step_s=given.step_s, layers=vector, ddp_parameters=given.params)
-    else:
-        small, larger = divmod(given.params, given.layers)
-        sizes = tuple(small + (index < larger) for index in range(given.layers))
-        workload = Workload(step_s=given.step_s, layers=sizes)
+        workload = replace(workload, layers=(config.inner.seeds,), ddp_parameters=given.params)
     return "this model", workload, "as given"

@@ -14,7 +14,6 @@ from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.utilization import (
     PERIODS,
-    Proposal,
     Workload,
     bits_per_parameter,
     least_mbps,
@@ -37,10 +36,8 @@ _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
 def run_workload(config: "Config", step_s: float | None, threads: int) -> Workload:
-    """The run's own task, timed where no time is given.
-
-    With `kseed` it is the vector of coefficients that travels. Raises as `task_of` and `part_of`.
-    """
+    """The run's own task, timed where no time is given. With `kseed` it is the vector of
+    coefficients that travels. Raises as `task_of` and `part_of`."""
     from murmuration.worker.config import task_of
 
     task = task_of(config)
@@ -91,13 +88,8 @@ def found_for(
     plans: Mapping[str, Sequence[Plan]],
     target: float,
 ) -> dict[str, Any]:
-    """Of one link: the run's own plan, the speeds that it needs, and what is proposed.
-
-    Without a proposal, the speed is told at which there would be one.
-
-    Raises:
-        ValueError: the run's own plan does not fit the model.
-    """
+    """Of one link: the run's own plan, the speeds that it needs, and proposals, or the speed for
+    one. Raises ValueError: the own plan does not fit the model."""
     place = workload, link, peers
     prediction = predict(own, *place)
     proposals = propose(target, plans, *place)
@@ -107,22 +99,18 @@ def found_for(
         "needed_mbps": {str(s): needed_mbps(own, *place, s) for s in _SPEED_TARGETS},
         "proposals": [
             {
-                "arguments": arguments_of(proposal),
-                "plan": dataclasses.asdict(proposal.plan),
-                "bits_per_parameter": bits_per_parameter(proposal.plan),
-                "prediction": dataclasses.asdict(proposal.prediction),
+                # What to add to `murmur up`. A step is a round of ddp by itself.
+                "arguments": ["--preset", each.preset]
+                + (period if each.plan.payload != "gradient" else []),
+                "plan": dataclasses.asdict(each.plan),
+                "bits_per_parameter": bits_per_parameter(each.plan),
+                "prediction": dataclasses.asdict(each.prediction),
             }
-            for proposal in proposals
+            for each in proposals
+            for period in [["--set", f"diloco.inner_steps={each.plan.inner_steps}"]]
         ],
-        "needed_for_any_proposal_mbps": (None if proposals else least_mbps(target, plans, *place)),
+        "needed_for_any_proposal_mbps": None if proposals else least_mbps(target, plans, *place),
     }
-
-
-def arguments_of(proposal: Proposal) -> list[str]:
-    """What to add to the command line of `murmur up`. A step is a round of ddp by itself."""
-    period = f"diloco.inner_steps={proposal.plan.inner_steps}"
-    ddp = proposal.plan.payload == "gradient"
-    return ["--preset", proposal.preset, *(() if ddp else ("--set", period))]
 
 
 def print_report(report: Mapping[str, Any], work: Workload) -> None:
@@ -135,10 +123,14 @@ def print_report(report: Mapping[str, Any], work: Workload) -> None:
     click.echo(f"{report['task']}: {model}; {seconds(work.step_s)} a step, {source}")
     for found in report["links"]:
         click.secho(f"\n{report['peers']} peers, each on {found['link']}", bold=True)
-        for label, text in _own_lines(report, work, found):
+        for label, text in _own_lines(report, work, found).items():
             click.echo(f"  {label:<13} {text}")
         if not found["proposals"]:
-            click.echo(f"  {_unreachable(report['target'], found)}")
+            least, target = found["needed_for_any_proposal_mbps"], percent(report["target"])
+            more = f"; it takes {_speed(least)}, or a lower --target"
+            if least is None:
+                more = ", nor on any with its delay; lower --target"
+            click.echo(f"  no H up to {PERIODS[-1]} reaches {target} on this link{more}")
             continue
         heads = ("H", "fragments", "tau", "bits", "utilization", "waiting", "sent/step", "DDP/it")
         table = text_table(
@@ -155,50 +147,28 @@ def print_report(report: Mapping[str, Any], work: Workload) -> None:
 
 def _own_lines(
     report: Mapping[str, Any], work: Workload, found: Mapping[str, Any]
-) -> list[tuple[str, str]]:
-    """(label, text) of what the run's own plan does on a link."""
+) -> dict[str, str]:
+    """What the run's own plan does on a link, by label."""
     told, own = found["prediction"], report["plan"]
-    overlap = own["overlap_steps"]
+    overlap, fragments = own["overlap_steps"], count(_fragments(work, own), "fragment")
     waiting, period = seconds(told["stall_s_per_period"]), seconds(told["period_s"])
-    lines = [
-        (
-            "this run",
-            f"{report['preset']}: H {own['inner_steps']}, "
-            f"{count(_fragments(work, own), 'fragment')}, tau {overlap}, {_codecs(own)}",
-        ),
-        (
-            "utilization",
-            f"{percent(told['utilization'])}; {waiting} waiting in a period of {period}",
-        ),
-    ]
+    lines = {
+        "this run": f"{report['preset']}: H {own['inner_steps']}, {fragments}, tau {overlap}, "
+        f"{_codecs(own)}",
+        "utilization": f"{percent(told['utilization'])}; {waiting} waiting in a period of {period}",
+    }
     if told["ddp_ratio"] is None:
-        return [*lines, ("sent", "nothing")]
-    given = count(max(1, overlap), "step")
+        return lines | {"sent": "nothing"}
+    given, peak = count(max(1, overlap), "step"), ratio(told["peak_link_share"])
     speeds = (f"{percent(float(s))}: {_speed(mbps)}" for s, mbps in found["needed_mbps"].items())
-    return [
-        *lines,
-        (
-            "sent",
-            f"{size(told['bytes_per_step'])} per worker and step, {size(told['bytes_per_sync'])} "
-            "per sync of all parameters; as much is received",
-        ),
-        ("bf16 DDP", f"would send {ratio(told['ddp_ratio'])} as much"),
-        (
-            "link",
-            f"busy {percent(told['link_share'])} of the time; what is sent at once takes "
-            f"{ratio(told['peak_link_share'])} the {given} it has",
-        ),
-        ("speed needed", ", ".join(speeds)),
-    ]
-
-
-def _unreachable(target: float, found: Mapping[str, Any]) -> str:
-    """Why nothing is proposed."""
-    tried = f"no H up to {PERIODS[-1]} reaches {percent(target)} on this link"
-    least = found["needed_for_any_proposal_mbps"]
-    if least is None:
-        return f"{tried}, nor on any with its delay; lower --target"
-    return f"{tried}; it takes {_speed(least)}, or a lower --target"
+    return lines | {
+        "sent": f"{size(told['bytes_per_step'])} per worker and step, "
+        f"{size(told['bytes_per_sync'])} per sync of all parameters; as much is received",
+        "bf16 DDP": f"would send {ratio(told['ddp_ratio'])} as much",
+        "link": f"busy {percent(told['link_share'])} of the time; what is sent at once takes "
+        f"{peak} the {given} it has",
+        "speed needed": ", ".join(speeds),
+    }
 
 
 def _cells(work: Workload, proposal: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,29 +1,30 @@
 """`murmur simulate`: the rounds of up to 10,000 peers on a virtual clock, and what they cost."""
 
-import dataclasses
 import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from murmuration.protos.figures import optional, percent, seconds, size
-from murmuration.worker.cli.options import link_of, write_file
+from murmuration.worker.cli.options import link_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.views.summary import text_table
 
 if TYPE_CHECKING:
     from murmuration.worker.simulation import Figures, Scenario
 
-    Runs = Sequence[tuple[Scenario, Figures]]
-
 _NUMBER = r"(\d+(?:\.\d+)?)"
-_STRAGGLERS = re.compile(_NUMBER + "x:" + _NUMBER)
-_SECONDS = re.compile(_NUMBER + "s:" + _NUMBER + "s")
-_FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
+# Options of two numbers: their form, an example, and what `Scenario` calls them.
+_PAIRS = {
+    "straggler": (f"{_NUMBER}x:{_NUMBER}", "5x:0.1", ("slow_factor", "slow_share")),
+    "partition": (f"{_NUMBER}s:{_NUMBER}s", "10s:20s", None),
+    "freeze": (f"{_NUMBER}:{_NUMBER}s", "0.1:60s", ("freeze_share", "freeze_s")),
+}
 
 
 @click.command()
@@ -73,26 +74,30 @@ _FREEZES = re.compile(_NUMBER + ":" + _NUMBER + "s")
 @click.option("--merge", default="reset", show_default=True, help="The merge: reset or keep.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of all draws.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all figures.")
-def simulate(
-    presets: tuple[str, ...],
-    peers: str,
-    json_file: Path | None,
-    **options: Any,
-) -> int:
+def simulate(presets: tuple[str, ...], peers: str, json_file: Path | None, **options: Any) -> None:
     """Simulate the rounds of many peers: time of a sync, idle time, spread of the replicas.
 
     Rounds run the code of a live worker; the network, the clock and the task are simulated. One
     seed gives one result.
     """
-    counts = _counts(peers)
-    settings = _settings(options)
+    try:
+        counts = sorted({int(count) for count in peers.split(",")})
+    except ValueError:
+        raise UsageError(f"--peers {peers}: write it like 4,16,64") from None
+    for name, (form, example, keys) in _PAIRS.items():
+        if (text := options.pop(name)) is not None:
+            if (found := re.fullmatch(form, text)) is None:
+                raise UsageError(f"--{name} {text}: write it like {example}")
+            pair = tuple(map(float, found.groups()))
+            options |= dict(zip(keys, pair, strict=True)) if keys else {name: pair}
+    options["link"] = link_of(options["link"])
 
     from murmuration.worker.simulation import Scenario
     from murmuration.worker.simulation import simulate as run
 
     try:
         scenarios = [
-            Scenario(preset=preset, peers=count, **settings)  # type: ignore[arg-type]  # click has checked the types
+            Scenario(preset=preset, peers=count, **options)  # type: ignore[arg-type]  # click has checked the types
             for preset in dict.fromkeys(presets)
             for count in counts
         ]
@@ -100,67 +105,38 @@ def simulate(
         raise UsageError(str(error)) from error
     results = []
     for scenario in scenarios:
-        _progress(scenario)
+        if sys.stderr.isatty():
+            click.echo(f"{scenario.preset}, {scenario.peers:,} peers ...", err=True)
         results.append((scenario, run(scenario)))
-    print_runs(results)
+    _print_runs(results)
     if json_file is not None:
         document = [
-            {"scenario": _document(scenario), "figures": dataclasses.asdict(figures)}
+            {
+                "scenario": asdict(scenario) | {"link": str(scenario.link)},
+                "figures": asdict(figures),
+            }
             for scenario, figures in results
         ]
-        text = json.dumps(document, indent=1) + "\n"
-        write_file("--json", json_file, lambda path: path.write_text(text))
-    return 0
+        try:
+            json_file.write_text(json.dumps(document, indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(f"--json {json_file}: {error.strerror or error}") from error
 
 
-def _counts(text: str) -> list[int]:
-    try:
-        return sorted({int(count) for count in text.split(",")})
-    except ValueError:
-        raise UsageError(f"--peers {text}: write it like 4,16,64") from None
-
-
-def _settings(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as `Scenario` takes them. Raises UsageError."""
-    straggler, partition = options.pop("straggler"), options.pop("partition")
-    freeze, link = options.pop("freeze"), options.pop("link")
-    if straggler is not None:
-        factor, share = _pair("--straggler", straggler, _STRAGGLERS, "5x:0.1")
-        options |= {"slow_factor": factor, "slow_share": share}
-    if partition is not None:
-        options["partition"] = _pair("--partition", partition, _SECONDS, "10s:20s")
-    if freeze is not None:
-        share, freeze_s = _pair("--freeze", freeze, _FREEZES, "0.1:60s")
-        options |= {"freeze_share": share, "freeze_s": freeze_s}
-    options["link"] = link_of(link)
-    return options
-
-
-def _pair(name: str, text: str, form: re.Pattern[str], example: str) -> tuple[float, float]:
-    found = form.fullmatch(text)
-    if found is None:
-        raise UsageError(f"{name} {text}: write it like {example}")
-    return float(found.group(1)), float(found.group(2))
-
-
-def _document(scenario: "Scenario") -> dict[str, Any]:
-    return dataclasses.asdict(scenario) | {"link": str(scenario.link)}
-
-
-def _progress(scenario: "Scenario") -> None:
-    if sys.stderr.isatty():
-        click.echo(f"{scenario.preset}, {scenario.peers:,} peers ...", err=True)
-
-
-def print_runs(runs: "Runs") -> None:
+def _print_runs(runs: "Sequence[tuple[Scenario, Figures]]") -> None:
     """A table for each preset, and below it why rounds were given up."""
-    heads = ("sync", "p99", "mean", "idle")
-    more = ("spread", "to optimum", "failed", "sent/round")
-    for preset, of_preset in _by_preset(runs).items():
-        rows = [_cells(found) for _, found in of_preset]
-        click.echo(text_table((preset, *heads, *more), rows))
-        for _, found in of_preset:
-            for line in _troubles(found):
+    heads = ("sync", "p99", "mean", "idle", "spread", "to optimum", "failed", "sent/round")
+    for preset in dict.fromkeys(scenario.preset for scenario, _ in runs):
+        figures = [found for scenario, found in runs if scenario.preset == preset]
+        click.echo(text_table((preset, *heads), [_cells(found) for found in figures]))
+        for found in figures:
+            lines = [f"{count:,} failed, {reason}" for reason, count in found.reasons.items()]
+            if found.half_applied:
+                half = f"{found.half_applied:,} rounds"
+                lines.append(f"{half} were applied by a part of their group only")
+            if found.unfinished:
+                lines.append(f"{found.unfinished:,} peers did not come to the end")
+            for line in lines:
                 click.echo(f"  {found.peers:,} peers: {line}")
 
 
@@ -176,17 +152,3 @@ def _cells(found: "Figures") -> tuple[str, ...]:
         percent(found.rounds_failed / max(1, found.rounds)),
         size(found.bytes_per_round),
     )
-
-
-def _troubles(found: "Figures") -> list[str]:
-    lines = [f"{count:,} failed, {reason}" for reason, count in found.reasons.items()]
-    if found.half_applied:
-        lines.append(f"{found.half_applied:,} rounds were applied by a part of their group only")
-    if found.unfinished:
-        lines.append(f"{found.unfinished:,} peers did not come to the end")
-    return lines
-
-
-def _by_preset(runs: "Runs") -> "dict[str, Runs]":
-    presets = dict.fromkeys(scenario.preset for scenario, _ in runs)
-    return {name: [run for run in runs if run[0].preset == name] for name in presets}

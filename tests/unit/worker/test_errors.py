@@ -1,11 +1,8 @@
 import re
 from collections.abc import Iterator
 
-import pytest
-
 import murmuration
 from murmuration.worker import errors
-from murmuration.worker.cli import exit_code_of
 from murmuration.worker.errors import MurmurError
 
 DRAWN = re.compile(r"^    ( *)([A-Z]\w+) +(\d+) ", re.MULTILINE)
@@ -23,12 +20,6 @@ def test_the_tree_of_errors_is_the_one_that_is_drawn_with_its_exit_codes() -> No
         (len(space) // 4, name, int(code)) for space, name, code in DRAWN.findall(errors.__doc__)
     ]
     assert sorted(drawn) == sorted(tree(MurmurError))
-
-
-@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), OSError("x")])
-def test_a_defect_has_no_exit_code(error: Exception) -> None:
-    assert exit_code_of(error) is None
-    assert exit_code_of(murmuration.AddressInUse("x")) == 7
 
 
 def test_every_error_that_a_loop_may_meet_is_a_name_of_the_library() -> None:
