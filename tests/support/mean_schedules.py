@@ -229,14 +229,15 @@ class WatchedMeanPeer(LatePeer, MeanPeer):
         self.record.outcomes.append(outcome)
         super().ended(result)
 
-    def commit(self, version: int, contributors: int, group: Group) -> None:
+    def commit(self) -> None:
+        version = self.optimizer.state.version
         self.record.versions[self.me].append(version)
         key = key_of(self.optimizer.state)
         if key not in self.record.lineages:  # not fetched
             before = self.record.lineages[self._lineage]
             self.record.lineages[key] = {**before, version - 1: dict(self._got)}
         self._lineage = key
-        super().commit(version, contributors, group)
+        super().commit()
 
 
 def _reduction(key: ShardKey, group: Group, reduction: wire.Reduction) -> Reduction:
@@ -327,7 +328,7 @@ def play(
     account, record = Account(), Record()
     task = Quadratic(peers, seed)
     all_: list[WatchedMeanPeer] = []
-    all_ += (WatchedMeanPeer(swarm, number, task, account, all_) for number in range(peers))
+    all_ += (WatchedMeanPeer(swarm, number, task, account) for number in range(peers))
     swarm.endpoints = all_
     for peer in all_:
         peer.watch(record)

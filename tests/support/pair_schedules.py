@@ -86,7 +86,7 @@ class WatchedPeer(LatePeer, PairPeer):
     kind: type[WatchedPairs] = WatchedPairs
 
     def __init__(self, world: "PairWorld", number: int) -> None:
-        super().__init__(world.swarm, number, world.task, world.account, world.peers)
+        super().__init__(world.swarm, number, world.task, world.account)
         self.world, self.attended = world, list[Attendance]()
         self.laid: dict[int, set[tuple[str, ...]]] = defaultdict(set)  # the groups of each round
         self.pairs.__class__ = self.kind

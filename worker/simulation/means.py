@@ -6,7 +6,7 @@ the scenario's parameters.
 """
 
 import zlib
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -64,19 +64,12 @@ _REPAIR_S = 1.0  # between two tries to find somebody to take the state from
 
 
 class MeanPeer(Peer):
-    """Args: peers: all of the swarm, by number."""
-
-    _peers: "Sequence[MeanPeer]"
+    """One replica of `diloco`."""
 
     def __init__(
-        self,
-        swarm: SimulatedSwarm,
-        number: int,
-        task: Quadratic,
-        account: Account,
-        peers: "Sequence[MeanPeer]",
+        self, swarm: SimulatedSwarm, number: int, task: Quadratic, account: Account
     ) -> None:
-        super().__init__(swarm, number, task, account, peers)
+        super().__init__(swarm, number, task, account)
         self.codec = codec_by_name(swarm.scenario.codec)
         self._payload_bytes = self.codec.encoded_bytes(swarm.scenario.params)
         elements = self._payload_bytes // 4  # of fp32: as the modelled bytes ask for
@@ -95,9 +88,7 @@ class MeanPeer(Peer):
         state = FragmentState(0, 0, self._group, self.anchor, self.momentum, 0)
         self.optimizer = FragmentOptimizer(plan, state, _state_hash)
         self._error: Tensor | None = None  # that the encoding of the contribution has left out
-        self._sent_values: Callable[[], Tensor] | None = None
-        self._digest = Digest(0, 0, 0)
-        self._failed = False
+        self._sent: Tensor | None = None  # and what others have decoded of it
         self._fetching: tuple[SimulatedStream, Act] | None = None
 
     def start(self) -> None:
@@ -119,16 +110,14 @@ class MeanPeer(Peer):
         g = pseudo_gradient(self.anchor, self.local)
         values = self.optimizer.contribute(g, self.version).values
         if self.swarm.scenario.merge == "keep":
-            decoded = self.codec.decode(self.codec.encode(values), VALUES)
-            values, self._error = decoded, values - decoded
-            self._sent_values = partial(torch.clone, decoded)
+            self._sent = self.codec.decode(self.codec.encode(values), VALUES)
+            values, self._error = self._sent, values - self._sent
         self.begin_round(self.version, self._group, values)
 
     def ended(self, result: RoundDone | RoundFailed) -> None:
         """The round has succeeded, or has failed for this reason."""
         waited_s = self.waited()
         self.account.rounds += 1
-        self._failed = isinstance(result, RoundFailed)
         shards = [k * len(self._group) // VALUES for k in range(VALUES)]  # that each value is of
         if isinstance(result, RoundFailed):
             self.account.failed(result.reason)
@@ -147,17 +136,11 @@ class MeanPeer(Peer):
             missed=_where(self.me not in peers for peers in contributors),
             error=self._error,
             parts=tuple((k, k + 1, peers) for k, peers in enumerate(contributors)),
-            sent=self._sent_values,
+            sent=None if self._sent is None else partial(torch.clone, self._sent),
         )
         self.local = self.optimizer.apply(own, self.local)
-        self._committed()
+        self.commit()
         self._go_on()
-
-    def _committed(self) -> None:
-        """The optimizer's state is another now."""
-        state = self.optimizer.state
-        self.anchor, self.momentum = state.anchor, state.momentum
-        self.commit(state.version, state.contributors, state.group)
 
     def _after_failure(self) -> None:
         if not self._repair(self._go_on):
@@ -170,23 +153,28 @@ class MeanPeer(Peer):
         elif not self.done:
             self.finish()
 
-    def commit(self, version: int, contributors: int, group: Group) -> None:
-        """This peer's state is at `version`."""
-        self.version, self._group, self._failed = version, group, False
-        self._digest = Digest(version, contributors, self.optimizer.state.hash)
-        done = version >= self.swarm.scenario.rounds
+    @property
+    def _digest(self) -> Digest:
+        state = self.optimizer.state
+        return Digest(state.version, state.contributors, state.hash)
+
+    def commit(self) -> None:
+        """The optimizer's state is another now."""
+        state = self.optimizer.state
+        self.anchor, self.momentum = state.anchor, state.momentum
+        self.version, self._group = state.version, state.group
+        done = state.version >= self.swarm.scenario.rounds
         phase = Phase.DONE if done else Phase.TRAINING
         self.swarm.advanced(self.number, self._digest, phase)
-        self.advanced(version, group)
+        self.advanced(state.version, state.group)
 
     def _repair(self, then: Act) -> bool:
         """Fetches another's state if that is due; does `then` when it is here."""
-        failed = frozenset({0} if self._failed else ())
-        me, mine = self.swarm.names[self.number], (self._digest,)
-        due = choose_repair(me, mine, self.swarm.members(self.number), failed)
+        failed = frozenset({0} if self.optimizer.failed else ())
+        due = choose_repair(self.me, (self._digest,), self.swarm.members(self.number), failed)
         if due is None:
             return False
-        donor = self._peers[int(due.donor.peer[1:])]
+        donor: MeanPeer = self.swarm.endpoints[int(due.donor.peer[1:])]
         stream = self.swarm.network.open(self.number, donor.number)
         self._fetching = (stream, then)
         stream.send(self.number, lambda: donor.asked(stream))
@@ -195,7 +183,7 @@ class MeanPeer(Peer):
     def asked(self, stream: SimulatedStream) -> None:
         """Somebody fetches this peer's state: anchor and momentum, as they are now."""
         state = self.optimizer.state
-        fetcher, size = self._peers[stream.caller], 8 * self.swarm.scenario.params
+        fetcher, size = self.swarm.endpoints[stream.caller], 8 * self.swarm.scenario.params
         stream.send(self.number, lambda: fetcher.fetched(stream, state), size)
 
     def fetched(self, stream: SimulatedStream, state: FragmentState) -> None:
@@ -204,7 +192,7 @@ class MeanPeer(Peer):
         assert self._fetching is not None, "one state is fetched at a time"
         then, self._fetching = self._fetching[1], None
         self.local = self.optimizer.adopt(state, self.local, keep=True, me=self.me)
-        self._committed()
+        self.commit()
         if self.version >= self.swarm.scenario.rounds:
             self._go_on()
         else:
@@ -227,7 +215,7 @@ class MeanPeer(Peer):
     def advanced(self, version: int, group: Group) -> None:
         """This peer's own state is at that version. The others know at once."""
         self.as_own(lambda: self.reducer.advanced(0, version, group))
-        for other in self._peers:
+        for other in self.swarm.endpoints:
             if other is not self:
                 self.swarm.clock.act(other.number, other.tick)
 
@@ -249,11 +237,11 @@ class MeanPeer(Peer):
     def tick(self) -> None:
         """Time passes, for as long as a round is under way here."""
 
-        def pass_on() -> None:
+        def tell() -> None:
             self.reducer.tick()
             self.contributor.tick()
 
-        self.as_own(pass_on)
+        self.as_own(tell)
 
     def as_own(self, act: Act) -> None:
         """Sees to it as well that time passes here while it has to."""

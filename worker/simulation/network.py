@@ -1,16 +1,16 @@
 """The network between simulated peers: links whose rate is shared, delays, streams that break.
 
-A link gives everything that is under way in one direction at once an equal share of its rate.
-Bytes go through the sender's link up and, a delay later, through the receiver's link down, both
-at the same time; they are there when they have passed both. What one peer says on one stream goes
-one after the other. A link does not know that the other
-one is slower: its share is used up all the same, which makes a crowded link look a little worse
-than one whose shares are negotiated. Messages without bytes take only the delay.
+A link gives everything that is under way in one direction an equal share of its rate. Bytes go
+through the sender's link up and, a delay later, through the receiver's link down, and are there
+when they have passed both. The messages of one end of a stream go one after the other. A link does
+not know that the other one is slower: its share is used up all the same, so a crowded link looks a
+little worse than one whose shares are negotiated. Messages without bytes take only the delay.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -21,26 +21,21 @@ from murmuration.worker.simulation.virtual_loop import Act, VirtualLoop
 _CLOSE_BYTES = 1e-6  # what is as good as through
 
 
+@dataclass(slots=True, eq=False)
 class Load:
-    """Bytes in one direction of a link; through when everyone has had `end` bytes served."""
+    """Bytes in one direction of a link; through when each load has had `end` bytes served. Then,
+    or when it is taken off, it is gone and `done` is None."""
 
-    __slots__ = ("done", "end", "gone")
+    end: float
+    done: Act | None
 
-    def __init__(self, end: float, done: Act) -> None:
-        self.end, self.done, self.gone = end, done, False
-
-
-def _nothing() -> None:
-    pass
+    @property
+    def gone(self) -> bool:
+        return self.done is None
 
 
 class Pipe:
-    """One direction of a link: equal shares for all loads, kept by the bytes each has been served.
-
-    Args:
-        clock: virtual time.
-        bytes_per_s: its rate.
-    """
+    """One direction of a link: equal shares for all loads, by the bytes that each has had."""
 
     def __init__(self, clock: VirtualLoop, bytes_per_s: float) -> None:
         self._clock, self._rate = clock, bytes_per_s
@@ -64,7 +59,7 @@ class Pipe:
             return 0.0
         self._advance()
         left = max(0.0, load.end - self._served)
-        load.gone, load.done = True, _nothing
+        load.done = None
         self._active -= 1
         self._plan()
         return left
@@ -92,26 +87,20 @@ class Pipe:
             return
         self._advance()
         self._served = max(self._served, self._loads[0][0])
-        through: list[Load] = []
+        through: list[Act] = []
         while self._loads and self._loads[0][0] <= self._served + _CLOSE_BYTES:
             load = heapq.heappop(self._loads)[2]
-            if not load.gone:
-                load.gone = True
+            if load.done is not None:
+                through.append(load.done)
+                load.done = None
                 self._active -= 1
-                through.append(load)
         self._plan()
-        for load in through:
-            done, load.done = load.done, _nothing  # which refers to the load
+        for done in through:
             done()
 
 
 class Transfer:
     """Bytes on their way from one peer to another."""
-
-    __slots__ = (
-        *("_arrived", "_delay_s", "_down", "_network", "_passed", "_sent", "_to", "_up"),
-        "size",
-    )
 
     def __init__(
         self, network: "Network", ends: tuple[int, int], size: int, sent: Act, arrived: Act
@@ -146,13 +135,13 @@ class Transfer:
             self._arrived()
 
 
+@dataclass(slots=True, eq=False)
 class _Message:
-    __slots__ = ("deliver", "here", "left", "size", "transfer")
-
-    def __init__(self, deliver: Act, size: int, left: Act | None) -> None:
-        self.deliver, self.size, self.left = deliver, size, left
-        self.here = False
-        self.transfer: Transfer | None = None
+    deliver: Act
+    size: int
+    left: Act | None
+    here: bool = False
+    transfer: Transfer | None = None
 
 
 class SimulatedStream:
@@ -161,12 +150,7 @@ class SimulatedStream:
     `users` are what uses it, by the peer at that end.
     """
 
-    __slots__ = (
-        *("_network", "_queues", "_unsent"),
-        *("callee", "caller", "ended", "number", "users"),
-    )
-
-    def __init__(self, network: "Network", number: int, ends: tuple[int, int]):
+    def __init__(self, network: "Network", number: int, ends: tuple[int, int]) -> None:
         self._network, self.number = network, number
         self.caller, self.callee = ends
         self.ended = False
@@ -177,19 +161,9 @@ class SimulatedStream:
     def other(self, end: int) -> int:
         return self.callee if end == self.caller else self.caller
 
-    def send(
-        self,
-        sender: int,
-        deliver: Act,
-        size: int = 0,
-        left: Act | None = None,
-    ) -> None:
-        """Sends to the other end, which does `deliver` when it has come.
-
-        Args:
-            size: payload in bytes.
-            left: is done when all bytes have left the sender; for messages with a payload.
-        """
+    def send(self, sender: int, deliver: Act, size: int = 0, left: Act | None = None) -> None:
+        """Sends to the other end, which does `deliver` when it has come; `left` is done when all
+        `size` bytes of a payload have left the sender."""
         if self.ended:
             return
         message = _Message(deliver, size, left)
@@ -200,18 +174,18 @@ class SimulatedStream:
 
     def _send_next(self, sender: int) -> None:
         """Messages leave one after the other."""
-        network, unsent = self._network, self._unsent[sender]
+        network, unsent, ends = self._network, self._unsent[sender], (sender, self.other(sender))
         while unsent and not self.ended:
             message = unsent[0]
             here = partial(self._here, sender, message)
-            if not network.connected(self.caller, self.callee):
+            if not network.connected(*ends):
                 network.stall(self)
                 return
             if message.size > 0:
-                ends, sent = (sender, self.other(sender)), partial(self._sent, sender, message)
+                sent = partial(self._sent, sender, message)
                 message.transfer = Transfer(network, ends, message.size, sent, here)
                 return
-            network.clock.after(network.delay_s(sender, self.other(sender)), here)
+            network.clock.after(network.delay_s(*ends), here)
             unsent.popleft()
 
     def _sent(self, sender: int, message: _Message) -> None:
@@ -244,14 +218,11 @@ class SimulatedStream:
 
 
 class Network:
-    """All links and streams.
+    """All links and streams. Peers are numbers.
 
     Args:
-        clock: virtual time.
-        peers: how many; they are known by number.
-        link: of every peer.
-        latency_spread: see `Scenario`.
-        rng: of delays and broken streams.
+        link, latency_spread: as of a `Scenario`.
+        rng: draws delays and broken streams.
         on_break: takes a stream that has broken, and the end that finds out.
     """
 
@@ -282,10 +253,8 @@ class Network:
         """Of one message between the two."""
         if self._time is not None:
             return self._rng.lognormvariate(self._time.mu, self._time.s)
-        if self._link.jitter_s:
-            reach_s = self._link.jitter_s
-            return self._link.delay_s + self._rng.uniform(-reach_s, reach_s)
-        return self._link.delay_s
+        reach_s = self._link.jitter_s
+        return self._link.delay_s + (self._rng.uniform(-reach_s, reach_s) if reach_s else 0.0)
 
     def connected(self, one: int, other: int) -> bool:
         """No partition between them."""

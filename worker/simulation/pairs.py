@@ -6,7 +6,7 @@ modelled payload; only on the links does it count as many bytes.
 """
 
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
 
 from torch import Tensor
@@ -18,10 +18,9 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.catchup.choices import step_of_the_others
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
-from murmuration.worker.exchange.round_context import Context, RoundConfig
+from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.simulation.peer import VALUES, Account, Peer, Quadratic
-from murmuration.worker.simulation.scenario import Scenario
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
@@ -31,64 +30,31 @@ _VALUES_BYTES = 4 * VALUES
 _MOST_FRAMES = 64  # of a part
 
 
-class PairPayload:
-    """What a peer gives a partner: in fact, and on the links.
-
-    Attributes:
-        frames: of a part, each of which holds all values of the task.
-    """
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.plan = replace(PRESETS["noloco"], group_size=scenario.group_size)
-        self.schedule = replace(
-            self.plan.schedule(fragments=1, steps=scenario.rounds), inner_steps=1
-        )
-        codecs = codec_by_name(self.plan.anchor_codec), codec_by_name(scenario.codec)
-        sizes = [codec.encoded_bytes(scenario.params) for codec in codecs]
-        self.frames = min(math.ceil(max(sizes) / wire.MAX_FRAME_BYTES), _MOST_FRAMES)
-        self._scales = [size / (_VALUES_BYTES * self.frames) for size in sizes]
-
-    def config(self, config: RoundConfig) -> RoundConfig:
-        """The same times for what is given in fact."""
-        return replace(config, floor_mbps=config.floor_mbps * 2 / sum(self._scales))
-
-    def sizes(self) -> Sizes:
-        """Of the messages of one end of a stream: a frame belongs to the part before it."""
-        scale = 0.0
-
-        def size(raw: bytes) -> int:
-            nonlocal scale
-            message = pb.PairMessage.FromString(raw)
-            if message.HasField("part"):
-                scale = self._scales[message.part.part]
-            return round(len(message.frame.payload) * scale) if message.HasField("frame") else 0
-
-        return size
-
-
 class PairPeer(Peer):
-    """Args: peers: all of the swarm, by number."""
+    """One replica of `noloco`."""
 
     def __init__(
-        self,
-        swarm: SimulatedSwarm,
-        number: int,
-        task: Quadratic,
-        account: Account,
-        peers: "Sequence[PairPeer]",
+        self, swarm: SimulatedSwarm, number: int, task: Quadratic, account: Account
     ) -> None:
-        super().__init__(swarm, number, task, account, peers)
-        self._payload = PairPayload(swarm.scenario)
+        super().__init__(swarm, number, task, account)
+        scenario, config = swarm.scenario, swarm.config
+        plan = replace(PRESETS["noloco"], group_size=scenario.group_size)
+        schedule = replace(plan.schedule(fragments=1, steps=scenario.rounds), inner_steps=1)
+        codecs = codec_by_name(plan.anchor_codec), codec_by_name(scenario.codec)
+        sizes = [codec.encoded_bytes(scenario.params) for codec in codecs]
+        # A frame holds all values of the task, and counts as its share of the modelled payload.
+        self._frames = min(math.ceil(max(sizes) / wire.MAX_FRAME_BYTES), _MOST_FRAMES)
+        self._scales = [size / (_VALUES_BYTES * self._frames) for size in sizes]
         context = Context(
-            elements=[VALUES * self._payload.frames],
-            plan=self._payload.plan,
-            config=self._payload.config(swarm.config),
+            elements=[VALUES * self._frames],
+            plan=plan,
+            config=replace(config, floor_mbps=config.floor_mbps * 2 / sum(self._scales)),
             frame_bytes=_VALUES_BYTES,
             **self.surroundings(),
         )
-        self.pairs = Pairs(context, self._payload.schedule, self, self, self.prefetched)
+        self.pairs = Pairs(context, schedule, self, self, self.prefetched)
         self.round = 0
-        self._outer, self._start = self._payload.plan.group_update(), self.anchor
+        self._outer, self._start = plan.group_update(), self.anchor
         self._awaits = False  # the anchors of the next round's group
         self._group: tuple[str, ...] = ()
 
@@ -101,7 +67,20 @@ class PairPeer(Peer):
         self.as_own(lambda: self.pairs.on_view(self.swarm.view(self.number)))
 
     def sizes(self) -> tuple[Sizes, Sizes]:
-        return self._payload.sizes(), self._payload.sizes()
+        return self._part_sizes(), self._part_sizes()
+
+    def _part_sizes(self) -> Sizes:
+        """Of the messages of one end of a stream: a frame belongs to the part before it."""
+        scale = 0.0
+
+        def size(raw: bytes) -> int:
+            nonlocal scale
+            message = pb.PairMessage.FromString(raw)
+            if message.HasField("part"):
+                scale = self._scales[message.part.part]
+            return round(len(message.frame.payload) * scale) if message.HasField("frame") else 0
+
+        return size
 
     def on_stream(self, stream: Stream) -> Coroutine[None, None, None]:
         return self.pairs.serve(stream)
@@ -145,8 +124,8 @@ class PairPeer(Peer):
             return
         if told.mean_anchor is not None:
             start = self._outer.head_start(told.mean_anchor[:VALUES])
-            if start is not None:
-                self.local, self._start = self.local - self.anchor + start, start
+            assert start is not None, "the preset's momentum is shared"
+            self.local, self._start = self.local - self.anchor + start, start
         if self._awaits:
             self._awaits = False
             self.waited()
@@ -172,4 +151,4 @@ class PairPeer(Peer):
         self._enter(result.round + 1)
 
     def _repeated(self, values: Tensor) -> Tensor:
-        return values.repeat(self._payload.frames)
+        return values.repeat(self._frames)

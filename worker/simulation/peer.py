@@ -1,14 +1,13 @@
 """What every simulated peer does: inner steps, then a round, and where the time goes. What peers
 learn is a bowl whose bottom is known, each with noise of its own.
 
-Its rounds are held by the live code, whose coroutines run on a `SimulatedLoop`, over streams of the
-simulated network.
+Its rounds are held by the live code, on the virtual loop and over streams of the simulated network.
 """
 
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
@@ -39,11 +38,7 @@ _NOISE = 0.5  # standard deviation of a gradient
 class Quadratic:
     """f(x) = 1/2 sum_k h_k (x_k - 1)^2 of a vector of 8 values, by SGD with noisy gradients.
 
-    Everybody begins at 0, which is as far from the optimum as the optimum is from 0.
-
-    Args:
-        peers: how many replicas.
-        seed: of the noise; each peer has its own.
+    All replicas begin at 0. The noise is drawn by the seed, for each peer its own.
     """
 
     def __init__(self, peers: int, seed: int) -> None:
@@ -69,18 +64,15 @@ _PEER = re.compile(r"p\d{5}")
 
 @dataclass
 class Account:
-    """What all peers have spent and reached.
-
-    `syncs_s` are the times of the rounds in which something was exchanged; `applied` counts, by
-    round and group, the peers that have applied it.
-    """
+    """What all peers have spent and reached."""
 
     compute_s: float = 0.0
     idle_s: float = 0.0
-    syncs_s: list[float] = field(default_factory=list)
+    syncs_s: list[float] = field(default_factory=list)  # of rounds in which something was exchanged
     rounds: int = 0
     failures: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    # By round and group, the peers that have applied it.
     applied: Counter[tuple[int, tuple[str, ...]]] = field(default_factory=Counter)
     unfinished: int = 0
 
@@ -96,31 +88,20 @@ async def _at_once(work: Callable[[], T], /) -> T:
 
 
 class Peer(ABC):
-    """One replica; subclasses hold the rounds.
-
-    Args:
-        swarm, task, account: what all share.
-        number: of this peer.
-        peers: all of the swarm, by number.
-    """
+    """One replica; subclasses hold the rounds. Args: swarm, task, account: what all share."""
 
     def __init__(
-        self,
-        swarm: SimulatedSwarm,
-        number: int,
-        task: Quadratic,
-        account: Account,
-        peers: "Sequence[Peer]",
+        self, swarm: SimulatedSwarm, number: int, task: Quadratic, account: Account
     ) -> None:
-        scenario, self._peers = swarm.scenario, peers
+        scenario = swarm.scenario
         self.swarm, self.number, self.me = swarm, number, swarm.names[number]
         self.task, self.account = task, account
         self.anchor = task.local[number].clone()
         self.momentum = self.anchor.new_zeros(VALUES)
         self.done = False
-        slow = number in swarm.slow
         self._steps = scenario.inner_steps
-        mean_s = self._steps * scenario.step_s * (scenario.slow_factor if slow else 1.0)
+        mean_s = self._steps * scenario.step_s
+        mean_s *= scenario.slow_factor if number in swarm.slow else 1.0
         # A sum of steps varies less than each of them.
         self._time = MessageTime(mean_s, scenario.step_spread / self._steps**0.5)
         self._chance = Random(f"steps {scenario.seed} {number}")
@@ -171,10 +152,7 @@ class Peer(ABC):
 
     def later(self, delay_s: float, act: Act) -> None:
         """Does something at this peer, if it lives then."""
-        self.at(self.now + delay_s, act)
-
-    def at(self, time_s: float, act: Act) -> None:
-        self.swarm.clock.at(time_s, lambda: self.swarm.clock.act(self.number, act))
+        self.swarm.clock.after(delay_s, lambda: self.swarm.clock.act(self.number, act))
 
     def compute(self) -> None:
         """The inner steps up to the next round."""
@@ -227,9 +205,9 @@ class Peer(ABC):
 
     def open(self, peer: str, method: str) -> Stream:
         """A stream to another peer."""
-        other = self._peers[int(peer[1:])]
-        near, far = open_stream(self.swarm.network, self.number, other.number, self.sizes())
-        far.opens(lambda: other.serve(far))
+        number = int(peer[1:])
+        near, far = open_stream(self.swarm.network, self.number, number, self.sizes())
+        far.opens = lambda: self.swarm.endpoints[number].serve(far)
         return near
 
     def suspect(self, peer: str) -> None:  # noqa: B027 (nothing to do)
@@ -248,10 +226,7 @@ class Peer(ABC):
             finally:
                 self._serving -= 1
 
-        def begin() -> None:
-            end.task = self._tasks.spawn(work())
-
-        self.as_own(begin)
+        self.as_own(lambda: setattr(end, "task", self._tasks.spawn(work())))
 
     def broken(self, stream: SimulatedStream) -> None:
         """A stream has broken, and this end has found out."""
@@ -265,8 +240,4 @@ class Peer(ABC):
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Runs a coroutine of this peer's."""
-
-        def begin() -> None:
-            self._tasks.spawn(work)
-
-        self.as_own(begin)
+        self.as_own(lambda: self._tasks.spawn(work))

@@ -2,9 +2,8 @@
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,18 +18,16 @@ from murmuration.worker.simulation.virtual_loop import running
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one run.
+    """The figures of one run.
 
     Args:
         peers: at the beginning; `unfinished` of them lived, and did not come to the end.
         sync_median_s, sync_mean_s, sync_p99_s: time of a round, from a peer's last inner step to
             its new anchor, of the rounds in which it exchanged something; None if there was none.
         idle_share: of the peers' time, spent in rounds.
-        spread: root mean square distance of the live peers' anchors from their mean, over its norm.
-        distance: of that mean from the optimum; 1 at the beginning.
-        rounds, rounds_failed: of all peers together; `reasons` of the failed ones, most frequent
-            first.
-        half_applied: meetings that some of the group have applied and others not.
+        spread, distance: as the functions of that name give them, of the live peers' anchors.
+        rounds, rounds_failed: of all peers together; `reasons`: the most frequent first.
+        half_applied: rounds that some of their group have applied and others not.
         bytes_per_round: sent by a peer in a round.
         virtual_s: how long the run would have taken.
         events: that were simulated.
@@ -56,12 +53,22 @@ class Figures:
 def simulate(scenario: Scenario) -> Figures:
     """Runs the scenario. The same one gives the same figures."""
     swarm, account = SimulatedSwarm(scenario), Account()
-    peers = _peers(swarm, account)
+    task = Quadratic(scenario.peers, scenario.seed)
+    kind: Any = PairPeer if scenario.preset == "noloco" else MeanPeer
+    peers = [kind(swarm, number, task, account) for number in range(scenario.peers)]
     swarm.endpoints = peers
-    with _uncollected(), running(swarm.clock):
-        for peer in peers:
-            peer.start()
-        swarm.clock.run(lambda: account.unfinished == 0, _limit_s(swarm))
+    # Long after the slowest peer would have ended its last round at its deadline.
+    slowest_s = scenario.inner_steps * scenario.step_s * scenario.slow_factor
+    round_s = swarm.config.round_s(8 * scenario.params, swarm.detection_s())
+    limit_s = 4 * scenario.rounds * (slowest_s + round_s) + last_s(swarm.faults)
+    gc.disable()  # reference cycles are few, and looking for them takes a third of the time
+    try:
+        with running(swarm.clock):
+            for peer in peers:
+                peer.start()
+            swarm.clock.run(lambda: account.unfinished == 0, limit_s)
+    finally:
+        gc.enable()
     live = [peer for peer in peers if peer.number not in swarm.dead]
     anchors = [peer.anchor for peer in live or peers]
     return Figures(
@@ -81,38 +88,6 @@ def simulate(scenario: Scenario) -> Figures:
         virtual_s=swarm.clock.now,
         events=swarm.clock.events,
     )
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for reference cycles, of which there are few and a third of the time is lost
-    to them."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _peers(swarm: SimulatedSwarm, account: Account) -> Sequence[PairPeer | MeanPeer]:
-    scenario = swarm.scenario
-    task, numbers = Quadratic(scenario.peers, scenario.seed), range(scenario.peers)
-    if scenario.preset == "noloco":
-        pairs: list[PairPeer] = []
-        pairs += (PairPeer(swarm, number, task, account, pairs) for number in numbers)
-        return pairs
-    means: list[MeanPeer] = []
-    means += (MeanPeer(swarm, number, task, account, means) for number in numbers)
-    return means
-
-
-def _limit_s(swarm: SimulatedSwarm) -> float:
-    """When to stop waiting: long after the slowest peer would have ended its last round at its
-    deadline."""
-    scenario = swarm.scenario
-    slowest_s = scenario.inner_steps * scenario.step_s * scenario.slow_factor
-    round_s = swarm.config.round_s(8 * scenario.params, swarm.detection_s())
-    return 4 * scenario.rounds * (slowest_s + round_s) + last_s(swarm.faults)
 
 
 def spread(anchors: list[Tensor]) -> float:

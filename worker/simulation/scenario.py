@@ -7,6 +7,7 @@ would tell it.
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Literal
 
@@ -32,16 +33,14 @@ class Scenario:
         link: of every peer; its loss is the streams that each link breaks per minute of their life.
         latency_spread: standard deviation of a message's delay over its mean, lognormal; 0: always
             the mean, or within the link's jitter.
-        slow_factor, slow_share: how many times as long slow peers take for a step, and what share
-            of the peers is slow.
+        slow_factor, slow_share: how much longer slow peers take for a step, and their share.
         partition: from when to when (s) the swarm is cut into two halves.
         crash_share: of the peers that die, each at a random time.
         freeze_share, freeze_s: of the peers that stand still once, and for how long.
         group_size: of `noloco`; 2 is a pair.
         params: values that are exchanged; only their bytes count.
         codec: wire codec of pseudo-gradients and of their means; anchors travel as fp32.
-        merge: of `diloco`; with `keep` contributions go through the codec, and replicas keep what
-            it leaves out.
+        merge: of `diloco`; with `keep` replicas keep what the codec leaves out.
 
     Raises:
         ValueError: a value out of range, with the reason.
@@ -86,17 +85,15 @@ class Scenario:
             raise ValueError('merge = "keep" is for means over all; use the preset diloco')
         if not 2 <= self.group_size <= 16:
             raise ValueError(f"group size {self.group_size}; it must be 2 (a pair) to 16")
-        if not (math.isfinite(self.step_s) and self.step_s > 0):
+        if not 0 < self.step_s < math.inf:
             raise ValueError(f"a step of {self.step_s:g} s; it must be above 0")
         for name in ("step_spread", "latency_spread", "freeze_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} is {value:g}; it must be at least 0")
         for name in ("slow_share", "crash_share", "freeze_share"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
+            if not 0 <= (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} is {value:g}; it must be 0 to 1, below 1")
-        if not (math.isfinite(self.slow_factor) and self.slow_factor >= 1):
+        if not 1 <= self.slow_factor < math.inf:
             raise ValueError(f"stragglers {self.slow_factor:g} times slower; it must be at least 1")
         if self.latency_spread and not self.link.delay_s:
             raise ValueError("a latency spread needs a link with a delay, such as delay=50ms")
@@ -119,11 +116,6 @@ class Crash:
     peer: int
     at_s: float
 
-    @property
-    def end_s(self) -> float:
-        """When it is over."""
-        return self.at_s
-
 
 @dataclass(frozen=True)
 class Freeze:
@@ -132,11 +124,6 @@ class Freeze:
     peer: int
     at_s: float
     for_s: float
-
-    @property
-    def end_s(self) -> float:
-        """When it is over."""
-        return self.at_s + self.for_s
 
 
 @dataclass(frozen=True)
@@ -147,11 +134,6 @@ class Partition:
     from_s: float
     to_s: float
 
-    @property
-    def end_s(self) -> float:
-        """When it is over."""
-        return self.to_s
-
 
 Fault = Crash | Freeze | Partition
 FaultPlan = tuple[Fault, ...]
@@ -159,21 +141,21 @@ FaultPlan = tuple[Fault, ...]
 
 def last_s(plan: FaultPlan) -> float:
     """When the last fault is over; a crash is over at once."""
-    return max((fault.end_s for fault in plan), default=0.0)
+    partitions_s = [fault.to_s for fault in plan if isinstance(fault, Partition)]
+    freezes_s = [fault.at_s + fault.for_s for fault in plan if isinstance(fault, Freeze)]
+    crashes_s = [fault.at_s for fault in plan if isinstance(fault, Crash)]
+    return max((*partitions_s, *freezes_s, *crashes_s), default=0.0)
 
 
 def scenario_faults(scenario: Scenario, half: frozenset[int], chance: Random) -> FaultPlan:
     """The crashes, freezes and the partition that a scenario asks for, at random times."""
-    count, plan = scenario.peers, list[Fault]()
     horizon_s = scenario.rounds * scenario.inner_steps * scenario.step_s
+    count, at_s = scenario.peers, partial(chance.uniform, 0, horizon_s)
     order = chance.sample(range(count), count)
     crashes = round(count * scenario.crash_share)
-    freezes = min(count - crashes, round(count * scenario.freeze_share))
-    plan += (Crash(peer, chance.uniform(0, horizon_s)) for peer in order[:crashes])
-    plan += (
-        Freeze(peer, chance.uniform(0, horizon_s), scenario.freeze_s)
-        for peer in order[crashes : crashes + freezes]
+    freezing = order[crashes : crashes + round(count * scenario.freeze_share)]
+    return (
+        *[Crash(peer, at_s()) for peer in order[:crashes]],
+        *[Freeze(peer, at_s(), scenario.freeze_s) for peer in freezing],
+        *([Partition(half, *scenario.partition)] if scenario.partition else ()),
     )
-    if scenario.partition:
-        plan.append(Partition(half, *scenario.partition))
-    return tuple(plan)

@@ -2,8 +2,8 @@
 
 Membership's own rules do not run here. Which version a peer has come to, everybody knows at once;
 who is suspect, dead or out of reach, each peer knows as its latest view says. The swarm carries a
-plan of faults out. A fault that a failure detector would notice changes the views of the others as
-late as that would; each peer hears of a change up to a second later.
+plan of faults out. A fault changes the views of the others as late as a failure detector would
+notice it; each peer hears of a change up to a second later.
 """
 
 import math
@@ -11,12 +11,12 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Digest, Health, Member, MembershipConfig, Phase
-from murmuration.worker.simulation.network import Network, SimulatedStream
+from murmuration.worker.simulation.network import Network
 from murmuration.worker.simulation.scenario import (
     Crash,
     Fault,
@@ -86,9 +86,8 @@ class Beliefs:
         key = self._side(observer)
         if key not in self._views:
             believed = self._believed(observer)
-            self._views[key] = (
-                SimulatedView(_Members(self._members, believed)) if believed else self._calm
-            )
+            seen = SimulatedView(_Members(self._members, believed)) if believed else self._calm
+            self._views[key] = seen
         return self._views[key]
 
     def _side(self, observer: int) -> Hashable:
@@ -110,24 +109,10 @@ _NEWS_S = 1.0  # the longest that news of a change takes to a peer
 Group = tuple[str, ...]
 
 
-class Endpoint(Protocol):
-    """A peer, as the swarm deals with it."""
-
-    def viewed(self, changed: frozenset[str]) -> None:
-        """Membership says something else than before of these peers."""
-
-    def died(self) -> None:
-        """It has crashed."""
-
-    def broken(self, stream: SimulatedStream) -> None:
-        """A stream has broken, and this end has found out."""
-
-
 class SimulatedSwarm:
     """Everything that is not inside one peer. Tests have one that knows more kinds of faults.
 
     Args:
-        scenario: what to simulate.
         faults: what goes wrong; without it what the scenario asks for, at random times.
         config: of the rounds; the defaults without it.
         shuffle: as of `VirtualLoop`.
@@ -147,7 +132,7 @@ class SimulatedSwarm:
         self.clock = VirtualLoop(shuffle)
         count, seed = scenario.peers, scenario.seed
         self.names = tuple(f"p{number:05}" for number in range(count))
-        self.endpoints: Sequence[Endpoint] = ()
+        self.endpoints: Sequence[Any] = ()  # every `Peer`, by number
         self._detector = MembershipConfig()
         chance = Random(f"faults {seed}")
         self.slow = frozenset(chance.sample(range(count), round(count * scenario.slow_share)))
@@ -179,10 +164,9 @@ class SimulatedSwarm:
         return self._views[peer]
 
     def members(self, peer: int) -> list[Member]:
-        """Of the others."""
-        return [
-            member for name, member in self.view(peer).members.items() if name != self.names[peer]
-        ]
+        """The others, as this peer knows them."""
+        me, members = self.names[peer], self.view(peer).members
+        return [member for name, member in members.items() if name != me]
 
     def advanced(self, peer: int, digest: Digest, phase: Phase = Phase.TRAINING) -> None:
         """A peer has come to another version; everybody knows at once."""
@@ -190,9 +174,8 @@ class SimulatedSwarm:
         before = self._members[name].digests[0].version
         self._at_version[before] -= 1
         self._at_version[digest.version] = self._at_version.get(digest.version, 0) + 1
-        self._members[name] = Member(
-            name, "", 1, phase=phase, step=digest.version, digests=(digest,)
-        )
+        step, digests = digest.version, (digest,)
+        self._members[name] = Member(name, "", 1, phase=phase, step=step, digests=digests)
 
     def may_be_left_behind(self, peer: int, version: int) -> bool:
         """Whether enough are two versions further for it to be worth while to look which."""

@@ -1,8 +1,7 @@
 """Streams of the live code over the simulated network, message by message.
 
-A stream is opened by its first message, which the callee's `serve` takes. A frame counts as many
-bytes on the links as the payload that it stands for (`Sizes`); any other message takes only the
-delay.
+The first message of a stream opens it at the callee. A frame counts as many bytes on the links as
+the payload that it stands for (`Sizes`); any other message takes only the delay.
 """
 
 import asyncio
@@ -12,6 +11,7 @@ from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.simulation.network import Network, SimulatedStream
+from murmuration.worker.simulation.virtual_loop import Act
 from murmuration.worker.transport import Unreachable
 
 Sizes = Callable[[bytes], int]
@@ -21,25 +21,20 @@ Sizes = Callable[[bytes], int]
 class StreamEnd:
     """One end, as the live code uses it (`murmuration.worker.transport.Stream`).
 
-    Args:
-        stream: on the network.
-        me: the peer at this end.
-        sizes: of the messages that this end sends, on the links.
+    Attributes:
+        other: the other end; task: that serves the stream, if this is the callee's.
+        opens: is done when the first message has come.
     """
 
     def __init__(self, network: Network, stream: SimulatedStream, me: int, sizes: Sizes) -> None:
         self.other: StreamEnd
-        self.task: asyncio.Task[None] | None = None  # that serves it
+        self.task: asyncio.Task[None] | None = None
+        self.opens: Act | None = None
         self._network, self._stream, self._me, self._size = network, stream, me, sizes
         self._come: deque[bytes | None] = deque()
         self._ended = self._broken = False
         self._waits: asyncio.Future[None] | None = None  # for a message
         self._sends: asyncio.Future[None] | None = None  # until it has left
-        self._open: Callable[[], None] | None = None
-
-    def opens(self, begin: Callable[[], None]) -> None:
-        """Does this when the first message has come."""
-        self._open = begin
 
     async def send(self, message: bytes) -> None:
         """Returns when the message has left, which those without a payload do at once. Raises
@@ -94,17 +89,14 @@ class StreamEnd:
         if self.task is not None:
             self.task.cancel()
 
-    def _pass(
-        self, message: bytes | None, size: int = 0, left: Callable[[], None] | None = None
-    ) -> None:
-        came = partial(self.other._came, message)
-        self._stream.send(self._me, came, size, left=left)
+    def _pass(self, message: bytes | None, size: int = 0, left: Act | None = None) -> None:
+        self._stream.send(self._me, partial(self.other._came, message), size, left=left)
 
     def _came(self, message: bytes | None) -> None:
         self._come.append(message)
         _wake(self._waits)
-        if self._open is not None:
-            begin, self._open = self._open, None
+        begin, self.opens = self.opens, None
+        if begin is not None:
             begin()
 
     def _check(self) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-Act = Callable[[], None]
+Act = Callable[[], object]
 
 _PEER: contextvars.ContextVar[Hashable | None] = contextvars.ContextVar("peer", default=None)
 
@@ -26,12 +26,8 @@ class Stalled(AssertionError):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Starts at 0 s. `problems` are the exceptions that nobody handled.
-
-    Args:
-        shuffle: draws which of the ready callbacks is next; without it, the one that has waited
-            longest.
-    """
+    """Starts at 0 s. `problems` are the exceptions that nobody handled. Where there is a `shuffle`,
+    it draws which of the ready callbacks is next; else it is the one that has waited longest."""
 
     _stopping: bool  # of asyncio's
 
@@ -82,8 +78,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def act(self, peer: Hashable, act: Act) -> None:
         """Does something at a peer: not if it is dead, and not before it thaws."""
-        if peer in self._parked:
-            self._parked[peer].append(act)
+        if (parked := self._parked.get(peer)) is not None:
+            parked.append(act)
         elif peer not in self._dead:
             act()
 
