@@ -5,8 +5,7 @@ peer as often visited as before; or it moves one visit to another replica of the
 room. Whatever keeps the limits goes on keeping them, so a search may take steps without end.
 
 An iterated local search: where no step has helped for long, a few are made blindly from the best
-routes so far, and it goes on from there. What decides is the time of an iteration with the slots'
-routes, simulated wave after wave.
+routes so far, and it goes on from there.
 """
 
 from collections import Counter
@@ -29,18 +28,11 @@ from murmuration.algorithms.skippipe.simulator import finish_times
 
 @dataclass
 class Budget:
-    """Effort is counted from operations and not by a clock: all machines stop at the same place.
-
-    Args:
-        effort_s: what may be spent, in seconds of one usual core, about.
-        spent_s: what was spent.
-    """
+    """Effort in seconds of one usual core, about. It is counted from operations and not by a clock:
+    all machines stop at the same place."""
 
     effort_s: float
     spent_s: float = 0.0
-
-    def spend(self, effort_s: float) -> None:
-        self.spent_s += effort_s
 
     def has_left(self, share: float = 1.0) -> bool:
         """Whether less than this share of the effort is spent."""
@@ -48,9 +40,11 @@ class Budget:
 
 
 _VISIT_EFFORT_S = 2.5e-6  # of simulating half a visit
+_DRAW_EFFORT_S = 3e-5
+_PATIENCE = 15  # draws per slot
+_BLIND_STEPS = 3
 
-Score = tuple[float, float]
-"""(iteration time, mean time until a microbatch has finished), in seconds."""
+Routes = tuple[Route, ...]
 
 
 def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -63,115 +57,85 @@ def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...
         (the slot of each microbatch, the origin of each slot).
     """
     slot_at: dict[tuple[int, int], int] = {}
-    begun: dict[int, int] = {}
+    begun = Counter[int]()
     slots = []
     for origin in origins:
-        turn = begun.get(origin, 0)
-        begun[origin] = turn + 1
-        key = (origin, turn % pipeline.memory[origin])
+        key = (origin, begun[origin] % pipeline.memory[origin])
+        begun[origin] += 1
         slots.append(slot_at.setdefault(key, len(slot_at)))
     return tuple(slots), tuple(origin for origin, _ in slot_at)
 
 
 class Scores:
-    """Simulates each choice of routes once.
+    """Simulates an iteration with the slots' routes, wave after wave; each choice of routes once.
 
     Args:
         slots: of each microbatch of the iteration.
         budget: where the effort is counted.
-        shared_uplinks: as in `simulate`.
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        slots: Sequence[int],
-        budget: Budget,
-        *,
-        shared_uplinks: bool = False,
+        self, pipeline: Pipeline, slots: Sequence[int], budget: Budget, *, shared_uplinks: bool
     ) -> None:
         self._pipeline, self._slots, self._budget = pipeline, slots, budget
         self._shared_uplinks = shared_uplinks
-        self._known: dict[tuple[Route, ...], list[float]] = {}
+        self._known: dict[Routes, list[float]] = {}
 
-    def finish_s(self, routes: tuple[Route, ...]) -> list[float]:
-        """Of each microbatch, when its last backward ends."""
-        known = self._known.get(routes)
-        if known is None:
-            steps = sum(2 * len(routes[slot].peers) + 1 for slot in self._slots)
-            self._budget.spend(_VISIT_EFFORT_S * steps)
-            known = finish_times(
-                self._pipeline,
-                [routes[slot] for slot in self._slots],
-                shared_uplinks=self._shared_uplinks,
-            )
-            self._known[routes] = known
-        return known
+    def finish_s(self, routes: Routes) -> list[float]:
+        """When the last backward of each microbatch ends."""
+        if routes not in self._known:
+            each = [routes[slot] for slot in self._slots]
+            self._budget.spent_s += _VISIT_EFFORT_S * sum(2 * len(r.peers) + 1 for r in each)
+            shared = self._shared_uplinks
+            self._known[routes] = finish_times(self._pipeline, each, shared_uplinks=shared)
+        return self._known[routes]
 
-    def score(self, routes: tuple[Route, ...]) -> Score:
-        """Lower is better."""
+    def score(self, routes: Routes) -> tuple[float, float]:
+        """(iteration time, mean time until a microbatch has finished), in seconds."""
         finish_s = self.finish_s(routes)
         return max(finish_s), sum(finish_s) / len(finish_s)
 
 
-def plan_effort_s(pipeline: Pipeline, visited: int) -> float:
-    """What one call of `Planner.best` takes."""
-    return 1e-5 + (visited - 1) * (8e-6 + 1e-9 * pipeline.peers**2)
+def local_search(
+    routes: Routes,
+    pipeline: Pipeline,
+    rules: Rules,
+    scores: Scores,
+    slots: Sequence[int],
+    limits: Sequence[int],
+    budget: Budget,
+    seed: int,
+) -> Routes:
+    """The best routes met until the effort is spent. Args: limits: as of `random_step`."""
+    draws = Draws(seed)
 
-
-_DRAW_EFFORT_S = 3e-5
-_PATIENCE = 15  # draws per slot
-_BLIND_STEPS = 3
-
-
-class LocalSearch:
-    """Args: slots: of each microbatch. limits: see `random_step`. seed: of the draws."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        rules: Rules,
-        scores: Scores,
-        slots: Sequence[int],
-        limits: Sequence[int],
-        budget: Budget,
-        seed: int,
-    ) -> None:
-        self._pipeline, self._rules, self._scores = pipeline, rules, scores
-        self._slots, self._limits = slots, limits
-        self._budget, self._draws = budget, Draws(seed)
-
-    def run(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
-        """The best routes met until the effort is spent."""
-        best_routes, best = routes, self._scores.score(routes)
-        here, failed = best, 0
-        while self._budget.has_left():
-            changed = self._changed(routes)
-            score = self._scores.score(changed)
-            failed += 1
-            if score < here:
-                routes, here, failed = changed, score, 0
-            elif score == here:
-                routes = changed
-            if here < best:
-                best_routes, best = routes, here
-            if failed > _PATIENCE * len(routes):
-                routes, failed = best_routes, 0
-                for _ in range(_BLIND_STEPS):
-                    routes = self._changed(routes)
-                here = self._scores.score(routes)
-        return best_routes
-
-    def _changed(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
+    def changed(routes: Routes) -> Routes:
         """After one drawn step; half of them are tried on the slot that finishes last."""
-        self._budget.spend(_DRAW_EFFORT_S)
-        finish_s = self._scores.finish_s(routes)
-        last = self._slots[max(range(len(finish_s)), key=finish_s.__getitem__)]
-        index = last if self._draws.below(2) else self._draws.below(len(routes))
-        changes = random_step(routes, index, self._pipeline, self._rules, self._limits, self._draws)
-        if not changes:
-            return routes
+        budget.spent_s += _DRAW_EFFORT_S
+        finish_s = scores.finish_s(routes)
+        last = slots[max(range(len(finish_s)), key=finish_s.__getitem__)]
+        index = last if draws.below(2) else draws.below(len(routes))
+        changes = random_step(routes, index, pipeline, rules, limits, draws)
         return tuple(changes.get(slot, route) for slot, route in enumerate(routes))
+
+    best_routes, best = routes, scores.score(routes)
+    here, failed = best, 0
+    while budget.has_left():
+        tried = changed(routes)
+        score = scores.score(tried)
+        failed += 1
+        if score < here:
+            routes, here, failed = tried, score, 0
+        elif score == here:
+            routes = tried
+        if here < best:
+            best_routes, best = routes, here
+        if failed > _PATIENCE * len(routes):
+            routes, failed = best_routes, 0
+            for _ in range(_BLIND_STEPS):
+                routes = changed(routes)
+            here = scores.score(routes)
+    return best_routes
 
 
 def random_step(
@@ -200,7 +164,13 @@ def random_step(
         ]
         if rules.visited < rules.stages:
             kinds.append(lambda: _random_stage_trade(one, partner, pipeline, rules, draws))
-    moves = _moves(routes, index, pipeline, limits)
+    loads = Counter(peer for route in routes for peer in route.peers)
+    moves = [  # to peers with room on the stages of the route
+        peer
+        for stage in one.stages(pipeline)[1:]
+        for peer in pipeline.stages[stage]
+        if peer not in one.peers and loads[peer] < limits[peer]
+    ]
     if not kinds and not moves:
         return {}
     kind = draws.below(len(kinds) + bool(moves))
@@ -208,20 +178,6 @@ def random_step(
         return {index: move_visit(one, draws.one_of(moves), pipeline)}
     pair = kinds[kind]()
     return {} if pair is None or pair == (one, partner) else {index: pair[0], other: pair[1]}
-
-
-def _moves(
-    routes: Sequence[Route], index: int, pipeline: Pipeline, limits: Sequence[int]
-) -> list[int]:
-    """The peers with room on the stages of a route, but for its own."""
-    loads = Counter(peer for route in routes for peer in route.peers)
-    route = routes[index]
-    return [
-        peer
-        for stage in route.stages(pipeline)[1:]
-        for peer in pipeline.stages[stage]
-        if peer not in route.peers and loads[peer] < limits[peer]
-    ]
 
 
 def _random_stage_trade(

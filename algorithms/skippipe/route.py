@@ -5,8 +5,7 @@ reverse, stage 0. It is written as its forward half, which goes up the stages: s
 routes cannot deadlock, however short memory is.
 
 Trades of two routes leave every stage and peer as often visited as before. Routes in flight
-together are drawn to keep an equal coverage: how often each stage and each peer is visited. The
-draws are the same on every machine and Python version.
+together are drawn to visit stages and peers equally often.
 """
 
 from collections import Counter
@@ -84,22 +83,16 @@ def stage_refusals(stages: Sequence[int], rules: Rules) -> tuple[str, ...]:
     reasons = []
     if not stages or stages[0] != 0:
         reasons.append("it does not begin on stage 0, which is never skipped")
-    reasons += [
-        f"stage {stage} is visited {times} times"
-        for stage, times in sorted(Counter(stages).items())
-        if times > 1
-    ]
+    for stage, times in sorted(Counter(stages).items()):
+        if times > 1:
+            reasons.append(f"stage {stage} is visited {times} times")
     if len(stages) != rules.visited:
         reasons.append(f"it visits {len(stages)} stages instead of {rules.visited}")
-    steps = list(pairwise(stages))
-    reasons += [
-        f"it jumps from stage {here} to {there}, more than {rules.max_jump}"
-        for here, there in steps
-        if there - here > rules.max_jump
-    ]
-    reasons += [
-        f"it goes back from stage {here} to {there}" for here, there in steps if there < here
-    ]
+    for here, there in pairwise(stages):
+        if there - here > rules.max_jump:
+            reasons.append(f"it jumps from stage {here} to {there}, more than {rules.max_jump}")
+        if there < here:
+            reasons.append(f"it goes back from stage {here} to {there}")
     return tuple(reasons)
 
 
@@ -131,10 +124,7 @@ def trade_stage(
 
 def trade_all(one: Route, other: Route) -> Pair:
     """Each takes the other's way, from its own origin."""
-    return (
-        Route((one.origin, *other.peers[1:])),
-        Route((other.origin, *one.peers[1:])),
-    )
+    return Route((one.origin, *other.peers[1:])), Route((other.origin, *one.peers[1:]))
 
 
 def move_visit(route: Route, to: int, pipeline: Pipeline) -> Route:
@@ -226,25 +216,14 @@ def even_stage_sets(routes: int, rules: Rules, seed: int = 0) -> list[tuple[int,
             left[stage] -= 1
         chosen.append(stages)
     assert not any(left)
-    if any(stage_refusals(stages, rules) for stages in chosen):
-        return _mixed(_striped(quota, routes), rules, draws)
-    return chosen
-
-
-def _striped(quota: Sequence[int], routes: int) -> list[tuple[int, ...]]:
-    """All visits in order of their stages, dealt to the routes in turns.
-
-    No stage has more visits than there are routes, so no route gets one twice; and jumps are as
-    even as they can be, so that none is longer than rules that reach the last stage allow.
-    """
+    if not any(stage_refusals(stages, rules) for stages in chosen):
+        return chosen
+    # All visits in order of their stages, dealt to the routes in turns: no route gets a stage
+    # twice, and jumps are as even as can be. Then random trades, where the rules allow them.
     visits = [stage for stage, count in enumerate(quota) for _ in range(count)]
-    return [tuple(visits[route::routes]) for route in range(routes)]
-
-
-def _mixed(chosen: list[tuple[int, ...]], rules: Rules, draws: Draws) -> list[tuple[int, ...]]:
-    """After random trades of stages between routes, where the rules allow them."""
-    for _ in range(_TRADES * len(chosen)):
-        one, other = draws.below(len(chosen)), draws.below(len(chosen))
+    chosen = [tuple(visits[route::routes]) for route in range(routes)]
+    for _ in range(_TRADES * routes):
+        one, other = draws.below(routes), draws.below(routes)
         mine, theirs = set(chosen[one]), set(chosen[other])
         if mine == theirs:
             continue

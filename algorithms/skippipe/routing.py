@@ -9,12 +9,11 @@ All peers that know the arguments find the same routes.
 
 Ref: arXiv:2506.10911 (random), arXiv:2502.19913 (skip), arXiv:2301.11913 section 3.2 (stochastic).
 Ours in `stochastic`: all microbatches of an iteration are shared out before it begins, by times
-that the caller has averaged, so nobody joins, fails or is measured meanwhile; ties go to the lower
-peer.
+that the caller has averaged; ties go to the lower peer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from heapq import heapify, heapreplace
+from collections.abc import Callable, Sequence
+from heapq import heapreplace
 
 from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.algorithms.skippipe.route import (
@@ -28,19 +27,11 @@ from murmuration.algorithms.skippipe.route import (
 from murmuration.algorithms.skippipe.search import search_routes
 
 Routing = Callable[[Pipeline, Rules, Sequence[int], int], list[Route]]
-"""(pipeline, rules, origins, seed) -> a route for each origin, which stands for one microbatch.
-
-Every peer that knows the arguments finds the same routes.
-"""
+"""(pipeline, rules, origins, seed) -> a route for each origin, which stands for one microbatch."""
 
 
 def full(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
-    """Fixed lanes: the n-th microbatch always goes by the n-th replica of a stage, in turns.
-
-    Raises:
-        ValueError: rules that skip.
-    """
-    _refuse_skips("full", rules)
+    """Fixed lanes: the n-th microbatch always goes by the n-th replica of a stage, in turns."""
     return [
         Route((origin, *(stage[lane % len(stage)] for stage in pipeline.stages[1:])))
         for lane, origin in enumerate(origins)
@@ -53,7 +44,13 @@ def random(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) 
     quota = stage_quota(len(origins), rules, seed)
     limits = peer_limits(pipeline, quota)
     chosen = even_stage_sets(len(origins), rules, seed)
-    decks = [_deck(stage, limits, draws) for stage in pipeline.stages]
+    decks = []
+    for replicas in pipeline.stages:  # each as often as its limit allows, dealt from the end
+        turns = [
+            draws.shuffled([peer for peer in replicas if limits[peer] > turn])
+            for turn in range(max(limits[peer] for peer in replicas))
+        ]
+        decks.append([peer for turn in reversed(turns) for peer in turn])
     return [
         Route((origin, *(decks[stage].pop() for stage in stages[1:])))
         for origin, stages in zip(origins, chosen, strict=True)
@@ -61,18 +58,18 @@ def random(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) 
 
 
 def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
-    """What peers choose that know each replica's time for a microbatch and nothing of the links.
+    """The choice of peers that know each replica's time for a microbatch, and not the links."""
+    visit_s = (pipeline.costs.forward_s + pipeline.costs.backward_s).tolist()
+    # For each stage a heap of (accumulated time, replica).
+    queues = [[(0.0, peer) for peer in sorted(replicas)] for replicas in pipeline.stages[1:]]
 
-    Raises:
-        ValueError: rules that skip.
-    """
-    _refuse_skips("stochastic", rules)
-    costs = pipeline.costs
-    visit_s = (costs.forward_s + costs.backward_s).tolist()
-    queues = [
-        ReplicaQueue({peer: visit_s[peer] for peer in replicas}) for replicas in pipeline.stages[1:]
-    ]
-    return [Route((origin, *(queue.choose() for queue in queues))) for origin in origins]
+    def choose(queue: list[tuple[float, int]]) -> int:
+        """The replica for the next microbatch, which is charged for it."""
+        accumulated_s, peer = queue[0]
+        heapreplace(queue, (accumulated_s + visit_s[peer], peer))
+        return peer
+
+    return [Route((origin, *map(choose, queues))) for origin in origins]
 
 
 def skip(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
@@ -80,46 +77,9 @@ def skip(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) ->
     return list(search_routes(pipeline, rules, origins, seed=seed).routes)
 
 
-ROUTINGS: dict[str, Routing] = {
-    "full": full,
-    "random": random,
-    "stochastic": stochastic,
-    "skip": skip,
-}
-
-
-def _refuse_skips(name: str, rules: Rules) -> None:
-    if rules.visited != rules.stages:
-        raise ValueError(
-            f"routing {name!r} visits all {rules.stages} stages, not {rules.visited}: "
-            "use 'skip' or 'random' to skip stages"
-        )
-
-
-def _deck(replicas: Sequence[int], limits: Sequence[int], draws: Draws) -> list[int]:
-    """Each replica as often as its limit allows, in shuffled turns; dealt from the end."""
-    turns = [
-        draws.shuffled([peer for peer in replicas if limits[peer] > turn])
-        for turn in range(max(limits[peer] for peer in replicas))
-    ]
-    return [peer for turn in reversed(turns) for peer in turn]
-
-
-class ReplicaQueue:
-    """The replicas of one stage. Args: expected_s: of each, the time that a microbatch takes."""
-
-    def __init__(self, expected_s: Mapping[int, float]) -> None:
-        self._expected_s = expected_s
-        self._heap = [(0.0, peer) for peer in expected_s]
-        heapify(self._heap)
-
-    def choose(self) -> int:
-        """The replica for the next microbatch, which is charged for it."""
-        accumulated_s, peer = self._heap[0]
-        heapreplace(self._heap, (accumulated_s + self._expected_s[peer], peer))
-        return peer
+ROUTINGS: dict[str, Routing] = {each.__name__: each for each in (full, random, stochastic, skip)}
 
 
 def origins_in_turns(pipeline: Pipeline, microbatches: int) -> list[int]:
-    """Of an iteration: the replicas of stage 0 in turns, each for that many microbatches."""
-    return [origin for _ in range(microbatches) for origin in pipeline.stages[0]]
+    """The origins of an iteration: the replicas of stage 0 in turns, each so many times."""
+    return [*pipeline.stages[0]] * microbatches

@@ -9,10 +9,6 @@ Each microbatch of an origin takes one of its slots in turn: as many as it has m
 microbatches repeat the slots' routes. The event simulator judges. Nothing is measured by a clock:
 the same arguments give the same routes everywhere.
 
-A and B: where a limit is exceeded, the surplus is banned from there and planned again. The fastest
-routes go first, as they can best afford a detour; in a second branch those whose detour is least.
-The best few drafts are followed.
-
 Ref: arXiv:2502.19913.
 """
 
@@ -24,9 +20,9 @@ import numpy as np
 
 from murmuration.algorithms.skippipe.local_search import (
     Budget,
-    LocalSearch,
+    Routes,
     Scores,
-    plan_effort_s,
+    local_search,
     slots_of,
 )
 from murmuration.algorithms.skippipe.pipeline import Floats, Pipeline
@@ -43,12 +39,14 @@ class Planner:
     """Finds ascending routes of an exact length.
 
     Both halves of a hop and of a visit are counted: what goes forward comes back. Extends the best
-    routes to each peer by one visit at a time; exact, as a loop's cost is a sum over its hops.
+    routes to each peer by one visit at a time; exact, as a loop's cost is a sum over its hops. One
+    call of `best` takes `effort_s`.
     """
 
     def __init__(self, pipeline: Pipeline, rules: Rules) -> None:
         costs, stage = pipeline.costs, np.array(pipeline.stage_of)
         self._rules = rules
+        self.effort_s = 1e-5 + (rules.visited - 1) * (8e-6 + 1e-9 * pipeline.peers**2)
         self._return_s = costs.edge_s + costs.edge_s.T
         jump = stage[None, :] - stage[:, None]
         allowed = (jump > 0) & (jump <= rules.max_jump)
@@ -60,15 +58,8 @@ class Planner:
         self._returns: list[list[float]] = self._return_s.tolist()
 
     def best(self, origin: int, banned: Iterable[int] = ()) -> Route | None:
-        """The route of the fastest loop; of equal ones, that by the lowest peers.
-
-        Args:
-            origin: a replica of stage 0.
-            banned: peers that it may not visit.
-
-        Returns:
-            None if those that are left allow no route.
-        """
+        """The route of the fastest loop that visits none of the banned peers; of equal ones, that
+        by the lowest peers. None if those that are left allow no route."""
         visit_s = self._visit_s.copy()
         visit_s[list(banned)] = np.inf
         loop_s = np.full(len(visit_s), np.inf)
@@ -107,20 +98,17 @@ class Found:
 
     Args:
         routes: of each microbatch, in the order of the origins that were asked for.
-        iteration_s: simulated.
-        first_s: simulated, of the first routes that kept all limits.
-        spent_s: effort, in seconds of one usual core, about; counted, not measured.
+        iteration_s: simulated; first_s: the same of the first routes that kept all limits.
     """
 
-    routes: tuple[Route, ...]
+    routes: Routes
     iteration_s: float
     first_s: float
-    spent_s: float
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Args: peers: whose visits count. most: how many of the routes may visit."""
+    """At most so many of the routes may visit these peers."""
 
     peers: frozenset[int]
     most: int
@@ -130,7 +118,7 @@ class Limit:
 class Draft:
     """A route for each slot, and the peers that each may not visit."""
 
-    routes: tuple[Route, ...]
+    routes: Routes
     banned: tuple[frozenset[int], ...]
 
 
@@ -146,86 +134,48 @@ def search_routes(
     """Searches routes for one iteration.
 
     Args:
+        rules: of as many stages as the pipeline has.
         origins: of each microbatch, replicas of stage 0.
         seed: of the choices among equals and of the trades.
         effort_s: where to stop; the answer is complete even at 0.
-        shared_uplinks: as in `simulate`, for the times that decide.
-
-    Raises:
-        ValueError: other stages than the pipeline's, or an origin that is not on stage 0.
+        shared_uplinks: as in `finish_times`, for the times that decide.
     """
-    _check(pipeline, rules, origins)
-    budget = Budget(effort_s)
+    budget, planner = Budget(effort_s), Planner(pipeline, rules)
     slots, slot_origins = slots_of(origins, pipeline)
     scores = Scores(pipeline, slots, budget, shared_uplinks=shared_uplinks)
-    planner = Planner(pipeline, rules)
     quota = stage_quota(len(slot_origins), rules, seed)
     limits = peer_limits(pipeline, quota)
-    drafts = _drafts(pipeline, rules, slot_origins, quota, limits, planner, budget, seed)
-    first = min(drafts, key=lambda draft: scores.score(draft.routes))
-    routes = LocalSearch(pipeline, rules, scores, slots, limits, budget, seed).run(first.routes)
+    drawn = even_stage_sets(len(slot_origins), rules, seed)
+    alone = [planner.best(origin) for origin in slot_origins]
+    root = Draft(tuple(route for route in alone if route), (frozenset(),) * len(alone))
+    assert len(root.routes) == len(alone), "rules admit a route from every origin"
+    others = list(enumerate(pipeline.stages))[1:]
+    of_stages = [Limit(frozenset(replicas), quota[stage]) for stage, replicas in others]
+    of_peers = [Limit(frozenset([peer]), limits[peer]) for _, each in others for peer in each]
+    # A, and another draft whose stages are drawn.
+    equally_visited = keep_limits([root], of_stages, planner, budget, share=0.25)
+    chosen = [[route.stages(pipeline) for route in draft.routes] for draft in equally_visited]
+    frozen = [_frozen(slot_origins, each, pipeline, planner) for each in (*chosen, drawn)]
+    # B; where it finds nothing, visits are dealt out evenly.
+    drafts = keep_limits(frozen, of_peers, planner, budget, share=0.5)
+    candidates = [draft.routes for draft in drafts] or [
+        _dealt(draft.routes, pipeline, limits) for draft in frozen
+    ]
+    first = min(candidates, key=scores.score)
+    routes = local_search(first, pipeline, rules, scores, slots, limits, budget, seed)
     return Found(
         routes=tuple(routes[slot] for slot in slots),
         iteration_s=scores.score(routes)[0],
-        first_s=scores.score(first.routes)[0],
-        spent_s=budget.spent_s,
+        first_s=scores.score(first)[0],
     )
-
-
-def _check(pipeline: Pipeline, rules: Rules, origins: Sequence[int]) -> None:
-    if rules.stages != len(pipeline.stages):
-        raise ValueError(f"rules for {rules.stages} stages, a pipeline of {len(pipeline.stages)}")
-    if not origins:
-        raise ValueError("there is no microbatch to find a route for")
-    if strange := set(origins) - set(pipeline.stages[0]):
-        raise ValueError(f"peer {min(strange)} does not serve stage 0: no microbatch begins there")
-
-
-def _drafts(
-    pipeline: Pipeline,
-    rules: Rules,
-    slot_origins: Sequence[int],
-    quota: Sequence[int],
-    limits: Sequence[int],
-    planner: Planner,
-    budget: Budget,
-    seed: int,
-) -> list[Draft]:
-    """Phases A and B; where they find nothing, visits are dealt out evenly."""
-    free = frozenset[int]()
-    plan_s = plan_effort_s(pipeline, rules.visited)
-    stage_limits = [
-        Limit(frozenset(pipeline.stages[stage]), quota[stage]) for stage in range(1, rules.stages)
-    ]
-    peer_loads = [
-        Limit(frozenset([peer]), limits[peer])
-        for replicas in pipeline.stages[1:]
-        for peer in replicas
-    ]
-    drawn = even_stage_sets(len(slot_origins), rules, seed)
-    alone = [planner.best(origin) for origin in slot_origins]
-    root = Draft(tuple(route for route in alone if route), (free,) * len(alone))
-    assert len(root.routes) == len(alone), "rules admit a route from every origin"
-    equally_visited = keep_limits(
-        [root], stage_limits, planner, budget, plan_effort_s=plan_s, share=0.25
-    )
-    chosen = [[route.stages(pipeline) for route in draft.routes] for draft in equally_visited]
-    chosen.append(drawn)
-    frozen = [_frozen(slot_origins, stages, pipeline, planner) for stages in chosen]
-    held = keep_limits(frozen, peer_loads, planner, budget, plan_effort_s=plan_s, share=0.5)
-    return held or [_dealt(draft, pipeline, limits) for draft in frozen]
 
 
 def _frozen(
-    origins: Sequence[int],
-    chosen: Sequence[tuple[int, ...]],
-    pipeline: Pipeline,
-    planner: Planner,
+    origins: Sequence[int], chosen: Sequence[tuple[int, ...]], pipeline: Pipeline, planner: Planner
 ) -> Draft:
     """Every slot by its best route within its stages."""
     everyone = frozenset(range(pipeline.peers))
-    banned = []
-    routes = []
+    routes, banned = [], []
     for origin, stages in zip(origins, chosen, strict=True):
         allowed = {peer for stage in stages for peer in pipeline.stages[stage]}
         banned.append(everyone - allowed)
@@ -235,11 +185,11 @@ def _frozen(
     return Draft(tuple(routes), tuple(banned))
 
 
-def _dealt(draft: Draft, pipeline: Pipeline, limits: Sequence[int]) -> Draft:
+def _dealt(given: Routes, pipeline: Pipeline, limits: Sequence[int]) -> Routes:
     """The same stages; on each, the nearest replica that has room."""
     left = list(limits)
     routes = []
-    for route in draft.routes:
+    for route in given:
         peers = [route.origin]
         for stage in route.stages(pipeline)[1:]:
             edges_s = pipeline.edges[peers[-1]]
@@ -247,7 +197,7 @@ def _dealt(draft: Draft, pipeline: Pipeline, limits: Sequence[int]) -> Draft:
             peers.append(min(room, key=lambda peer: (edges_s[peer], peer)))
             left[peers[-1]] -= 1
         routes.append(Route(tuple(peers)))
-    return Draft(tuple(routes), draft.banned)
+    return tuple(routes)
 
 
 def keep_limits(
@@ -256,69 +206,56 @@ def keep_limits(
     planner: Planner,
     budget: Budget,
     *,
-    plan_effort_s: float,
     share: float,
 ) -> list[Draft]:
-    """Drafts that keep all limits, best first; empty if none was found within the effort."""
+    """Drafts that keep all limits, best first; empty if none was found within the effort.
+
+    The limit that is exceeded by most comes first: its surplus is banned from there, and planned
+    again. The best few drafts are followed.
+    """
+
+    def cost(draft: Draft) -> tuple[float, float]:
+        """(slowest route, sum of all routes)."""
+        loops_s = [planner.loop_s(route) for route in draft.routes]
+        return max(loops_s), sum(loops_s)
+
     frontier = list(drafts)
     kept: list[Draft] = []
     while frontier and not kept and budget.has_left(share):
-        children: dict[tuple[Route, ...], Draft] = {}
+        children: dict[Routes, Draft] = {}
         for draft in frontier:
-            over = _worst(draft, limits)
-            if over is None:
+            surplus = [len(_visitors(draft, limit)) - limit.most for limit in limits]
+            if (most := max(surplus, default=0)) <= 0:
                 kept.append(draft)
                 continue
-            for child in _branches(draft, over, planner, budget, plan_effort_s):
+            for child in _branches(draft, limits[surplus.index(most)], planner, budget):
                 children.setdefault(child.routes, child)
-        ranked = sorted(children.values(), key=lambda draft: _cost(draft, planner))
-        frontier = ranked[:WIDTH]
-    return sorted(kept, key=lambda draft: _cost(draft, planner))
-
-
-def _cost(draft: Draft, planner: Planner) -> tuple[float, float]:
-    """(slowest route, sum of all routes)."""
-    loops_s = [planner.loop_s(route) for route in draft.routes]
-    return max(loops_s), sum(loops_s)
+        frontier = sorted(children.values(), key=cost)[:WIDTH]
+    return sorted(kept, key=cost)
 
 
 def _visitors(draft: Draft, limit: Limit) -> list[int]:
     return [i for i, route in enumerate(draft.routes) if not limit.peers.isdisjoint(route.peers)]
 
 
-def _worst(draft: Draft, limits: Sequence[Limit]) -> Limit | None:
-    """The limit that is exceeded by most; the first of equal ones."""
-    surplus = [len(_visitors(draft, limit)) - limit.most for limit in limits]
-    most = max(surplus, default=0)
-    return limits[surplus.index(most)] if most > 0 else None
-
-
-def _branches(
-    draft: Draft,
-    over: Limit,
-    planner: Planner,
-    budget: Budget,
-    plan_effort_s: float,
-) -> Iterator[Draft]:
+def _branches(draft: Draft, over: Limit, planner: Planner, budget: Budget) -> Iterator[Draft]:
+    """Without the surplus: the fastest routes make a detour, as they can best afford it; or those
+    whose detour is least."""
     visitors = _visitors(draft, over)
     detours: dict[int, Route] = {}
     for index in visitors:
         route, banned = draft.routes[index], draft.banned[index] | over.peers
-        detour = planner.best(route.origin, banned)
-        budget.spend(plan_effort_s)
-        if detour is not None:
+        budget.spent_s += planner.effort_s
+        if (detour := planner.best(route.origin, banned)) is not None:
             detours[index] = detour
     surplus = len(visitors) - over.most
     if len(detours) < surplus:
         return
     before_s = {index: planner.loop_s(draft.routes[index]) for index in detours}
-    fastest = sorted(detours, key=lambda index: (before_s[index], index))
-    least = sorted(
-        detours, key=lambda index: (planner.loop_s(detours[index]) - before_s[index], index)
-    )
-    for order in (fastest, least):
+    more_s = {index: planner.loop_s(detours[index]) - before_s[index] for index in detours}
+    for cost_s in (before_s, more_s):
         routes, banned_peers = list(draft.routes), list(draft.banned)
-        for index in order[:surplus]:
+        for index in sorted(detours, key=lambda index: (cost_s[index], index))[:surplus]:
             routes[index] = detours[index]
             banned_peers[index] |= over.peers
         yield Draft(tuple(routes), tuple(banned_peers))

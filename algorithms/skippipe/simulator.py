@@ -20,12 +20,12 @@ Started = Callable[[int, int, int, float, float], None]
 def finish_times(
     pipeline: Pipeline, routes: Sequence[Route], *, shared_uplinks: bool = False
 ) -> list[float]:
-    """Of each microbatch, the end of its last backward, in seconds. Routes must not deadlock.
+    """The end of each microbatch's last backward, in seconds. Routes must not deadlock.
 
     Args:
         routes: of the microbatches, in the order in which their origins begin them.
         shared_uplinks: whether the messages of a peer leave one after another, as they do where
-            its own line is what limits the rate, rather than each as if it were alone.
+            its own line is what limits the rate.
     """
     run = IterationRun(pipeline, routes, shared_uplinks)
     run.run()
@@ -46,12 +46,20 @@ class IterationRun:
 
     def __init__(self, pipeline: Pipeline, routes: Sequence[Route], shared_uplinks: bool) -> None:
         self._shared, self._memory = shared_uplinks, pipeline.memory
-        costs = pipeline.costs
+        costs = self._costs = pipeline.costs
         times_s = [each.tolist() for each in (costs.forward_s, costs.loss_s, costs.backward_s)]
-        self._costs, self._edges = costs, pipeline.edges
+        forward_s, loss_s, backward_s = times_s
+        self._edges = pipeline.edges
         self._visited = [len(route.peers) for route in routes]
         self.path = [(*route.peers, *route.peers[:1], *route.peers[::-1]) for route in routes]
-        self._lasts_s = [_durations(route, times_s) for route in routes]
+        self._lasts_s = [  # of each step
+            [
+                *(forward_s[peer] for peer in route.peers),
+                loss_s[route.origin],
+                *(backward_s[peer] for peer in reversed(route.peers)),
+            ]
+            for route in routes
+        ]
         peers = pipeline.peers
         self._returning = [deque[tuple[int, int]]() for _ in range(peers)]
         self.deferred = [deque[tuple[int, int]]() for _ in range(peers)]
@@ -61,7 +69,7 @@ class IterationRun:
         self.finish_s = [-1.0] * len(routes)
 
     def run(self, started: Started | None = None) -> None:
-        """Until nothing happens any more. Args: started: is told of each step as it starts."""
+        """Goes on until nothing happens any more; `started` is told of each step as it starts."""
         path, lasts_s, visited = self.path, self._lasts_s, self._visited
         # (time, serial number: ties in order of cause, microbatch, step, whether it ends there)
         events = [(0.0, index, index, 0, False) for index in range(len(path))]
@@ -120,13 +128,3 @@ class IterationRun:
             return None
         self._busy[peer] = True
         return chosen
-
-
-def _durations(route: Route, times_s: Sequence[Sequence[float]]) -> list[float]:
-    """Of each step of a microbatch. Args: times_s: forward, loss and backward of each peer."""
-    forward_s, loss_s, backward_s = times_s
-    return [
-        *(forward_s[peer] for peer in route.peers),
-        loss_s[route.origin],
-        *(backward_s[peer] for peer in reversed(route.peers)),
-    ]

@@ -25,7 +25,6 @@ from murmuration.algorithms.skippipe.pipeline import (
     LOSS_RATIO,
     Costs,
     Floats,
-    Links,
     Pipeline,
 )
 from murmuration.algorithms.skippipe.route import MAX_JUMP, Route, Rules
@@ -65,6 +64,11 @@ class NetworkSnapshot:
     pipeline: Pipeline
     name: int
 
+    def served_as(self, other: "NetworkSnapshot") -> bool:
+        """Whether the same peers serve the same stages, so that nobody refuses a hop."""
+        mine = (self.peers, self.stages, self.pipeline.stages)
+        return mine == (other.peers, other.stages, other.pipeline.stages)
+
 
 def snapshot_name(members: Iterable[Member]) -> int:
     """A hash of which peer serves what, and of what each has measured."""
@@ -83,12 +87,12 @@ def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
         return None
     peers = tuple(member.peer for member in members)
     profiles = tuple(Profile.unpack(member.profile) for member in members)
-    links = links_of(peers, profiles)
+    delay_s, transfer_s = _hops_of(peers, profiles)
     forward_s = _filled([p.forward_s for p in profiles], _USUAL_FORWARD_S)
     usual_s = statistics.median(forward_s)
     costs = Costs(
-        delay_s=links.delay_s(),
-        transfer_s=links.transfer_s(_activation_bytes(profiles) or _USUAL_BYTES),
+        delay_s=delay_s,
+        transfer_s=transfer_s,
         forward_s=np.array(forward_s),
         backward_s=np.array(_filled([p.backward_s for p in profiles], _RECOMPUTED * usual_s)),
         loss_s=np.array(_filled([p.loss_s for p in profiles], LOSS_RATIO * usual_s)),
@@ -104,33 +108,18 @@ def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
     return NetworkSnapshot(peers, tuple(stages), pipeline, snapshot_name(members))
 
 
-def links_of(peers: Sequence[str], profiles: Sequence[Profile]) -> Links:
-    """The median of what is known between these peers in place of what is not."""
-    return Links(
-        latency_s=_without_gaps(_known_latency_s(peers, profiles), 0.0),
-        rate_bytes_per_s=_without_gaps(_known_rate(peers, profiles), _USUAL_RATE),
-    )
-
-
-def _known_latency_s(peers: Sequence[str], profiles: Sequence[Profile]) -> Floats:
-    """(P, P), NaN where nothing is known. Both ends measure; the shorter time is the link's."""
-    known = np.array([[p.latency_s.get(peer, math.nan) for peer in peers] for p in profiles])
-    latency_s: Floats = np.fmin(known, known.T)
-    np.fill_diagonal(latency_s, math.nan)
-    return latency_s
-
-
-def _known_rate(peers: Sequence[str], profiles: Sequence[Profile]) -> Floats:
-    """(P, P) in bytes/s, NaN where the sender has measured nothing."""
+def _hops_of(peers: Sequence[str], profiles: Sequence[Profile]) -> tuple[Floats, Floats]:
+    """The delay and the transfer time of a microbatch between these peers, both (P, P)."""
+    latency_s = np.array([[p.latency_s.get(peer, math.nan) for peer in peers] for p in profiles])
+    latency_s = np.fmin(latency_s, latency_s.T)  # both ends measure; the shorter is the link's
     rate = np.array(
         [[each.rate_bytes_per_s.get(peer) or math.nan for peer in peers] for each in profiles]
     )
-    np.fill_diagonal(rate, math.nan)
-    return rate
-
-
-def _activation_bytes(profiles: Sequence[Profile]) -> int | None:
-    return max((profile.activation_bytes for profile in profiles), default=0) or None
+    message_bytes = max(profile.activation_bytes for profile in profiles) or _USUAL_BYTES
+    delay_s, transfer_s = _known(latency_s, 0.0), message_bytes / _known(rate, _USUAL_RATE)
+    for times_s in (delay_s, transfer_s):
+        np.fill_diagonal(times_s, 0.0)
+    return delay_s, transfer_s
 
 
 def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
@@ -140,17 +129,15 @@ def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
     return [s or usual_s for s in seconds]
 
 
-def _without_gaps(known: Floats, usual: float) -> Floats:
-    gaps = np.isnan(known)
-    return np.where(gaps, usual if gaps.all() else np.median(known[~gaps]), known)
+def _known(measured: Floats, usual: float) -> Floats:
+    """(P, P), with the median of what is known between two peers in place of NaN."""
+    np.fill_diagonal(measured, math.nan)
+    gaps = np.isnan(measured)
+    return np.where(gaps, usual if gaps.all() else np.median(measured[~gaps]), measured)
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """All origins' routes, with the snapshot that they are on: an older one while a search runs."""
-
-    snapshot: NetworkSnapshot
-    routes: Sequence[Route]
+_Planned = tuple[NetworkSnapshot, Sequence[Route]]
+"""All origins' routes, with the snapshot that they are on: an older one while a search runs."""
 
 
 class RoutePlanner:
@@ -193,8 +180,7 @@ class RoutePlanner:
         """Whether this peer plans with the snapshot of that name, or did a moment ago."""
         if name == self.name:
             return True
-        replaced_s = self._replaced.get(name)
-        return replaced_s is not None and self._context.clock() - replaced_s <= _LAG_S
+        return self._context.clock() - self._replaced.get(name, -math.inf) <= _LAG_S
 
     def routes(self, iteration: int) -> tuple[list[tuple[Hop, ...]], int]:
         """(the route behind stage 0 of each of this peer's microbatches, the snapshot's name)."""
@@ -202,9 +188,13 @@ class RoutePlanner:
         count = context.config.microbatches
         if snapshot is None or context.me not in snapshot.peers:
             return [()] * count, self.name
-        planned = self._planned(snapshot, iteration)
-        me = planned.snapshot.peers.index(context.me)
-        mine = [_hops(planned.snapshot, route) for route in planned.routes if route.origin == me]
+        of, routes = self._planned(snapshot, iteration)
+        me, stage_of = of.peers.index(context.me), of.pipeline.stage_of
+        mine = [
+            tuple(Hop(of.stages[stage_of[peer]], of.peers[peer]) for peer in route.peers[1:])
+            for route in routes
+            if route.origin == me
+        ]
         assert len(mine) == count, "every origin begins as many microbatches"
         return mine, snapshot.name
 
@@ -225,21 +215,19 @@ class RoutePlanner:
         origins = origins_in_turns(snapshot.pipeline, config.microbatches)
         if config.routing != "skip" or rules.stages == 1:
             routing = ROUTINGS[config.routing]
-            routes = routing(snapshot.pipeline, rules, origins, seed + iteration)
-            return _Planned(snapshot, routes)
+            return snapshot, routing(snapshot.pipeline, rules, origins, seed + iteration)
         # A few kinds of searched routes even out what does not divide.
         kind = -1 if rules.visited == rules.stages else iteration % (rules.stages - 1)
         before = self._found.get(kind)
-        if before is not None and before.snapshot.name == snapshot.name:
+        if before is not None and before[0].name == snapshot.name:
             return before
         idle = self._searching is None or self._searching.done()
         if idle and self._failed.get(kind) != snapshot.name:
             work = self._search(kind, snapshot, rules, origins, seed + kind)
             self._searching = asyncio.get_running_loop().create_task(work)
-        if before is not None and _served_alike(before.snapshot, snapshot):
+        if before is not None and before[0].served_as(snapshot):
             return before
-        drawn = random(snapshot.pipeline, rules, origins, seed + iteration)
-        return _Planned(snapshot, drawn)
+        return snapshot, random(snapshot.pipeline, rules, origins, seed + iteration)
 
     async def _search(
         self, kind: int, snapshot: NetworkSnapshot, rules: Rules, origins: Sequence[int], seed: int
@@ -252,19 +240,7 @@ class RoutePlanner:
             text = f"no routes were searched: {type(error).__name__}: {error}"
             self._context.event("warning", text=text)
         else:
-            self._found[kind] = _Planned(snapshot, found.routes)
-
-
-def _served_alike(before: NetworkSnapshot, now: NetworkSnapshot) -> bool:
-    """Whether the same peers serve the same stages, so that nobody refuses a hop."""
-    first, second = ((each.peers, each.stages, each.pipeline.stages) for each in (before, now))
-    return first == second
-
-
-def _hops(snapshot: NetworkSnapshot, route: Route) -> tuple[Hop, ...]:
-    """What of a route lies behind its origin."""
-    stage_of, peers = snapshot.pipeline.stage_of, snapshot.peers
-    return tuple(Hop(snapshot.stages[stage_of[peer]], peers[peer]) for peer in route.peers[1:])
+            self._found[kind] = snapshot, found.routes
 
 
 def planned_rules(config: StagesConfig, snapshot: NetworkSnapshot, iteration: int) -> Rules:

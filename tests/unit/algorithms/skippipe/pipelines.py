@@ -10,7 +10,7 @@ from murmuration.algorithms.skippipe.pipeline import (
     BACKWARD_RATIO,
     LOSS_RATIO,
     Costs,
-    Links,
+    Floats,
     Pipeline,
 )
 from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
@@ -21,27 +21,21 @@ def even_pipeline(
 ) -> Pipeline:
     """Peers numbered through the stages; all hops and visits alike."""
     peers = sum(sizes)
-    links = Links(
-        latency_s=np.full((peers, peers), hop_s), rate_bytes_per_s=np.ones((peers, peers))
-    )
+    delays_s = np.full((peers, peers), hop_s)
     return Pipeline(
         stages=numbered(sizes),
         memory=(memory,) * peers,
-        costs=costs_of(links, [forward_s] * peers, 0.0),
+        costs=costs_of(delays_s, 0.0 * delays_s, [forward_s] * peers),
     )
 
 
-def costs_of(links: Links, forward_s: Sequence[float], message_bytes: float) -> Costs:
-    """A backward and a loss in proportion to each peer's forward.
-
-    Args:
-        forward_s: w of each peer on its stage.
-        message_bytes: of one microbatch's activations, and of their gradient.
-    """
+def costs_of(delay_s: Floats, transfer_s: Floats, forward_s: Sequence[float]) -> Costs:
+    """A backward and a loss in proportion to each peer's forward; a peer sends itself nothing."""
     forward = np.array(forward_s, dtype=np.float64)
+    others = 1.0 - np.eye(len(forward))
     return Costs(
-        delay_s=links.delay_s(),
-        transfer_s=links.transfer_s(message_bytes),
+        delay_s=delay_s * others,
+        transfer_s=transfer_s * others,
         forward_s=forward,
         backward_s=BACKWARD_RATIO * forward,
         loss_s=LOSS_RATIO * forward,
@@ -59,14 +53,13 @@ def uneven_pipeline(
 ) -> Pipeline:
     """Links up to this latency, speeds and memories are all drawn."""
     peers = sum(sizes)
-    links = Links(
-        latency_s=random.uniform(0.0, latency_s, (peers, peers)),
-        rate_bytes_per_s=random.uniform(1e6, 1e8, (peers, peers)),
-    )
+    delays_s = random.uniform(0.0, latency_s, (peers, peers))
+    transfers_s = 4e6 / random.uniform(1e6, 1e8, (peers, peers))
+    memory = tuple(random.integers(1, 4, peers).tolist())
     return Pipeline(
         stages=numbered(sizes),
-        memory=tuple(random.integers(1, 4, peers).tolist()),
-        costs=costs_of(links, random.uniform(0.1, 1.0, peers).tolist(), 4e6),
+        memory=memory,
+        costs=costs_of(delays_s, transfers_s, random.uniform(0.1, 1.0, peers).tolist()),
     )
 
 

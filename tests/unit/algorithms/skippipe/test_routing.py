@@ -35,12 +35,6 @@ def test_every_preset_routes_every_microbatch_the_same_way_each_time(
     assert all(stage_refusals(route.stages(pipeline), COMPLETE) == () for route in routes)
 
 
-@pytest.mark.parametrize("name", ["full", "stochastic"])
-def test_who_cannot_skip_says_so(name: str) -> None:
-    with pytest.raises(ValueError, match=f"routing '{name}' visits all 3 stages, not 2"):
-        ROUTINGS[name](even_pipeline((1, 1, 1)), Rules(stages=3, visited=2), [0], 0)
-
-
 def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer says itself how much it has."""
     drawn = 0
