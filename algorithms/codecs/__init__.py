@@ -1,7 +1,7 @@
 """Wire codecs: how fp32 values travel. Each name here has one wire id, and each id one codec.
 
-codec.py   the interface; fp32, and bf16 in 16 bits
-blocks.py  what the codecs with a scale for every 128 values have in common; int8
+codec.py   the base of all; fp32, and bf16 in 16 bits
+blocks.py  the base of those with a scale for every 128 values; int8
 e3m0.py    four bits: a sign and three exponent bits, as in Streaming DiLoCo
 signs.py   sign in one bit, ternary five values to a byte: what they leave out must be kept
 topk.py    the largest 32 to 256 of every 4096 values

@@ -1,27 +1,26 @@
-"""What the codecs with a scale for every 128 values have in common, and int8.
+"""The base of the codecs with a scale for every 128 values, and int8.
 
 The encoding is a row of records, one per block of 128 consecutive values:
 
     scale, bf16, little-endian | 128 codes of `bits` bits, the first in the lowest bits
 
 The last record ends with its last value (the last byte is filled up with zero bits). `ternary`
-packs its codes in base 3. Work goes in pieces whose temporaries stay in the cache. All arithmetic
-is in integers, in single IEEE operations or in sums that are exact, so every device gives the same
-bytes and values. Bytes that no encoder wrote may decode to NaN or infinity: the caller checks
-(murmuration.worker.wire.check_values does).
+packs its codes in base 3. All arithmetic is in integers, in single IEEE operations or in sums that
+are exact, so every device gives the same bytes and values. Bytes that no encoder wrote may decode
+to NaN or infinity: the caller checks (murmuration.worker.wire.check_values does).
 
 Blocks of 128 rather than 64 take an eighth of a bit less for a tenth more error, and zstd takes off
-twice as much: integers of four bits end at 3.7 bits instead of 4.0 on pseudo-gradients of the
-built-in task.
+twice as much.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.codecs.codec import check_extremes, check_size
+from murmuration.algorithms.codecs.codec import Codec
 
 BLOCK = 128
 SCALE_BYTES = 2
@@ -30,49 +29,37 @@ _CACHED_ELEMENTS = 256 * 1024  # 3 MiB of temporaries; with less, the calls cost
 _DEVICE_ELEMENTS = 4 * 1024 * 1024  # accelerators want long kernels
 
 
-def piece_rows(row_elements: int, device: torch.device) -> int:
-    """How many rows are worked on at a time."""
-    elements = _CACHED_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS
-    return elements // row_elements
-
-
 def pieces(rows: int, row_elements: int, device: torch.device) -> Iterator[slice]:
-    """Cuts rows into the pieces in which they are worked on."""
-    step = piece_rows(row_elements, device)
+    """Cuts rows into the pieces in which they are worked on: their temporaries stay in the cache.
+    The first is the largest."""
+    step = (_CACHED_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS) // row_elements
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 
 
-class BlockCodec(ABC):
-    """A codec of records; subclasses say what the scale and the codes of a block are."""
+class BlockCodec(Codec):
+    """A codec of records; subclasses say what the scale and the codes of a block are.
 
-    name: str
-    wire_id: int
+    Their scratch is fp32 (2, n, 128) to write to.
+    """
+
     bits: int
     block_elements = BLOCK
-    unit_bytes = 1
     limit = LIMIT
 
     @abstractmethod
-    def _scales(
-        self, blocks: Tensor, low: Tensor, high: Tensor, count: int, scratch: Tensor
-    ) -> Tensor:
+    def _scales(self, blocks: Tensor, largest: Tensor, count: int, scratch: Tensor) -> Tensor:
         """Scales (n, 1) of blocks (n, 128), as fp32 that bf16 holds exactly.
 
         Args:
-            low, high: (n, 1), the least and the largest of each block.
+            largest: (n, 1), the largest magnitude of each block.
             count: the values in each block; zeros fill up the last one.
-            scratch: fp32 (2, n, 128) to write to.
         """
 
     @abstractmethod
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
         """Code bytes (n, `code_bytes(128)`) of blocks (n, 128), of any type: of an integer the low
-        eight bits count.
-
-        Args:
-            scratch: fp32 (2, n, 128) to write to; the answer may lie there.
-        """
+        eight bits count. They may lie in the scratch."""
 
     @abstractmethod
     def _values(self, codes: Tensor, out: Tensor) -> None:
@@ -83,7 +70,7 @@ class BlockCodec(ABC):
         return SCALE_BYTES + self.code_bytes(BLOCK)
 
     def code_bytes(self, elements: int) -> int:
-        """Size of the codes of at most one block's values."""
+        """The size of the codes of at most one block's values."""
         return (elements * self.bits + 7) // 8
 
     def encoded_bytes(self, elements: int) -> int:
@@ -96,12 +83,9 @@ class BlockCodec(ABC):
         whole = elements // BLOCK
         blocks = values[: whole * BLOCK].view(whole, BLOCK)
         records = raw[: whole * self._record_bytes].view(whole, self._record_bytes)
-        rows = max(1, min(whole, piece_rows(BLOCK, values.device)))
-        scratch = values.new_empty(2, rows, BLOCK)
-        extremes = [
-            self._encode(blocks[piece], records[piece], BLOCK, scratch)
-            for piece in pieces(whole, BLOCK, values.device)
-        ]
+        cut = list(pieces(whole, BLOCK, values.device))
+        scratch = values.new_empty(2, cut[0].stop if cut else 1, BLOCK)
+        extremes = [self._encode(blocks[piece], records[piece], BLOCK, scratch) for piece in cut]
         if rest := elements - whole * BLOCK:
             block = values.new_zeros(1, BLOCK)
             block[0, :rest] = values[whole * BLOCK :]
@@ -110,12 +94,11 @@ class BlockCodec(ABC):
             tail = raw[whole * self._record_bytes :]
             tail.copy_(record[0, : tail.numel()])
         if extremes:  # looked at once: that waits for the device
-            low, high = torch.stack(extremes).unbind(1)
-            check_extremes(self, low.amin().item(), high.amax().item(), self.limit)
+            self.check_range(torch.cat(extremes))
         return raw
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:
-        check_size(self, raw, elements)
+        self.check_size(raw, elements)
         values = torch.empty(elements, dtype=torch.float32, device=raw.device)
         whole = elements // BLOCK
         records = raw[: whole * self._record_bytes].view(whole, self._record_bytes)
@@ -135,7 +118,7 @@ class BlockCodec(ABC):
         """Fills the records; returns the least and the largest value, NaN if any is."""
         scratch = scratch[:, : len(blocks)]
         low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
-        scales = self._scales(blocks, low, high, count, scratch)
+        scales = self._scales(blocks, torch.maximum(high, -low), count, scratch)
         records[:, :SCALE_BYTES] = scales.to(torch.bfloat16).view(torch.uint8)
         records[:, SCALE_BYTES:] = self._codes(blocks, scales, scratch)
         return torch.stack((low.amin(), high.amax()))
@@ -144,6 +127,19 @@ class BlockCodec(ABC):
         self._values(records[:, SCALE_BYTES:], blocks)
         scales = aligned(records[:, :SCALE_BYTES]).view(torch.bfloat16)
         blocks.mul_(scales.to(torch.float32))
+
+
+@lru_cache(maxsize=8)
+def bits_of_bytes(device: torch.device) -> Tensor:
+    """uint8 (256, 8): the bits of each byte, the lowest first."""
+    byte = torch.arange(256, dtype=torch.int64, device=device)[:, None]
+    return (byte >> torch.arange(8, dtype=torch.int64, device=device) & 1).to(torch.uint8)
+
+
+@lru_cache(maxsize=8)
+def bit_values(device: torch.device) -> Tensor:
+    """fp32 (8): what each bit of a byte counts, the lowest first."""
+    return 2.0 ** torch.arange(8, dtype=torch.float32, device=device)
 
 
 def aligned(raw: Tensor) -> Tensor:
@@ -165,22 +161,16 @@ class Int8(BlockCodec):
     """Eight-bit integers, symmetric, with a scale for every 128 values: 8.125 bits a value.
 
     Code q, two's complement, stands for q * scale; q is -127 to 127. The scale is a 127th of the
-    block's largest magnitude, in bf16: rounded to nearest, which keeps that value at 127.
+    block's largest magnitude amax, in bf16: rounded to nearest, which keeps that value at 127. The
+    error is at most max(amax / 254 * 1.01, 2^-121).
 
     Relative RMS error, gaussian / Student-t with 5 / with 3 degrees of freedom: 0.0065 / 0.0096 /
     0.0137; blocks of 64 (8.25 bits): 0.0060 / 0.0082 / 0.0110.
-
-    Error at most max(amax / 254 * 1.01, 2^-121) for amax the largest magnitude of the block.
     """
 
-    name = "int8"
-    wire_id = 4
-    bits = 8
+    name, wire_id, bits = "int8", 4, 8
 
-    def _scales(
-        self, blocks: Tensor, low: Tensor, high: Tensor, count: int, scratch: Tensor
-    ) -> Tensor:
-        largest = torch.maximum(high, -low)
+    def _scales(self, blocks: Tensor, largest: Tensor, count: int, scratch: Tensor) -> Tensor:
         ideal = largest / torch.full_like(largest, _LARGEST)  # by a number it may be a product
         return to_bf16(ideal.clamp_(min=_SMALLEST_SCALE))
 

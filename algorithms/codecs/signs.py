@@ -17,7 +17,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.codecs.blocks import BLOCK, BlockCodec, to_bf16
+from murmuration.algorithms.codecs.blocks import (
+    BLOCK,
+    BlockCodec,
+    bit_values,
+    bits_of_bytes,
+    to_bf16,
+)
 
 _LEAST_NORMAL = 2.0**-126
 _POWER = 0x7F800000  # the exponent in the bits of fp32
@@ -35,21 +41,17 @@ class Sign(BlockCodec):
     amax the largest magnitude of the block.
     """
 
-    name = "sign"
-    wire_id = 8
-    bits = 1
+    name, wire_id, bits = "sign", 8, 1
 
-    def _scales(
-        self, blocks: Tensor, low: Tensor, high: Tensor, count: int, scratch: Tensor
-    ) -> Tensor:
-        unit = _power_below(low, high)
+    def _scales(self, blocks: Tensor, largest: Tensor, count: int, scratch: Tensor) -> Tensor:
+        unit = _power_below(largest)
         steps = _in_steps(blocks, unit, scratch[0])
         return _scale(_mean(steps, torch.full_like(unit, count)), unit)
 
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
-        signs = torch.copysign(torch.ones_like(scales), blocks, out=scratch[0])
+        signs = torch.copysign(torch.full_like(scales, 0.5), blocks, out=scratch[0])
         # A bit b is (1 - sign) / 2. Sums are small integers and halves: exact in any order.
-        codes = torch.mv(signs.view(-1, 8), _half_bits(blocks.device)).add_(_HALF_OF_ALL)
+        codes = torch.mv(signs.view(-1, 8), bit_values(blocks.device)).neg_().add_(_HALF_OF_ALL)
         return codes.view(len(blocks), -1)
 
     def _values(self, codes: Tensor, out: Tensor) -> None:
@@ -66,16 +68,13 @@ class Ternary(BlockCodec):
     max(scale * (1/2 + 2^-9), amax - scale * (1 - 2^-9)).
     """
 
-    name = "ternary"
-    wire_id = 9
+    name, wire_id = "ternary", 9
 
     def code_bytes(self, elements: int) -> int:
         return -(-elements // _DIGITS)
 
-    def _scales(
-        self, blocks: Tensor, low: Tensor, high: Tensor, count: int, scratch: Tensor
-    ) -> Tensor:
-        unit = _power_below(low, high)
+    def _scales(self, blocks: Tensor, largest: Tensor, count: int, scratch: Tensor) -> Tensor:
+        unit = _power_below(largest)
         steps, above = _in_steps(blocks, unit, scratch[0]), scratch[1]
         threshold = _mean(steps, torch.full_like(unit, count)).mul_(_THRESHOLD)
         torch.gt(steps, threshold, out=above)  # as 0.0 and 1.0
@@ -99,9 +98,8 @@ class Ternary(BlockCodec):
         out.copy_(values.view(len(codes), -1)[:, :BLOCK])
 
 
-def _power_below(low: Tensor, high: Tensor) -> Tensor:
-    """Of blocks with these extremes (n, 1): the power of two at or below the largest magnitude."""
-    largest = torch.maximum(high, -low)
+def _power_below(largest: Tensor) -> Tensor:
+    """The power of two at or below the largest magnitude of each block (n, 1)."""
     return (largest.view(torch.int32) & _POWER).view(torch.float32).clamp_(min=_LEAST_NORMAL)
 
 
@@ -122,11 +120,6 @@ def _scale(mean: Tensor, unit: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _half_bits(device: torch.device) -> Tensor:
-    return -(2.0 ** torch.arange(-1, 7, dtype=torch.float32, device=device))
-
-
-@lru_cache(maxsize=8)
 def _powers(device: torch.device) -> Tensor:
     return (3 ** torch.arange(_DIGITS, dtype=torch.int64, device=device)).to(torch.float32)
 
@@ -134,9 +127,7 @@ def _powers(device: torch.device) -> Tensor:
 @lru_cache(maxsize=8)
 def _signs(device: torch.device) -> Tensor:
     """fp32 (256, 8): what the bits of each byte stand for."""
-    byte = torch.arange(256, dtype=torch.int64, device=device)[:, None]
-    bits = byte >> torch.arange(8, dtype=torch.int64, device=device) & 1
-    return 1.0 - 2.0 * bits.to(torch.float32)
+    return 1.0 - 2.0 * bits_of_bytes(device).to(torch.float32)
 
 
 @lru_cache(maxsize=8)

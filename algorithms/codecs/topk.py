@@ -13,24 +13,20 @@ as they are, and of the rest a bit set at (place >> l) + i for the i-th one. Wit
 order, the bits are, k' at a time: 1 for high instead of low; 1 if negative; the lowest bit of each
 place, and so on up to l of them; then k' + ceil(n / 2^l) with those that are set. Both levels are
 the means of their group of magnitudes, split where the squared error is least. Where fewer than k'
-values are kept, which holds for zeros and for anything below 2^-126 or below k * 2^-44 of the
-chunk's largest, the first place fills up.
-
-Sums are in 64-bit fixed point, so that their order does not matter.
+values are kept, the first place fills up: zeros are not kept, nor is anything below 2^-126 or below
+k * 2^-44 of the chunk's largest. Sums are in 64-bit fixed point: their order does not matter.
 
 Ref: arXiv:2508.15706 (SparseLoCo), which also has 64 of 4096 and two bits; the levels are ours.
 Vigna, "Quasi-succinct indices" (2013), for Elias-Fano; docs/adr/0016 for what it saves.
 """
-
-from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from murmuration.algorithms.codecs.blocks import LIMIT, aligned, pieces
-from murmuration.algorithms.codecs.codec import check_range, check_size
+from murmuration.algorithms.codecs.blocks import LIMIT, aligned, bit_values, bits_of_bytes, pieces
+from murmuration.algorithms.codecs.codec import Codec
 
 CHUNK = 4096
 _LEVEL_BYTES = 4
@@ -41,7 +37,7 @@ _MAGNITUDE = 0x7FFFFFFF
 _GROUPS = 512  # of a whole chunk
 
 
-class TopK:
+class TopK(Codec):
     """No bound on single values: a dropped one, at most as large as the least kept, becomes zero.
 
     Of a chunk x of which s is kept, the decoded q has |x - q|^2 <= |x|^2 - |q|^2 * (1 - 2^-6) and
@@ -50,12 +46,11 @@ class TopK:
     0.881 / 0.788 (exact kept values: 0.938 / 0.878 / 0.775; one level: 0.939 / 0.889 / 0.832).
 
     Args:
-        name, wire_id: of the codec.
         k: values kept of 4096; a power of two, at most 256.
     """
 
     block_elements = CHUNK
-    unit_bytes = 1
+    limit = LIMIT
 
     def __init__(self, name: str = "topk", wire_id: int = 7, k: int = 64) -> None:
         self.name, self.wire_id, self.k = name, wire_id, k
@@ -67,9 +62,9 @@ class TopK:
         return whole * self._chunk_bytes(CHUNK) + self._chunk_bytes(rest)
 
     def encode(self, values: Tensor) -> Tensor:
-        check_range(self, values, LIMIT)
-        elements = values.numel()
-        raw = torch.empty(self.encoded_bytes(elements), dtype=torch.uint8, device=values.device)
+        self.check_range(values)
+        size = self.encoded_bytes(values.numel())
+        raw = torch.empty(size, dtype=torch.uint8, device=values.device)
         for chunks, records in self._rows(values, raw):
             for piece in pieces(len(chunks), CHUNK, values.device):
                 self._encode(chunks[piece], records[piece])
@@ -83,7 +78,7 @@ class TopK:
         Raises:
             ValueError: also where the bits do not say k places.
         """
-        check_size(self, raw, elements)
+        self.check_size(raw, elements)
         values = torch.zeros(elements, dtype=torch.float32, device=raw.device)
         for chunks, records in self._rows(values, raw):
             for piece in pieces(len(chunks), CHUNK, raw.device):
@@ -129,15 +124,11 @@ class TopK:
             first = torch.where(is_kept, places, unused).amin(1, keepdim=True)
             places = torch.where(is_kept, places, torch.where(first == unused, 0, first))
             places = places.sort(dim=1).values
-        row = torch.zeros(
-            rows, -(-self._bits(elements) // 8) * 8, dtype=torch.uint8, device=chunks.device
-        )
-        shifts = torch.arange(planes, dtype=torch.int16, device=chunks.device)[:, None]
-        of_plane = places[:, None, :] >> shifts & 1
-        row[:, : planes * kept].view(rows, planes, kept).copy_(of_plane)
-        offset = torch.arange(
-            planes * kept, (planes + 1) * kept, dtype=torch.int64, device=chunks.device
-        )
+        width, device, low_bits = -(-self._bits(elements) // 8) * 8, chunks.device, planes * kept
+        row = torch.zeros(rows, width, dtype=torch.uint8, device=device)
+        shifts = torch.arange(planes, dtype=torch.int16, device=device)[:, None]
+        row[:, :low_bits].view(rows, planes, kept).copy_(places[:, None, :] >> shifts & 1)
+        offset = torch.arange(low_bits, low_bits + kept, dtype=torch.int64, device=device)
         row.scatter_(1, (places >> planes) + offset, 1)
         levels = torch.cat((low, high), 1).to(torch.bfloat16).view(torch.uint8)
         records[:, :_LEVEL_BYTES] = levels
@@ -151,14 +142,14 @@ class TopK:
         kept, planes = self._kept(elements), self._low_bits + 2
         levels = aligned(records[:, :_LEVEL_BYTES]).view(torch.bfloat16).to(torch.float32)
         packed = records[:, _LEVEL_BYTES:].to(torch.int32).reshape(-1)
-        bits = torch.index_select(_bits_of_bytes(records.device), 0, packed)
+        # The eight bits of a byte are moved as one int64.
+        bits = torch.index_select(bits_of_bytes(records.device).view(torch.int64)[:, 0], 0, packed)
         bits = bits.view(torch.uint8).view(rows, -1)[:, : self._bits(elements)]
         upper = bits[:, planes * kept :].contiguous()
         if not (upper.sum(1) == kept).all():
             raise ValueError(f"{self.name}: the bits do not say {kept} places of {elements}")
         found = _places_set(upper).view(rows, kept)
-        width = upper.shape[1]
-        device = chunks.device
+        width, device = upper.shape[1], chunks.device
         start = torch.arange(0, rows * width, width, dtype=torch.int64, device=device)[:, None]
         above = found - start - torch.arange(kept, dtype=torch.int64, device=device)
         of_plane = bits[:, : planes * kept].view(rows, planes, kept)
@@ -166,10 +157,8 @@ class TopK:
         for place in range(self._low_bits):
             index.add_(of_plane[:, place + 2], alpha=1 << place)
         magnitudes = levels.gather(1, of_plane[:, 0].to(torch.int64))
-        negative = of_plane[:, 1].to(torch.bool)
-        chunks.scatter_(
-            1, index.clamp_(max=elements - 1), torch.where(negative, -magnitudes, magnitudes)
-        )
+        values = torch.where(of_plane[:, 1].to(torch.bool), -magnitudes, magnitudes)
+        chunks.scatter_(1, index.clamp_(max=elements - 1), values)
 
 
 def _largest(bits: Tensor, kept: int) -> Tensor:
@@ -242,7 +231,7 @@ def _bytes_of_bits(bits: Tensor) -> Tensor:
     if _is_on_host(bits):
         return torch.from_numpy(np.packbits(bits.numpy().reshape(-1), bitorder="little"))
     # Sums of powers of two below 2^8: exact in any order.
-    return torch.mv(bits.view(-1, 8).to(torch.float32), _bit_values(bits.device)).to(torch.uint8)
+    return torch.mv(bits.view(-1, 8).to(torch.float32), bit_values(bits.device)).to(torch.uint8)
 
 
 def _places_set(bits: Tensor) -> Tensor:
@@ -259,7 +248,10 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
         low, high: fp32 (n, 1), rounded to bf16; equal if one is enough, 0 if nothing is kept.
         is_high, is_kept: bool (n, k); None for is_kept where all are.
     """
-    ordered = _descending(magnitudes)
+    if _is_on_host(magnitudes):
+        ordered = torch.from_numpy(np.sort(-magnitudes.numpy(), axis=1)).neg_()
+    else:
+        ordered = magnitudes.sort(dim=1, descending=True).values
     exponent = (ordered[:, :1] >> 23).to(torch.int64)
     # 2^(fixed_bits - exponent) and its inverse, from the bits of float64: exact in products.
     unit = ((1023 + fixed_bits + 126 - exponent) << 52).view(torch.float64)
@@ -291,28 +283,8 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
     return low.to(torch.float32), high.to(torch.float32), is_high, is_kept
 
 
-def _descending(magnitudes: Tensor) -> Tensor:
-    """Each row from the largest down; not negative."""
-    if _is_on_host(magnitudes):
-        return torch.from_numpy(np.sort(-magnitudes.numpy(), axis=1)).neg_()
-    return magnitudes.sort(dim=1, descending=True).values
-
-
 def _first_largest(values: Tensor) -> Tensor:
     """Where the first of the largest of each row is: int64 (n, 1)."""
     if _is_on_host(values):
         return torch.from_numpy(values.numpy().argmax(1, keepdims=True))
     return (values == values.amax(1, keepdim=True)).to(torch.uint8).argmax(1, keepdim=True)
-
-
-@lru_cache(maxsize=8)
-def _bit_values(device: torch.device) -> Tensor:
-    return 2.0 ** torch.arange(8, dtype=torch.float32, device=device)
-
-
-@lru_cache(maxsize=8)
-def _bits_of_bytes(device: torch.device) -> Tensor:
-    """For each byte its eight bits, a byte each, held as one int64: moved, never computed."""
-    byte = torch.arange(256, dtype=torch.int64, device=device)[:, None]
-    bits = byte >> torch.arange(8, dtype=torch.int64, device=device) & 1
-    return bits.to(torch.uint8).view(torch.int64).view(-1)
