@@ -33,14 +33,10 @@ Part = tuple[int, int, Peers]
 
 @dataclass(frozen=True)
 class CountedRound:
-    """The contributors of a round, by range of values. Args: parts: in order, without gaps."""
+    """The contributors of a round, by range of values: in order, without gaps."""
 
     round: int
     parts: tuple[Part, ...]
-
-    def has(self, peer: str) -> Ranges:
-        """The ranges in which the peer's contribution is counted."""
-        return union(((start, stop) for start, stop, peers in self.parts if peer in peers), ())
 
 
 History = tuple[CountedRound, ...]
@@ -63,10 +59,8 @@ class SentRound:
 
 def recorded(history: History, round_: int, parts: Sequence[Part]) -> History:
     """The history after one more round; as it was where its contributors are not known."""
-    joined = []
-    for peers, same in groupby(sorted(parts), key=itemgetter(2)):
-        ranges = list(same)
-        joined.append((ranges[0][0], ranges[-1][1], peers))
+    runs = [list(same) for _, same in groupby(sorted(parts), key=itemgetter(2))]
+    joined = [(run[0][0], run[-1][1], run[0][2]) for run in runs]
     if not 0 < len(joined) <= MOST_PARTS:
         return history
     return (*history, CountedRound(round_, tuple(joined)))[-RECORDED_ROUNDS:]
@@ -74,7 +68,10 @@ def recorded(history: History, round_: int, parts: Sequence[Part]) -> History:
 
 def counted_of(history: History, round_: int, peer: str) -> Ranges | None:
     """Where a state has this peer's contribution to a round; None: it does not say."""
-    return next((each.has(peer) for each in history if each.round == round_), None)
+    for each in history:
+        if each.round == round_:
+            return union(((start, stop) for start, stop, peers in each.parts if peer in peers), ())
+    return None
 
 
 def contributors_of(parts: Iterable[Part]) -> frozenset[str]:

@@ -84,8 +84,7 @@ class Verdict:
 
     Args:
         measured, usual: Mbit/s of a link, seconds of a step or of a checkpoint.
-        cost: share of the rounds' time that the others lose by it; of a disk 0, since checkpoints
-            are written beside the training.
+        cost: share of the rounds' time that the others lose by it; 0 of a disk.
         since_s: when it was first seen, by the caller's clock.
     """
 
@@ -99,7 +98,7 @@ class Verdict:
 def diagnose(
     swarm: Sequence[PeerFigures], *, in_turn: bool, known: Collection[FaultPlace] = ()
 ) -> list[Verdict]:
-    """What is slow now; for peers that train the same.
+    """The faults now; for peers that train the same.
 
     Args:
         swarm: the latest of each peer.
@@ -126,7 +125,7 @@ class _Look:
         }
         rounds_s = [each.round_s for each in swarm.values() if each.round_s]
         self._round_s = median(rounds_s) if rounds_s else 0.0
-        self._busy = {peer for peer in swarm if self._times(peer, "step_s") > _BUSY}
+        self._busy = set(filter(self._is_busy, swarm))
 
     # ---------------------------------------------------------------------------------- links
 
@@ -182,13 +181,12 @@ class _Look:
                 continue
             pair = (sender, receiver)
             others = [came for other, came in self._rates.items() if other != pair]
-            place = FaultPlace("link", sender, receiver)
-            limits = self._limits(place)
-            if not others or mbps >= limits.rate * median(rate for rate, _ in others):
+            if not others:
                 continue
-            cost = self._cost(sender, seconds - median(s for _, s in others))
-            if cost >= limits.cost:
-                usual_mbps = median(rate for rate, _ in others)
+            usual_mbps, usual_s = (median(each) for each in zip(*others, strict=True))
+            place = FaultPlace("link", *pair)
+            cost, limits = self._cost(sender, seconds - usual_s), self._limits(place)
+            if mbps < limits.rate * usual_mbps and cost >= limits.cost:
                 found.append(Verdict(place=place, measured=mbps, usual=usual_mbps, cost=cost))
         return found
 
@@ -198,27 +196,25 @@ class _Look:
         """Slow machines, by their inner steps."""
         found = []
         for peer, figures in self._swarm.items():
-            place, usual_s = FaultPlace("machine", peer), self._usual(peer, "step_s")
-            limits = self._limits(place)
-            if usual_s is None or figures.step_s is None or figures.step_s < limits.step * usual_s:
+            place, step_s = FaultPlace("machine", peer), figures.step_s
+            usual_s, limits = self._usual(peer, "step_s"), self._limits(place)
+            if usual_s is None or step_s is None:
                 continue
-            cost = self._cost(peer, (figures.step_s - usual_s) * figures.steps)
-            if cost >= limits.cost:
-                measured = figures.step_s
-                found.append(Verdict(place=place, measured=measured, usual=usual_s, cost=cost))
+            cost = self._cost(peer, (step_s - usual_s) * figures.steps)
+            if step_s >= limits.step * usual_s and cost >= limits.cost:
+                found.append(Verdict(place=place, measured=step_s, usual=usual_s, cost=cost))
         return found
 
     def disks(self) -> list[Verdict]:
-        """Slow disks, by what a checkpoint takes."""
+        """Slow disks, by the time of a checkpoint, which costs nobody else anything."""
         found = []
         for peer, figures in self._swarm.items():
-            place, usual_s = FaultPlace("disk", peer), self._usual(peer, "save_s")
-            if usual_s is None or figures.save_s is None or figures.saves < _LEAST_SAVES:
+            place, save_s = FaultPlace("disk", peer), figures.save_s
+            usual_s, limit = self._usual(peer, "save_s"), self._limits(place).save
+            if usual_s is None or save_s is None or figures.saves < _LEAST_SAVES:
                 continue
-            slow = figures.save_s > self._limits(place).save * usual_s
-            if slow and figures.save_s > usual_s + _DISK_S:
-                measured = figures.save_s
-                found.append(Verdict(place=place, measured=measured, usual=usual_s, cost=0.0))
+            if save_s > max(limit * usual_s, usual_s + _DISK_S):
+                found.append(Verdict(place=place, measured=save_s, usual=usual_s, cost=0.0))
         return found
 
     # --------------------------------------------------------------------------------- inside
@@ -232,10 +228,10 @@ class _Look:
         known = [value for value in values if value is not None]
         return median(known) if known else None
 
-    def _times(self, peer: str, name: str) -> float:
-        """How many times the usual a peer's figure is; 0 where that is not known."""
-        own, usual = getattr(self._swarm[peer], name), self._usual(peer, name)
-        return own / usual if own is not None and usual else 0.0
+    def _is_busy(self, peer: str) -> bool:
+        """Whether its steps take so long that it sends and takes slowly, too."""
+        own, usual = self._swarm[peer].step_s, self._usual(peer, "step_s")
+        return own is not None and usual is not None and usual > 0 and own / usual > _BUSY
 
     def _cost(self, peer: str, excess_s: float) -> float:
         """The share of a round that others lose by this: they wait for no longer than they wait."""
@@ -248,8 +244,8 @@ class _Look:
 
 @dataclass
 class _Case:
-    """A fault from its first sight on. Args: at: evidence then; well: when (s, evidence) it had
-    gone, if it has."""
+    """A fault from its first sight on; `at`: evidence then; `well`: when (s, evidence) it had gone,
+    if it has."""
 
     verdict: Verdict
     at: int
@@ -288,16 +284,16 @@ class Diagnosis:
         seen = {each.place: each for each in diagnose(swarm, in_turn=self._in_turn, known=known)}
         by_name = {each.peer: each for each in swarm}
         changes = []
-        for place in [*self._cases, *(place for place in seen if place not in self._cases)]:
-            figures, verdict = by_name.get(place.peer), seen.get(place)
+        for place in dict.fromkeys((*self._cases, *seen)):
+            figures = by_name.get(place.peer)
             if figures is None:
                 changes += self._gone(place)
                 continue
             evidence = figures.saves if place.kind == "disk" else figures.rounds
-            if verdict is None:
-                changes += self._not_seen(place, now_s, evidence)
+            if place in seen:
+                changes += self._is_seen(place, seen[place], now_s, evidence)
             else:
-                changes += self._is_seen(place, verdict, now_s, evidence)
+                changes += self._not_seen(place, now_s, evidence)
         return changes
 
     def _is_seen(

@@ -10,11 +10,10 @@ Kept progress: a replica goes on from the new anchor minus all it has learned th
 contribution. The model itself then holds what error feedback (arXiv:2505.23725, arXiv:2508.15706)
 needs a buffer for.
 
-    s <- Q(D), D = anchor - local;  local <- anchor_new - ((anchor - local_now) - s)
-
 Ref: arXiv:2311.08105 (DiLoCo), arXiv:2501.18512 (merge).
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,12 +31,8 @@ AT_HOME = -(2.0**-120)  # of an anchor's statistics: each peer has its own value
 
 
 def pseudo_gradient(anchor: Tensor, local: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`anchor - local`: the direction in which the outer step descends.
-
-    Args:
-        anchor: outer parameters of a fragment, fp32.
-        local: this peer's parameters after its inner steps, same shape.
-        out: takes the result, `local` itself if you like; None for a fresh tensor.
+    """`anchor - local`, fp32: the direction in which the outer step descends. `out` takes the
+    result, and may be `local`.
 
     Ref: arXiv:2311.08105 algorithm 1, line 12.
     """
@@ -63,43 +58,20 @@ def mean_in_order(
 
     Ref: arXiv:2508.15706 (SparseLoCo) divides by the number of senders.
     """
-    if over == "senders":
-        return _over_senders(contributions, weights)
-    if weights is not None and len(set(weights)) > 1:
-        return _weighted(contributions, weights)
-    iterator = iter(contributions)
-    first = next(iterator, None)
-    if first is None:
-        raise ValueError("the mean of no contributions")
-    total, count = first.clone(), 1
-    for contribution in iterator:
-        total.add_(contribution)
-        count += 1
-    return total.div_(count)
-
-
-def _weighted(contributions: Iterable[Tensor], weights: Sequence[int]) -> Tensor:
-    total: Tensor | None = None
-    for contribution, weight in zip(contributions, weights, strict=True):
-        part = contribution * weight
-        total = part if total is None else total.add_(part)
-    assert total is not None, "weights differ, so there are some"
-    return total.div_(sum(weights))
-
-
-def _over_senders(contributions: Iterable[Tensor], weights: Sequence[int] | None) -> Tensor:
     equal = weights is None or len(set(weights)) <= 1
+    each_weight = itertools.repeat(1) if weights is None or equal else iter(weights)
     total: Tensor | None = None
-    count: Tensor | None = None
-    for place, contribution in enumerate(contributions):
-        weight = 1 if weights is None or equal else weights[place]
-        sent = (contribution != 0).to(torch.float32).mul_(weight)
-        part = contribution.clone() if equal else contribution * weight
-        total = part if total is None else total.add_(part)
-        count = sent if count is None else count.add_(sent)
-    if total is None or count is None:
+    count: Tensor | int = 0
+    for contribution, weight in zip(contributions, each_weight, strict=False):
+        if total is None:
+            total = contribution.clone() if equal else contribution * weight
+        else:
+            total.add_(contribution if equal else contribution * weight)
+        sent = (contribution != 0).to(torch.float32).mul_(weight) if over == "senders" else weight
+        count = count + sent
+    if total is None:
         raise ValueError("the mean of no contributions")
-    return total.div_(torch.where(count == 0, 1.0, count))
+    return total.div_(count if isinstance(count, int) else torch.where(count == 0, 1.0, count))
 
 
 @dataclass(frozen=True)
@@ -187,8 +159,7 @@ def take_mean(
     what is `AT_HOME` stays so.
 
     Args:
-        stepped: fresh (anchor, momentum), which are written into and returned; the momentum may be
-            empty.
+        stepped: fresh (anchor, momentum), which are written into and returned.
         anchor: that the contributions were taken from, or the mean of the group's.
         g: the mean pseudo-gradient.
     """
@@ -224,10 +195,8 @@ def go_on_with_integers(
 
 
 def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
-    """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round.
-
-    alpha = 0 restarts from the anchor and discards the steps taken during the overlap; alpha = 1
-    would be no communication.
+    """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round. With
+    alpha = 0 the steps taken during the overlap are discarded.
 
     Ref: arXiv:2501.18512 eq. 3.
     """
@@ -247,8 +216,7 @@ def keep_unsent(
         unsent = (start - local) - s = error + ((start - local) - g)
 
     Without overlap local has not moved and unsent is error, bit for bit. An exact codec then gives
-    DiLoCo. The next pseudo-gradient is new_anchor - (new_anchor - unsent): nothing learned is lost
-    or sent twice.
+    DiLoCo.
 
     Args:
         local: the parameters now; g: the pseudo-gradient when it was taken.
@@ -264,8 +232,5 @@ def keep_unsent(
 
 def carry_over(local: Tensor, old_anchor: Tensor, new_anchor: Tensor) -> Tensor:
     """local + (new_anchor - old_anchor), fresh; for a peer whose contribution was not in the round.
-
-    Moves the peer with the anchor and keeps its own progress against it: the next pseudo-gradient
-    `new_anchor - local` is the old `old_anchor - local`, so nothing learned is dropped.
-    """
+    It moves with the anchor and keeps its own progress: the next pseudo-gradient is the old one."""
     return local + (new_anchor - old_anchor)

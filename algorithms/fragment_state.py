@@ -5,8 +5,8 @@
                              └─► release    one that another peer's state may hold: then
                                             take_back, adopt
 
-Decides what becomes of the local parameters when a round ends, whichever way it does. Computes
-fresh tensors, and writes none that are known outside.
+Decides what becomes of the local parameters when a round ends, whichever way it does. Tensors that
+are known outside are not written.
 """
 
 from collections import deque
@@ -72,8 +72,7 @@ class Contribution:
         step: the inner step after which it was taken.
         g: the pseudo-gradient, or the gradient; values: what travels, `g` or with a momentum.
         work_steps: the inner steps that it stands for.
-        everyone: it is for the final average of a run: a peer's own anchor, or where all have one,
-            the way from the local parameters to it.
+        everyone: it is for the final average of a run.
         again: it is what an earlier try of the round has sent. What was learned since comes later.
     """
 
@@ -92,7 +91,6 @@ class Contribution:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Contribution":
-        """What `plain` has made."""
         return cls(**{"values": plain["g"], **plain})
 
 
@@ -137,34 +135,16 @@ class _FailedTry:
     ranges: Ranges
     error: Tensor | None
 
-    def after(self, earlier: "_FailedTry | None") -> "_FailedTry":
-        """Together with an earlier try of the same round: what that one had counted stays so."""
-        if earlier is None or earlier.contribution.round != self.contribution.round:
-            return self
-        error = earlier.error if self.error is None else self.error
-        return _FailedTry(self.contribution, union(self.ranges, earlier.ranges), error)
-
     def plain(self) -> dict[str, Any]:
         """As numbers, lists and tensors, for a checkpoint."""
-        error = {} if self.error is None else {"error": self.error}
-        return {
-            **self.contribution.plain(),
-            "ranges": [list(each) for each in self.ranges],
-            **error,
-        }
+        found = self.contribution.plain() | {"ranges": [list(each) for each in self.ranges]}
+        return found if self.error is None else found | {"error": self.error}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "_FailedTry":
-        """What `plain` has made."""
         sent = {key: value for key, value in plain.items() if key not in ("ranges", "error")}
         ranges = tuple((start, stop) for start, stop in plain["ranges"])
         return cls(Contribution.from_plain(sent), ranges, plain.get("error"))
-
-    @property
-    def counted(self) -> Tensor:
-        """What counts of it in an anchor that has it: without what its encoding has left out."""
-        g = self.contribution.g
-        return g if self.error is None else g - self.error
 
 
 @dataclass(frozen=True)
@@ -183,8 +163,6 @@ class FragmentOptimizer:
     """The outer optimizer of one fragment on one peer.
 
     Args:
-        plan: what is exchanged, and how.
-        state: the committed state, fresh or from a checkpoint.
         state_hash: of an anchor, a momentum and a group.
         averaged: the ranges of running statistics.
         exact: how many of the last values are limbs of integers (`go_on_with_integers`).
@@ -215,9 +193,8 @@ class FragmentOptimizer:
         self._start: Tensor | None = None  # that local parameters went on from, not the anchor
         self._failed_try: _FailedTry | None = None
         self._apart: _Apart | None = None
-        self._sent: deque[SentRound] = deque(
-            maxlen=REMEMBERED_ROUNDS
-        )  # where replicas keep the rest
+        # Where replicas keep the rest.
+        self._sent: deque[SentRound] = deque(maxlen=REMEMBERED_ROUNDS)
 
     @property
     def start(self) -> Tensor:
@@ -243,7 +220,6 @@ class FragmentOptimizer:
         What others have decoded of earlier rounds is left out: should one of these have been
         reduced twice, the difference is not made up for after a restart."""
         state, sent = self.state, self.in_flight
-        again = sent is not None and sent.again
         found = {
             "version": state.version,
             "contributors": state.contributors,
@@ -253,27 +229,27 @@ class FragmentOptimizer:
             "failed": self.failed,
             "anchor": state.anchor,
             "momentum": state.momentum,
-            "start": self._start,
-            "in_flight": sent.plain()
-            if sent is not None and not (sent.everyone or again)
-            else None,
-            "failed_try": self._failed_try.plain() if self._failed_try is not None else None,
-            "sent_again_at": sent.step if sent is not None and again else None,
         }
-        return {key: value for key, value in found.items() if value is not None}
+        if self._start is not None:
+            found["start"] = self._start
+        if sent is not None and not (sent.everyone or sent.again):
+            found["in_flight"] = sent.plain()
+        if self._failed_try is not None:
+            found["failed_try"] = self._failed_try.plain()
+        if sent is not None and sent.again:
+            found["sent_again_at"] = sent.step
+        return found
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Puts back what `plain` has made. A round that was on its way is to be begun again."""
         anchor, group = plain["anchor"], tuple(plain["group"])
-        momentum = plain.get("momentum", anchor.new_empty(0))
-        self.state = FragmentState(
-            plain["version"],
-            plain["contributors"],
-            group,
-            anchor,
-            momentum,
-            self._state_hash(anchor, momentum, group),
-            from_plain(plain.get("history", ())),
+        self.commit(
+            version=plain["version"],
+            contributors=plain["contributors"],
+            group=group,
+            anchor=anchor,
+            momentum=plain.get("momentum", anchor.new_empty(0)),
+            history=from_plain(plain.get("history", ())),
         )
         self.work_steps, self.failed = plain.get("work_steps", 0), plain.get("failed", False)
         self._start = plain.get("start")
@@ -299,8 +275,7 @@ class FragmentOptimizer:
         """This peer's part in the next round; in another try of one, what the first had sent.
 
         Args:
-            g: 1-D fp32, fresh.
-            step: the inner step after which it was taken.
+            g: 1-D fp32, fresh, taken after inner step `step`.
         """
         if (earlier := self._to_send_again()) is not None:
             self.in_flight = replace(earlier, step=step, again=True)
@@ -371,7 +346,6 @@ class FragmentOptimizer:
         """Commits a round that closed, and returns the local parameters to go on from."""
         old, begun, contribution = self.state, self.start, self._closed()
         own = self._from_anchor(local)
-        self._start = None
         anchor, momentum = self._outer_step(result)
         if contribution.again and not self._plan.keeps:
             merged = carry_over(own + contribution.g, old.anchor, anchor)
@@ -419,12 +393,8 @@ class FragmentOptimizer:
     def apply_gradients(self, result: RoundResult) -> None:
         """Takes note of a round of gradients; the parameters are committed after the inner step."""
         self._closed()
-        self.state = replace(
-            self.state,
-            version=result.round + 1,
-            contributors=result.contributors,
-            group=result.next_group,
-        )
+        count, group = result.contributors, result.next_group
+        self.state = replace(self.state, version=result.round + 1, contributors=count, group=group)
 
     def apply_final_average(self, result: RoundResult) -> Tensor:
         """Takes the mean of what everyone has, and goes on from it."""
@@ -452,7 +422,6 @@ class FragmentOptimizer:
         """
         contribution, self.failed = self._ended(), True
         moved, local = self._start is not None, self._from_anchor(local)
-        self._start = None
         if contribution.everyone:  # nothing was learned that others could have counted
             return None
         if self._update is not None:  # this round is not made up for: others have gone on
@@ -475,7 +444,7 @@ class FragmentOptimizer:
         Returns:
             The local parameters, another start taken out of them.
         """
-        local, self._start = self._from_anchor(local), None
+        local = self._from_anchor(local)
         back = version < self.state.version
         if self.in_flight is None or (self.in_flight.round >= version and not back):
             return local
@@ -554,26 +523,30 @@ class FragmentOptimizer:
         return take_mean(stepped, middle, result.mean, self._averaged)
 
     def _from_anchor(self, local: Tensor) -> Tensor:
-        """The local parameters as if they had gone on from the anchor."""
-        if self._start is None:
-            return local
-        return carry_over(local, self._start, self.state.anchor)
+        """The local parameters as if they had gone on from the anchor, which they do from now."""
+        start, self._start = self._start, None
+        return local if start is None else carry_over(local, start, self.state.anchor)
 
     # --------------------------------------------------------------------------- what is counted
 
     def _count(self, contribution: Contribution, ranges: Ranges, error: Tensor | None) -> None:
-        failed = _FailedTry(contribution, ranges, error)
-        self._failed_try = failed.after(self._failed_try)
+        """Notes a failed try. What an earlier try of the same round had counted stays so."""
+        earlier = self._failed_try
+        if earlier is not None and earlier.contribution.round == contribution.round:
+            ranges = union(ranges, earlier.ranges)
+            error = earlier.error if error is None else error
+        self._failed_try = _FailedTry(contribution, ranges, error)
 
-    def _take_out(self, counted: _FailedTry, local: Tensor) -> None:
+    def _take_out(self, failed: _FailedTry, local: Tensor) -> None:
         """Takes what another peer's anchor has of a failed try out of the local parameters."""
+        g = failed.contribution.g
         if not self._plan.keeps:
-            for start, stop in counted.ranges:
-                local[start:stop] += counted.contribution.g[start:stop]
+            for start, stop in failed.ranges:
+                local[start:stop] += g[start:stop]
             return
-        values = counted.counted
-        sent = SentRound(counted.contribution.round, lambda: values, ())
-        taken = reconcile(local, sent, counted.ranges)
+        values = g if failed.error is None else g - failed.error  # what its encoding has kept
+        sent = SentRound(failed.contribution.round, lambda: values, ())
+        taken = reconcile(local, sent, failed.ranges)
         self._sent.append(replace(taken, values=self._encoded(values)))
 
     def _encoded(self, values: Tensor) -> Callable[[], Tensor]:

@@ -65,10 +65,8 @@ class Fragment:
         return torch.empty(self.elements, dtype=torch.float32, device="cpu")
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Copies the fragment's tensors into one fresh 1-D fp32 tensor of `elements` values.
-
-        They may be on any device and of any type, integers in limbs or in their own shape; the
-        result is on the CPU."""
+        """Copies the fragment's tensors into one fresh 1-D fp32 tensor on the CPU. They may be on
+        any device and of any type, integers in limbs or in their own shape."""
         flat = self.empty()
         for name, view in self.views(flat).items():
             copy_values(view, tensors[name])
@@ -81,9 +79,7 @@ class Fragment:
                 f"fragment {self.index} has {self.elements} elements, got shape {tuple(flat.shape)}"
             )
         parts = torch.split(flat, [spec.elements for spec in self.specs])
-        return {
-            spec.name: part.view(spec.shape) for spec, part in zip(self.specs, parts, strict=True)
-        }
+        return {s.name: part.view(s.shape) for s, part in zip(self.specs, parts, strict=True)}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """As `views`, but integers are fresh tensors of their own type and shape."""
@@ -121,17 +117,14 @@ def layer_of(name: str) -> int | None:
 def partition(
     schema: Sequence[TensorSpec], fragments: int, pattern: str = "strided"
 ) -> tuple[Fragment, ...]:
-    """Cuts a model into fragments.
+    """Cuts a model into fragments; every parameter is in exactly one.
 
     Args:
         schema: every parameter, in the model's order.
         fragments: 1 puts all into one; P > 1 makes P fragments of layers and, after them, one of
-            the embeddings and whatever else is outside the layers; 0 takes three layers a fragment
-            as the paper does, but at least four fragments where there are as many layers.
+            what is outside the layers; 0 takes three layers a fragment as the paper does, but at
+            least four fragments where there are as many layers.
         pattern: `strided` puts layer l into fragment l mod P, `sequential` cuts runs of layers.
-
-    Returns:
-        The fragments; every parameter is in exactly one.
 
     Raises:
         ValueError: fewer layers than fragments, or an unknown pattern.
@@ -162,14 +155,8 @@ def partition(
 
 
 def pieces(schema: Sequence[TensorSpec], elements: int) -> tuple[Fragment, ...]:
-    """Cuts a model that is exchanged as a whole into runs of whole tensors.
-
-    A round works on one piece at a time, and needs memory for one.
-
-    Args:
-        schema: every parameter, in the model's order.
-        elements: the most in a piece; a tensor that has more is a piece of its own.
-    """
+    """Cuts a model that is exchanged as a whole into runs of whole tensors of at most so many
+    elements; a tensor that has more is a piece of its own. A round needs memory for one piece."""
     runs: list[list[TensorSpec]] = [[]]
     filled = 0
     for spec in schema:

@@ -10,11 +10,10 @@ mean over all replicas. A round of the paper's update does
 
     delta_i <- a*delta_i - drive*m - c*(phi_i - m);   phi_i <- phi_i + delta_i
 
-where m is the mean phi of its group, and `drive` is b times the share of the way to the optimum
-that local steps go, so that b times the mean pseudo-gradient is drive*m: 0 where the loss is flat,
-b where local steps converge. Before the round the members of a group are independent, with
-P = E phi^2, X = E phi*delta and D = E delta^2 each. So E (phi_i - m)^2 = qP with q = (n-1)/n,
-E m^2 = P/n, m and phi_i - m are uncorrelated, and with r = qc + drive/n, s = q*c^2 + drive^2/n:
+where m is the mean phi of its group, and `drive` is 0 where the loss is flat, b where local steps
+converge. Before the round the members of a group are independent, with P = E phi^2, X = E phi*delta
+and D = E delta^2 each. So E (phi_i - m)^2 = qP with q = (n-1)/n, E m^2 = P/n, m and phi_i - m are
+uncorrelated, and with r = qc + drive/n, s = q*c^2 + drive^2/n:
 
     D' = a^2 D - 2ar X + s P;   X' = aX - rP + D';   P' = P + 2(aX - rP) + D'
 
@@ -22,43 +21,41 @@ The map takes covariance matrices to covariance matrices, so its spectral radius
 eigenvalue, and it is 1 exactly where s(1 + a) = 2r(1 - a^2) + 2a r^2. The limits below are that
 equation, solved for c and for b.
 
-Without drive, a swarm of N replicas follows the same recursion with q*N/(N - 1) for q, which allows
-more.
-
 Ref: arXiv:2506.10911 eq. 2. Its bound on gamma (our c) differs, and is not safe
 (docs/evidence/pairs.md).
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 
-class GroupUpdate(Protocol):
-    """One replica's outer update."""
+class GroupUpdate(ABC):
+    """One replica's outer update. Only single multiplications and additions: a fused kernel could
+    round differently, and a peer that repeats the step must get the same bits."""
 
     def contribution(self, g: Tensor, momentum: Tensor) -> Tensor:
-        """What a pseudo-gradient is exchanged as."""
-        ...
+        """The form in which a pseudo-gradient is exchanged."""
+        return g
 
     def head_start(self, mean_anchor: Tensor) -> Tensor | None:
-        """What inner steps go on from once the group's mean anchor is known, before the round
+        """The start of the inner steps once the group's mean anchor is known, before the round
         itself; None for the replica's own anchor."""
-        ...
+        return None
 
+    @abstractmethod
     def step(
         self, anchor: Tensor, momentum: Tensor, mean: Tensor, mean_anchor: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One outer step by the group's mean contribution; returns fresh (anchor, momentum)."""
-        ...
 
 
 @dataclass(frozen=True)
-class SharedMomentum:
+class SharedMomentum(GroupUpdate):
     """Heavy ball from the group's mean anchor, with the group's mean momentum.
 
     momentum <- mean(a * momentum + g)
@@ -75,8 +72,7 @@ class SharedMomentum:
 
     Raises:
         ValueError: a value out of its range; or the mean of the replicas would diverge in a bowl
-            that local steps go to the bottom of, with the spectral radius and the nearest value
-            that is stable.
+            whose bottom local steps reach, with the radius and the nearest value that is stable.
 
     Ref: ours (docs/adr/0013); pairs, and the exchange of both halves, are arXiv:2506.10911's.
     """
@@ -87,7 +83,7 @@ class SharedMomentum:
     def __post_init__(self) -> None:
         if not 0 <= self.a < 1:
             raise ValueError(f"a is {self.a}; it must be in 0..1, below 1 (0.3 is the usual value)")
-        if not (math.isfinite(self.b) and self.b > 0):
+        if not 0 < self.b < math.inf:
             raise ValueError(f"b is {self.b}; it must be above 0 (1.5 is the usual value)")
         limit = largest_stable_step(self.a)
         if self.b >= limit:
@@ -99,38 +95,30 @@ class SharedMomentum:
             )
 
     def contribution(self, g: Tensor, momentum: Tensor) -> Tensor:
-        """a * momentum + g, fresh."""
         return (momentum * self.a).add_(g)
 
     def head_start(self, mean_anchor: Tensor) -> Tensor:
-        """The mean anchor."""
         return mean_anchor
 
     def step(
         self, anchor: Tensor, momentum: Tensor, mean: Tensor, mean_anchor: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """One outer step; returns fresh (anchor, momentum), the same in the whole group.
-
-        Only single multiplications and additions: a fused kernel could round differently.
-        """
         return mean_anchor - mean * self.b, mean.clone()
 
 
 @dataclass(frozen=True)
-class ModifiedMomentum:
+class ModifiedMomentum(GroupUpdate):
     """Heavy ball over the group's mean pseudo-gradient, with a pull to the group's mean anchor.
 
     momentum <- a * momentum - b * mean(g) - c * (anchor - mean(anchor))
     anchor <- anchor + momentum
 
     The momentum belongs to one fragment of one replica and never leaves it; the means are over the
-    group, the replica included. 0.5, 0.7, 0.7 are the usual values: a and b are the paper's, c is
-    that of the official code.
+    group, the replica included. The default a and b are the paper's, c is that of its code.
 
     Args:
         a: share of the momentum that lives on, in 0..1, below 1.
-        b: outer learning rate. It does not move replicas apart by itself, but a bowl that the
-            local steps go to the bottom of diverges when it is too large.
+        b: outer learning rate, above 0.
         c: pull to the group's mean, above 0.
         size: peers in a group, at least 2; it only decides what is stable.
 
@@ -150,70 +138,38 @@ class ModifiedMomentum:
         if not 0 <= self.a < 1:
             raise ValueError(f"a is {self.a}; it must be in 0..1, below 1 (0.5 is the usual value)")
         for name, value in (("b", self.b), ("c", self.c)):
-            if not (math.isfinite(value) and value > 0):
+            if not 0 < value < math.inf:
                 raise ValueError(
                     f"{name} is {value}; it must be above 0 (0.7 is the usual value): without c "
                     "replicas do not come together, without b they do not learn"
                 )
-        limit = largest_stable_c(self.a, self.size)
-        if self.c >= limit:
-            radius = spectral_radius(self.a, self.c, self.size)
-            fix = _below(limit)
-            if self.a > 0.5 and self.c < largest_stable_c(0.5, self.size):
-                fix += ", or take a = 0.5"
-            raise ValueError(self._unstable("c", self.c, radius, fix))
-        limit = largest_stable_b(self.a, self.c, self.size)
-        if self.b >= limit:
-            radius = max(
-                spectral_radius(self.a, self.c, self.size, drive=self.b),
-                mean_spectral_radius(self.a, self.b),
-            )
-            raise ValueError(self._unstable("b", self.b, radius, _below(limit)))
-
-    def _unstable(self, name: str, value: float, radius: float, fix: str) -> str:
-        return (
-            f"{name} is {value}: with a = {self.a} the replicas of groups of {self.size} would "
-            f"drift apart (spectral radius {radius:.4g}; it must be below 1); "
-            f"the nearest stable value is {name} = {fix}"
+        a, b, c, size = self.a, self.b, self.c, self.size
+        if c >= (limit := largest_stable_c(a, size)):
+            name, value, radius = "c", c, spectral_radius(a, c, size)
+        elif b >= (limit := largest_stable_b(a, c, size)):
+            name, value = "b", b
+            radius = max(spectral_radius(a, c, size, drive=b), mean_spectral_radius(a, b))
+        else:
+            return
+        fix = f"{name} = {_below(limit)}"
+        if name == "c" and a > 0.5 and c < largest_stable_c(0.5, size):
+            fix += ", or take a = 0.5"
+        raise ValueError(
+            f"{name} is {value}: with a = {a} the replicas of groups of {size} would drift apart "
+            f"(spectral radius {radius:.4g}; it must be below 1); the nearest stable value is {fix}"
         )
-
-    def contribution(self, g: Tensor, momentum: Tensor) -> Tensor:
-        """The pseudo-gradient."""
-        return g
-
-    def head_start(self, mean_anchor: Tensor) -> None:
-        """None: the pull belongs to the round."""
 
     def step(
         self, anchor: Tensor, momentum: Tensor, mean: Tensor, mean_anchor: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """One outer step; returns fresh (anchor, momentum)."""
-        return modified_momentum(anchor, momentum, mean, mean_anchor, a=self.a, b=self.b, c=self.c)
+        new_momentum = (momentum * self.a).sub_(mean * self.b)
+        new_momentum.sub_((anchor - mean_anchor).mul_(self.c))
+        return anchor + new_momentum, new_momentum
 
 
 def _below(limit: float) -> str:
     # Four digits of a value 0.1 % below the limit are still below it.
     return f"{0.999 * limit:.4g}"
-
-
-def modified_momentum(
-    anchor: Tensor,
-    momentum: Tensor,
-    mean_g: Tensor,
-    mean_anchor: Tensor,
-    *,
-    a: float,
-    b: float,
-    c: float,
-) -> tuple[Tensor, Tensor]:
-    """The step itself, for any a, b and c; returns fresh (anchor, momentum).
-
-    Only single multiplications and additions in this order: a fused kernel could round
-    differently, and a peer that repeats the step must get the same bits.
-    """
-    new_momentum = (momentum * a).sub_(mean_g * b)
-    new_momentum.sub_((anchor - mean_anchor).mul_(c))
-    return anchor + new_momentum, new_momentum
 
 
 def relative_distance(anchor: Tensor, mean_anchor: Tensor) -> float:
@@ -222,28 +178,20 @@ def relative_distance(anchor: Tensor, mean_anchor: Tensor) -> float:
     return float((anchor - mean_anchor).norm()) / size if size else 0.0
 
 
-def second_moments(a: float, c: float, size: int = 2, drive: float = 0.0) -> NDArray[np.float64]:
-    """The 3x3 matrix that takes (P, X, D) to those of the next round."""
-    q = (size - 1) / size
-    return _moments(a, q * c + drive / size, q * c * c + drive * drive / size)
-
-
 def spectral_radius(a: float, c: float, size: int = 2, drive: float = 0.0) -> float:
-    """By how much the variance of the replicas grows a round, in the long run; below 1 is stable.
+    """The growth of the replicas' variance a round, in the long run; below 1 is stable.
 
     Args:
-        a: outer momentum.
-        c: pull towards the group's mean anchor.
-        size: peers in a group, at least 2.
         drive: 0 for the replicas by themselves, b for the replicas in a bowl whose bottom the
             local steps reach.
     """
-    return _radius(second_moments(a, c, size, drive))
+    q = (size - 1) / size
+    return _radius(a, q * c + drive / size, q * c * c + drive * drive / size)
 
 
 def mean_spectral_radius(a: float, drive: float) -> float:
-    """The same of the mean over all replicas, which is heavy ball: by how much its square grows."""
-    return _radius(_moments(a, drive, drive * drive))
+    """The same of the mean over all replicas, which is heavy ball: the growth of its square."""
+    return _radius(a, drive, drive * drive)
 
 
 def largest_stable_step(a: float) -> float:
@@ -261,12 +209,9 @@ def largest_stable_c(a: float, size: int = 2) -> float:
 
 
 def largest_stable_b(a: float, c: float, size: int = 2) -> float:
-    """The limit that b must stay below, for 0 <= a < 1 and a stable c.
-
-    Two things can diverge in a bowl whose bottom the local steps reach: the mean of all replicas,
-    which is heavy ball with step b and needs b < 2(1 + a), and the replicas around it. A part of
-    the way (a smaller drive) is stable if none and all of it are: the condition is concave in it.
-    """
+    """The limit that b must stay below, for 0 <= a < 1 and a stable c: of the replicas around their
+    mean, and of the mean. A smaller drive is stable if none and all of it are: the condition is
+    concave in it."""
     q = (size - 1) / size
     square = (1 + a) / size - 2 * a / size**2
     linear = -2 * (1 - a * a) / size - 4 * a * c * q / size
@@ -275,12 +220,10 @@ def largest_stable_b(a: float, c: float, size: int = 2) -> float:
     return min(root, largest_stable_step(a))
 
 
-def _moments(a: float, r: float, s: float) -> NDArray[np.float64]:
+def _radius(a: float, r: float, s: float) -> float:
+    """The spectral radius of the 3x3 matrix that takes (P, X, D) to those of the next round."""
     to_delta = np.array([s, -2 * a * r, a * a])
     to_product = to_delta + np.array([-r, a, 0.0])
     to_phi = to_product + np.array([1 - r, a, 0.0])
-    return np.array([to_phi, to_product, to_delta])
-
-
-def _radius(matrix: NDArray[np.float64]) -> float:
+    matrix: NDArray[np.float64] = np.array([to_phi, to_product, to_delta])
     return float(np.abs(np.linalg.eigvals(matrix)).max())

@@ -33,19 +33,13 @@ def groups(
 
     The peers that take part are put in an order that is random for every round, and cut into
     `size` rows below each other; the columns are the groups, so positions i and i + n/2 make a
-    pair. What is left of n by `size` sits out, by turns: as long as the epoch lasts, each peer
-    sits out equally often in n rounds, and never in two rounds running. Fewer peers than `size`
-    make one group.
-
-    Two that cannot reach each other are not put together. One of them changes places with a member
-    of another group, or else with a peer that would sit out. Where no change helps, as many as need
-    be sit out; in such rounds it is not by turns.
+    pair. The rest of n by `size` sits out, by turns: as long as the epoch lasts, each peer sits out
+    equally often in n rounds, and never in two rounds running. Fewer peers than `size` make one
+    group. Two that cannot reach each other are not put together (see `separated`).
 
     Args:
-        run: 64-bit run id.
-        fragment: fragment index.
-        round_: index of the fragment's round.
-        epoch: 64-bit membership epoch.
+        run, epoch: 64-bit ids of the run and of the membership.
+        fragment, round_: their index.
         peers: the members; their order does not matter.
         size: peers in a group, at least 2.
         unreachable: pairs of peers that cannot reach each other, the first name first.
@@ -64,19 +58,15 @@ def groups(
     if len(members) < 2:
         return ()
     size = min(size, len(members))
-    resting = set(_sitting_out(_key(run, fragment, epoch), round_, members, len(members) % size))
+    rest = len(members) % size  # taken in turn from a circle in an order of its own
+    circle = ranking(_key(run, fragment, epoch), members) if rest else ()
+    resting = {circle[(round_ * rest + i) % len(circle)] for i in range(rest)}
     taking_part = [peer for peer in members if peer not in resting]
     order = ranking(_key(run, fragment, epoch, round_), taking_part)
     count = len(order) // size
     drawn = [order[column::count] for column in range(count)]
     together = separated(drawn, unreachable, sorted(resting)) if unreachable else drawn
     return tuple(tuple(sorted(group)) for group in together)
-
-
-def _sitting_out(key: bytes, round_: int, members: list[str], count: int) -> tuple[str, ...]:
-    """`count` of the members, taken in turn from a circle in an order of its own."""
-    circle = ranking(key, members) if count else ()
-    return tuple(circle[(round_ * count + i) % len(circle)] for i in range(count))
 
 
 def _key(*numbers: int) -> bytes:
@@ -100,26 +90,21 @@ def separated(
     Returns:
         The groups in which two or more remain.
     """
-    unreached = _by_peer(unreachable)
+    unreached: dict[str, set[str]] = defaultdict(set)
+    for one, other in unreachable:
+        unreached[one].add(other)
+        unreached[other].add(one)
     groups = [list(group) for group in drawn]
     spare = list(bench)
     for index in range(len(groups)):
         while _change(groups, index, spare, unreached):
             pass
     for group in groups:
-        while (
-            worst := max(group, key=lambda p: _unreached_in(p, group, unreached))
-        ) and _unreached_in(worst, group, unreached):
+        lacks = {peer: _unreached_in(peer, group, unreached) for peer in group}
+        while lacks[worst := max(group, key=lacks.__getitem__)]:
             group.remove(worst)
+            lacks = {peer: _unreached_in(peer, group, unreached) for peer in group}
     return [group for group in groups if len(group) > 1]
-
-
-def _by_peer(unreachable: Iterable[Pair]) -> Mapping[str, set[str]]:
-    unreached: dict[str, set[str]] = defaultdict(set)
-    for one, other in unreachable:
-        unreached[one].add(other)
-        unreached[other].add(one)
-    return unreached
 
 
 def _unreached_in(peer: str, group: Sequence[str], unreached: Mapping[str, set[str]]) -> int:

@@ -1,8 +1,8 @@
 """The plan of a run: fragments x schedule x exchange x wire codec x outer update x merge.
 
 DiLoCo, Streaming DiLoCo, NoLoCo, data-parallel and local training are settings of one engine. The
-presets are these methods with the values that were found best for each, by name: to add one, add an
-entry to `PRESETS`, and workers, `murmur swarm`, `murmur plan` and the lab know it.
+presets are these methods with the values that were found best for each, by name: all that an added
+one needs is an entry in `PRESETS`.
 """
 
 from collections.abc import Sequence
@@ -44,10 +44,9 @@ class Plan:
         pattern: `strided` or `sequential` layers in a fragment.
         overlap_steps: tau, inner steps between sending and applying; peers may differ.
         overlap: `fixed`, a peer waits for what has not come after tau steps; or `measured`, it goes
-            on training until it comes, or the fragment is due again. All end with one anchor.
+            on training until it comes, or the fragment is due again.
         merge: what a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the
-            anchor minus what it has learned that is not in its contribution, which is what the
-            encoding has left out and the steps since. Other methods keep that in a buffer.
+            anchor minus what it has learned that is not in its contribution, encoded.
         merge_alpha: share of the local parameters that survives a merge.
         dylu: inner steps per period by speed: a peer that is half as fast as the fastest makes half
             as many, so that nobody waits for it (arXiv:2401.09135; of three or more peers, as the
@@ -59,19 +58,16 @@ class Plan:
         payload: what is averaged; `gradient` is data-parallel training, every step.
         codec: wire codec of contributions; `reduction_codec` of what comes back. The reducer adds
             what its requantization has left out to its next reduction.
-        outer_lr, outer_momentum: the outer Nesterov step. The defaults were chosen by runs of four
-            workers on the built-in task; the paper's 0.7 and 0.9 are too hot for periods so short.
-            With `pairs` b and a of heavy ball.
-        outer_momentum_clip: the outer momentum's values stay within this, either way; 0: any.
-        staleness_penalty: divides what comes back, value by value, by up to 1 and this, the more
-            the anchor's last move outweighs it: for rounds that overlap a whole period.
+        outer_lr, outer_momentum: the outer Nesterov step; with `pairs` b and a of heavy ball. The
+            paper's 0.7 and 0.9 are too hot for periods as short as the default.
+        outer_momentum_clip, staleness_penalty: see `Nesterov`; 0 for none.
         shared_momentum: with `pairs`, go on from the group's mean anchor and momentum; without it
             each replica keeps its momentum to itself, which is NoLoCo.
         outer_pull: NoLoCo's c, the pull to the group's mean anchor.
         anchor_codec: wire codec of the anchors, which only pairs exchange; fp32 or bf16.
         consensus: one exact mean after the last step. With `pairs` it is of everyone's anchors;
             without it everyone ends with a model of its own. With merge `keep` it is of everyone's
-            local parameters, which have what the anchor lacks. The presets have it.
+            local parameters, which have what the anchor lacks.
 
     Raises:
         ValueError: a value or a combination that cannot work, with the fix.
@@ -102,10 +98,7 @@ class Plan:
     consensus: bool = False
 
     def __post_init__(self) -> None:
-        # The parts check their own values.
-        Schedule(
-            fragments=1, inner_steps=self.inner_steps, overlap_steps=self.overlap_steps, steps=1
-        )
+        self.schedule(fragments=1, steps=1)  # the parts check their own values
         if self.fragments < 0:
             raise ValueError(f"fragments is {self.fragments}; it must be at least 1, or 0 for auto")
         for name in (self.codec, self.reduction_codec):
@@ -144,32 +137,22 @@ class Plan:
                 "a measured overlap grows from overlap_steps, which is 0: that is no overlap; make "
                 "it at least 1, or use the preset `streaming`"
             )
-        if self.keeps:
-            self._check_keeping()
-        elif exchanges and self.payload == "pseudo_gradient":
-            self._refuse_few_bits()
-        over_all = (self.exchange, self.payload) == ("mean", "pseudo_gradient")
-        if self.mean_over == "senders" and not over_all:
-            raise ValueError(
-                'mean_over = "senders" is for means of pseudo-gradients over all; leave it out'
-            )
-        self._check_outer()
-
-    def _check_keeping(self) -> None:
-        if self.exchange == "none" or self.payload == "gradient":
+        of_gradients = self.payload == "gradient"
+        if self.keeps and (of_gradients or not exchanges):
             raise ValueError(
                 'merge = "keep" is for pseudo-gradients, of which an encoding leaves something '
                 'out; leave it out with gradients and with exchange = "none"'
             )
-
-    def _refuse_few_bits(self) -> None:
-        """Where nothing keeps what a contribution's encoding has left out."""
-        if not has_few_bits(self.codec):
-            return
-        raise ValueError(
-            f"{self.codec} leaves out most of what is learned, and nothing keeps that for the next "
-            'round; set merge = "keep"'
-        )
+        if has_few_bits(self.codec) and exchanges and not (self.keeps or of_gradients):
+            raise ValueError(
+                f"{self.codec} leaves out most of what is learned, and nothing keeps that for the "
+                'next round; set merge = "keep"'
+            )
+        if self.mean_over == "senders" and not self.compares_norms:
+            raise ValueError(
+                'mean_over = "senders" is for means of pseudo-gradients over all; leave it out'
+            )
+        self._check_outer()
 
     def _check_outer(self) -> None:
         if self.anchor_codec not in ANCHOR_CODECS:
@@ -178,7 +161,7 @@ class Plan:
                 "what replicas go on from is what comes through it"
             )
         stale = self.outer_momentum_clip != 0 or self.staleness_penalty != 0
-        if stale and (self.exchange, self.payload) != ("mean", "pseudo_gradient"):
+        if stale and not self.compares_norms:
             raise ValueError(
                 "outer_momentum_clip and staleness_penalty are for means of pseudo-gradients over "
                 'all; leave both out with pairs, with gradients and with exchange = "none"'
@@ -248,12 +231,12 @@ class Plan:
         return self.reduction_codec != "fp32"
 
     def chunks_per_peer(self, elements: int, peers: int) -> int:
-        """How many shards of a fragment each peer reduces.
+        """The number of shards of a fragment that each peer reduces.
 
         The reductions of the first shards go out while the contributions to the next still come in,
-        so that links stay busy both ways. Each shard is a stream of its own, of about 4 ms of a
-        core. Far below 56 KiB, four workers on 100 Mbit/s wait for that and not for the link; far
-        above it, links of 2 Mbit/s stand idle at the end of each.
+        so that links stay busy both ways. Each shard is a stream of its own, which takes about 4 ms
+        of a core: with shards far below 56 KiB, fast links wait for that; far above it, links of 2
+        Mbit/s stand idle at the end of each.
         """
         shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
         return min(_MAX_CHUNKS_PER_PEER, max(1, round(shard_bytes / _SHARD_BYTES)))
@@ -302,8 +285,7 @@ _STREAMING = replace(
     codec="e3m0",
     reduction_codec="e3m0",
 )
-# What everyone has learned in a period is averaged during the next one. Replicas keep what is on
-# its way, so it is the anchor alone that is a period late.
+# What everyone has learned in a period is averaged during the next one.
 _CO2 = replace(
     _DILOCO,
     inner_steps=10,

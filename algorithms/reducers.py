@@ -38,9 +38,7 @@ def reducer_orders(
 
     Args:
         run: 64-bit run id.
-        fragment: fragment index.
         group: the peers that lay out the round; the order does not matter.
-        chunks_per_peer: how many shards each peer reduces.
     """
     taken: set[str] = set()
     orders = []
@@ -62,12 +60,7 @@ def next_group(
 
     A peer of the group stays if at least half of the shards count it: no single reducer can leave
     one out, or keep one that others do not see. Joiners count for one round, and stay by what they
-    contribute in it.
-
-    Args:
-        group: lays out this round.
-        contributors: of each shard.
-        joiners: of the shard that names them.
+    contribute in it. `contributors` are of each shard, `joiners` of the shard that names them.
     """
     counted = Counter(peer for peers in contributors for peer in set(peers))
     stay = {peer for peer, count in counted.items() if 2 * count >= len(contributors)}

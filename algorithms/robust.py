@@ -53,17 +53,13 @@ def norm_ratios(norms: Sequence[float]) -> tuple[float, ...]:
 
 
 def limit_of(limit: float, contributions: int) -> float:
-    """The limit that holds in a mean of so many: in a small one, half of the others together, so
-    that one which turns what it has learned takes back half of theirs, and not all.
-
-    Args:
-        limit: in medians, at least 1; 0 is none.
-    """
+    """The limit that holds in a mean of so many, in medians, at least 1 (0 is none): in a small one
+    half of the others together, so that one peer takes back at most half of what they learned."""
     return min(limit, max(_LEAST_LIMIT, (contributions - 1) / 2))
 
 
 def norm_factors(ratios: Sequence[float], limit: float) -> tuple[float, ...]:
-    """What to multiply each contribution by, at most 1: none counts more medians than the limit.
+    """The factor of each contribution, at most 1: none counts more medians than the limit.
 
     Args:
         ratios: of `norm_ratios`.
@@ -74,11 +70,8 @@ def norm_factors(ratios: Sequence[float], limit: float) -> tuple[float, ...]:
 
 
 def most_norm(norms: Sequence[float], missing: int, limit: float) -> float:
-    """The largest norm that a mean can have, of contributions with these norms and `missing` more.
-
-    Infinite where it cannot be told. What is missing is taken to be as large as the limit lets it
-    be, which takes a median to tell.
-    """
+    """The largest norm that a mean can have, of contributions with these norms and `missing` more,
+    which are taken to be as large as the limit lets them be. Infinite where it cannot be told."""
     factors = norm_factors(norm_ratios(norms), limit)
     known = max((each * factor for each, factor in zip(norms, factors, strict=True)), default=0.0)
     if not missing:
@@ -100,11 +93,8 @@ def least_factor(own: float, norms: Sequence[float], missing: int, limit: float)
 
 def taken_out(factor: float) -> float:
     """The share of a contribution that a replica takes out of its parameters, where it keeps what
-    no anchor has; `factor` is its factor in the mean.
-
-    What was not counted is kept, as far as it is no more than what was. So it adds at most the
-    limit to the next contribution, and a peer that is always above the limit stays in bounds.
-    """
+    no anchor has. What was not counted (by its factor in the mean) is kept, as far as it is no more
+    than what was: so a peer that is always above the limit stays in bounds."""
     return max(factor, 1 - factor)
 
 
@@ -129,17 +119,14 @@ class Quarantine:
             return False
         self._strikes[peer] = _MOST_STRIKES << min(self._lied[peer], _MOST_DOUBLED)
         self._lied[peer] += 1
-        self.peers |= {peer}
-        self.liars |= {peer}
+        self.peers, self.liars = self.peers | {peer}, self.liars | {peer}
         return True
 
     def saw(
         self, fragment: int, round_: int, ratios: Mapping[str, float], kept: float = 0.0
     ) -> None:
-        """Takes the norm ratios of a round, whichever of its shards they come with first.
-
-        Args: kept: the medians by which a contribution may be larger, of what its replica has kept.
-        """
+        """Takes the norm ratios of a round, whichever of its shards they come with first; `kept`:
+        the medians by which a contribution may be larger, of what its replica has kept."""
         if self._seen.get(fragment, -1) >= round_:
             return
         self._seen[fragment] = round_
@@ -151,19 +138,17 @@ class Quarantine:
                 self.peers |= {peer}
             elif not self._strikes[peer]:
                 del self._strikes[peer]
-                self.peers -= {peer}
-                self.liars -= {peer}
+                self.peers, self.liars = self.peers - {peer}, self.liars - {peer}
 
 
 class Doubts:
-    """What checks of means leave open, until it is enough to name a peer.
+    """The findings of checks of means, until they are enough to name a peer.
 
     A peer that does not show what it has contributed, in three checks of eight, has something to
     hide. Where a contributor shows other values than its reducer says it has, three checks in a
     row, one of the two lies: it is the one that disagrees with three others, or in a small group
-    with all others but one. Once may be a round that it has contributed to again meanwhile. So may
-    a mean that is too large for what was announced, or that leaves out most peers or most of one's
-    contribution, but not in three rounds of eight.
+    with all others but one. A round that it has contributed to again may explain one check. A mean
+    may be too large for what was announced, or leave most out, but not in three rounds of eight.
     """
 
     def __init__(self) -> None:
@@ -207,9 +192,8 @@ def aggregate(
     """The mean of a round's contributions, each times its factor.
 
     Args:
-        contributions: at least one fp32 tensor, of one shape, in the order of sorted peer ids.
+        contributions, weights, over: as `mean_in_order` takes them.
         factors: of `norm_factors`, one for each.
-        weights, over: as `mean_in_order` takes them.
         aggregation: `mean`; or of five or more contributions the `trimmed` mean, which takes no
             account of weights and senders.
 
@@ -227,11 +211,8 @@ def aggregate(
 
 
 def trimmed_mean(contributions: Sequence[Tensor]) -> Tensor:
-    """The mean of each value without its largest and its smallest fifth, rounded up.
-
-    Args:
-        contributions: at least three fp32 tensors of one shape.
-    """
+    """The mean of each value without its largest and its smallest fifth, rounded up; of at least
+    three fp32 tensors of one shape."""
     count = len(contributions)
     cut = -(-count // 5)
     ordered = torch.stack(tuple(contributions)).sort(dim=0).values

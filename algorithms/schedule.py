@@ -62,9 +62,12 @@ class Schedule:
         return place * self.inner_steps // self.fragments
 
     def rounds(self, fragment: int) -> int:
-        """How many rounds a fragment has in the whole run, the closing one included."""
-        regular, left = self._regular(fragment)
-        return regular + (1 if left else 0)
+        """The number of rounds that a fragment has in the whole run, the closing one included."""
+        beyond = self.steps - self.offset(fragment)
+        if beyond < 0:
+            return 1
+        regular, left = divmod(beyond, self.inner_steps)
+        return regular + 1 + bool(left)
 
     def send_step(self, due: Due) -> int:
         """The step after which a round is sent."""
@@ -89,23 +92,11 @@ class Schedule:
         if self.overlap_steps == 0:
             return ()
         window = range(self.overlap_steps, 0, -1) if step == self.steps else (self.overlap_steps,)
-        return tuple(
-            due
-            for back in window
-            for f in range(self.fragments)
-            if (due := self._sent(f, step - back)) is not None
-        )
+        return tuple(due for back in window for due in self.sends(step - back))
 
     def applies_at_once(self, step: int) -> bool:
         """Whether the rounds sent after `step` are applied before the next step."""
         return self.overlap_steps == 0 or step == self.steps
-
-    def _regular(self, fragment: int) -> tuple[int, int]:
-        """(rounds at regular steps, steps left over after the last of them)."""
-        beyond = self.steps - self.offset(fragment)
-        if beyond < 0:
-            return 0, self.steps
-        return beyond // self.inner_steps + 1, beyond % self.inner_steps
 
     def _sent(self, fragment: int, step: int) -> Due | None:
         beyond = step - self.offset(fragment)

@@ -10,13 +10,14 @@ Only steps in which something is sent or awaited cost anything, whatever H is.
 Ref: arXiv:2501.18512, whose own simulator goes layer by layer. Ours beyond it: latency, any tau up
 to H, and bits from n peers and two codecs.
 
-Presets that reach a target are proposed, each at its smallest H, best first. What a model loses
-against data-parallel training grows with H first of all, so the smallest H comes first. Averaging
-gradients in every step (`ddp`) loses nothing. A plan of few bits counts as the plan of four bits
-that loses about as much, whose H is larger (`_H_OF_SIGN`, `_H_OF_TOPK`). One that overlaps a whole
-period (`co2`) comes behind all others, since that costs much loss (docs/evidence/streaming.md).
+Presets that reach a target are proposed, each at its smallest H. A model's loss against
+data-parallel training grows with H first of all, so the smallest H comes first. Averaging gradients
+in every step (`ddp`) loses nothing. A plan of few bits counts as the plan of four bits that loses
+about as much, whose H is larger (`_H_OF_SIGN`, `_H_OF_TOPK`). One that overlaps a whole period
+(`co2`) comes behind all others, since that costs much loss (docs/evidence/streaming.md).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,8 +41,8 @@ class Workload:
         step_s: one inner step, in seconds.
         layers: parameters of each layer, in the order of the forward pass.
         outside: parameters outside of the layers: embeddings, head, last norm.
-        ddp_parameters: those that data-parallel training would send, where these are others; with
-            `kseed` the layers are the vector of coefficients, and these are the model's.
+        ddp_parameters: those that data-parallel training would send, where these are others: with
+            `kseed` the layers are the vector of coefficients.
 
     Raises:
         ValueError: a value that cannot be, with the fix.
@@ -63,11 +64,7 @@ class Workload:
         return sum(self.layers) + self.outside
 
     def fragments(self, count: int, pattern: str = "strided") -> tuple[Fragment, ...]:
-        """The fragments that `murmuration.algorithms.fragments.partition` makes of such a model.
-
-        Raises:
-            ValueError: fewer layers than fragments, or an unknown pattern.
-        """
+        """The fragments that `partition` makes of such a model; raises as it."""
         schema = [TensorSpec(f"layers.{index}", (size,)) for index, size in enumerate(self.layers)]
         if self.outside:
             schema.append(TensorSpec(_OUTSIDE, (self.outside,)))
@@ -75,103 +72,78 @@ class Workload:
 
 
 def workload_of(parameters: dict[str, int], step_s: float) -> Workload:
-    """A model's workload from its number of parameters by name.
-
-    Names are read as `partition` reads them; a model without layers counts as one layer.
-    """
-    layers: dict[int, int] = {}
-    outside = 0
+    """A model's workload from its number of parameters by name, which is read as `partition` reads
+    it; a model without layers counts as one layer."""
+    layers: Counter[int | None] = Counter()
     for name, elements in parameters.items():
-        layer = layer_of(name)
-        if layer is None:
-            outside += elements
-        else:
-            layers[layer] = layers.get(layer, 0) + elements
+        layers[layer_of(name)] += elements
+    outside = layers.pop(None, 0)
     if not layers:
         return Workload(step_s=step_s, layers=(outside,))
-    return Workload(
-        step_s=step_s, layers=tuple(layers[index] for index in sorted(layers)), outside=outside
-    )
+    in_order = tuple(size for _, size in sorted(layers.items()))
+    return Workload(step_s=step_s, layers=in_order, outside=outside)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRounds:
-    """What travels and when: fragment f after step offset(f), and every H steps from there.
+    """The traffic of a period: fragment f after step offset(f), and every H steps from there.
 
     Args:
         inner_steps: H. overlap_steps: tau in 0..H.
-        fragments: what is sent as a unit; none where nothing is exchanged.
-        fragment_bits: of each fragment, what one worker sends for one round of it (and receives:
-            links are the same both ways), from the moment it is due.
-        ahead_bits: what it sends for all fragments in a period before they are due.
-
-    Raises:
-        ValueError: H, tau and the number of fragments do not fit one another.
+        fragment_bits: of each fragment, the bits that one worker sends for one round of it (and
+            receives: links are the same both ways), from the moment it is due; none where nothing
+            is exchanged.
+        ahead_bits: those that it sends for all fragments in a period before they are due.
     """
 
     inner_steps: int
     overlap_steps: int
-    fragments: tuple[Fragment, ...]
     fragment_bits: tuple[float, ...]
     ahead_bits: float = 0.0
-
-    def __post_init__(self) -> None:
-        assert len(self.fragments) == len(self.fragment_bits)
-        if self.fragments:
-            self._schedule()
 
     @property
     def bits_per_period(self) -> float:
         return sum(self.fragment_bits) + self.ahead_bits
 
-    def due(self) -> dict[int, tuple[int, ...]]:
-        """The fragments sent after step 1..H of a period, by step; steps without any left out."""
-        due: dict[int, tuple[int, ...]] = {}
-        for index in range(len(self.fragments)):
-            step = self._schedule().offset(index)
-            due[step] = (*due.get(step, ()), index)
+    def due_bits(self) -> dict[int, float]:
+        """The bits that are due after step 1..H of a period, by step; steps without any left out.
+        Raises ValueError: H, tau and the number of fragments do not fit one another."""
+        if not self.fragment_bits:
+            return {}
+        count, inner, tau = len(self.fragment_bits), self.inner_steps, self.overlap_steps
+        schedule = Schedule(fragments=count, inner_steps=inner, overlap_steps=tau, steps=1)
+        due: dict[int, float] = {}
+        for index, bits in enumerate(self.fragment_bits):
+            due[schedule.offset(index)] = due.get(schedule.offset(index), 0) + bits
         return due
-
-    def _schedule(self) -> Schedule:
-        return Schedule(
-            fragments=len(self.fragments),
-            inner_steps=self.inner_steps,
-            overlap_steps=self.overlap_steps,
-            steps=1,
-        )
 
 
 def rounds_of(plan: Plan, workload: Workload, peers: int) -> PlannedRounds:
-    """What one of `peers` workers sends by a plan.
+    """The traffic of one of `peers` workers by a plan.
 
     Each worker reduces 1/n of a fragment: it sends (n-1)/n of its contribution to the others'
-    reducers, and its shard's reduction to n-1 peers. In each direction a round costs (n-1)/n of
-    (encoded contribution + encoded reduction): 2(n-1)/n of the encoded fragment where both use one
-    codec. In pairs each gives its partners its whole contribution when it is due, and its anchor
-    ahead of that.
+    reducers, and its shard's reduction to n-1 peers. In pairs each gives its partners its whole
+    contribution when it is due, and its anchor ahead of that.
 
     Raises:
         ValueError: the plan does not fit the model: more fragments than layers, or than H.
     """
-    exchanged = plan.exchange != "none" and peers > 1
     fragments = workload.fragments(plan.fragments, plan.pattern)
     plan.schedule(fragments=len(fragments), steps=1)  # checks, even where nothing is exchanged
+    inner_steps, tau = plan.inner_steps, plan.overlap_steps
+    if plan.exchange == "none" or peers < 2:
+        return PlannedRounds(inner_steps=inner_steps, overlap_steps=tau, fragment_bits=())
     codecs = [codec_by_name(plan.codec), codec_by_name(plan.reduction_codec)]
     share, ahead_bits = (peers - 1) / peers, 0.0
     if plan.exchange == "pairs":
         share, anchors = min(plan.group_size, peers) - 1, codec_by_name(plan.anchor_codec)
         ahead_bits = 8 * share * sum(anchors.encoded_bytes(f.elements) for f in fragments)
         codecs = codecs[:1]
+    bits = tuple(
+        8 * share * sum(codec.encoded_bytes(f.elements) for codec in codecs) for f in fragments
+    )
     return PlannedRounds(
-        inner_steps=plan.inner_steps,
-        overlap_steps=plan.overlap_steps,
-        fragments=fragments if exchanged else (),
-        fragment_bits=tuple(
-            8 * share * sum(codec.encoded_bytes(f.elements) for codec in codecs)
-            for f in fragments
-            if exchanged
-        ),
-        ahead_bits=ahead_bits if exchanged else 0.0,
+        inner_steps=inner_steps, overlap_steps=tau, fragment_bits=bits, ahead_bits=ahead_bits
     )
 
 
@@ -186,20 +158,19 @@ _COARSE, _FINE = 301, 101  # points of the two searches: a factor of 1.12, then 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPrediction:
-    """What one worker may expect of a plan on its link.
+    """The prospects of one worker with a plan on its link.
 
     Left out: encoding and outer updates (CPU time), message framing (below 1 %), lost connections,
     and peers of unequal speed, for which a round waits.
 
     Args:
         utilization: computing time over all time.
-        stall_s_per_period: waiting in a period of H steps, in seconds.
-        period_s: that period with its waiting, in seconds.
+        stall_s_per_period, period_s: the waiting in a period of H steps, and both together.
         bytes_per_step: sent by one worker, per inner step on average; as many are received.
         bytes_per_sync: sent by one worker until every parameter was exchanged once.
         largest_sync_bytes: the most that is sent after one step.
         ddp_ratio: how many times fewer bytes than data-parallel training in bf16; None: no bytes.
-        link_share: of the time, how much the link is busy.
+        link_share: the share of the time in which the link is busy.
         peak_link_share: the time that `largest_sync_bytes` take, over the time they have: tau
             steps, or with tau = 0 one step. Above 1 training waits; with tau = 0 it always does.
     """
@@ -219,23 +190,18 @@ def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPredi
     """Simulates a plan as our engine runs it: see `utilization`.
 
     Args:
-        plan: the run's plan. workload: its model and step.
         link: of each worker. A round waits for the slowest, so all of the jitter counts as delay.
         peers: workers in the swarm; each is assumed to compute and send alike.
 
     Raises:
         ValueError: the plan does not fit the model.
     """
-    rounds = rounds_of(plan, workload, peers)
-    share = float(
-        utilization(workload, rounds, np.array([link.rate_mbps]), latency_s=latency_s(link))[0]
-    )
+    rounds, rates_mbps = rounds_of(plan, workload, peers), np.array([link.rate_mbps])
+    share = float(utilization(workload, rounds, rates_mbps, latency_s=latency_s(link))[0])
     computing_s = plan.inner_steps * workload.step_s
     bits = rounds.bits_per_period
     period_s = computing_s / share
-    largest_bits = max(
-        (sum(rounds.fragment_bits[f] for f in due) for due in rounds.due().values()), default=0.0
-    )
+    largest_bits = max(rounds.due_bits().values(), default=0.0)
     given_s = max(1, plan.overlap_steps) * workload.step_s
     peak_s = largest_bits / (link.rate_mbps * 1e6) + (latency_s(link) if bits else 0.0)
     ddp_bits = 2 * (peers - 1) / peers * 16 * (workload.ddp_parameters or workload.parameters)
@@ -255,11 +221,8 @@ def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPredi
 def needed_mbps(
     plan: Plan, workload: Workload, link: Link, peers: int, target: float
 ) -> float | None:
-    """The lowest speed with which a plan reaches a utilization, to 0.2 %.
-
-    Args:
-        link: its delay and jitter count, its speed does not.
-        target: in 0..1, below 1.
+    """The lowest speed with which a plan reaches a utilization (in 0..1, below 1), to 0.2 %; of the
+    link delay and jitter count.
 
     Returns:
         In Mbit/s, 0 where nothing is sent; None where no speed is enough, because the delay alone
@@ -290,17 +253,11 @@ def latency_s(link: Link) -> float:
 
 
 def utilization(
-    workload: Workload,
-    rounds: PlannedRounds,
-    rates_mbps: Floats,
-    *,
-    latency_s: float = 0.0,
+    workload: Workload, rounds: PlannedRounds, rates_mbps: Floats, *, latency_s: float = 0.0
 ) -> Floats:
     """Computing time over all time, at each link speed.
 
     Args:
-        workload: the model and its step.
-        rounds: what is sent and when.
         rates_mbps: speeds of a worker's link, shape (R,), in Mbit/s; infinity is allowed.
         latency_s: added to each transfer without occupying the link: the one-way delay times the
             hops of an exchange (contribution and reduction: 2).
@@ -309,48 +266,32 @@ def utilization(
         Shape (R,), above 0, at most 1.
     """
     s_per_bit = 1 / (np.asarray(rates_mbps, dtype=np.float64) * 1e6)
-    begin = _WARM_PERIODS * rounds.inner_steps
-    end = begin + _COUNTED_PERIODS * rounds.inner_steps
-    began, ended = _end_of(workload, rounds, s_per_bit, latency_s, (begin, end))
-    computing_s = _COUNTED_PERIODS * rounds.inner_steps * workload.step_s
-    # A queue that grows without end has not cost all of its time within the counted periods.
-    carried_s = _COUNTED_PERIODS * rounds.bits_per_period * s_per_bit
-    return computing_s / np.maximum(np.maximum(ended - began, computing_s), carried_s)
-
-
-def _end_of(
-    workload: Workload,
-    rounds: PlannedRounds,
-    s_per_bit: Floats,
-    latency_s: float,
-    steps: Sequence[int],
-) -> list[Floats]:
-    """When each of these steps ends, its waiting included; on one serial link at R speeds at once.
-
-    Only steps in which something is sent or awaited are looked at.
-    """
-    tau, bits = rounds.overlap_steps, rounds.fragment_bits
-    sent = {step: sum(bits[f] for f in due) for step, due in rounds.due().items()}
-    phases = {(step + later) % rounds.inner_steps for step in sent for later in (0, tau)}
-    events = {step for step in range(1, max(steps) + 1) if step % rounds.inner_steps in phases}
+    inner_steps, tau, sent = rounds.inner_steps, rounds.overlap_steps, rounds.due_bits()
+    begin = _WARM_PERIODS * inner_steps
+    end = begin + _COUNTED_PERIODS * inner_steps
+    # The other steps neither send nor wait.
+    phases = {(step + later) % inner_steps for step in sent for later in (0, tau)}
+    events = {step for step in range(1, end + 1) if step % inner_steps in phases}
     now_s, done, flight = np.zeros_like(s_per_bit), 0, dict[int, Floats]()
-    free_s, times = np.zeros_like(s_per_bit), []
-    for step in sorted(events | {*steps}):
+    free_s, began_s = np.zeros_like(s_per_bit), np.zeros_like(s_per_bit)
+    for step in sorted(events | {begin, end}):
         now_s = now_s + (step - done) * workload.step_s
         done = step
         if tau and (there_s := flight.pop(step - tau, None)) is not None:
             now_s = np.maximum(now_s, there_s)
-        due = sent.get((step - 1) % rounds.inner_steps + 1)
-        if due is not None:
+        if (due := sent.get((step - 1) % inner_steps + 1)) is not None:
             free_s = np.maximum(now_s, free_s) + s_per_bit * due
             there_s = free_s + latency_s
             if tau:
                 flight[step] = there_s
             else:
                 now_s = np.maximum(now_s, there_s)
-        if step in steps:
-            times.append(now_s)
-    return times
+        if step == begin:
+            began_s = now_s
+    computing_s = _COUNTED_PERIODS * inner_steps * workload.step_s
+    # A queue that grows without end has not cost all of its time within the counted periods.
+    carried_s = _COUNTED_PERIODS * rounds.bits_per_period * s_per_bit
+    return computing_s / np.maximum(np.maximum(now_s - began_s, computing_s), carried_s)
 
 
 PERIODS = (
@@ -379,11 +320,7 @@ class Proposal:
 
 
 def propose(
-    target: float,
-    plans: Mapping[str, Sequence[Plan]],
-    workload: Workload,
-    link: Link,
-    peers: int,
+    target: float, plans: Mapping[str, Sequence[Plan]], workload: Workload, link: Link, peers: int
 ) -> list[Proposal]:
     """The first plan of each preset that reaches the target, best first; may be empty.
 
@@ -398,20 +335,14 @@ def propose(
             if prediction.utilization >= target:
                 found.append(Proposal(preset=preset, plan=plan, prediction=prediction))
                 break
-    return sorted(found, key=lambda each: (_overlaps_whole(each.plan), _like_steps(each.plan)))
+    return sorted(found, key=lambda each: _rank(each.plan))
 
 
 def least_mbps(
-    target: float,
-    plans: Mapping[str, Sequence[Plan]],
-    workload: Workload,
-    link: Link,
-    peers: int,
+    target: float, plans: Mapping[str, Sequence[Plan]], workload: Workload, link: Link, peers: int
 ) -> float | None:
-    """The lowest speed at which a preset with its largest H reaches the target. Args: as `propose`.
-
-    Returns: in Mbit/s; None where no speed is enough.
-    """
+    """The lowest speed (Mbit/s) at which a preset with its largest H reaches the target; None where
+    no speed is enough. Takes what `propose` takes."""
     needed = [
         needed_mbps(fitting[-1], workload, link, peers, target)
         for of_preset in plans.values()
@@ -436,17 +367,13 @@ def _predictions(
                 continue
 
 
-def _like_steps(plan: Plan) -> float:
-    """The H of a plan of four bits or more that loses about as much."""
+def _rank(plan: Plan) -> tuple[bool, float]:
+    """(whether a round takes the whole period by intention, the H of a plan of four bits or more
+    that loses about as much)."""
+    like_steps: float = plan.inner_steps
     if plan.payload == "gradient":
-        return 0
-    if not has_few_bits(plan.codec):
-        return plan.inner_steps
-    signs = bits_per_value(plan.codec) >= _LEAST_BITS_OF_SIGN
-    measured = max(plan.inner_steps, _LEAST_H_OF_FEW_BITS)
-    return measured * (_H_OF_SIGN if signs else _H_OF_TOPK)
-
-
-def _overlaps_whole(plan: Plan) -> bool:
-    """Whether a round takes the whole period by intention."""
-    return plan.overlap_steps == plan.inner_steps
+        like_steps = 0
+    elif has_few_bits(plan.codec):
+        signs = bits_per_value(plan.codec) >= _LEAST_BITS_OF_SIGN
+        like_steps = max(like_steps, _LEAST_H_OF_FEW_BITS) * (_H_OF_SIGN if signs else _H_OF_TOPK)
+    return plan.overlap_steps == plan.inner_steps, like_steps

@@ -80,18 +80,3 @@ class TestMessages:
         mean = math.exp(message.mu + message.s**2 / 2)
         assert mean == pytest.approx(mean_s)
         assert mean * math.sqrt(math.expm1(message.s**2)) == pytest.approx(mean_s * spread)
-
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
-            ({"mean_s": 0.0}, r"^mean_s is 0\.0; it must be above 0$"),
-            ({"mean_s": math.nan}, r"^mean_s is nan"),
-            ({"spread": -1.0}, r"^spread is -1\.0; it must be at least 0$"),
-            ({"spread": math.inf}, r"^spread is inf"),
-        ],
-    )
-    def test_what_is_no_distribution_is_refused(
-        self, settings: dict[str, float], message: str
-    ) -> None:
-        with pytest.raises(ValueError, match=message):
-            MessageTime(**settings)

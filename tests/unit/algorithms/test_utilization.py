@@ -63,7 +63,6 @@ def rounds(
     return PlannedRounds(
         inner_steps=inner_steps,
         overlap_steps=tau,
-        fragments=parts,
         fragment_bits=tuple(bits * part.elements for part in parts),
     )
 
@@ -135,7 +134,7 @@ class TestClosedForms:
         workload, sent = case
         counted = 2 * PERIODS * sent.inner_steps
         schedule = Schedule(
-            fragments=len(sent.fragments),
+            fragments=len(sent.fragment_bits),
             inner_steps=sent.inner_steps,
             overlap_steps=sent.overlap_steps,
             steps=counted + 2 * sent.inner_steps,  # beyond the closing rounds
