@@ -13,11 +13,10 @@ On the train thread
 stage_replica.py  the iterations of a stage, and its layers, which do the jobs of stage calls
 
 On the I/O thread
-stage_node.py     all of the following put together
+stage_node.py     all of the following put together; the microbatches that begin here
 context.py        what they share: peers, counts, memory, the way to the train thread
 profile.py        what is measured of links and stage, when, and what gossip carries of it
 planner.py        from all profiles to this peer's routes
-origin.py         the microbatches that begin here
 stage_call.py     a call's key, its route, its reply, and all of it on the wire
 forwarder.py      a call of the next stage; of another replica, or past a stage
 server.py         calls that arrive here

@@ -4,21 +4,18 @@ A peer whose answer got lost has counted a microbatch that another replica was t
 each origin reports at the end which microbatches came back by way of which peers. A stage that has
 counted others discards its whole iteration, and says so.
 
-An origin that is gone reports nothing. Its microbatches are lost, with what stage 0 had of them;
-the peers that had them straight from it count them as lost. A gradient of them that another stage
-has counted stays in its sum. The same holds for an earlier incarnation of an origin that has
-started again. Word of the new one may be here before gossip tells of it. But anybody can send such
-word, so an incarnation that gossip does not confirm is not waited for for long.
+An origin that is gone reports nothing, and its microbatches are lost. The peers that had them
+straight from it count them as lost. A gradient of them that another stage has counted stays in its
+sum. The same holds for an earlier incarnation of an origin that has started again. Calls of the new
+one may be here before gossip tells of it; but anybody can send them, so an incarnation that gossip
+does not confirm is not waited for for long. An origin that is there and never reports is waited for
+longer than a microbatch that is held up, and then no more, until a report of it comes in time.
 
-An origin that is there and never reports is waited for longer than a microbatch that is held up,
-and then no more, until a report of it comes in time.
-
-A peer answers a report when the iteration is over there, with its sum complete. Until then what it
-has counted may die with it, although it has this origin's report, while it waits for another's.
+A peer answers a report when its sum is complete. Until then what it has counted may die with it.
 """
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,23 +47,26 @@ class Orphans:
     counted: frozenset[int]
 
 
+_Share = tuple[int, Incarnation]  # an iteration, and the origin whose microbatches are meant
+
+
 class IterationTracker:
     """One peer's; sans-I/O. Times are monotonic seconds.
 
     Attributes:
+        ended: the latest iteration that was found to be over.
         given_up: origins that are not waited for: they have not reported in time.
     """
 
     def __init__(self, iteration: int = 0, stages: int = 1) -> None:
         self.iteration, self._stages = iteration, stages
-        self.given_up: set[str] = set()
+        self.ended, self.given_up = 0, set[str]()
         self._first_at: float | None = None  # when the first report of this iteration was here
         self._spread_s: deque[float] = deque(maxlen=_LATELY)  # until the last one was
-        self.ended = 0  # the latest iteration that was found to be over
-        self._mine: dict[tuple[int, Incarnation], set[int]] = {}
-        self._began: dict[tuple[int, Incarnation], set[int]] = {}
-        self._reported: dict[tuple[int, Incarnation], frozenset[int]] = {}
-        self._orphans: dict[tuple[int, Incarnation], Orphans] = {}
+        self._mine = defaultdict[_Share, set[int]](set)
+        self._began = defaultdict[_Share, set[int]](set)
+        self._reported: dict[_Share, frozenset[int]] = {}
+        self._orphans: dict[_Share, Orphans] = {}
         self._missed_since: dict[Incarnation, float] = {}
         self._heard: dict[Incarnation, int] = {}  # the latest iteration that it has sent word of
         self._unconfirmed_since: dict[Incarnation, float] = {}
@@ -76,20 +76,14 @@ class IterationTracker:
         self.iteration, self.ended = iteration, min(self.ended, iteration - 1)
         self._missed_since.clear()
         self._first_at = None
-        self._mine = {key: mine for key, mine in self._mine.items() if key[0] >= iteration}
-        self._began = {key: began for key, began in self._began.items() if key[0] >= iteration}
+        for shares in (self._mine, self._began):
+            for key in [key for key in shares if key[0] < iteration]:
+                del shares[key]
         near = range(iteration - _MOST_AHEAD, iteration + _MOST_AHEAD + 1)
-        self._reported = {
-            key: counted
-            for key, counted in self._reported.items()
-            if iteration <= key[0] <= near[-1]
-        }
+        self._reported = {k: v for k, v in self._reported.items() if iteration <= k[0] <= near[-1]}
         self._heard = {origin: at for origin, at in self._heard.items() if at in near}
-        self._unconfirmed_since = {
-            origin: since
-            for origin, since in self._unconfirmed_since.items()
-            if origin in self._heard
-        }
+        since = self._unconfirmed_since
+        self._unconfirmed_since = {o: at_s for o, at_s in since.items() if o in self._heard}
 
     def is_over(self, iteration: int) -> bool:
         """Whether this peer's sum of an iteration is complete, or it is at a later one."""
@@ -115,14 +109,14 @@ class IterationTracker:
 
     def began(self, key: StageCallKey) -> None:
         """An origin has sent a microbatch here, before any other peer."""
-        self._began.setdefault((key.iteration, key.origin), set()).add(key.microbatch)
+        self._began[key.iteration, key.origin].add(key.microbatch)
         self.heard(key.iteration, key.origin)
 
     def counted(self, key: StageCallKey) -> bool:
         """A microbatch's gradient is in this stage's sum, or may be at any moment. Returns whether
         that is new."""
         self.heard(key.iteration, key.origin)
-        mine = self._mine.setdefault((key.iteration, key.origin), set())
+        mine = self._mine[key.iteration, key.origin]
         new = key.microbatch not in mine
         mine.add(key.microbatch)
         return new
@@ -136,11 +130,8 @@ class IterationTracker:
         self._orphans.pop((iteration, origin), None)
         self.heard(iteration, origin)
         if not self.iteration:  # not begun yet: of each origin the latest report may be of use
-            self._reported = {
-                key: counted
-                for key, counted in self._reported.items()
-                if key[1].peer != origin.peer
-            }
+            kept = {k: v for k, v in self._reported.items() if k[1].peer != origin.peer}
+            self._reported = kept
         if iteration >= self.iteration and not self.is_far(iteration):
             self._reported[iteration, origin] = frozenset(counted)
 
@@ -152,8 +143,8 @@ class IterationTracker:
                 iteration is not among them, and counts as gone; so does an earlier incarnation.
         """
         someone = discard = False
-        gone: list[tuple[int, Incarnation]] = []
-        awaited: list[tuple[int, Incarnation]] = []
+        gone: list[_Share] = []
+        awaited: list[_Share] = []
         newest = (self._newest(member, now) for member in origins)
         members = {Incarnation.of(member): member for member in newest}
         known = {origin for at, origin in (*self._began, *self._mine) if at == self.iteration}
@@ -171,13 +162,11 @@ class IterationTracker:
                 gone.append(key)
         if not someone or self._waits({origin.peer for _, origin in awaited}, now):
             return None
-        gone += awaited
         self.ended = self.iteration
-        for key in gone:
-            began, mine = self._began.get(key, set()), self._mine.get(key, set())
-            if began or mine:
-                summed = frozenset() if discard else frozenset(mine)
-                self._orphans[key] = Orphans(frozenset(began), summed)
+        for key in (*gone, *awaited):
+            began, summed = (frozenset(of.get(key, ())) for of in (self._began, self._mine))
+            if began or summed:
+                self._orphans[key] = Orphans(began, frozenset() if discard else summed)
         return IterationOver(self.iteration, discard)
 
     def _waits(self, origins: set[str], now: float) -> bool:
@@ -187,11 +176,9 @@ class IterationTracker:
         waited_s = now - self._first_at
         if waited_s >= max(_STAGE_S * self._stages, _USUAL * max(self._spread_s, default=0.0)):
             self.given_up |= origins
-        if origins <= self.given_up:
-            if not origins:
-                self._spread_s.append(waited_s)
-            return False
-        return True
+        if not origins:
+            self._spread_s.append(waited_s)
+        return not origins <= self.given_up
 
     def _newest(self, member: Member, now: float) -> Member:
         """As of the origin's latest incarnation, of which word may be here before gossip. One that
@@ -220,15 +207,14 @@ class IterationTracker:
     def _has_gone_on(self, member: Member, counted: bool, now: float) -> bool:
         """Whether the origin is further than this iteration. Then its report is lost, or of no use,
         where nothing of it was counted."""
-        if any(
-            i > self.iteration and origin == Incarnation.of(member) for i, origin in self._reported
-        ):
+        me = Incarnation.of(member)
+        if any(at > self.iteration and origin == me for at, origin in self._reported):
             return True
         if member.step < self.iteration:
             return False
         if not counted:
             return True
-        return now - self._missed_since.setdefault(Incarnation.of(member), now) >= _PATIENCE_S
+        return now - self._missed_since.setdefault(me, now) >= _PATIENCE_S
 
 
 async def report_iteration(
@@ -284,11 +270,8 @@ async def report_iteration(
 
 
 class BarrierReceiver:
-    """A stage's side. io thread only.
-
-    Args:
-        reported: called after each report: the iteration may be over now.
-    """
+    """A stage's side; `reported` is called after each report: the iteration may be over now. io
+    thread only."""
 
     def __init__(self, run: int, tracker: IterationTracker, reported: Callable[[], None]) -> None:
         self._run, self._tracker, self._reported = run, tracker, reported

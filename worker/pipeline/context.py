@@ -13,8 +13,13 @@ from murmuration.protos.events import EventKind, new_event
 from murmuration.worker.background import Offload
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.profile import StageMeasurements
-from murmuration.worker.pipeline.stage_call import Incarnation, serves
-from murmuration.worker.pipeline.stages_config import JobFailed, MicrobatchDropped, StagesConfig
+from murmuration.worker.pipeline.stage_call import (
+    Incarnation,
+    JobFailed,
+    MicrobatchDropped,
+    serves,
+)
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import (
     JobKind,
     StageJob,
@@ -44,15 +49,14 @@ class StageCounts:
 
 @dataclass(kw_only=True)
 class StageContext:
-    """Args:
-    me, run, stage: this peer, the run's id, the stage served here.
-    config: how the model is cut and routed; codec: of activations.
-    transport: to the others; members: all peers of the swarm, as known now.
-    suspect: has membership probe a peer.
-    post: takes messages for the train thread; offload: runs heavy work off the loop.
-    clock: monotonic seconds.
-    log: takes events as plain values.
-    activation_shape: (B, T, D) of the largest microbatch; None where the task does not say.
+    """What a stage has to work with.
+
+    Args:
+        members: all peers of the swarm, as known now; suspect: has membership probe one.
+        post: takes messages for the train thread; log: events as plain values.
+        offload: runs heavy work off the loop.
+        clock: monotonic seconds.
+        activation_shape: (B, T, D) of the largest microbatch; None where the task does not say.
     """
 
     me: str
@@ -117,10 +121,10 @@ class StageContext:
 
 
 class MemoryBudget:
-    """Bytes that calls hold between forward and backward, granted in order of arrival.
+    """Bytes that calls hold between forward and backward, granted in order of arrival. io thread.
 
-    Only forwards wait for memory. Backwards, which free it, never wait, nor does what holds
-    nothing. One call always fits, however large, so that nothing waits for ever. io thread only.
+    Only forwards wait for memory. Backwards, which free it, never wait. One call always fits,
+    however large, so that nothing waits for ever.
 
     A caller that holds some has more only within its share, an equal one for each that has called
     in this iteration or the last, and if as much again is left for one that holds none. Others
@@ -149,10 +153,9 @@ class MemoryBudget:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, caller, turn))
         self._grant()
-        if turn.done():
-            return
         try:
-            await turn
+            if not turn.done():
+                await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.release(size, caller)
@@ -171,9 +174,6 @@ class MemoryBudget:
                 del self._held_by[caller]
         self._grant()
 
-    def _fits(self, size: int) -> bool:
-        return self.held_bytes == 0 or self.held_bytes + size <= self.limit_bytes
-
     def _is_due(self, size: int, caller: str | None) -> bool:
         """Whether the caller may have so much, as far as the other callers are concerned."""
         if caller is None or not (held := self._held_by[caller]):
@@ -190,7 +190,7 @@ class MemoryBudget:
                 if not self._is_due(size, caller):
                     passed.append(self._waiting.popleft())
                     continue
-                if not self._fits(size):
+                if self.held_bytes and self.held_bytes + size > self.limit_bytes:
                     break
                 self.held_bytes += size
                 self.peak_bytes = max(self.peak_bytes, self.held_bytes)
@@ -211,12 +211,8 @@ _TIMED = {
 
 
 class ComputeQueue:
-    """Hands jobs to the train thread, and their results back. io thread only.
-
-    Args:
-        post: takes a message for the train thread.
-        measurements: learn how long jobs take.
-    """
+    """Hands jobs to the train thread, and their results back; notes how long they took. io thread
+    only."""
 
     def __init__(self, post: Callable[[ToTrain], None], measurements: StageMeasurements) -> None:
         self._post, self._measurements = post, measurements

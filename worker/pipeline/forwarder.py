@@ -20,12 +20,13 @@ from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_call import (
     Hop,
     Incarnation,
+    MicrobatchDropped,
     StageCall,
     StageCallKey,
     StageReply,
+    TryElsewhere,
     call_header,
 )
-from murmuration.worker.pipeline.stages_config import MicrobatchDropped, TryElsewhere
 from murmuration.worker.transport import Method, Stream, TransportError, Unreachable
 
 _MAX_REASON = 200  # characters
@@ -83,42 +84,44 @@ class Forwarder:
         if not call.rest and call.stage == 0:
             # It would ask itself for the loss, and learn to be a model of its own.
             raise MicrobatchDropped("no other stage is on its route")
-        if call.stage > 0:
-            return await self._send_on(call, values)
-        self.under_way[call.key] = call.shape
+        if call.stage == 0:
+            self.under_way[call.key] = call.shape
         try:
             return await self._send_on(call, values)
         finally:
-            self.under_way.pop(call.key, None)
+            if call.stage == 0:
+                self.under_way.pop(call.key, None)
 
     async def _send_on(self, call: StageCall, values: memoryview) -> StageReply:
-        origin, rest, tried = call.key.origin, list(call.rest), set()
-        counts = self._context.counts
+        context, origin, rest, tried = self._context, call.key.origin, list(call.rest), set()
         while True:
             hop = rest[0] if rest else Hop(0, origin.peer)
-            after = replace(call, stage=hop.stage, rest=tuple(rest[1:]), sender=self._context.me)
+            after = replace(call, stage=hop.stage, rest=tuple(rest[1:]), sender=context.me)
             try:
                 return await self._call(hop.peer, after, values)
             except (TransportError, wire.WireError, TryElsewhere) as error:
                 if isinstance(error, TransportError):
-                    self._context.suspect(hop.peer)
+                    context.suspect(hop.peer)
                 if not rest:
                     raise self._lost_at_origin(origin, error) from error
                 tried.add(hop.peer)
-                left = [p for p in self._context.replicas(hop.stage) if p not in tried]
+                left = [p for p in context.replicas(hop.stage) if p not in tried]
                 if left:
                     rest[0] = Hop(hop.stage, left[call.key.number % len(left)])
-                    counts.rerouted += 1
+                    context.counts.rerouted += 1
                 else:
                     rest.pop(0)
-                    counts.skipped += 1
+                    context.counts.skipped += 1
                     self._warn_of_skip(hop.stage, error)
-                where = {"stage": hop.stage, "lost": hop.peer}
-                instead = rest[0].peer if left else None
-                self._context.event(
-                    "rerouted", **call.key.plain(), **where, instead=instead, reason=str(error)
+                context.event(
+                    "rerouted",
+                    **call.key.plain(),
+                    stage=hop.stage,
+                    lost=hop.peer,
+                    instead=rest[0].peer if left else None,
+                    reason=str(error),
                 )
-                if not rest and origin.peer == self._context.me:
+                if not rest and origin.peer == context.me:
                     # Stage 0 by itself would learn to be a model of its own.
                     raise MicrobatchDropped(f"no stage takes it; the last: {error}") from error
 
@@ -133,10 +136,9 @@ class Forwarder:
         if isinstance(error, TransportError) and now - since < _PATIENCE_S:
             return
         self._warned.add(stage)
-        text = (
-            f"a microbatch goes past stage {stage}, though {', '.join(replicas)} "
-            f"{'serves' if len(replicas) == 1 else 'serve'} it: {error}"
-        )
+        serve = "serves" if len(replicas) == 1 else "serve"
+        though = f"though {', '.join(replicas)} {serve} it: {error}"
+        text = f"a microbatch goes past stage {stage}, {though}"
         context.event("warning", text=text, stage=stage)
 
     def _lost_at_origin(self, origin: Incarnation, error: Exception) -> Exception:
@@ -186,23 +188,21 @@ class Forwarder:
                     received_s = context.clock()
                     limit.reschedule(asyncio.get_running_loop().time() + most_s)
 
-                reply = await call_stage(
-                    context, member, call, values, self._acknowledgements, received
-                )
+                tasks = self._acknowledgements
+                reply = await call_stage(context, member, call, values, tasks, received)
         except TimeoutError:
             held_s = context.clock() - began_s
             self._pass_over(member.peer, f"has held a microbatch for {held_s:.0f} s")
             raise Unreachable(f"{member.peer} has held it for {most_s:.0f} s") from None
-        took_s = context.clock() - received_s
-        self._took(member.peer, hops, took_s, alone=len(context.replicas(call.stage)) < 2)
+        self._took(member.peer, call.stage, hops, context.clock() - received_s)
         return reply
 
-    def _took(self, peer: str, hops: int, seconds: float, *, alone: bool) -> None:
+    def _took(self, peer: str, stage: int, hops: int, seconds: float) -> None:
         """A replica that is late again and again is passed over too, where another serves its
         stage. Whoever comes after it on the route is so sooner: it has fewer stages to come."""
         lately, strikes = [*self._hops_s], self._strikes
         self._hops_s.append(seconds / hops)
-        if alone or len(lately) < _LATELY // 4:
+        if len(self._context.replicas(stage)) < 2 or len(lately) < _LATELY // 4:
             return
         late = seconds > hops * max(_SOON_HOP_S, _USUAL_HOPS * quantiles(lately, n=4)[0])
         strikes[peer] = max(0, strikes[peer] + (1 if late else -1))
@@ -239,7 +239,7 @@ async def call_stage(
         received: called when the peer has the values.
 
     Raises:
-        TransportError, WireError, TryElsewhere: not by this peer; another may.
+        TransportError, WireError, TryElsewhere: another peer may do it.
         MicrobatchDropped: the microbatch is lost.
     """
     payload, measurements = wire.Payload.of(values), context.measurements

@@ -15,7 +15,6 @@ from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.node.iothread import IOThread
-from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.part import (
     fetch_stages,
     neighbour_weights,
@@ -36,11 +35,10 @@ _POLL_S = 0.1
 
 
 class StageLifecycle:
-    """train thread only.
+    """Rebuilds a stage, and assembles the model. train thread only.
 
     Args:
-        task, config, manifest: of the run.
-        io: what the stage is served with, listening already.
+        io: serves the stage, and listens already.
         out: this worker's folder.
         log: takes events as plain values.
     """
@@ -56,7 +54,7 @@ class StageLifecycle:
         log: Callable[[dict[str, object]], None],
     ) -> None:
         assert io.node.stages is not None, "the model is cut"
-        self._stages = io.node.stages
+        self._context = io.node.stages.context
         self._task, self._config, self._manifest = task, config, manifest
         self._io, self._out, self._log = io, out, log
 
@@ -94,18 +92,22 @@ class StageLifecycle:
         """As the trainer does. A replica of stage 0 that is stopped meanwhile leaves the whole
         model to the next one, and must not look as if it had assembled it and left."""
         trainer.await_others(agreed, timeout_s)
-        if trainer.stopped is not None and self._another_may_assemble:
+        if trainer.stopped is None or self._context.stage != 0:
+            return
+        if any(m.live and m.stage == 0 and m.peer != self._context.me for m in self._members()):
             trainer.withdraw_done()
 
     def end(self, trainer: Trainer) -> WholeModel | None:
         """Leaves the whole model if this worker is the one to."""
         if trainer.stopped is None:
             self.settle(trainer, self._is_assembled, _PATIENCE_S)
-        if trainer.stopped is not None or not self._assembles:
+        if trainer.stopped is not None:
+            return None
+        assembler = self._assembler()
+        if assembler is None or assembler.peer != self._context.me:
             return None
         return self._assemble(trainer)
 
-    @property
     def _assembler(self) -> Member | None:
         """The peer that assembles the model: the first replica of stage 0 that is here, or has done
         so and left."""
@@ -113,25 +115,13 @@ class StageLifecycle:
         able = [m for m in members if m.live or (m.health, m.phase) == (Health.LEFT, Phase.DONE)]
         return min(able, key=lambda member: member.peer, default=None)
 
-    @property
-    def _assembles(self) -> bool:
-        assembler = self._assembler
-        return assembler is not None and assembler.peer == self._context.me
-
     def _is_assembled(self) -> bool:
         """Whether nobody else that is here has still to put the model together. Who has done so
         gives its result, and stays for those of the others."""
-        assembler = self._assembler
+        assembler = self._assembler()
         if assembler is None or not assembler.live or assembler.peer == self._context.me:
             return True
         return self._io.ask(lambda: self._io.node.results.has(assembler.peer))
-
-    @property
-    def _another_may_assemble(self) -> bool:
-        me, members = self._context.me, self._members()
-        return self._context.stage == 0 and any(
-            member.stage == 0 and member.live and member.peer != me for member in members
-        )
 
     def _assemble(self, trainer: Trainer) -> WholeModel | None:
         """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
@@ -157,10 +147,6 @@ class StageLifecycle:
 
     # ------------------------------------------------------------------------------ other stages
 
-    @property
-    def _context(self) -> StageContext:
-        return self._stages.context
-
     def _members(self) -> tuple[Member, ...]:
         return self._io.ask(lambda: tuple(self._context.members()))
 
@@ -168,12 +154,10 @@ class StageLifecycle:
         """The anchors of other stages; of those that answer in time."""
         config, context = self._config, self._context
         momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
+        of_stages = {stage: stage_fragments(self._task, config, stage) for stage in stages}
         expected = {
-            stage: {
-                f.index: (f.elements, f.elements if momenta else 0)
-                for f in stage_fragments(self._task, config, stage)
-            }
-            for stage in stages
+            stage: {f.index: (f.elements, f.elements * momenta) for f in fragments}
+            for stage, fragments in of_stages.items()
         }
         try:
             return self._io.do(lambda: fetch_stages(context, expected), _PATIENCE_S)

@@ -34,13 +34,16 @@ from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.transport import TransportError
 from murmuration.worker.wire import WireError
 
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+
 
 @dataclass(frozen=True)
 class Part:
-    """Args:
-    module: the layers held here.
-    stage: which of the stages they are; None where the model is whole.
-    whole: what stands for the whole model in the manifest of a staged run, which nobody holds.
+    """What a process holds of the model.
+
+    Args:
+        stage: which of the stages it is; None where the model is whole.
+        whole: what stands for the whole model in the manifest of a staged run, which nobody holds.
     """
 
     module: nn.Module
@@ -54,9 +57,8 @@ class Part:
 
     def fragments(self, config: Config) -> tuple[Fragment, ...]:
         """As the plan has them. Raises ConfigError."""
-        return fragments_of(
-            self.schema, config, "" if self.stage is None else f"stage {self.stage}: "
-        )
+        where = "" if self.stage is None else f"stage {self.stage}: "
+        return fragments_of(self.schema, config, where)
 
     def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> InnerReplica:
         """What trains it."""
@@ -64,28 +66,13 @@ class Part:
             whole = SeedReplica if config.inner.optimizer == KSEED else InnerReplica
             return whole(task, self.module, config.inner, cursor, config.run.steps)
         assert isinstance(self.module, StageModule)
-        return StageReplica(
-            task,
-            self.module,
-            config.inner,
-            cursor,
-            config.run.steps,
-            StageJobs(
-                codec=codec_by_name(config.stages.activations),
-                microbatches=config.stages.microbatches if self.stage == 0 else 0,
-                answer=mailbox.post,
-                limit_bytes=config.stages.memory_bytes,
-            ),
+        jobs = StageJobs(
+            codec=codec_by_name(config.stages.activations),
+            microbatches=config.stages.microbatches if self.stage == 0 else 0,
+            answer=mailbox.post,
+            limit_bytes=config.stages.memory_bytes,
         )
-
-
-def cut_of_run(task: Staged, config: Config) -> list[tuple[int, int]]:
-    """The first and the last layer of each stage. Raises ConfigError: the model has others."""
-    try:
-        return cut_of(task, config.stages)
-    except ValueError as error:
-        where = config.source.of("stages", ["layers" if config.stages.layers else "count"])
-        raise ConfigError(f"{where}: [stages] count = {config.stages.count}: {error}") from error
+        return StageReplica(task, self.module, config.inner, cursor, config.run.steps, jobs)
 
 
 def part_of(task: Task, config: Config, stage: int = 0) -> Part:
@@ -101,10 +88,13 @@ def part_of(task: Task, config: Config, stage: int = 0) -> Part:
         )
     if not 0 <= stage < count:
         raise ConfigError(f"--stage {stage}: this run has stages 0 to {count - 1}")
-    cut = cut_of_run(task, config)
+    try:
+        first, last = cut_of(task, config.stages)[stage]
+    except ValueError as error:
+        where = config.source.of("stages", ["layers" if config.stages.layers else "count"])
+        raise ConfigError(f"{where}: [stages] count = {count}: {error}") from error
     whole = [TensorSpec(f"layers.{n}", (size,)) for n, size in enumerate(task.layer_sizes())]
     whole.append(TensorSpec("outside the layers", (task.outer_size(),)))
-    first, last = cut[stage]
     return Part(task.stage(first, last, outer=stage == 0), stage, whole)
 
 
@@ -161,12 +151,13 @@ async def fetch_stages(
 
 
 def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, Mapping[int, int]]:
-    """Puts the newest checkpoints of all stages below the folder `run` together. Returns the new
-    one, named after the least of their steps, and these by stage: a run that was cut off has
-    several.
+    """Puts the newest checkpoints of all stages below the folder `run` together.
 
     Args:
         settings: of [task], typed here; what loads code or reads files must be among them.
+
+    Returns:
+        The new checkpoint, which is named after the least step, and the step of each stage.
 
     Raises:
         CheckpointError: not all stages are there, or they are of different runs.
@@ -174,11 +165,8 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, 
     """
     newest: dict[int, checkpoint.Checkpoint] = {}
     for saved in checkpoint.below(run):
-        stage = saved.values.get("stage")
-        if stage is None:
-            continue
-        if stage not in newest or saved.values["step"] > newest[stage].values["step"]:
-            newest[stage] = saved
+        if (stage := saved.values.get("stage")) is not None:
+            newest[stage] = max(newest.get(stage, saved), saved, key=lambda s: s.values["step"])
     if not newest:
         raise CheckpointError(
             f"{run}: no checkpoint of a stage; name the folder of a run with --stages"
@@ -191,9 +179,9 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, 
         raise CheckpointError(f"{run}: no checkpoint of stage {', '.join(missing)}")
     if any(Manifest(s.values["manifest"]).run != manifest.run for s in newest.values()):
         raise CheckpointError(f"{run}: checkpoints of several runs; name the folder of one")
-    whole: dict[str, Tensor] = {}
-    for saved in newest.values():
-        whole |= saved.named("anchor")
+    whole = {
+        name: each for saved in newest.values() for name, each in saved.named("anchor").items()
+    }
     steps = {stage: int(newest[stage].values["step"]) for stage in sorted(newest)}
     return save_whole(out, min(steps.values()), manifest, whole), steps
 
@@ -204,8 +192,7 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, 
 def neighbour_weights(stage: int, members: Sequence[Member]) -> dict[int, float]:
     """The stages to make this one from, and their weights: the norms of their last gradients.
 
-    The last stage has but one neighbour. Where no norm is known, neighbours count alike; empty when
-    none is there.
+    The last stage has but one neighbour. Where no norm is known, neighbours count alike.
 
     Ref: arXiv:2506.15461 (CheckFree): W_i = (n_{i-1} W_{i-1} + n_{i+1} W_{i+1}) / their sum.
     """
@@ -241,20 +228,14 @@ def rebuilt_stage(
     cut = cut_of(task, config.stages)
     known = whole_model(task, config, anchors)
     first, last = cut[stage]
-    made: dict[str, Tensor] = {}
-    for name, _ in task.stage(first, last, outer=False).named_parameters():
-        parts = [
-            weight * known[_instead(name, cut[stage], cut[neighbour])]
-            for neighbour, weight in weights.items()
-        ]
-        made[name] = torch.stack(parts).sum(dim=0)
-    return made
 
+    def part(name: str, neighbour: int) -> Tensor:
+        """Of the neighbour's layer at the same place; of its last one, if it has fewer."""
+        begin, end = cut[neighbour]
+        there = _LAYER.sub(lambda found: str(min(begin + int(found[0]) - first, end)), name, 1)
+        return weights[neighbour] * known[there]
 
-def _instead(name: str, here: tuple[int, int], there: tuple[int, int]) -> str:
-    """The parameter of a neighbour's layer at the same place; of its last one, if it has fewer."""
-
-    def moved(match: re.Match[str]) -> str:
-        return str(min(there[0] + int(match[0]) - here[0], there[1]))
-
-    return re.sub(r"(?<=\.)\d+(?=\.)", moved, name, count=1)
+    return {
+        name: torch.stack([part(name, neighbour) for neighbour in weights]).sum(dim=0)
+        for name, _ in task.stage(first, last, outer=False).named_parameters()
+    }

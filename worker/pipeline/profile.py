@@ -47,10 +47,8 @@ class Profile:
     """One peer's measurements as gossip carries them; what is not known is left out, or 0.
 
     Attributes:
-        latency_s: one way, by peer.
-        rate_bytes_per_s: of what is sent to each peer.
-        forward_s, backward_s, loss_s: of a microbatch here.
-        activation_bytes: of a microbatch, encoded.
+        latency_s, rate_bytes_per_s: by peer, one way, and of what is sent there.
+        forward_s, backward_s, loss_s, activation_bytes: of a microbatch here, encoded.
         memory: how many calls fit here at once.
         gradient_norm: of the stage's last gradient.
     """
@@ -100,12 +98,7 @@ class LinkSample:
 
 
 class StageMeasurements:
-    """Collects what this peer measures. io thread only.
-
-    Args:
-        limit_bytes: what calls may hold here.
-        clock: monotonic seconds.
-    """
+    """Collects what this peer measures; `limit_bytes` is what calls may hold. io thread only."""
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_bytes, self._clock = limit_bytes, clock
@@ -164,74 +157,61 @@ class StageMeasurements:
 
     def computed(self, what: str, seconds: float) -> None:
         """`what`: forward_s, backward_s or loss_s."""
-        self._times[what] = _blend(self._times.get(what), seconds)
-
-    @property
-    def _memory(self) -> int:
-        """How many calls fit here; 0 while none has shown its size."""
-        if not self.activation_bytes:
-            return 0
-        return max(1, self._limit_bytes // call_bytes(self.activation_bytes))
+        before = self._times.get(what, seconds)
+        self._times[what] = before + _FORGET * (seconds - before)
 
     def poll(self, now_s: float) -> Profile | None:
         """What to publish now, if it differs enough from what was."""
         if now_s < self._published_s + _PUBLISH_S:
             return None
-        for kept in (self._round_trips, self._rates, self._shared_rates):
-            self._forget(kept)
+        self._forget_old()
+        size = self.activation_bytes
         now = Profile(
             latency_s={
                 peer: _rounded(min(_values(trips)) / 2) for peer, trips in self._round_trips.items()
             },
             rate_bytes_per_s={
-                peer: _rounded(_upper(self._rates_to(peer)))
-                for peer in self._rates.keys() | self._shared_rates.keys()
+                peer: self._rate_to(peer) for peer in self._rates.keys() | self._shared_rates.keys()
             },
             **{what: _rounded(seconds) for what, seconds in self._times.items()},
-            activation_bytes=self.activation_bytes,
-            memory=self._memory,
+            activation_bytes=size,
+            memory=max(1, self._limit_bytes // call_bytes(size)) if size else 0,
             gradient_norm=_rounded(self.gradient_norm),
         )
-        if not (self._has_forgotten(now) or _differs(self._published, now)):
+        before, there = self._published, self._epochs.keys()
+        forgotten = there & before.latency_s.keys() - now.latency_s.keys()
+        forgotten |= there & before.rate_bytes_per_s.keys() - now.rate_bytes_per_s.keys()
+        if not (forgotten or _differs(before, now)):
             return None
         self._published, self._published_s = now, now_s
         return now
 
-    def _rates_to(self, peer: str) -> list[float]:
-        """Those to go by (bytes/s)."""
+    def _rate_to(self, peer: str) -> float:
+        """The rate to go by (bytes/s)."""
         alone, shared = (_values(kept.get(peer, ())) for kept in (self._rates, self._shared_rates))
-        return alone if len(alone) >= _ENOUGH else [*alone, *shared]
+        rates = sorted(alone if len(alone) >= _ENOUGH else [*alone, *shared])
+        return _rounded(rates[round(_UPPER * (len(rates) - 1))])
 
     def _remember(self, kept: _Kept, peer: str, value: float) -> None:
         kept.setdefault(peer, deque(maxlen=_REMEMBERED)).append((self._clock(), value))
 
-    def _has_forgotten(self, now: Profile) -> bool:
-        """Whether a published link is not known any more, to a peer that is there."""
-        links = (
-            (self._published.latency_s, now.latency_s),
-            (self._published.rate_bytes_per_s, now.rate_bytes_per_s),
-        )
-        return any(before.keys() & self._epochs.keys() - after.keys() for before, after in links)
-
-    def _forget(self, kept: _Kept) -> None:
-        """What is old, and the peers of whom nothing is left."""
+    def _forget_old(self) -> None:
+        """Drops what is old, and the peers of which nothing is left."""
         since_s = self._clock() - _OLD_S
-        for peer, values in list(kept.items()):
-            while values and values[0][0] < since_s:
-                values.popleft()
-            if not values:
-                del kept[peer]
+        for kept in (self._round_trips, self._rates, self._shared_rates):
+            for peer, values in list(kept.items()):
+                while values and values[0][0] < since_s:
+                    values.popleft()
+                if not values:
+                    del kept[peer]
 
 
 class LinkProber:
     """Which link to measure next; sans-I/O. Times are monotonic seconds.
 
     Each link is probed soon after its peer is there, and again when it has been idle: real traffic
-    counts as a measurement. Probes go out one at a time, at most one a second. In a large swarm a
-    peer measures its links to 32 others; a hash chooses them, so that each answers about as many.
-
-    Args:
-        measured_at: when the rate to a peer was measured last, by any traffic; None for never.
+    counts as a measurement (`measured_at`). Probes go out one at a time, at most one a second. In a
+    large swarm a hash chooses 32 peers to measure, so that each answers about as many.
     """
 
     def __init__(self, me: str, measured_at: Callable[[str], float | None]) -> None:
@@ -250,8 +230,7 @@ class LinkProber:
         if len(others) == len(able):
             return None  # this peer does not serve yet
         self._failed = {c.peer: self._failed[c.peer] for c in others if c.peer in self._failed}
-        mine = sorted(others, key=self._rank)[:_MOST_PEERS]
-        due = min(mine, key=self._due_s, default=None)
+        due = min(sorted(others, key=self._rank)[:_MOST_PEERS], key=self._due_s, default=None)
         if due is None or self._due_s(due) > now:
             return None
         self._busy = True
@@ -288,14 +267,6 @@ def _differs(before: Profile, now: Profile) -> bool:
 
 def _values(kept: Iterable[tuple[float, float]]) -> list[float]:
     return [value for _, value in kept]
-
-
-def _upper(values: Sequence[float]) -> float:
-    return sorted(values)[round(_UPPER * (len(values) - 1))]
-
-
-def _blend(before: float | None, now: float) -> float:
-    return now if before is None else before + _FORGET * (now - before)
 
 
 def _rounded(value: float) -> float:

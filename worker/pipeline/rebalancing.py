@@ -34,11 +34,6 @@ _TURN_S = 20.0  # for a peer that has left to move, before another is chosen
 _LOOK_S = 2.0  # between two choices of movers: large swarms have news all the time
 
 
-def stage_to_join(throughput: Sequence[float]) -> int:
-    """The stage with the least throughput (of all its replicas); the first of equals."""
-    return min(range(len(throughput)), key=lambda stage: (throughput[stage], stage))
-
-
 def stage_to_move_to(peer: int, stages: Sequence[Mapping[int, float]]) -> int | None:
     """The slowest stage, if a peer should leave its own for it.
 
@@ -47,7 +42,7 @@ def stage_to_move_to(peer: int, stages: Sequence[Mapping[int, float]]) -> int | 
     """
     here = next(stage for stage, replicas in enumerate(stages) if peer in replicas)
     totals = [sum(replicas.values()) for replicas in stages]
-    there = stage_to_join(totals)
+    there = totals.index(min(totals))
     if there == here or len(stages[here]) == 1:
         return None
     after = list(totals)
@@ -77,7 +72,8 @@ def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
     totals = [sum(speed or usual for speed in each) for each in serving]
     # Stage 0 is in all routes, the others are in their share of them.
     share = (stages.rules(1).visited - 1) / max(1, stages.count - 1)
-    return stage_to_join([totals[0], *(total / share for total in totals[1:])])
+    throughput = [totals[0], *(total / share for total in totals[1:])]
+    return throughput.index(min(throughput))
 
 
 async def members_at(transport: Transport, address: str) -> Sequence[object]:
@@ -120,90 +116,64 @@ class OrphanedStages:
         self._since: dict[int, float] = {}
         self._warned: set[int] = set()
 
-    def tick(self, members: Sequence[Member], now: float) -> dict[int, str]:
-        """New warnings by stage; a second one only of a stage that was served in between."""
+    def tick(self, members: Sequence[Member], now: float) -> list[int]:
+        """The stages to warn of; a second time only if a stage was served in between."""
         served = served_stages(members)
         orphaned = [stage for stage in range(self._stages) if stage not in served]
         self._since = {stage: self._since.get(stage, now) for stage in orphaned}
-        self._warned.intersection_update(orphaned)
-        lines: dict[int, str] = {}
-        for stage, since in self._since.items():
-            if now - since >= _PATIENCE_S and stage not in self._warned:
-                self._warned.add(stage)
-                then = "routes leave it out" if stage else "nobody begins microbatches"
-                lines[stage] = f"stage {stage} has no replica left: {then}"
-        return lines
+        lasting = {stage for stage, since in self._since.items() if now - since >= _PATIENCE_S}
+        new = sorted(lasting - self._warned)
+        self._warned = self._warned.intersection(orphaned) | lasting
+        return new
 
     def ends(self, now: float) -> bool:
         """Whether stage 0 has been gone for so long, as of the last tick, that the run is over."""
         return now - self._since.get(0, now) >= _END_S
 
 
-class StageAssignment:
-    """The peers that train and their stages, and which of them had better serve another.
-
-    Of those that could move it is the last by name.
-
-    Args:
-        members: those peers; stages: how many there are.
-    """
-
-    def __init__(self, members: Iterable[Member], stages: int) -> None:
-        self._members = sorted(members, key=lambda member: member.peer)
-        self._stage_of = [member.stage for member in self._members]
-        self._stages = stages
-
-    def movers_to(self, orphaned: Sequence[int]) -> dict[int, str]:
-        """The peer that would rebuild each of these stages, from the stage with the most replicas;
-        from stage 0 last. A stage that nobody can be spared for is left out."""
-        movers: dict[int, str] = {}
-        for stage in orphaned:
-            if not (spare := self._spare()):
-                break
-            mover = spare[0]
-            self._stage_of[mover] = stage
-            movers[stage] = self._members[mover].peer
-        return movers
-
-    def mover_to_slowest(self) -> tuple[str, int] | None:
-        """(peer, stage): of the peers whose move makes the slowest stage faster by enough. Stage 0
-        is left alone."""
-        numbers = [n for n, stage in enumerate(self._stage_of) if stage > 0]
-        speeds = {n: Profile.unpack(self._members[n].profile).visits_per_s for n in numbers}
-        if not all(speeds.values()):
-            speeds = dict.fromkeys(speeds, 1.0)
-        serving = [
-            {n: speeds[n] for n in numbers if self._stage_of[n] == stage}
-            for stage in range(1, self._stages)
-        ]
-        moves = {n: stage_to_move_to(n, serving) for n in reversed(numbers)}
-        gaining = [n for n, stage in moves.items() if stage is not None]
-        if not gaining:
-            return None
-        to = 1 + next(stage for stage in moves.values() if stage is not None)
-        return self._members[gaining[0]].peer, to
-
-    def _spare(self) -> list[int]:
-        replicas = Counter(self._stage_of)
+def movers_to(orphaned: Sequence[int], training: Iterable[Member]) -> dict[int, str]:
+    """The peer that would rebuild each of these stages, from the stage with the most replicas; from
+    stage 0 last. Of several it is the last by name. A stage that nobody can be spared for is left
+    out."""
+    movers: dict[int, str] = {}
+    stage_of = {member.peer: member.stage for member in training}
+    for stage in orphaned:
+        replicas = Counter(stage_of.values())
         most = max(replicas.values(), default=0)
         if most < 2:
-            return []
-        fullest = {stage for stage, count in replicas.items() if count == most}
-        able = (fullest - {0}) or fullest
-        spare = [n for n in reversed(range(len(self._members))) if self._stage_of[n] in able]
-        return sorted(spare, key=lambda n: self._stage_of[n])
+            break
+        fullest = {each for each, count in replicas.items() if count == most}
+        spared = min(fullest - {0} or fullest)
+        mover = max(peer for peer, at in stage_of.items() if at == spared)
+        stage_of[mover], movers[stage] = stage, mover
+    return movers
 
 
-@dataclass(frozen=True)
-class _Turn:
-    mover: str
-    since: float
+def mover_to_slowest(training: Iterable[Member], stages: int) -> tuple[str, int] | None:
+    """(peer, stage): of the peers whose move makes the slowest stage faster by enough, the last by
+    name. Stage 0 is left alone."""
+    able = sorted((m for m in training if m.stage > 0), key=lambda m: m.peer)
+    speeds = [Profile.unpack(member.profile).visits_per_s for member in able]
+    if not all(speeds):
+        speeds = [1.0] * len(able)
+    serving = [
+        {n: speeds[n] for n, member in enumerate(able) if member.stage == stage}
+        for stage in range(1, stages)
+    ]
+    for n in reversed(range(len(able))):
+        if (to := stage_to_move_to(n, serving)) is not None:
+            return able[n].peer, 1 + to
+    return None
+
+
+Turn = tuple[str, float]
+"""(a peer that is to move, since when)"""
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """Args: at: when; members: what it was made from; orphaned: the stages that want a replica;
-    movers: the peer to move to each of them; even: a peer to move to a slower stage, and which."""
+    """Made at this time from these members: the peer to move to each of the orphaned stages, or a
+    peer to move to a slower stage, and which."""
 
     at: float
     members: object
@@ -220,8 +190,8 @@ class Rebalancer:
 
     def __init__(self, me: str, stages: int) -> None:
         self._me, self._stages = me, stages
-        self._turns: dict[int, _Turn] = {}
-        self._even: _Turn | None = None
+        self._turns: dict[int, Turn] = {}
+        self._even: Turn | None = None
         self._choice: _Choice | None = None
 
     def tick(self, members: Sequence[Member], now: float) -> StageMove | None:
@@ -237,23 +207,31 @@ class Rebalancer:
         here = {member.peer for member in training}
         # A peer that has left to move is waited for: it counts as gone until it is back.
         turns = {
-            stage: turn
-            for stage, turn in self._turns.items()
-            if stage in orphaned and turn.mover not in here and now - turn.since <= _TURN_S
+            stage: (mover, since)
+            for stage, (mover, since) in self._turns.items()
+            if stage in orphaned and mover not in here and now - since <= _TURN_S
         }
         choice = self._choose(training, [stage for stage in orphaned if stage not in turns], now)
         for stage, mover in choice.movers.items():
             turn = self._turns.get(stage)
-            if turn is not None and turn.mover == mover:
+            if turn is not None and turn[0] == mover:
                 turns[stage] = turn
             elif mover in here:
-                turns[stage] = _Turn(mover, now)
+                turns[stage] = mover, now
         self._turns = turns
-        for stage, turn in turns.items():
-            if turn.mover == self._me and now - turn.since >= _PATIENCE_S:
+        for stage, (mover, since) in turns.items():
+            if mover == self._me and now - since >= _PATIENCE_S:
                 return StageMove(stage, orphaned=True)
         stable = len(training) == len(live) and all(m.health is Health.ALIVE for m in live)
-        return self._even_out(choice.even if stable and not orphaned else None, now)
+        if choice.even is None or orphaned or not stable:
+            self._even = None
+            return None
+        mover, stage = choice.even
+        if self._even is None or self._even[0] != mover:
+            self._even = mover, now
+        if mover == self._me and now - self._even[1] >= _EVEN_S:
+            return StageMove(stage, orphaned=False)
+        return None
 
     def _choose(self, training: Sequence[Member], orphaned: Sequence[int], now: float) -> _Choice:
         """A new one only where something has changed, and not all the time."""
@@ -261,19 +239,7 @@ class Rebalancer:
         last = self._choice
         changed = last is not None and last.members != seen and now - last.at >= _LOOK_S
         if last is None or last.orphaned != orphaned or changed:
-            assignment = StageAssignment(training, self._stages)
-            even = None if orphaned else assignment.mover_to_slowest()
-            last = _Choice(now, seen, orphaned, assignment.movers_to(orphaned), even)
-            self._choice = last
+            even = None if orphaned else mover_to_slowest(training, self._stages)
+            movers = movers_to(orphaned, training)
+            last = self._choice = _Choice(now, seen, orphaned, movers, even)
         return last
-
-    def _even_out(self, found: tuple[str, int] | None, now: float) -> StageMove | None:
-        if found is None:
-            self._even = None
-            return None
-        mover, stage = found
-        if self._even is None or self._even.mover != mover:
-            self._even = _Turn(mover, now)
-        if mover == self._me and now - self._even.since >= _EVEN_S:
-            return StageMove(stage, orphaned=False)
-        return None

@@ -6,7 +6,7 @@ until the iteration is over: a repeated call is answered, and nothing is compute
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -19,16 +19,18 @@ from murmuration.worker.pipeline.context import StageContext, values_of
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
 from murmuration.worker.pipeline.stage_call import (
+    JobFailed,
+    MicrobatchDropped,
     StageCall,
     StageCallKey,
     StageCallTooLarge,
     StageReply,
+    TryElsewhere,
     call_bytes,
     call_failed,
     call_of,
     gradient_header,
 )
-from murmuration.worker.pipeline.stages_config import JobFailed, MicrobatchDropped, TryElsewhere
 from murmuration.worker.training.mailbox import JobKind
 from murmuration.worker.transport import Stream
 
@@ -37,12 +39,8 @@ _FRAME_S = 120.0  # for a frame of 1 MiB, on a link that 16 calls share
 
 
 class StageServer:
-    """io thread only.
-
-    Args:
-        tracker: learns what is counted here; forwarder: calls the next stage.
-        planner: what this peer plans with; an origin that plans otherwise is gossiped with at once.
-    """
+    """Serves stage calls. io thread only. Args: planner: knows what this peer plans with; an origin
+    that plans otherwise is gossiped with at once."""
 
     def __init__(
         self,
@@ -92,8 +90,8 @@ class StageServer:
                 async with asyncio.timeout(_FRAME_S):
                     received, seconds = await stream.receive(), context.clock() - began
             if received:
-                size, alone = len(payload.raw), sample.alone
-                context.measurements.sent(call.sender, size, seconds, alone=alone)
+                size = len(payload.raw)
+                context.measurements.sent(call.sender, size, seconds, alone=sample.alone)
 
     async def begin(self, iteration: int) -> None:
         """The train thread goes on to this iteration: what is left of others is of no use."""
@@ -129,9 +127,8 @@ class StageServer:
     def _compare_snapshots(self, call: StageCall) -> None:
         """Gossips with an origin that plans with other measurements, once an iteration."""
         origin = call.key.origin.peer
-        if origin == self._context.me or origin in self._disagreeing:
-            return
-        if not self._planner.knows(call.snapshot):
+        known = {self._context.me, *self._disagreeing}
+        if origin not in known and not self._planner.knows(call.snapshot):
             self._disagreeing.add(origin)
             self._context.counts.other_snapshots += 1
             self._context.suspect(origin)
@@ -139,11 +136,11 @@ class StageServer:
     async def _reply(
         self, call: StageCall, header: pb.StageCallHeader, stream: Stream
     ) -> StageReply:
-        place = (call.key, call.stage)
+        place, clock = (call.key, call.stage), self._context.clock
         if place in self._calls:
             self._context.counts.repeated += 1
         else:
-            came = self._context.clock()
+            came = clock()
             await self._reached(call)
             if call.stage > 0:
                 self._tracker.heard(call.key.iteration, call.key.origin)
@@ -152,7 +149,7 @@ class StageServer:
             release = partial(self._budget.release, size, call.sender)
             await self._budget.acquire(size, call.sender)
             try:
-                began = self._context.clock()
+                began = clock()
                 values = await _activations(header, stream)
                 received = pb.Received(waited=began - came > _AT_ONCE_S)
                 await stream.send(pb.StageCallDown(received=received).SerializeToString())
@@ -165,7 +162,7 @@ class StageServer:
             if place in self._calls:  # asked again meanwhile, by another way
                 release()
             else:
-                self._start(place, self._compute(call, values), release)
+                self._start(call, values, release)
         task = self._calls[place]
         try:
             return await asyncio.shield(task)
@@ -174,17 +171,13 @@ class StageServer:
                 raise MicrobatchDropped("the iteration is over") from None
             raise
 
-    def _start(
-        self,
-        place: tuple[StageCallKey, int],
-        work: Coroutine[None, None, StageReply],
-        release: Callable[[], None],
-    ) -> None:
+    def _start(self, call: StageCall, values: memoryview, release: Callable[[], None]) -> None:
         """Begins a call, which releases its memory in the end.
 
         Results are kept for repeated calls, up to the limit of the budget. Beyond, a repeated call
         costs a second computation, and is counted once all the same. A failure is not kept.
         """
+        place, work = (call.key, call.stage), self._compute(call, values)
         task = self._calls[place] = asyncio.get_running_loop().create_task(work)
 
         def ended(task: asyncio.Task[StageReply]) -> None:

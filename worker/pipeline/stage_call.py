@@ -80,6 +80,18 @@ class StageReply:
     path: tuple[str, ...]
 
 
+class MicrobatchDropped(Exception):
+    """The microbatch is lost from here on; the message says why."""
+
+
+class JobFailed(MicrobatchDropped):
+    """The train thread could not compute it."""
+
+
+class TryElsewhere(Exception):
+    """Not here: another replica may do it."""
+
+
 class StageCallTooLarge(WireError):
     """Activations that no call may hold on this peer."""
 
@@ -134,9 +146,8 @@ def call_of(
         batch_shape: (B, T, D) of this run's largest batches; None where nobody knows.
 
     Raises:
-        WireError: another run, codec or width, a route with a stage twice, or sizes that do not
-            fit one another.
-        StageCallTooLarge: the sizes fit one another, but are above one of the limits.
+        WireError: the header is of another run, or does not fit the model or itself.
+        StageCallTooLarge: its sizes fit one another, but are above one of the limits.
     """
     if header.run != run:
         raise WireError("a stage call of another run")
@@ -150,10 +161,11 @@ def call_of(
         raise WireError(
             f"activations of {header.total_bytes} bytes; shape {shape} takes {expected_bytes}"
         )
-    if batch_shape is not None and shape[2] != batch_shape[2]:
-        raise WireError(f"activations of width {shape[2]}; this run's have {batch_shape[2]}")
-    if batch_shape is not None and (shape[0] > batch_shape[0] or shape[1] > batch_shape[1]):
-        raise StageCallTooLarge(f"activations of shape {shape}; a batch of this run: {batch_shape}")
+    most = batch_shape or shape
+    if shape[2] != most[2]:
+        raise WireError(f"activations of width {shape[2]}; this run's have {most[2]}")
+    if shape[0] > most[0] or shape[1] > most[1]:
+        raise StageCallTooLarge(f"activations of shape {shape}; a batch of this run: {most}")
     if expected_bytes > limit_bytes:
         raise StageCallTooLarge(
             f"[stages] memory_mib: the activations of one microbatch take "
@@ -164,14 +176,9 @@ def call_of(
     if max(route) >= stages or len(set(route)) < len(route) or 0 in route[1:]:
         raise WireError(f"a route of {len(route)} stages that this model does not have")
     origin = Incarnation(header.origin, header.epoch)
-    return StageCall(
-        key=StageCallKey(header.iteration, origin, header.microbatch),
-        stage=header.stage,
-        rest=tuple(Hop(hop.stage, hop.peer) for hop in header.rest),
-        shape=shape,
-        snapshot=header.snapshot,
-        sender=header.sender,
-    )
+    key = StageCallKey(header.iteration, origin, header.microbatch)
+    rest = tuple(Hop(hop.stage, hop.peer) for hop in header.rest)
+    return StageCall(key, header.stage, rest, shape, header.snapshot, header.sender)
 
 
 def gradient_header(payload: Payload, path: tuple[str, ...]) -> bytes:

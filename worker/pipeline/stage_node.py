@@ -1,5 +1,6 @@
-"""The components of a stage put together, on the I/O thread."""
+"""A stage on the I/O thread: the microbatches that begin here, and its components put together."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,26 +9,145 @@ from murmuration.worker.background import Tasks
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.pipeline.barrier import BarrierReceiver, IterationTracker
-from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.pipeline.barrier import (
+    BarrierReceiver,
+    IterationTracker,
+    report_iteration,
+)
+from murmuration.worker.pipeline.context import StageContext, values_of
 from murmuration.worker.pipeline.forwarder import Forwarder
-from murmuration.worker.pipeline.origin import RouteOrigin
 from murmuration.worker.pipeline.planner import RoutePlanner
 from murmuration.worker.pipeline.profile import PROBE_BYTES, LinkProber
 from murmuration.worker.pipeline.rebalancing import OrphanedStages, Rebalancer
 from murmuration.worker.pipeline.server import StageServer
-from murmuration.worker.training.mailbox import IterationStarted, StageJobDone
+from murmuration.worker.pipeline.stage_call import (
+    Hop,
+    Incarnation,
+    MicrobatchDropped,
+    StageCall,
+    StageCallKey,
+    call_bytes,
+)
+from murmuration.worker.training.mailbox import IterationStarted, JobKind, StageJobDone
 from murmuration.worker.transport import Method, TransportError
 
 _PROBE_LIMIT_S = 10.0
+_AGAIN_S = 0.25
+
+
+class RouteOrigin:
+    """Sends microbatches on their way, waits until they are back, and reports of each iteration. io
+    thread only."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        tracker: IterationTracker,
+        forwarder: Forwarder,
+        planner: RoutePlanner,
+    ) -> None:
+        self._context, self._tracker = context, tracker
+        self._forwarder, self._planner = forwarder, planner
+        self.incarnation = Incarnation(context.me, 0)  # that has begun the latest iteration
+        self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
+        self._shown = asyncio.Event()  # the first one has
+        self._tasks = Tasks()
+        self._iterating: asyncio.Task[None] | None = None
+
+    def begin(self, iteration: int) -> None:
+        """Sends this iteration's microbatches on their way."""
+        if self._iterating is not None:
+            self._iterating.cancel()
+        self.incarnation = self._context.incarnation
+        self._iterating = self._tasks.spawn(self._iterate_or_end(iteration))
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def _iterate_or_end(self, iteration: int) -> None:
+        try:
+            await self._iterate(iteration)
+        except Exception as error:  # whatever it is, the others would wait for this origin
+            self._context.end(error)
+
+    async def _iterate(self, iteration: int) -> None:
+        context, me = self._context, self.incarnation
+        await self._someone_serves()
+        if self._is_late(iteration):
+            context.event("late", iteration=iteration)
+            self._tracker.reported(iteration, self.incarnation, [])
+            return
+        routes, snapshot = self._planner.routes(iteration)
+        count = context.config.microbatches
+        paths = await asyncio.gather(
+            *(self._microbatch(iteration, n, routes[n], snapshot) for n in range(count))
+        )
+        others = [each.peer for each in context.members() if each.live and each.stage > 0]
+        counted: dict[str, list[int]] = {peer: [] for peer in others}
+        for microbatch, path in enumerate(paths):
+            for peer in path or ():
+                counted.setdefault(peer, []).append(microbatch)
+        for peer, came in counted.items():
+            self._tasks.spawn(report_iteration(context, me, peer, iteration, came))
+        done = [n for n, path in enumerate(paths) if path is not None]
+        for microbatch in done:
+            self._tracker.counted(StageCallKey(iteration, self.incarnation, microbatch))
+        self._tracker.reported(iteration, self.incarnation, done)
+
+    def _is_late(self, iteration: int) -> bool:
+        """Whether every other stage has ended the iteration without this origin, which was away.
+        One replica of a stage is enough to tell: gossip of the others may only be slower."""
+        steps: dict[int, int] = {}
+        for member in self._context.members():
+            if member.stage > 0 and member.live and member.phase in (Phase.READY, Phase.TRAINING):
+                steps[member.stage] = max(member.step, steps.get(member.stage, 0))
+        return bool(steps) and min(steps.values()) >= iteration
+
+    async def _someone_serves(self) -> None:
+        """Waits while there is no other stage: stage 0 by itself would learn to be a model."""
+        warned = False
+        while not any(member.stage > 0 for member in self._context.serving()):
+            if not warned:
+                self._context.event("warning", text="no other stage is served: waiting")
+            warned = True
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _microbatch(
+        self, iteration: int, number: int, rest: tuple[Hop, ...], snapshot: int
+    ) -> tuple[str, ...] | None:
+        """The peers that have taken part; None when it was lost."""
+        if number > 0:
+            await self._shown.wait()
+        size, budget, compute = self._held_bytes, self._context.budget, self._context.compute
+        await budget.acquire(size)
+        try:
+            entered = await compute.do(JobKind.ENTER, iteration, number)
+            values = values_of(entered)
+            self._held_bytes = call_bytes(len(values))
+            if not self._shown.is_set():
+                self._shown.set()
+                await budget.acquire(self._held_bytes)
+                size = self._held_bytes
+            key = StageCallKey(iteration, self.incarnation, number)
+            call = StageCall(key, 0, rest, entered.shape, snapshot, self._context.me)
+            reply = await self._forwarder.send(call, values)
+            leave = (JobKind.LEAVE, iteration, number, entered.shape)
+            await compute.do(*leave, gradient=reply.gradient)
+        except MicrobatchDropped as error:
+            self._context.counts.dropped += 1
+            reason = str(error)
+            self._context.event("dropped", iteration=iteration, microbatch=number, reason=reason)
+            return None
+        finally:
+            self._shown.set()
+            budget.release(size)
+        self._context.counts.visits += 1
+        return reply.path
 
 
 class StageNode:
-    """What a node does for its stage. io thread only.
-
-    Args:
-        publish: takes this peer's profile, packed, to be gossiped.
-    """
+    """What a node does for its stage. io thread only. Args: publish: gossips this peer's profile,
+    packed."""
 
     def __init__(self, context: StageContext, publish: Callable[[bytes], None]) -> None:
         self.context, self._publish = context, publish
@@ -109,8 +229,10 @@ class StageNode:
         me = context.member(context.me)
         if me is None or not me.live or me.phase is not Phase.TRAINING:
             return
-        for stage, line in self._orphaned.tick(members, now).items():
-            context.event("warning", text=line, stage=stage)
+        for stage in self._orphaned.tick(members, now):
+            then = "routes leave it out" if stage else "nobody begins microbatches"
+            text = f"stage {stage} has no replica left: {then}"
+            context.event("warning", text=text, stage=stage)
         if self._orphaned.ends(now):
             reason = (
                 "stage 0 has no replica left, so nobody begins microbatches; start a worker with "

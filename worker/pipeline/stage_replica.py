@@ -32,52 +32,6 @@ from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.outer import OuterLoop
 from murmuration.worker.training.replica import InnerReplica
 
-
-class StageGradients:
-    """Sums in fp32, to which a backward adds in place: it asks first whether it may, and says
-    afterwards that it has.
-
-    Args:
-        shapes: of the stage's parameters, by name.
-    """
-
-    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
-        self.sums: Mapping[str, torch.Tensor] = {
-            name: torch.zeros(shape, dtype=torch.float32, device="cpu")
-            for name, shape in shapes.items()
-        }
-        self._counted: set[int] = set()
-
-    @property
-    def visits(self) -> int:
-        return len(self._counted)
-
-    def __contains__(self, microbatch: int) -> bool:
-        """Whether its gradient is in the sums, and must not be added."""
-        return microbatch in self._counted
-
-    def added(self, microbatch: int) -> None:
-        """Its gradient is in the sums from now on."""
-        assert microbatch not in self._counted, "a microbatch counts once"
-        self._counted.add(microbatch)
-
-    def averaged(self) -> dict[str, torch.Tensor]:
-        """The sums, divided in place by the visits; zeros where nothing visited the stage.
-
-        They are the caller's until `clear`, and nothing may be added before. An optimizer must not
-        step where nothing was visited: zeros would move it by its momentum.
-        """
-        for value in self.sums.values():
-            value /= max(1, self.visits)
-        return dict(self.sums)
-
-    def clear(self) -> None:
-        """Begins the next iteration."""
-        self._counted.clear()
-        for value in self.sums.values():
-            value.zero_()
-
-
 _BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
 _REBUILT_LR = 1.1  # CheckFree's: a stage that is the mean of its neighbours has to leave them
 
@@ -88,10 +42,8 @@ class StageJobs:
 
     Args:
         codec: of activations and their gradients.
-        microbatches: that begin here in each iteration; 0 on a stage other than 0.
-        answer: takes the result of a job.
+        microbatches: how many begin here in each iteration; 0 on a stage other than 0.
         limit_bytes: of the activations of one microbatch, encoded: others take no more either.
-        clock: seconds, by which jobs are timed.
     """
 
     codec: Codec
@@ -102,14 +54,10 @@ class StageJobs:
 
 
 class StageReplica(InnerReplica):
-    """A replica of one stage. train thread only.
+    """A replica of one stage; its module is the stage's alone. train thread only.
 
     Its gradient of an iteration is the sum over the visits, divided by their number. Backwards add
     to that sum in place: there is no second copy of the gradients.
-
-    Args:
-        task, config, cursor, steps: as of an `InnerReplica`; the module is the stage's alone.
-        jobs: what it is asked to do.
 
     Raises:
         ConfigError: from `work`, where a microbatch of the task is above the limit.
@@ -135,7 +83,11 @@ class StageReplica(InnerReplica):
         self._losses: list[float] = []
         self._over: IterationOver | None = None
         self._spoiled = False  # a part of a gradient is in the sum
-        self._gradients = StageGradients({name: p.shape for name, p in self._named.items()})
+        self._counted: set[int] = set()  # the microbatches whose gradient is in the sum
+        self._sums = {
+            name: torch.zeros(parameter.shape, dtype=torch.float32, device="cpu")
+            for name, parameter in self._named.items()
+        }
         self.visits = 0
         self.gradient_norm = 0.0
         self.busy_s = 0.0
@@ -150,9 +102,9 @@ class StageReplica(InnerReplica):
     def begin(self, iteration: int) -> None:
         """Goes on to this iteration; whatever was counted for another one is forgotten."""
         self.iteration, self._over, self._spoiled = iteration, None, False
-        self._gradients.clear()
+        self._clear()
         for name, parameter in self._named.items():
-            parameter.grad = self._gradients.sums[name]
+            parameter.grad = self._sums[name]
         self._losses.clear()
         self._returned.clear()
         self._batches_here = [next_batch(self.batches, "train") for _ in range(self._microbatches)]
@@ -174,16 +126,15 @@ class StageReplica(InnerReplica):
 
     def work(self) -> bool:
         """Does the most urgent job of this iteration; False when there is none."""
-        later = []
-        found = None
+        later, found = [], None
         while self._jobs and found is None:
-            entry = heapq.heappop(self._jobs)
-            if entry[2].iteration > self.iteration:
+            job = (entry := heapq.heappop(self._jobs))[2]
+            if job.iteration > self.iteration:
                 later.append(entry)
-            elif entry[2].iteration < self.iteration:
-                self._answer(StageJobDone(entry[2].number, problem="the iteration is over"))
+            elif job.iteration < self.iteration:
+                self._answer(StageJobDone(job.number, problem="the iteration is over"))
             else:
-                found = entry[2]
+                found = job
         for entry in later:
             heapq.heappush(self._jobs, entry)
         if found is None:
@@ -207,13 +158,20 @@ class StageReplica(InnerReplica):
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """The mean gradient over the visits of the iteration; zeros where there was none."""
         if self._spoiled or (self._over is not None and self._over.discard):
-            self._gradients.clear()
-        self.visits = self._gradients.visits
+            self._clear()
+        self.visits = len(self._counted)
         self.loss = statistics.fmean(self._losses) if self._losses else math.nan
+        for value in self._sums.values():
+            value /= max(1, self.visits)
+        squares = (float(value.square().sum()) for value in self._sums.values())
+        self.gradient_norm = math.sqrt(sum(squares))
         # The sums are given away, not copied: the next iteration begins with zeros in their place.
-        mean = self._gradients.averaged()
-        self.gradient_norm = math.sqrt(sum(float(g.square().sum()) for g in mean.values()))
-        return mean
+        return dict(self._sums)
+
+    def _clear(self) -> None:
+        self._counted.clear()
+        for value in self._sums.values():
+            value.zero_()
 
     def raise_learning_rate(self) -> None:
         """After a rebuild, for as long as this process serves the stage.
@@ -241,8 +199,12 @@ class StageReplica(InnerReplica):
                 with torch.no_grad():
                     hidden = self._module(self._decode(work.values, work.shape))
                 return self._encode(hidden), work.shape
-            case JobKind.LOSS:
-                return self._loss(work), work.shape
+            case JobKind.LOSS:  # its gradient in what comes back to the origin, kept until then
+                hidden = self._decode(work.values, work.shape).requires_grad_()
+                loss = self._module.loss(hidden, self._batches_here[work.microbatch])
+                (gradient,) = torch.autograd.grad(loss, [hidden])
+                self._returned[work.microbatch] = (work.values, work.shape)
+                return self._encode(gradient), work.shape
             case JobKind.BACKWARD:
                 return self._backward(work), work.shape
             case JobKind.LEAVE:
@@ -259,20 +221,12 @@ class StageReplica(InnerReplica):
             )
         return values
 
-    def _loss(self, work: StageJob) -> memoryview:
-        """The gradient of the loss in what comes back to the origin, which is kept until then."""
-        hidden = self._decode(work.values, work.shape).requires_grad_()
-        loss = self._module.loss(hidden, self._batches_here[work.microbatch])
-        (gradient,) = torch.autograd.grad(loss, [hidden])
-        self._returned[work.microbatch] = (work.values, work.shape)
-        return self._encode(gradient)
-
     def _backward(self, work: StageJob) -> memoryview:
         """The gradient of the stage's input; adds those of the parameters to the sum, once."""
         gradient = self._decode(work.gradient, work.shape)
         hidden = self._decode(work.values, work.shape).requires_grad_()
         output = self._module(hidden)
-        if work.microbatch in self._gradients:
+        if work.microbatch in self._counted:
             (of_input,) = torch.autograd.grad(output, [hidden], gradient)
         else:
             with self._adding(work.microbatch):
@@ -283,9 +237,14 @@ class StageReplica(InnerReplica):
 
     def _leave(self, work: StageJob) -> None:
         """The microbatch has come back: adds its gradient of head, norm, embedding and layers."""
-        if work.microbatch in self._gradients:
+        if work.microbatch in self._counted:
             return
-        batch, (values, shape) = self._batches_here[work.microbatch], self._kept(work.microbatch)
+        if work.microbatch not in self._returned:
+            raise ValueError(f"no loss was asked for of microbatch {work.microbatch}")
+        batch, (values, shape) = (
+            self._batches_here[work.microbatch],
+            self._returned[work.microbatch],
+        )
         gradient = self._decode(work.gradient, work.shape)
         with self._adding(work.microbatch):
             loss = self._module.loss(self._decode(values, shape), batch)
@@ -294,12 +253,6 @@ class StageReplica(InnerReplica):
         self._losses.append(loss.item())
         del self._returned[work.microbatch]
 
-    def _kept(self, microbatch: int) -> tuple[memoryview | None, tuple[int, ...]]:
-        """What came back to the origin for the loss, encoded, and its shape."""
-        if microbatch not in self._returned:
-            raise ValueError(f"no loss was asked for of microbatch {microbatch}")
-        return self._returned[microbatch]
-
     @contextmanager
     def _adding(self, microbatch: int) -> Iterator[None]:
         """Around what adds a microbatch's gradient to the sum. A failure has added a part of it,
@@ -307,7 +260,7 @@ class StageReplica(InnerReplica):
         self._spoiled, spoiled = True, self._spoiled
         yield
         self._spoiled = spoiled
-        self._gradients.added(microbatch)
+        self._counted.add(microbatch)
 
     # ---------------------------------------------------------------------------------- helpers
 
@@ -320,13 +273,8 @@ class StageReplica(InnerReplica):
 
 
 class Iterations:
-    """The iterations of a stage in the training loop. train thread only.
-
-    Args:
-        stage: does the jobs of stage calls, and sums gradients up.
-        mailbox: where jobs come from.
-        clock: monotonic seconds.
-    """
+    """The iterations of a stage in the training loop. train thread only. Args: clock: monotonic
+    seconds."""
 
     def __init__(self, stage: StageReplica, mailbox: Mailbox, clock: Callable[[], float]) -> None:
         self._stage, self._mailbox, self._clock = stage, mailbox, clock

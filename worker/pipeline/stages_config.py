@@ -115,15 +115,3 @@ def cut_of(task: Staged, stages: StagesConfig) -> list[tuple[int, int]]:
             "layers out to have them shared out"
         )
     return spans(stages.layers)
-
-
-class MicrobatchDropped(Exception):
-    """The microbatch is lost from here on; the message says why."""
-
-
-class JobFailed(MicrobatchDropped):
-    """The train thread could not compute it."""
-
-
-class TryElsewhere(Exception):
-    """Not here: another replica may do it."""

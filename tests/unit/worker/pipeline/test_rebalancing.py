@@ -11,8 +11,9 @@ from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.rebalancing import (
     Rebalancer,
-    StageAssignment,
     members_at,
+    mover_to_slowest,
+    movers_to,
     slowest_stage,
     stage_to_move_to,
 )
@@ -111,17 +112,15 @@ def members_at_speed(visit_s: dict[int, float], *stages: int) -> list[Member]:
 
 def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared() -> None:
     members = members_of(0, 3, 3, 3)
-    assert StageAssignment(members, 4).movers_to([1, 2]) == {1: "p3", 2: "p2"}
-    assert StageAssignment(members[:3], 4).movers_to([1, 2]) == {1: "p2"}
-    assert StageAssignment(members[:2], 4).movers_to([1, 2]) == {}
+    assert movers_to([1, 2], members) == {1: "p3", 2: "p2"}
+    assert movers_to([1, 2], members[:3]) == {1: "p2"}
+    assert movers_to([1, 2], members[:2]) == {}
 
 
 def test_a_peer_that_is_too_slow_to_help_does_not_go() -> None:
     visits_s = {1: 0.8, 2: 0.1, 3: 0.1, 4: 9.0}
     members = members_at_speed(visits_s, 0, 1, 2, 2, 2)
-    found = StageAssignment(members, 3).mover_to_slowest()
-    assert found is not None
-    assert found == ("p3", 1)
+    assert mover_to_slowest(members, 3) == ("p3", 1)
 
 
 # --------------------------------------------------------------------------------- a newcomer

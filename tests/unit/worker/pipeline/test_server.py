@@ -21,9 +21,10 @@ from murmuration.worker.pipeline.stage_call import (
     StageCall,
     StageCallKey,
     StageReply,
+    TryElsewhere,
     call_header,
 )
-from murmuration.worker.pipeline.stages_config import StagesConfig, TryElsewhere
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import (
     IterationOver,
     JobKind,
