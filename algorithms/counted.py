@@ -45,12 +45,9 @@ History = tuple[CountedRound, ...]
 
 @dataclass(frozen=True)
 class SentRound:
-    """This peer's contribution to a round that is over.
-
-    Args:
-        values: what others have decoded of it, 1-D fp32; made when asked for, to take no memory.
-        taken: the ranges in which the local parameters do not keep it.
-    """
+    """This peer's contribution to a round that is over. `values` gives it as others have decoded it
+    (1-D fp32, made when asked for); `taken` are the ranges in which the local parameters do not
+    keep it."""
 
     round: int
     values: Callable[[], Tensor]
@@ -100,15 +97,9 @@ def from_plain(plain: Iterable[Any]) -> History:
 
 
 def reconcile(local: Tensor, sent: SentRound, counted: Ranges) -> SentRound:
-    """Writes into the local parameters what makes up for another reduction of a round.
-
-    Args:
-        local: 1-D fp32, which keeps the contribution everywhere but in the ranges `sent.taken`.
-        counted: where the anchor that it goes on from has the contribution.
-
-    Returns:
-        The same round, as the local parameters now have it.
-    """
+    """Writes into the local parameters (1-D fp32) what makes up for another reduction of a round:
+    the anchor that they go on from has the contribution where `counted` says. Returns the same
+    round, as they now have it."""
     if counted == sent.taken:
         return sent
     values = sent.values()

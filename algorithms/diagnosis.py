@@ -28,13 +28,9 @@ _HOLD_S, _HOLD_ROUNDS = 10.0, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """From where on something is a fault.
-
-    Args:
-        rate: a slow link carries less than this share of the usual.
-        step, save: a slow machine or disk takes more than this many times the usual.
-        cost: share of the rounds' time.
-    """
+    """From where on something is a fault: a link carries less than this share of the usual `rate`;
+    a `step` or a `save` takes more than so many times the usual; and it is worth this share of the
+    rounds."""
 
     rate: float
     step: float
@@ -80,13 +76,9 @@ class FaultPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One fault.
-
-    Args:
-        measured, usual: Mbit/s of a link, seconds of a step or of a checkpoint.
-        cost: share of the rounds' time that the others lose by it; 0 of a disk.
-        since_s: when it was first seen, by the caller's clock.
-    """
+    """One fault: what was `measured` and is `usual` (Mbit/s of a link, seconds of a step or of a
+    checkpoint), the share of the rounds' time that the others lose by it (0 of a disk), and when it
+    was first seen, by the caller's clock."""
 
     place: FaultPlace
     measured: float
@@ -98,13 +90,9 @@ class Verdict:
 def diagnose(
     swarm: Sequence[PeerFigures], *, in_turn: bool, known: Collection[FaultPlace] = ()
 ) -> list[Verdict]:
-    """The faults now; for peers that train the same.
-
-    Args:
-        swarm: the latest of each peer.
-        in_turn: whether a peer sends to one at a time, as in pairs, and not to all at once.
-        known: faults that have been found, and are kept until they are clearly gone.
-    """
+    """The faults now; for peers that train the same. `in_turn`: a peer sends to one at a time, as
+    in pairs, and not to all at once. Faults that are `known` are kept until they are clearly
+    gone."""
     look = _Look({each.peer: each for each in swarm}, in_turn, frozenset(known))
     ways = look.ways()
     return [*ways, *look.links(ways), *look.machines(), *look.disks()]
@@ -262,11 +250,8 @@ class Change:
 
 
 class Diagnosis:
-    """The faults of a swarm over time: each must last before it counts, and be gone as long: for
-    10 s and four rounds of the peer's, of a disk for two checkpoints.
-
-    Args: in_turn: as `diagnose` takes it.
-    """
+    """The faults of a swarm over time: each must last before it counts, and be gone as long: for 10
+    s and four rounds of the peer's, of a disk for two checkpoints."""
 
     def __init__(self, *, in_turn: bool) -> None:
         self._in_turn = in_turn

@@ -31,11 +31,8 @@ AT_HOME = -(2.0**-120)  # of an anchor's statistics: each peer has its own value
 
 
 def pseudo_gradient(anchor: Tensor, local: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`anchor - local`, fp32: the direction in which the outer step descends. `out` takes the
-    result, and may be `local`.
-
-    Ref: arXiv:2311.08105 algorithm 1, line 12.
-    """
+    """`anchor - local`, fp32: the direction in which the outer step descends (arXiv:2311.08105
+    algorithm 1, line 12). `out` takes the result, and may be `local`."""
     return torch.sub(anchor, local, out=out)
 
 
@@ -76,23 +73,16 @@ def mean_in_order(
 
 @dataclass(frozen=True)
 class Nesterov:
-    """SGD with Nesterov momentum as torch.optim.SGD writes it.
+    """SGD with Nesterov momentum as torch.optim.SGD writes it; its buffer belongs to one fragment.
 
     buf <- momentum * buf + g;  anchor <- anchor - lr * (g + momentum * buf)
 
-    The buffer belongs to one fragment: one optimizer over several fragments would advance the
-    momentum of those that did not exchange.
-
     Where a round overlaps a whole period, g was learned without the anchor's last move. Two options
-    against that, value by value:
+    against that, value by value; 0 for none:
 
     penalty p    g <- g / (1 + p |buf| / (|buf| + |g|)): the more, up to 1 + p, the more the last
                  move outweighs g. A value that did not move lately is taken as it is.
     clip c       buf <- min(c, max(-c, buf)), before it is used.
-
-    Args:
-        lr, momentum: of the step.
-        clip, penalty: 0 for none.
 
     Ref: arXiv:2311.08105 section 2 (OuterOpt), arXiv:2501.18512 algorithm 2, line 12. A penalty by
     staleness and a clipped outer momentum are ideas of arXiv:2401.16265 (CO2); the formulas are
@@ -122,13 +112,11 @@ class Nesterov:
     def step(
         self, anchor: Tensor, buffer: Tensor, g: Tensor, *, reuse: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """One outer step; returns fresh (anchor, buffer), all fp32 and of one shape.
+        """One outer step; returns fresh (anchor, buffer), all fp32 and of one shape. With `reuse`
+        the new buffer takes the memory of `g`.
 
-        Only single multiplications and additions: a fused kernel could round differently on
-        another peer, and anchors must agree bit for bit. Block by block, which fits the cache.
-
-        Args:
-            reuse: `g` is not needed any more; the new buffer takes its memory.
+        Only single multiplications and additions: a fused kernel could round differently on another
+        peer, and anchors must agree bit for bit. Block by block, which fits the cache.
         """
         new_anchor = torch.empty_like(anchor)
         new_buffer = g if reuse else torch.empty_like(buffer)
@@ -155,14 +143,9 @@ class Nesterov:
 def take_mean(
     stepped: tuple[Tensor, Tensor], anchor: Tensor, g: Tensor, ranges: Iterable[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """In the ranges of running statistics, the mean of the local values instead of an outer step;
-    what is `AT_HOME` stays so.
-
-    Args:
-        stepped: fresh (anchor, momentum), which are written into and returned.
-        anchor: that the contributions were taken from, or the mean of the group's.
-        g: the mean pseudo-gradient.
-    """
+    """Writes into fresh (anchor, momentum), in the ranges of running statistics, the mean of the
+    local values instead of an outer step; what is `AT_HOME` stays so. `anchor` is the one that the
+    contributions were taken from, or the mean of the group's."""
     new, momentum = stepped
     for start, stop in ranges:
         here = anchor[start:stop]
@@ -182,11 +165,8 @@ def go_on_with_integers(
     merged: Tensor, local: Tensor, old_anchor: Tensor, g: Tensor, anchor: Tensor, exact: int
 ) -> Tensor:
     """`merged`, which is written into, with the integers to go on with after a round: the anchor's.
-    A peer whose own the anchor has taken goes on from where these are by now.
-
-    Args:
-        g: what the peer has contributed, of what it had learned since `old_anchor`.
-    """
+    A peer whose own, contributed in `g`, the anchor has taken goes on from where these are by
+    now."""
     if not exact:
         return merged
     last = slice(-exact, None)
@@ -195,11 +175,8 @@ def go_on_with_integers(
 
 
 def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
-    """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round. With
-    alpha = 0 the steps taken during the overlap are discarded.
-
-    Ref: arXiv:2501.18512 eq. 3.
-    """
+    """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round
+    (arXiv:2501.18512 eq. 3). With alpha = 0 the steps taken during the overlap are discarded."""
     if alpha == 0:
         return anchor.clone()
     return (local * alpha).add_(anchor * (1 - alpha))

@@ -123,13 +123,8 @@ class RoundResult:
 class _FailedTry:
     """A try of a round that came to nothing here. Others may have counted it without a word to this
     peer, so the next try sends the same: whichever of them is in the reduction, it is known what
-    that is.
-
-    Args:
-        ranges: whose reduction is known to have it. What counts there comes with another peer's
-            state, or with the next try, and must not be contributed again.
-        error: what its encoding has left out, where replicas keep it.
-    """
+    that is. `ranges` are those whose reduction is known to have it: what counts there must not be
+    contributed again. `error` is what its encoding has left out, where replicas keep it."""
 
     contribution: Contribution
     ranges: Ranges
@@ -215,10 +210,9 @@ class FragmentOptimizer:
 
     def plain(self) -> dict[str, Any]:
         """All that the next rounds depend on, as numbers, lists and tensors, which are not copied:
-        they are never written again. It goes with the local parameters of the same moment.
-
-        What others have decoded of earlier rounds is left out: should one of these have been
-        reduced twice, the difference is not made up for after a restart."""
+        they are never written again. It goes with the local parameters of the same moment. What
+        others have decoded of earlier rounds is left out: should one have been reduced twice, the
+        difference is not made up for after a restart."""
         state, sent = self.state, self.in_flight
         found = {
             "version": state.version,
@@ -272,11 +266,8 @@ class FragmentOptimizer:
     # ------------------------------------------------------------------------------ contributions
 
     def contribute(self, g: Tensor, step: int) -> Contribution:
-        """This peer's part in the next round; in another try of one, what the first had sent.
-
-        Args:
-            g: 1-D fp32, fresh, taken after inner step `step`.
-        """
+        """This peer's part in the next round, of `g` (1-D fp32, fresh) after inner step `step`; in
+        another try of a round, what the first had sent."""
         if (earlier := self._to_send_again()) is not None:
             self.in_flight = replace(earlier, step=step, again=True)
             self.work_steps = max(0, self.work_steps - earlier.work_steps)
@@ -411,15 +402,9 @@ class FragmentOptimizer:
         return mean
 
     def abandon(self, counted: Ranges, error: Tensor | None, local: Tensor) -> Tensor | None:
-        """Ends a round that came to nothing.
-
-        Args:
-            counted: the ranges whose reduction is known to have this peer's part.
-            error: as `RoundResult`'s.
-
-        Returns:
-            The local parameters to go on from; None for the same.
-        """
+        """Ends a round that came to nothing. `counted` are the ranges whose reduction is known to
+        have this peer's part; `error` is as `RoundResult`'s. Returns the local parameters to go on
+        from; None for the same."""
         contribution, self.failed = self._ended(), True
         moved, local = self._start is not None, self._from_anchor(local)
         if contribution.everyone:  # nothing was learned that others could have counted
@@ -435,15 +420,9 @@ class FragmentOptimizer:
         self, version: int, local: Tensor, counted: Ranges = (), error: Tensor | None = None
     ) -> Tensor:
         """Ends a round in flight that another peer's state of this version holds already, or knows
-        nothing of: it is of an earlier version, from before this peer went another way.
-
-        Args:
-            version: of the state that comes.
-            counted, error: as in `abandon`, as far as they are known.
-
-        Returns:
-            The local parameters, another start taken out of them.
-        """
+        nothing of: it is of an earlier version, from before this peer went another way. `counted`
+        and `error` are as in `abandon`, as far as known. Returns the local parameters, another
+        start taken out."""
         local = self._from_anchor(local)
         back = version < self.state.version
         if self.in_flight is None or (self.in_flight.round >= version and not back):
@@ -465,13 +444,9 @@ class FragmentOptimizer:
         return local - apart.g
 
     def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool, me: str = "") -> Tensor:
-        """Takes over another peer's state.
-
-        Args:
-            local: with what was learned since the own anchor.
-            keep: that is kept, but for what the new anchor has of it.
-            me: this peer, as contributors are listed.
-        """
+        """Takes over another peer's state. With `keep` what was learned since the own anchor is
+        kept, but for what the new anchor has of it; `me` is this peer, as contributors are
+        listed."""
         if theirs.version < self.state.version:  # what was sent since is of no history that counts
             self._sent.clear()
             self._failed_try = None

@@ -53,11 +53,8 @@ class Link:
 
 
 def parse_link(text: str) -> Link:
-    """`RATE[,delay=TIME][,jitter=TIME][,loss=PER_MINUTE]`; rates in kbit, mbit, gbit.
-
-    Raises:
-        ValueError: what is wrong, and an example.
-    """
+    """Reads `RATE[,delay=TIME][,jitter=TIME][,loss=PER_MINUTE]`; rates in kbit, mbit, gbit. Raises
+    ValueError: what is wrong, and an example."""
     rate, *options = "".join(text.split()).lower().split(",")
     fields = {"delay": "delay_s", "jitter": "jitter_s", "loss": "loss"}
     values: dict[str, float] = {}
@@ -87,14 +84,8 @@ def _number(text: str, value: str) -> float:
 
 @dataclass(frozen=True)
 class MessageTime:
-    """The time of one message, LogNormal(mu, s^2).
-
-    Args:
-        mean_s: t_c = exp(mu + s^2/2), in seconds.
-        spread: standard deviation over t_c; 0 for messages that all take t_c.
-
-    Ref: arXiv:2506.10911, the section on latency.
-    """
+    """The time of one message, LogNormal(mu, s^2), of this mean, exp(mu + s^2/2), in seconds, and
+    this standard deviation over it (arXiv:2506.10911, the section on latency)."""
 
     mean_s: float
     spread: float

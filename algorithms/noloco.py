@@ -62,9 +62,9 @@ class SharedMomentum(GroupUpdate):
     anchor   <- mean(anchor) - b * momentum
 
     The momentum is in the contribution, so it costs no bytes. A round leaves one (anchor, momentum)
-    in a group, whatever its members differed in: replicas come together with every a below 1, as
-    long as their mean does not diverge. And as the mean anchor is known early, inner steps start
-    from it, with half of the replica's own noise.
+    in a group: replicas come together with every a below 1, as long as their mean does not diverge.
+    And as the mean anchor is known early, inner steps start from it, with half of the replica's own
+    noise.
 
     Args:
         a: share of the momentum that lives on, in 0..1, below 1.
@@ -179,12 +179,8 @@ def relative_distance(anchor: Tensor, mean_anchor: Tensor) -> float:
 
 
 def spectral_radius(a: float, c: float, size: int = 2, drive: float = 0.0) -> float:
-    """The growth of the replicas' variance a round, in the long run; below 1 is stable.
-
-    Args:
-        drive: 0 for the replicas by themselves, b for the replicas in a bowl whose bottom the
-            local steps reach.
-    """
+    """The growth of the replicas' variance a round, in the long run; below 1 is stable. `drive` is
+    0 for the replicas by themselves, b in a bowl whose bottom the local steps reach."""
     q = (size - 1) / size
     return _radius(a, q * c + drive / size, q * c * c + drive * drive / size)
 
@@ -200,10 +196,8 @@ def largest_stable_step(a: float) -> float:
 
 
 def largest_stable_c(a: float, size: int = 2) -> float:
-    """The limit that c must stay below, for 0 <= a < 1; without drive.
-
-    2(1 - a^2) for pairs; it grows with the group, to 2(1 + a) where all are in one.
-    """
+    """The limit that c must stay below, for 0 <= a < 1; without drive. It is 2(1 - a^2) for pairs,
+    and grows with the group, to 2(1 + a) where all are in one."""
     q = (size - 1) / size
     return 2 * (1 - a * a) / (1 + a - 2 * a * q)
 

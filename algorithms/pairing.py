@@ -78,17 +78,9 @@ def separated(
 ) -> list[list[str]]:
     """Groups in which everybody reaches everybody, as near as may be to those that were drawn.
 
-    A member that does not reach another changes places with one of another group, or with one that
-    would sit out, as long as that leaves fewer such pairs. Then the peer that reaches fewest of its
-    group leaves it, until all reach each other. The same groups and pairs give the same answer.
-
-    Args:
-        drawn: disjoint groups of two peers or more.
-        unreachable: pairs of peers, the first name first.
-        bench: peers in no group.
-
-    Returns:
-        The groups in which two or more remain.
+    A member that does not reach another changes places with one of another group, or of the
+    `bench`, which is in none, as long as that leaves fewer such pairs. Then the peer that reaches
+    fewest of its group leaves it, until all reach each other. Groups of one are left out.
     """
     unreached: dict[str, set[str]] = defaultdict(set)
     for one, other in unreachable:

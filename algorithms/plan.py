@@ -231,13 +231,10 @@ class Plan:
         return self.reduction_codec != "fp32"
 
     def chunks_per_peer(self, elements: int, peers: int) -> int:
-        """The number of shards of a fragment that each peer reduces.
-
-        The reductions of the first shards go out while the contributions to the next still come in,
-        so that links stay busy both ways. Each shard is a stream of its own, which takes about 4 ms
-        of a core: with shards far below 56 KiB, fast links wait for that; far above it, links of 2
-        Mbit/s stand idle at the end of each.
-        """
+        """The number of shards of a fragment that each peer reduces: links are busy both ways where
+        there are several. Each is a stream of its own, which takes about 4 ms of a core: with
+        shards far below 56 KiB, fast links wait for that; far above it, slow ones stand idle at the
+        end of each."""
         shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
         return min(_MAX_CHUNKS_PER_PEER, max(1, round(shard_bytes / _SHARD_BYTES)))
 

@@ -79,12 +79,9 @@ def most_joiners(group: Sequence[str]) -> int:
 
 
 def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:
-    """Those of a group that everybody in it reaches.
-
-    They are at least a third of it, as no more than three times its share may fall to any peer. If
-    fewer are left, the peer in most pairs does not count, for the fault is its own; where no single
-    peer is in most, all are named.
-    """
+    """Those of a group that everybody in it reaches: at least a third of it, as no more than three
+    times its share may fall to any peer. If fewer are left, the peer in most pairs does not count,
+    for the fault is its own; where no single peer is in most, all are named."""
     inside = frozenset(group)
     pairs = {pair for pair in unreachable if inside.issuperset(pair)}
     while pairs:

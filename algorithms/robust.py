@@ -42,10 +42,8 @@ def norm(values: Tensor) -> float:
 
 
 def norm_ratios(norms: Sequence[float]) -> tuple[float, ...]:
-    """Each norm over their median, the lower one of an even number.
-
-    1 for each where there are fewer than three, or where most are 0.
-    """
+    """Each norm over their median, the lower one of an even number; 1 for each where there are
+    fewer than three, or where most are 0."""
     median = sorted(norms)[(len(norms) - 1) // 2] if norms else 0.0
     if len(norms) < _FEWEST or median == 0:
         return (1.0,) * len(norms)
@@ -59,12 +57,8 @@ def limit_of(limit: float, contributions: int) -> float:
 
 
 def norm_factors(ratios: Sequence[float], limit: float) -> tuple[float, ...]:
-    """The factor of each contribution, at most 1: none counts more medians than the limit.
-
-    Args:
-        ratios: of `norm_ratios`.
-        limit: as `limit_of` takes it.
-    """
+    """The factor of each contribution, at most 1, from its norm ratio: none counts more medians
+    than the limit, as `limit_of` takes it."""
     limit = limit_of(limit, len(ratios))
     return tuple(limit / ratio if 0 < limit < ratio else 1.0 for ratio in ratios)
 
@@ -99,12 +93,10 @@ def taken_out(factor: float) -> float:
 
 
 class Quarantine:
-    """The peers whose contributions have been far too large again and again, and the `liars`.
-
-    Three such rounds put a peer in; each ordinary one takes a strike back, so that a peer that was
-    in for long is out after twelve. A liar, which gave a false mean, is in for twelve ordinary
-    rounds at once, and for twice as many each time.
-    """
+    """The peers whose contributions have been far too large again and again, and the `liars`. Three
+    such rounds put a peer in; each ordinary one takes a strike back, so that a peer that was in for
+    long is out after twelve. A liar, which gave a false mean, is in for twelve ordinary rounds at
+    once, and for twice as many each time."""
 
     def __init__(self) -> None:
         self._strikes: dict[str, int] = {}

@@ -21,13 +21,12 @@ class Due:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The rounds of a run.
+    """The rounds of a run of `steps` inner steps.
 
     Args:
         fragments: number of fragments, at most `inner_steps` where they are not due together.
         inner_steps: H, inner steps between two syncs of one fragment.
         overlap_steps: tau in 0..H, inner steps between sending and applying.
-        steps: length of the run in inner steps.
         together: every fragment is due after the same step, at the end of the period.
 
     Raises:
@@ -84,11 +83,8 @@ class Schedule:
         return tuple(due for f in range(self.fragments) if (due := self._sent(f, step)) is not None)
 
     def applies(self, step: int) -> tuple[Due, ...]:
-        """The earlier rounds to apply after `step`, before `sends(step)`: those sent tau steps ago.
-
-        With tau = 0 there are none: a round is applied right after it was sent. At the last step
-        everything that is still in flight is applied.
-        """
+        """The earlier rounds to apply after `step`, before `sends(step)`: those sent tau steps ago,
+        none with tau = 0. At the last step everything that is still in flight is applied."""
         if self.overlap_steps == 0:
             return ()
         window = range(self.overlap_steps, 0, -1) if step == self.steps else (self.overlap_steps,)

@@ -38,10 +38,8 @@ def pieces(rows: int, row_elements: int, device: torch.device) -> Iterator[slice
 
 
 class BlockCodec(Codec):
-    """A codec of records; subclasses say what the scale and the codes of a block are.
-
-    Their scratch is fp32 (2, n, 128) to write to.
-    """
+    """A codec of records; subclasses say what the scale and the codes of a block are. Their scratch
+    is fp32 (2, n, 128) to write to."""
 
     bits: int
     block_elements = BLOCK
@@ -49,12 +47,8 @@ class BlockCodec(Codec):
 
     @abstractmethod
     def _scales(self, blocks: Tensor, largest: Tensor, count: int, scratch: Tensor) -> Tensor:
-        """Scales (n, 1) of blocks (n, 128), as fp32 that bf16 holds exactly.
-
-        Args:
-            largest: (n, 1), the largest magnitude of each block.
-            count: the values in each block; zeros fill up the last one.
-        """
+        """Scales (n, 1) of blocks (n, 128), as fp32 that bf16 holds exactly, from the largest
+        magnitude of each block (n, 1). Zeros fill up the last block to more than `count` values."""
 
     @abstractmethod
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:

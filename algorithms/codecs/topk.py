@@ -71,13 +71,8 @@ class TopK(Codec):
         return raw
 
     def decode(self, raw: Tensor, elements: int) -> Tensor:
-        """Places past the end of the last chunk, which are never encoded, count as its last.
-
-        The levels may be anything: the caller checks that they are finite.
-
-        Raises:
-            ValueError: also where the bits do not say k places.
-        """
+        """Places past the end of the last chunk, which are never encoded, count as its last. The
+        levels may be anything: the caller checks that they are finite."""
         self.check_size(raw, elements)
         values = torch.zeros(elements, dtype=torch.float32, device=raw.device)
         for chunks, records in self._rows(values, raw):
@@ -179,10 +174,8 @@ def _is_on_host(values: Tensor) -> bool:
 
 
 def _bound(magnitudes: NDArray[np.int32], kept: int) -> NDArray[np.int32]:
-    """What the `kept` largest of each row (n, m) reach and few others: (n, 1), at least 1.
-
-    As many groups of values have a largest one that reaches it. There are fewer groups to order.
-    """
+    """What the `kept` largest of each row (n, m) reach and few others: (n, 1), at least 1. As many
+    groups of values have a largest one that reaches it, and there are fewer groups to order."""
     rows, elements = magnitudes.shape
     groups = elements if elements % _GROUPS else _GROUPS
     # numpy finds the places of more than a tenth of all without branches: faster than just below.
@@ -196,10 +189,7 @@ def _narrowed(
     magnitudes: NDArray[np.int32], places: NDArray[np.int64], kept: int
 ) -> NDArray[np.int64]:
     """The flat places, in order, of the `kept` largest of each row; of equal ones the first.
-
-    Args:
-        places: flat and in order, where they may be; not of zeros.
-    """
+    `places` are those where they may be, in order; not of zeros."""
     rows, elements = magnitudes.shape
     counts = np.diff(np.searchsorted(places, np.arange(rows + 1) * elements))
     values = magnitudes.reshape(-1)[places]

@@ -48,14 +48,8 @@ Routes = tuple[Route, ...]
 
 
 def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What each origin has in flight at once, and takes in turns.
-
-    Args:
-        origins: of each microbatch of the iteration.
-
-    Returns:
-        (the slot of each microbatch, the origin of each slot).
-    """
+    """What each origin has in flight at once, and takes in turns: (the slot of each microbatch of
+    the iteration, the origin of each slot)."""
     slot_at: dict[tuple[int, int], int] = {}
     begun = Counter[int]()
     slots = []
@@ -68,11 +62,7 @@ def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...
 
 class Scores:
     """Simulates an iteration with the slots' routes, wave after wave; each choice of routes once.
-
-    Args:
-        slots: of each microbatch of the iteration.
-        budget: where the effort is counted.
-    """
+    `slots` are of each microbatch; the budget counts the effort."""
 
     def __init__(
         self, pipeline: Pipeline, slots: Sequence[int], budget: Budget, *, shared_uplinks: bool
@@ -146,12 +136,9 @@ def random_step(
     limits: Sequence[int],
     draws: Draws,
 ) -> dict[int, Route]:
-    """The routes that a drawn step changes; none if what was drawn is not allowed.
-
-    Args:
-        index: of the route to change, beside another one in a trade.
-        limits: of each peer, how many of the routes may visit it.
-    """
+    """The routes that a drawn step changes; none if what was drawn is not allowed. Changes the
+    route of this index, beside another one in a trade. `limits`: how many of the routes may visit
+    each peer."""
     if rules.stages == 1:
         return {}
     other = draws.below(len(routes))

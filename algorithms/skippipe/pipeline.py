@@ -22,12 +22,8 @@ LOSS_RATIO = 0.25
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Costs:
-    """The times of one microbatch on the P peers, each on the stage that it serves.
-
-    Args:
-        delay_s, transfer_s: of a message between two peers, shape (P, P), 0 on the diagonal.
-        forward_s, backward_s, loss_s: of a visit, shape (P,).
-    """
+    """The times of one microbatch on P peers, each on the stage that it serves: of a message
+    between two, shape (P, P), 0 on the diagonal; and of a visit, shape (P,)."""
 
     delay_s: Floats
     transfer_s: Floats
@@ -43,13 +39,8 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pipeline:
-    """Peers are the numbers 0..P-1.
-
-    Args:
-        stages: the peers that serve each stage, its replicas. Each peer serves one stage.
-        memory: of each peer, how many microbatches it may hold between forward and backward.
-        costs: of hops and visits.
-    """
+    """The replicas of each stage, by number, 0..P-1; each peer serves one. `memory` is how many
+    microbatches each may hold between forward and backward."""
 
     stages: tuple[tuple[int, ...], ...]
     memory: tuple[int, ...]
@@ -116,13 +107,9 @@ def _best_cut(
     most: float,
     add: Callable[[float, float], float],
 ) -> tuple[float, _Cut]:
-    """The least score of a cut of all layers, and that cut.
-
-    Args:
-        cost: of (stage, first, last), at most `most`.
-        add: the score of some stages and the cost of the next make the score of all of them; grows
-            with both, so that the best cut begins with the best cut of fewer layers.
-    """
+    """The least score of a cut of all layers, and that cut. `cost` is of (stage, first, last), at
+    most `most`. `add` makes the score of some stages and the cost of the next the score of all; it
+    grows with both, so that the best cut begins with the best cut of fewer layers."""
     # best[n]: of the first n layers into the stages so far.
     best: dict[int, tuple[float, _Cut]] = {0: (0, ())}
     for stage in range(stages):

@@ -68,11 +68,8 @@ class Rules:
 
 
 def visited_stages(stages: int, skip: float) -> int:
-    """How many of the stages a route visits at a skip ratio; 0.33 of 6 are 4.
-
-    Raises:
-        ValueError: a ratio out of range.
-    """
+    """How many of the stages a route visits at a skip ratio; 0.33 of 6 are 4. Raises ValueError: a
+    ratio out of range."""
     if not 0 <= skip < 1:
         raise ValueError(f"a skip ratio of {skip:g}; it must be at least 0 and below 1")
     return max(min(2, stages), round(stages * (1 - skip)))
@@ -172,11 +169,9 @@ _TRADES = 10  # per route, where routes are mixed
 
 
 def stage_quota(routes: int, rules: Rules, seed: int = 0) -> tuple[int, ...]:
-    """How often each stage is visited by a batch of routes; equally often, or as near as it goes.
-
-    Where the visits do not divide evenly, some stages get one more; which ones turns with the seed,
-    so that over seeds in a row the coverage is equal.
-    """
+    """How often each stage is visited by a batch of routes: equally often, or as near as it goes.
+    Which stages get one more turns with the seed, so that over seeds in a row the coverage is
+    equal."""
     if rules.stages == 1:
         return (routes,)
     others = rules.stages - 1
@@ -188,10 +183,7 @@ def stage_quota(routes: int, rules: Rules, seed: int = 0) -> tuple[int, ...]:
 
 def peer_limits(pipeline: Pipeline, quota: Sequence[int]) -> tuple[int, ...]:
     """How many routes may visit each peer: its memory, or its even share if that is too little;
-    never more than visit its stage.
-
-    Beyond its memory a peer defers what arrives, and so it does on stage 0, where all begin.
-    """
+    never more than visit its stage. Beyond its memory a peer defers what arrives."""
     limits = list(pipeline.memory)
     for stage, replicas in enumerate(pipeline.stages):
         for peer in replicas:

@@ -36,12 +36,9 @@ from murmuration.algorithms.skippipe.route import (
 
 
 class Planner:
-    """Finds ascending routes of an exact length.
-
-    Both halves of a hop and of a visit are counted: what goes forward comes back. Extends the best
-    routes to each peer by one visit at a time; exact, as a loop's cost is a sum over its hops. One
-    call of `best` takes `effort_s`.
-    """
+    """Finds ascending routes of an exact length. What goes forward comes back, so both halves of a
+    hop and of a visit are counted. Extends the best routes to each peer by one visit at a time;
+    exact, as a loop's cost is a sum over its hops. One call of `best` takes `effort_s`."""
 
     def __init__(self, pipeline: Pipeline, rules: Rules) -> None:
         costs, stage = pipeline.costs, np.array(pipeline.stage_of)
@@ -94,12 +91,8 @@ WIDTH = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The answer of a search.
-
-    Args:
-        routes: of each microbatch, in the order of the origins that were asked for.
-        iteration_s: simulated; first_s: the same of the first routes that kept all limits.
-    """
+    """The answer of a search: a route for each microbatch, in the order of the origins; the
+    simulated time of an iteration; and that of the first routes that kept all limits."""
 
     routes: Routes
     iteration_s: float
@@ -208,11 +201,9 @@ def keep_limits(
     *,
     share: float,
 ) -> list[Draft]:
-    """Drafts that keep all limits, best first; empty if none was found within the effort.
-
-    The limit that is exceeded by most comes first: its surplus is banned from there, and planned
-    again. The best few drafts are followed.
-    """
+    """Drafts that keep all limits, best first; empty if none was found within the effort. The limit
+    that is exceeded by most comes first: its surplus is banned from there, and planned again. The
+    best few drafts are followed."""
 
     def cost(draft: Draft) -> tuple[float, float]:
         """(slowest route, sum of all routes)."""

@@ -51,12 +51,9 @@ _Share = tuple[int, Incarnation]  # an iteration, and the origin whose microbatc
 
 
 class IterationTracker:
-    """One peer's; sans-I/O. Times are monotonic seconds.
-
-    Attributes:
-        ended: the latest iteration that was found to be over.
-        given_up: origins that are not waited for: they have not reported in time.
-    """
+    """The iterations of one peer; sans-I/O. Times are monotonic seconds. `ended` is the latest that
+    was found to be over, `given_up` the origins that are not waited for: they have not reported in
+    time."""
 
     def __init__(self, iteration: int = 0, stages: int = 1) -> None:
         self.iteration, self._stages = iteration, stages
@@ -136,12 +133,9 @@ class IterationTracker:
             self._reported[iteration, origin] = frozenset(counted)
 
     def over(self, origins: Iterable[Member], now: float) -> IterationOver | None:
-        """Whether every origin that is still there has finished the iteration.
-
-        Args:
-            origins: all replicas of stage 0, gone or not. One that has left stage 0 in this
-                iteration is not among them, and counts as gone; so does an earlier incarnation.
-        """
+        """Whether every origin that is still there has finished the iteration. `origins` are all
+        replicas of stage 0, gone or not. One that has left stage 0 in this iteration is not among
+        them, and counts as gone; so does an earlier incarnation."""
         someone = discard = False
         gone: list[_Share] = []
         awaited: list[_Share] = []
@@ -224,16 +218,13 @@ async def report_iteration(
     iteration: int,
     counted: Sequence[int],
 ) -> None:
-    """Reports to a peer until it has the report, and has ended the iteration if it has counted
-    something in it; or until the peer is gone, and with it what it has counted. io thread only.
+    """Reports the microbatches that came back by way of a peer until it has the report, and has
+    ended the iteration if it has counted some; or until it is gone, and with it what it has
+    counted. io thread only. `origin` is this peer, as its calls of the iteration have named it.
 
     A peer that does not answer is known to be gone only seconds later. What it has counted is
     logged as `unconfirmed` at once, for this origin may be gone itself by then. Later it is logged
     as `lost` or `confirmed`.
-
-    Args:
-        origin: this peer, as its calls of the iteration have named it.
-        counted: the microbatches that came back by way of the peer.
     """
     first = member = context.member(peer)
     request = pb.FinishedRequest(

@@ -42,11 +42,8 @@ _SOON_HOP_S, _STRIKES = 0.1, 3
 
 
 class Forwarder:
-    """io thread only.
-
-    Attributes:
-        under_way: shapes of the microbatches that began here and are not back.
-    """
+    """Sends microbatches on to the next stage. io thread only. `under_way`: shapes of those that
+    began here and are not back."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context

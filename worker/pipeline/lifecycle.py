@@ -35,13 +35,8 @@ _POLL_S = 0.1
 
 
 class StageLifecycle:
-    """Rebuilds a stage, and assembles the model. train thread only.
-
-    Args:
-        io: serves the stage, and listens already.
-        out: this worker's folder.
-        log: takes events as plain values.
-    """
+    """Rebuilds a stage, and assembles the model. train thread only. `io` serves the stage, and
+    listens already; `out` is this worker's folder."""
 
     def __init__(
         self,

@@ -39,12 +39,8 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class Part:
-    """What a process holds of the model.
-
-    Args:
-        stage: which of the stages it is; None where the model is whole.
-        whole: what stands for the whole model in the manifest of a staged run, which nobody holds.
-    """
+    """The part of the model that a process holds; `stage` is None where the model is whole. `whole`
+    stands for the whole model in the manifest of a staged run, which nobody holds."""
 
     module: nn.Module
     stage: int | None = None
@@ -109,11 +105,8 @@ def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, .
 def whole_model(
     task: Task, config: Config, anchors: Mapping[int, Sequence[Tensor]]
 ) -> dict[str, Tensor]:
-    """The anchor of every parameter of the model by name, in the order of the model.
-
-    Args:
-        anchors: by stage, of each of its fragments.
-    """
+    """The anchor of every parameter of the model by name, in the order of the model, from those of
+    each stage's fragments."""
     whole: dict[str, Tensor] = {}
     for stage, flat in anchors.items():
         for fragment, anchor in zip(stage_fragments(task, config, stage), flat, strict=True):
@@ -130,11 +123,8 @@ def save_whole(folder: Path, step: int, manifest: Manifest, whole: Mapping[str, 
 async def fetch_stages(
     context: StageContext, expected: Mapping[int, Mapping[int, tuple[int, int]]]
 ) -> dict[int, list[Tensor]]:
-    """The anchors of stages from their replicas, by stage; of those that answer.
-
-    Args:
-        expected: by stage and fragment, the number of values of anchor and momentum.
-    """
+    """The anchors of stages from their replicas, by stage; of those that answer. `expected`: by
+    stage and fragment, the number of values of anchor and momentum."""
     fetched: dict[int, list[Tensor]] = {}
     for stage, sizes in expected.items():
         replicas = [m for m in context.members() if m.stage == stage and m.live]
@@ -218,12 +208,8 @@ def rebuilt_stage(
     anchors: Mapping[int, Sequence[Tensor]],
     weights: Mapping[int, float],
 ) -> dict[str, Tensor]:
-    """The stage's parameters by name: the weighted mean of its neighbours', layer by layer.
-
-    Args:
-        anchors: of the neighbours, by stage and fragment.
-        weights: of the neighbours, with a sum of 1.
-    """
+    """The stage's parameters by name: the weighted mean of its neighbours', layer by layer. Takes
+    the neighbours' anchors, by stage and fragment, and their weights, with a sum of 1."""
     assert isinstance(task, Staged)
     cut = cut_of(task, config.stages)
     known = whole_model(task, config, anchors)

@@ -141,11 +141,9 @@ _Planned = tuple[NetworkSnapshot, Sequence[Route]]
 
 
 class RoutePlanner:
-    """This peer's routes. io thread only.
-
-    Training does not wait for a search: until it has found routes for what was measured last, those
-    found before go on, or random ones where they would not be served any more.
-    """
+    """The routes of this peer. io thread only. Training does not wait for a search: until it has
+    found routes for the last measurements, those found before go on, or random ones where they
+    would not be served any more."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context

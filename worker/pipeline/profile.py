@@ -130,14 +130,9 @@ class StageMeasurements:
 
     def sent(self, peer: str, size: int, seconds: float, *, alone: bool = True) -> None:
         """This many bytes went to the peer, and it has said so; `seconds` has both ways in it.
-
-        Before the first round trip, which is taken off, nothing is learned of a rate.
-
-        Args:
-            alone: whether they had this peer's uplink to themselves. A plan lets the messages of a
-                peer leave one after another, so a rate that was shared would count the others
-                twice. It counts only while there is no better one.
-        """
+        Before the first round trip, which is taken off, nothing is learned of a rate. A rate that
+        was not `alone` on this peer's uplink counts only while there is no better one: a plan lets
+        the messages of a peer leave one after another, and would count the others twice."""
         if peer in self._round_trips:
             trip_s = min(_values(self._round_trips[peer]))
             rate = min(_MOST_RATE, size / max(seconds - trip_s, 1e-9))

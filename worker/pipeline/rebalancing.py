@@ -35,11 +35,8 @@ _LOOK_S = 2.0  # between two choices of movers: large swarms have news all the t
 
 
 def stage_to_move_to(peer: int, stages: Sequence[Mapping[int, float]]) -> int | None:
-    """The slowest stage, if a peer should leave its own for it.
-
-    Args:
-        stages: of each stage, the throughput of each of its replicas.
-    """
+    """The slowest stage, if a peer should leave its own for it. Takes, of each stage, the
+    throughput of each of its replicas."""
     here = next(stage for stage, replicas in enumerate(stages) if peer in replicas)
     totals = [sum(replicas.values()) for replicas in stages]
     there = totals.index(min(totals))
@@ -52,14 +49,9 @@ def stage_to_move_to(peer: int, stages: Sequence[Mapping[int, float]]) -> int | 
 
 
 def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
-    """The stage with the least throughput for its share of the routes; the first of equals.
-
-    A peer that has not measured its speed counts as the median of those that have. Where nobody
-    has, it is the stage with the fewest replicas.
-
-    Args:
-        members: of a status document.
-    """
+    """The stage with the least throughput for its share of the routes; the first of equals. Takes
+    the members of a status document. One that has not measured its speed counts as the median of
+    those that have; where nobody has, it is the stage with the fewest replicas."""
     serving: list[list[float]] = [[] for _ in range(stages.count)]
     for member in members:
         if not isinstance(member, Mapping) or member.get("health") not in ("alive", "suspect"):
@@ -77,10 +69,8 @@ def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
 
 
 async def members_at(transport: Transport, address: str) -> Sequence[object]:
-    """As a peer knows them; a coordinator, which does not measure, only says which peers to ask.
-
-    Raises TransportError, WireError.
-    """
+    """The members as a peer knows them; a coordinator, which does not measure, only says which
+    peers to ask. Raises TransportError, WireError."""
     document = await _status(transport, address)
     members = _listed(document)
     if isinstance(document, Mapping) and document.get("kind") == "coordinator":
@@ -183,10 +173,8 @@ class _Choice:
 
 
 class Rebalancer:
-    """When this peer moves, to an orphaned stage or to one that is far slower; sans-I/O.
-
-    Times are monotonic seconds.
-    """
+    """Decides when this peer moves, to an orphaned stage or to one that is far slower; sans-I/O.
+    Times are monotonic seconds."""
 
     def __init__(self, me: str, stages: int) -> None:
         self._me, self._stages = me, stages
@@ -195,11 +183,9 @@ class Rebalancer:
         self._choice: _Choice | None = None
 
     def tick(self, members: Sequence[Member], now: float) -> StageMove | None:
-        """Where this peer is to move; None to stay.
-
-        A stage is orphaned when all its replicas are gone; one that has ended its run is not. Stage
-        0, where microbatches begin and end, is not rebuilt, and no peer leaves it for speed.
-        """
+        """The move of this peer; None to stay. A stage is orphaned when all its replicas are gone;
+        one that has ended its run is not. Stage 0, where microbatches begin and end, is not
+        rebuilt, and no peer leaves it for speed."""
         live = [member for member in members if member.live]
         served = served_stages(members)
         orphaned = [stage for stage in range(1, self._stages) if stage not in served]

@@ -172,11 +172,9 @@ class StageServer:
             raise
 
     def _start(self, call: StageCall, values: memoryview, release: Callable[[], None]) -> None:
-        """Begins a call, which releases its memory in the end.
-
-        Results are kept for repeated calls, up to the limit of the budget. Beyond, a repeated call
-        costs a second computation, and is counted once all the same. A failure is not kept.
-        """
+        """Begins a call, which releases its memory in the end. Results are kept for repeated calls,
+        up to the limit of the budget. Beyond, a repeated call costs a second computation, and is
+        counted once all the same. A failure is not kept."""
         place, work = (call.key, call.stage), self._compute(call, values)
         task = self._calls[place] = asyncio.get_running_loop().create_task(work)
 
@@ -195,13 +193,9 @@ class StageServer:
         task.add_done_callback(ended)
 
     async def _reached(self, call: StageCall) -> None:
-        """Waits until this peer is at the call's iteration.
-
-        Raises:
-            TryElsewhere: it never will be.
-            WireError: the loss of what is not under way from here, or has another shape.
-            MicrobatchDropped: this origin has started again, and has lost what it began before.
-        """
+        """Waits until this peer is at the call's iteration. Raises TryElsewhere: it never will be;
+        WireError: the loss of what is not under way from here, or has another shape;
+        MicrobatchDropped: this origin has started again."""
         context, origin = self._context, call.key.origin
         if context.stage != call.stage or (call.stage == 0 and origin.peer != context.me):
             raise TryElsewhere(f"stage {call.stage} is not served here")

@@ -54,14 +54,9 @@ class StageJobs:
 
 
 class StageReplica(InnerReplica):
-    """A replica of one stage; its module is the stage's alone. train thread only.
-
-    Its gradient of an iteration is the sum over the visits, divided by their number. Backwards add
-    to that sum in place: there is no second copy of the gradients.
-
-    Raises:
-        ConfigError: from `work`, where a microbatch of the task is above the limit.
-    """
+    """A replica of one stage; its module is the stage's alone. train thread only. Backwards add to
+    the sum of an iteration's gradients in place: there is no second copy. Raises ConfigError, from
+    `work`: a microbatch of the task is above the limit."""
 
     def __init__(
         self,
@@ -174,10 +169,8 @@ class StageReplica(InnerReplica):
             value.zero_()
 
     def raise_learning_rate(self) -> None:
-        """After a rebuild, for as long as this process serves the stage.
-
-        Ref: arXiv:2506.15461 (CheckFree), algorithm 1.
-        """
+        """After a rebuild, for as long as this process serves the stage (arXiv:2506.15461,
+        algorithm 1)."""
         self.lr_factor *= _REBUILT_LR
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:

@@ -145,10 +145,8 @@ class _Message:
 
 
 class SimulatedStream:
-    """Messages both ways between two peers, in order, until an end closes it or it breaks.
-
-    `users` are what uses it, by the peer at that end.
-    """
+    """Messages both ways between two peers, in order, until an end closes it or it breaks. `users`
+    are what uses it, by the peer at that end."""
 
     def __init__(self, network: "Network", number: int, ends: tuple[int, int]) -> None:
         self._network, self.number = network, number
@@ -218,13 +216,8 @@ class SimulatedStream:
 
 
 class Network:
-    """All links and streams. Peers are numbers.
-
-    Args:
-        link, latency_spread: as of a `Scenario`.
-        rng: draws delays and broken streams.
-        on_break: takes a stream that has broken, and the end that finds out.
-    """
+    """All links and streams. Peers are numbers. `rng` draws delays and broken streams; `on_break`
+    takes a stream that has broken, and the end that finds out."""
 
     _stream_type = SimulatedStream
 

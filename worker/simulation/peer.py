@@ -36,10 +36,8 @@ _NOISE = 0.5  # standard deviation of a gradient
 
 
 class Quadratic:
-    """f(x) = 1/2 sum_k h_k (x_k - 1)^2 of a vector of 8 values, by SGD with noisy gradients.
-
-    All replicas begin at 0. The noise is drawn by the seed, for each peer its own.
-    """
+    """f(x) = 1/2 sum_k h_k (x_k - 1)^2 of a vector of 8 values, by SGD with noisy gradients. All
+    replicas begin at 0. The noise is drawn by the seed, for each peer its own."""
 
     def __init__(self, peers: int, seed: int) -> None:
         self.local = [torch.zeros(VALUES, dtype=torch.float32, device="cpu") for _ in range(peers)]

@@ -110,13 +110,8 @@ Group = tuple[str, ...]
 
 
 class SimulatedSwarm:
-    """Everything that is not inside one peer. Tests have one that knows more kinds of faults.
-
-    Args:
-        faults: what goes wrong; without it what the scenario asks for, at random times.
-        config: of the rounds; the defaults without it.
-        shuffle: as of `VirtualLoop`.
-    """
+    """Everything that is not inside one peer. Faults are those of the scenario, at random times, if
+    no others are given; `shuffle` is as of `VirtualLoop`."""
 
     _network_type: type[Network] = Network
     _beliefs_type: type[Beliefs] = Beliefs

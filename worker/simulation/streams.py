@@ -19,12 +19,8 @@ Sizes = Callable[[bytes], int]
 
 
 class StreamEnd:
-    """One end, as the live code uses it (`murmuration.worker.transport.Stream`).
-
-    Attributes:
-        other: the other end; task: that serves the stream, if this is the callee's.
-        opens: is done when the first message has come.
-    """
+    """One end, as the live code uses it (`murmuration.worker.transport.Stream`). `task` serves the
+    stream, if this is the callee's; `opens` is done when the first message has come."""
 
     def __init__(self, network: Network, stream: SimulatedStream, me: int, sizes: Sizes) -> None:
         self.other: StreamEnd
