@@ -7,7 +7,7 @@ one needs is an entry in `PRESETS`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 from murmuration.algorithms.codecs import codec_by_name, has_few_bits
 from murmuration.algorithms.diloco import MeanOver, Nesterov
@@ -118,16 +118,9 @@ class Plan:
                 "averaging gradients needs inner_steps = 1 and overlap_steps = 0; "
                 "leave both out, or use the preset `diloco`"
             )
-        for field, known in (
-            ("exchange", ("mean", "pairs", "none")),
-            ("payload", ("pseudo_gradient", "gradient")),
-            ("pattern", ("strided", "sequential")),
-            ("weighting", ("uniform", "work")),
-            ("merge", ("reset", "keep")),
-            ("mean_over", ("all", "senders")),
-            ("overlap", ("fixed", "measured")),
-        ):
-            if getattr(self, field) not in known:
+        known_of = {name: get_args(hint) for name, hint in get_type_hints(Plan).items()}
+        for field, known in {**known_of, "pattern": ("strided", "sequential")}.items():
+            if known and getattr(self, field) not in known:
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; use one of {', '.join(known)}"
                 )

@@ -1,15 +1,13 @@
 """Wire codecs: how fp32 values travel. Each name here has one wire id, and each id one codec.
 
 codec.py   the base of all; fp32, and bf16 in 16 bits
-blocks.py  the base of those with a scale for every 128 values; int8
-e3m0.py    four bits: a sign and three exponent bits, as in Streaming DiLoCo
+blocks.py  the base of those with a scale for every 128 values; int8; e3m0 of Streaming DiLoCo
 signs.py   sign in one bit, ternary five values to a byte: what they leave out must be kept
 topk.py    the largest 32 to 256 of every 4096 values
 """
 
-from murmuration.algorithms.codecs.blocks import Int8
+from murmuration.algorithms.codecs.blocks import E3M0, Int8
 from murmuration.algorithms.codecs.codec import BF16, FP32, Codec
-from murmuration.algorithms.codecs.e3m0 import E3M0
 from murmuration.algorithms.codecs.signs import Sign, Ternary
 from murmuration.algorithms.codecs.topk import TopK
 

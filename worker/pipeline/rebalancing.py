@@ -71,26 +71,24 @@ def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
 async def members_at(transport: Transport, address: str) -> Sequence[object]:
     """The members as a peer knows them; a coordinator, which does not measure, only says which
     peers to ask. Raises TransportError, WireError."""
-    document = await _status(transport, address)
-    members = _listed(document)
-    if isinstance(document, Mapping) and document.get("kind") == "coordinator":
+    kind, members = await _status(transport, address)
+    if kind == "coordinator":
         there = [m for m in members if isinstance(m, Mapping) and m.get("health") == "alive"]
         for member in there[:_MOST_ASKED]:
             with suppress(TransportError, wire.WireError):
-                if known := _listed(await _status(transport, str(member.get("address")))):
+                _, known = await _status(transport, str(member.get("address")))
+                if known:
                     return known
     return members
 
 
-def _listed(document: object) -> Sequence[object]:
-    members = document.get("members") if isinstance(document, Mapping) else None
-    return members if isinstance(members, list) else []
-
-
-async def _status(transport: Transport, address: str) -> object:
+async def _status(transport: Transport, address: str) -> tuple[object, Sequence[object]]:
+    """(kind, members) of the status document there."""
     request = pb.StatusRequest().SerializeToString()
     raw = await transport.call(address, Method.STATUS, request, _ASK_S)
-    return wire.unpack_document(wire.parse(pb.StatusReply, raw).document, STATUS_BYTES)
+    document = wire.unpack_document(wire.parse(pb.StatusReply, raw).document, STATUS_BYTES)
+    members = document.get("members")
+    return document.get("kind"), members if isinstance(members, list) else []
 
 
 def served_stages(members: Sequence[Member]) -> set[int]:

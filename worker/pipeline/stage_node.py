@@ -1,4 +1,4 @@
-"""A stage on the I/O thread: the microbatches that begin here, and its components put together."""
+"""A stage on the I/O thread: its components put together, and the microbatches that begin here."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,116 +35,6 @@ _PROBE_LIMIT_S = 10.0
 _AGAIN_S = 0.25
 
 
-class RouteOrigin:
-    """Sends microbatches on their way, waits until they are back, and reports of each iteration. io
-    thread only."""
-
-    def __init__(
-        self,
-        context: StageContext,
-        tracker: IterationTracker,
-        forwarder: Forwarder,
-        planner: RoutePlanner,
-    ) -> None:
-        self._context, self._tracker = context, tracker
-        self._forwarder, self._planner = forwarder, planner
-        self.incarnation = Incarnation(context.me, 0)  # that has begun the latest iteration
-        self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
-        self._shown = asyncio.Event()  # the first one has
-        self._tasks = Tasks()
-        self._iterating: asyncio.Task[None] | None = None
-
-    def begin(self, iteration: int) -> None:
-        """Sends this iteration's microbatches on their way."""
-        if self._iterating is not None:
-            self._iterating.cancel()
-        self.incarnation = self._context.incarnation
-        self._iterating = self._tasks.spawn(self._iterate_or_end(iteration))
-
-    async def close(self) -> None:
-        await self._tasks.close()
-
-    async def _iterate_or_end(self, iteration: int) -> None:
-        try:
-            await self._iterate(iteration)
-        except Exception as error:  # whatever it is, the others would wait for this origin
-            self._context.end(error)
-
-    async def _iterate(self, iteration: int) -> None:
-        context, me = self._context, self.incarnation
-        await self._someone_serves()
-        if self._is_late(iteration):
-            context.event("late", iteration=iteration)
-            self._tracker.reported(iteration, self.incarnation, [])
-            return
-        routes, snapshot = self._planner.routes(iteration)
-        count = context.config.microbatches
-        paths = await asyncio.gather(
-            *(self._microbatch(iteration, n, routes[n], snapshot) for n in range(count))
-        )
-        others = [each.peer for each in context.members() if each.live and each.stage > 0]
-        counted: dict[str, list[int]] = {peer: [] for peer in others}
-        for microbatch, path in enumerate(paths):
-            for peer in path or ():
-                counted.setdefault(peer, []).append(microbatch)
-        for peer, came in counted.items():
-            self._tasks.spawn(report_iteration(context, me, peer, iteration, came))
-        done = [n for n, path in enumerate(paths) if path is not None]
-        for microbatch in done:
-            self._tracker.counted(StageCallKey(iteration, self.incarnation, microbatch))
-        self._tracker.reported(iteration, self.incarnation, done)
-
-    def _is_late(self, iteration: int) -> bool:
-        """Whether every other stage has ended the iteration without this origin, which was away.
-        One replica of a stage is enough to tell: gossip of the others may only be slower."""
-        steps: dict[int, int] = {}
-        for member in self._context.members():
-            if member.stage > 0 and member.live and member.phase in (Phase.READY, Phase.TRAINING):
-                steps[member.stage] = max(member.step, steps.get(member.stage, 0))
-        return bool(steps) and min(steps.values()) >= iteration
-
-    async def _someone_serves(self) -> None:
-        """Waits while there is no other stage: stage 0 by itself would learn to be a model."""
-        warned = False
-        while not any(member.stage > 0 for member in self._context.serving()):
-            if not warned:
-                self._context.event("warning", text="no other stage is served: waiting")
-            warned = True
-            await asyncio.sleep(_AGAIN_S)
-
-    async def _microbatch(
-        self, iteration: int, number: int, rest: tuple[Hop, ...], snapshot: int
-    ) -> tuple[str, ...] | None:
-        """The peers that have taken part; None when it was lost."""
-        if number > 0:
-            await self._shown.wait()
-        size, budget, compute = self._held_bytes, self._context.budget, self._context.compute
-        await budget.acquire(size)
-        try:
-            entered = await compute.do(JobKind.ENTER, iteration, number)
-            values = values_of(entered)
-            self._held_bytes = call_bytes(len(values))
-            if not self._shown.is_set():
-                self._shown.set()
-                await budget.acquire(self._held_bytes)
-                size = self._held_bytes
-            key = StageCallKey(iteration, self.incarnation, number)
-            call = StageCall(key, 0, rest, entered.shape, snapshot, self._context.me)
-            reply = await self._forwarder.send(call, values)
-            leave = (JobKind.LEAVE, iteration, number, entered.shape)
-            await compute.do(*leave, gradient=reply.gradient)
-        except MicrobatchDropped as error:
-            self._context.counts.dropped += 1
-            reason = str(error)
-            self._context.event("dropped", iteration=iteration, microbatch=number, reason=reason)
-            return None
-        finally:
-            self._shown.set()
-            budget.release(size)
-        self._context.counts.visits += 1
-        return reply.path
-
-
 class StageNode:
     """What a node does for its stage. io thread only. Args: publish: gossips this peer's profile,
     packed."""
@@ -155,12 +45,16 @@ class StageNode:
         self.planner = RoutePlanner(context)
         self._forwarder = Forwarder(context)
         self.server = StageServer(context, self.tracker, self._forwarder, self.planner)
-        self._origin = RouteOrigin(context, self.tracker, self._forwarder, self.planner)
         self.barrier = BarrierReceiver(context.run, self.tracker, self.tick)
         self._prober = LinkProber(context.me, context.measurements.measured_at)
         self._rebalancer = Rebalancer(context.me, context.config.count)
         self._orphaned = OrphanedStages(context.config.count)
         self._tasks = Tasks()
+        # Of the microbatches that begin here:
+        self._incarnation = Incarnation(context.me, 0)  # that has begun the latest iteration
+        self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
+        self._shown = asyncio.Event()  # the first one has
+        self._iterating: asyncio.Task[None] | None = None
 
     def on_view(self, view: View) -> None:
         """The swarm has changed."""
@@ -179,7 +73,10 @@ class StageNode:
         self.context.measurements.gradient_norm = message.gradient_norm
         await self.server.begin(message.iteration)
         if self.context.stage == 0:
-            self._origin.begin(message.iteration)
+            if self._iterating is not None:
+                self._iterating.cancel()
+            self._incarnation = self.context.incarnation
+            self._iterating = self._tasks.spawn(self._iterate_or_end(message.iteration))
         self.tick()
 
     def tick(self) -> None:
@@ -198,16 +95,99 @@ class StageNode:
     async def close(self) -> None:
         await self._tasks.close()
         await self.planner.close()
-        await self._origin.close()
         await self.server.close()
         await self._forwarder.close()
+
+    # ------------------------------------------------------------ the microbatches that begin here
+
+    async def _iterate_or_end(self, iteration: int) -> None:
+        try:
+            await self._iterate(iteration)
+        except Exception as error:  # whatever it is, the others would wait for this origin
+            self.context.end(error)
+
+    async def _iterate(self, iteration: int) -> None:
+        context, me = self.context, self._incarnation
+        await self._someone_serves()
+        if self._is_late(iteration):
+            context.event("late", iteration=iteration)
+            self.tracker.reported(iteration, self._incarnation, [])
+            return
+        routes, snapshot = self.planner.routes(iteration)
+        count = context.config.microbatches
+        paths = await asyncio.gather(
+            *(self._microbatch(iteration, n, routes[n], snapshot) for n in range(count))
+        )
+        others = [each.peer for each in context.members() if each.live and each.stage > 0]
+        counted: dict[str, list[int]] = {peer: [] for peer in others}
+        for microbatch, path in enumerate(paths):
+            for peer in path or ():
+                counted.setdefault(peer, []).append(microbatch)
+        for peer, came in counted.items():
+            self._tasks.spawn(report_iteration(context, me, peer, iteration, came))
+        done = [n for n, path in enumerate(paths) if path is not None]
+        for microbatch in done:
+            self.tracker.counted(StageCallKey(iteration, self._incarnation, microbatch))
+        self.tracker.reported(iteration, self._incarnation, done)
+
+    def _is_late(self, iteration: int) -> bool:
+        """Whether every other stage has ended the iteration without this origin, which was away.
+        One replica of a stage is enough to tell: gossip of the others may only be slower."""
+        steps: dict[int, int] = {}
+        for member in self.context.members():
+            if member.stage > 0 and member.live and member.phase in (Phase.READY, Phase.TRAINING):
+                steps[member.stage] = max(member.step, steps.get(member.stage, 0))
+        return bool(steps) and min(steps.values()) >= iteration
+
+    async def _someone_serves(self) -> None:
+        """Waits while there is no other stage: stage 0 by itself would learn to be a model."""
+        warned = False
+        while not any(member.stage > 0 for member in self.context.serving()):
+            if not warned:
+                self.context.event("warning", text="no other stage is served: waiting")
+            warned = True
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _microbatch(
+        self, iteration: int, number: int, rest: tuple[Hop, ...], snapshot: int
+    ) -> tuple[str, ...] | None:
+        """The peers that have taken part; None when it was lost."""
+        if number > 0:
+            await self._shown.wait()
+        size, budget, compute = self._held_bytes, self.context.budget, self.context.compute
+        await budget.acquire(size)
+        try:
+            entered = await compute.do(JobKind.ENTER, iteration, number)
+            values = values_of(entered)
+            self._held_bytes = call_bytes(len(values))
+            if not self._shown.is_set():
+                self._shown.set()
+                await budget.acquire(self._held_bytes)
+                size = self._held_bytes
+            key = StageCallKey(iteration, self._incarnation, number)
+            call = StageCall(key, 0, rest, entered.shape, snapshot, self.context.me)
+            reply = await self._forwarder.send(call, values)
+            leave = (JobKind.LEAVE, iteration, number, entered.shape)
+            await compute.do(*leave, gradient=reply.gradient)
+        except MicrobatchDropped as error:
+            self.context.counts.dropped += 1
+            reason = str(error)
+            self.context.event("dropped", iteration=iteration, microbatch=number, reason=reason)
+            return None
+        finally:
+            self._shown.set()
+            budget.release(size)
+        self.context.counts.visits += 1
+        return reply.path
+
+    # --------------------------------------------------------------------- iterations and stages
 
     def _end_iteration(self) -> None:
         """Ends the iteration if it is over."""
         context = self.context
         origins = [member for member in context.members() if member.stage == 0]
         if context.stage == 0:  # its own report is enough, of the incarnation in its calls
-            epoch = self._origin.incarnation.epoch
+            epoch = self._incarnation.epoch
             origins = [replace(m, epoch=epoch) for m in origins if m.peer == context.me]
         before = set(self.tracker.given_up)
         over = self.tracker.over(origins, context.clock())

@@ -31,7 +31,7 @@ _LEAST_BYTES = 2048  # the same, for small fragments
 _OVERHEAD_BYTES = 300  # of a leaf: its path and what is around it
 _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
 # The most that an encoding of four bits leaves out: of the norm of a mean, and of the mean that was
-# given in the round before (see the error of `murmuration.algorithms.codecs.e3m0`).
+# given in the round before (see the error of `murmuration.algorithms.codecs.blocks.E3M0`).
 LEFT_OUT, LEFT_BEFORE = 0.36, 0.75
 _TRIES = 3  # to ask on a stream that does not break
 _SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
