@@ -113,7 +113,12 @@ class _Look:
         }
         rounds_s = [each.round_s for each in swarm.values() if each.round_s]
         self._round_s = median(rounds_s) if rounds_s else 0.0
-        self._busy = set(filter(self._is_busy, swarm))
+        # Its steps take so long that a machine sends and takes slowly, too.
+        self._busy = {
+            peer
+            for peer, each in swarm.items()
+            if (usual_s := self._usual(peer, "step_s")) and (each.step_s or 0.0) / usual_s > _BUSY
+        }
 
     # ---------------------------------------------------------------------------------- links
 
@@ -215,11 +220,6 @@ class _Look:
         values = [getattr(each, name) for each in self._swarm.values() if each.peer != peer]
         known = [value for value in values if value is not None]
         return median(known) if known else None
-
-    def _is_busy(self, peer: str) -> bool:
-        """Whether its steps take so long that it sends and takes slowly, too."""
-        own, usual = self._swarm[peer].step_s, self._usual(peer, "step_s")
-        return own is not None and usual is not None and usual > 0 and own / usual > _BUSY
 
     def _cost(self, peer: str, excess_s: float) -> float:
         """The share of a round that others lose by this: they wait for no longer than they wait."""

@@ -122,7 +122,12 @@ class Nesterov:
         new_buffer = g if reuse else torch.empty_like(buffer)
         for start in range(0, len(anchor), _BLOCK):
             here = slice(start, start + _BLOCK)
-            fresh = self._penalised(g[here], buffer[here])
+            fresh = g[here]
+            if self.penalty:
+                before = buffer[here].abs()
+                # Where both are 0, nothing is divided.
+                both = (before + fresh.abs()).clamp_(min=_TINY)
+                fresh = fresh / before.div_(both).mul_(self.penalty).add_(1.0)
             moved = (buffer[here] * self.momentum).add_(fresh)
             if self.clip:
                 moved.clamp_(-self.clip, self.clip)
@@ -130,14 +135,6 @@ class Nesterov:
             torch.sub(anchor[here], direction.mul_(self.lr), out=new_anchor[here])
             new_buffer[here] = moved
         return new_anchor, new_buffer
-
-    def _penalised(self, g: Tensor, buffer: Tensor) -> Tensor:
-        """`g` divided by its staleness; `g` itself without a penalty."""
-        if not self.penalty:
-            return g
-        moved = buffer.abs()
-        both = (moved + g.abs()).clamp_(min=_TINY)  # where both are 0, nothing is divided
-        return g / moved.div_(both).mul_(self.penalty).add_(1.0)
 
 
 def take_mean(

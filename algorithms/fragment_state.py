@@ -74,6 +74,9 @@ class Contribution:
         work_steps: the inner steps that it stands for.
         everyone: it is for the final average of a run.
         again: it is what an earlier try of the round has sent. What was learned since comes later.
+        ranges: of a try that came to nothing here, those whose reduction is known to have it: what
+            counts there must not be contributed again. None before it has failed.
+        error: what the encoding of such a try has left out, where replicas keep it.
     """
 
     round: int
@@ -83,15 +86,22 @@ class Contribution:
     work_steps: int = 1
     everyone: bool = False
     again: bool = False
+    ranges: Ranges | None = None
+    error: Tensor | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As numbers and tensors, for a checkpoint."""
+        """As numbers, lists and tensors, for a checkpoint."""
         found = {"round": self.round, "step": self.step, "work_steps": self.work_steps, "g": self.g}
-        return found if self.values is self.g else found | {"values": self.values}
+        found |= {} if self.values is self.g else {"values": self.values}
+        found |= {} if self.ranges is None else {"ranges": [list(each) for each in self.ranges]}
+        return found | ({} if self.error is None else {"error": self.error})
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Contribution":
-        return cls(**{"values": plain["g"], **plain})
+        found = cls(**{"values": plain["g"], **plain})
+        if found.ranges is None:
+            return found
+        return replace(found, ranges=tuple((start, stop) for start, stop in found.ranges))
 
 
 @dataclass(frozen=True)
@@ -117,29 +127,6 @@ class RoundResult:
     mean_anchor: Tensor | None = None
     parts: tuple[Part, ...] = ()
     sent: Callable[[], Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class _FailedTry:
-    """A try of a round that came to nothing here. Others may have counted it without a word to this
-    peer, so the next try sends the same: whichever of them is in the reduction, it is known what
-    that is. `ranges` are those whose reduction is known to have it: what counts there must not be
-    contributed again. `error` is what its encoding has left out, where replicas keep it."""
-
-    contribution: Contribution
-    ranges: Ranges
-    error: Tensor | None
-
-    def plain(self) -> dict[str, Any]:
-        """As numbers, lists and tensors, for a checkpoint."""
-        found = self.contribution.plain() | {"ranges": [list(each) for each in self.ranges]}
-        return found if self.error is None else found | {"error": self.error}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "_FailedTry":
-        sent = {key: value for key, value in plain.items() if key not in ("ranges", "error")}
-        ranges = tuple((start, stop) for start, stop in plain["ranges"])
-        return cls(Contribution.from_plain(sent), ranges, plain.get("error"))
 
 
 @dataclass(frozen=True)
@@ -186,7 +173,9 @@ class FragmentOptimizer:
         self._nesterov = plan.nesterov
         self._update = plan.group_update() if plan.exchange == "pairs" else None
         self._start: Tensor | None = None  # that local parameters went on from, not the anchor
-        self._failed_try: _FailedTry | None = None
+        # Others may have counted a try that came to nothing here, so the next try sends the same:
+        # whichever of them is in the reduction, it is known what that is.
+        self._failed_try: Contribution | None = None
         self._apart: _Apart | None = None
         # Where replicas keep the rest.
         self._sent: deque[SentRound] = deque(maxlen=REMEMBERED_ROUNDS)
@@ -248,11 +237,10 @@ class FragmentOptimizer:
         self.work_steps, self.failed = plain.get("work_steps", 0), plain.get("failed", False)
         self._start = plain.get("start")
         tried, sent = plain.get("failed_try"), plain.get("in_flight")
-        self._failed_try = None if tried is None else _FailedTry.from_plain(tried)
+        self._failed_try = None if tried is None else Contribution.from_plain(tried)
         self.in_flight = None if sent is None else Contribution.from_plain(sent)
         if self._failed_try is not None and (step := plain.get("sent_again_at")) is not None:
-            earlier = self._failed_try.contribution
-            self.in_flight = replace(earlier, step=step, again=True)
+            self.in_flight = replace(self._failed_try, step=step, again=True)
         self._sent.clear()
 
     def start_from_anchor(self) -> None:
@@ -287,7 +275,7 @@ class FragmentOptimizer:
 
     def _to_send_again(self) -> Contribution | None:
         """The contribution of an earlier try of the next round."""
-        earlier = None if self._failed_try is None else self._failed_try.contribution
+        earlier = self._failed_try
         if earlier is None or earlier.round != self.state.version or self._update is not None:
             return None
         return earlier if self._plan.payload == "pseudo_gradient" else None
@@ -451,7 +439,7 @@ class FragmentOptimizer:
             self._sent.clear()
             self._failed_try = None
         mine, earlier, local = self.state, self._failed_try, local.clone()
-        if not (self._plan.keeps or (earlier and earlier.contribution.round == mine.version)):
+        if not (self._plan.keeps or (earlier and earlier.round == mine.version)):
             # Before it was started again this peer has contributed what it had learned by then.
             for start, stop in counted_of(theirs.history, mine.version, me) or ():
                 local[start:stop] = mine.anchor[start:stop]
@@ -459,10 +447,10 @@ class FragmentOptimizer:
             counted = counted_of(theirs.history, sent.round, me)
             if counted is not None:
                 self._sent[place] = reconcile(local, sent, counted)
-        if earlier is not None and earlier.contribution.round < theirs.version:
+        if earlier is not None and earlier.round < theirs.version:
             self._failed_try = None
             # The new state holds already this peer's part in a round that others finished.
-            counted = counted_of(theirs.history, earlier.contribution.round, me)
+            counted = counted_of(theirs.history, earlier.round, me)
             if counted is not None:
                 earlier = replace(earlier, ranges=counted)
             self._take_out(earlier, local)
@@ -507,21 +495,21 @@ class FragmentOptimizer:
     def _count(self, contribution: Contribution, ranges: Ranges, error: Tensor | None) -> None:
         """Notes a failed try. What an earlier try of the same round had counted stays so."""
         earlier = self._failed_try
-        if earlier is not None and earlier.contribution.round == contribution.round:
-            ranges = union(ranges, earlier.ranges)
+        if earlier is not None and earlier.round == contribution.round:
+            ranges = union(ranges, earlier.ranges or ())
             error = earlier.error if error is None else error
-        self._failed_try = _FailedTry(contribution, ranges, error)
+        self._failed_try = replace(contribution, ranges=ranges, error=error)
 
-    def _take_out(self, failed: _FailedTry, local: Tensor) -> None:
+    def _take_out(self, failed: Contribution, local: Tensor) -> None:
         """Takes what another peer's anchor has of a failed try out of the local parameters."""
-        g = failed.contribution.g
+        g, ranges = failed.g, failed.ranges or ()
         if not self._plan.keeps:
-            for start, stop in failed.ranges:
+            for start, stop in ranges:
                 local[start:stop] += g[start:stop]
             return
         values = g if failed.error is None else g - failed.error  # what its encoding has kept
-        sent = SentRound(failed.contribution.round, lambda: values, ())
-        taken = reconcile(local, sent, failed.ranges)
+        sent = SentRound(failed.round, lambda: values, ())
+        taken = reconcile(local, sent, ranges)
         self._sent.append(replace(taken, values=self._encoded(values)))
 
     def _encoded(self, values: Tensor) -> Callable[[], Tensor]:

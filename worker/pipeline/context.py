@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from murmuration.algorithms.codecs import Codec
 from murmuration.protos.events import EventKind, new_event
@@ -76,20 +75,10 @@ class StageContext:
     activation_shape: tuple[int, int, int] | None = None
     ended: bool = field(default=False, init=False)
 
-    @cached_property
-    def measurements(self) -> StageMeasurements:
-        """Of this peer's links and stage."""
-        return StageMeasurements(self.config.memory_bytes, self.clock)
-
-    @cached_property
-    def budget(self) -> "MemoryBudget":
-        """For the calls that are under way here."""
-        return MemoryBudget(self.config.memory_bytes)
-
-    @cached_property
-    def compute(self) -> "ComputeQueue":
-        """The way to the train thread."""
-        return ComputeQueue(self.post, self.measurements)
+    def __post_init__(self) -> None:
+        self.measurements = StageMeasurements(self.config.memory_bytes, self.clock)
+        self.budget = MemoryBudget(self.config.memory_bytes)
+        self.compute = ComputeQueue(self.post, self.measurements)
 
     def member(self, peer: str) -> Member | None:
         return next((member for member in self.members() if member.peer == peer), None)
@@ -110,7 +99,6 @@ class StageContext:
         return sorted(member.peer for member in self.serving() if member.stage == stage)
 
     def event(self, kind: EventKind, **fields: object) -> None:
-        """Logs an event."""
         self.log(new_event(kind, **fields))
 
     def end(self, why: Exception | StageMove) -> None:

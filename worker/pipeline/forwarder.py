@@ -255,12 +255,23 @@ async def call_stage(
             if not first.received.waited:
                 measurements.sent(member.peer, len(values), seconds, alone=sample.alone)
             first = await _message(stream)
-        reply = await _gradient(stream, first, len(values), context.config.count)
+        if first.HasField("failed"):
+            failure = TryElsewhere if first.failed.elsewhere else MicrobatchDropped
+            raise failure(shown(first.failed.reason, _MAX_REASON))
+        header = first.gradient
+        if header.total_bytes != len(values):
+            raise wire.WireError(f"a gradient of {header.total_bytes} bytes, not {len(values)}")
+        if len(header.path) >= context.config.count:
+            raise wire.WireError(f"a gradient by way of {len(header.path)} peers")
+        incoming = wire.Incoming(header.total_bytes, header.hash)
+        while not incoming.complete:
+            incoming.add((await _message(stream)).frame)
+        incoming.verify()
     except BaseException:
         stream.cancel()
         raise
     acknowledgements.spawn(_acknowledge(stream))
-    return reply
+    return StageReply(incoming.buffer, tuple(header.path))
 
 
 async def _acknowledge(stream: Stream) -> None:
@@ -272,24 +283,6 @@ async def _acknowledge(stream: Stream) -> None:
             await stream.receive()
     finally:
         stream.cancel()
-
-
-async def _gradient(
-    stream: Stream, first: pb.StageCallDown, expected_bytes: int, stages: int
-) -> StageReply:
-    if first.HasField("failed"):
-        failure = TryElsewhere if first.failed.elsewhere else MicrobatchDropped
-        raise failure(shown(first.failed.reason, _MAX_REASON))
-    header = first.gradient
-    if header.total_bytes != expected_bytes:
-        raise wire.WireError(f"a gradient of {header.total_bytes} bytes, not {expected_bytes}")
-    if len(header.path) >= stages:
-        raise wire.WireError(f"a gradient by way of {len(header.path)} peers")
-    incoming = wire.Incoming(header.total_bytes, header.hash)
-    while not incoming.complete:
-        incoming.add((await _message(stream)).frame)
-    incoming.verify()
-    return StageReply(incoming.buffer, tuple(header.path))
 
 
 async def _message(stream: Stream) -> pb.StageCallDown:

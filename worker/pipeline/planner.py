@@ -64,10 +64,10 @@ class NetworkSnapshot:
     pipeline: Pipeline
     name: int
 
-    def served_as(self, other: "NetworkSnapshot") -> bool:
-        """Whether the same peers serve the same stages, so that nobody refuses a hop."""
-        mine = (self.peers, self.stages, self.pipeline.stages)
-        return mine == (other.peers, other.stages, other.pipeline.stages)
+    @property
+    def served(self) -> object:
+        """The peers of each stage: where it is the same, nobody refuses a hop."""
+        return self.peers, self.stages, self.pipeline.stages
 
 
 def snapshot_name(members: Iterable[Member]) -> int:
@@ -223,7 +223,7 @@ class RoutePlanner:
         if idle and self._failed.get(kind) != snapshot.name:
             work = self._search(kind, snapshot, rules, origins, seed + kind)
             self._searching = asyncio.get_running_loop().create_task(work)
-        if before is not None and before[0].served_as(snapshot):
+        if before is not None and before[0].served == snapshot.served:
             return before
         return snapshot, random(snapshot.pipeline, rules, origins, seed + iteration)
 

@@ -159,7 +159,13 @@ class StageMeasurements:
         """What to publish now, if it differs enough from what was."""
         if now_s < self._published_s + _PUBLISH_S:
             return None
-        self._forget_old()
+        since_s = self._clock() - _OLD_S
+        for kept in (self._round_trips, self._rates, self._shared_rates):
+            for peer, values in list(kept.items()):
+                while values and values[0][0] < since_s:
+                    values.popleft()
+                if not values:
+                    del kept[peer]
         size = self.activation_bytes
         now = Profile(
             latency_s={
@@ -189,16 +195,6 @@ class StageMeasurements:
 
     def _remember(self, kept: _Kept, peer: str, value: float) -> None:
         kept.setdefault(peer, deque(maxlen=_REMEMBERED)).append((self._clock(), value))
-
-    def _forget_old(self) -> None:
-        """Drops what is old, and the peers of which nothing is left."""
-        since_s = self._clock() - _OLD_S
-        for kept in (self._round_trips, self._rates, self._shared_rates):
-            for peer, values in list(kept.items()):
-                while values and values[0][0] < since_s:
-                    values.popleft()
-                if not values:
-                    del kept[peer]
 
 
 class LinkProber:

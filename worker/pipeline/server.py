@@ -70,7 +70,12 @@ class StageServer:
             call = call_of(header, context.run, context.codec, limit_bytes, stages, shape)
             if call.key.microbatch >= context.config.microbatches:
                 raise wire.WireError("a microbatch more than its origin has in an iteration")
-            self._compare_snapshots(call)
+            origin = call.key.origin.peer
+            known = {context.me, *self._disagreeing}
+            if origin not in known and not self._planner.knows(call.snapshot):
+                self._disagreeing.add(origin)  # it plans with other measurements
+                context.counts.other_snapshots += 1
+                context.suspect(origin)
             reply = await self._reply(call, header, stream)
         except MicrobatchDropped as error:
             if isinstance(error, JobFailed):
@@ -123,15 +128,6 @@ class StageServer:
         orphaned = self._tracker.orphaned
         self._context.counts.dropped += orphaned - self._orphaned
         self._orphaned = orphaned
-
-    def _compare_snapshots(self, call: StageCall) -> None:
-        """Gossips with an origin that plans with other measurements, once an iteration."""
-        origin = call.key.origin.peer
-        known = {self._context.me, *self._disagreeing}
-        if origin not in known and not self._planner.knows(call.snapshot):
-            self._disagreeing.add(origin)
-            self._context.counts.other_snapshots += 1
-            self._context.suspect(origin)
 
     async def _reply(
         self, call: StageCall, header: pb.StageCallHeader, stream: Stream

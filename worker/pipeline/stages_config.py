@@ -42,8 +42,14 @@ class StagesConfig:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ValueError(f"count is {self.count}; a model has at least 1 stage")
-        if self.layers:
-            self._check_layers()
+        shown = list(self.layers)
+        if not all(type(count) is int and count >= 1 for count in shown):
+            raise ValueError(f"layers is {shown}; each stage has a whole number of at least 1")
+        if shown and len(shown) != self.count:
+            raise ValueError(
+                f"layers is {shown}, of {len(shown)} stages, but count is {self.count}; "
+                f"write one number for each stage, or set count to {len(shown)}"
+            )
         if self.routing not in ROUTINGS:
             raise ValueError(f"routing is {self.routing!r}; use one of {', '.join(ROUTINGS)}")
         if self.activations not in ACTIVATIONS:
@@ -72,19 +78,8 @@ class StagesConfig:
                     f"{self.count} stages it can leave out {fix}"
                 )
 
-    def _check_layers(self) -> None:
-        shown = list(self.layers)
-        if not all(type(count) is int and count >= 1 for count in shown):
-            raise ValueError(f"layers is {shown}; each stage has a whole number of at least 1")
-        if len(shown) != self.count:
-            raise ValueError(
-                f"layers is {shown}, of {len(shown)} stages, but count is {self.count}; "
-                f"write one number for each stage, or set count to {len(shown)}"
-            )
-
     @property
     def memory_bytes(self) -> int:
-        """`memory_mib` in bytes."""
         return int(self.memory_mib * 2**20)
 
     @property
