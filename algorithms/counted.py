@@ -45,9 +45,8 @@ History = tuple[CountedRound, ...]
 
 @dataclass(frozen=True)
 class SentRound:
-    """This peer's contribution to a round that is over. `values` gives it as others have decoded it
-    (1-D fp32, made when asked for); `taken` are the ranges in which the local parameters do not
-    keep it."""
+    """A contribution to a round that is over. `values` gives it as others have decoded it (1-D
+    fp32); in the ranges `taken` the local parameters do not keep it."""
 
     round: int
     values: Callable[[], Tensor]
@@ -97,9 +96,8 @@ def from_plain(plain: Iterable[Any]) -> History:
 
 
 def reconcile(local: Tensor, sent: SentRound, counted: Ranges) -> SentRound:
-    """Writes into the local parameters (1-D fp32) what makes up for another reduction of a round:
-    the anchor that they go on from has the contribution where `counted` says. Returns the same
-    round, as they now have it."""
+    """Makes up in the local parameters (1-D fp32) for another reduction of a round, of which the
+    anchor has the contribution where `counted` says. Returns the round as they have it now."""
     if counted == sent.taken:
         return sent
     values = sent.values()

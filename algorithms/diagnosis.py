@@ -28,9 +28,8 @@ _HOLD_S, _HOLD_ROUNDS = 10.0, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """From where on something is a fault: a link carries less than this share of the usual `rate`;
-    a `step` or a `save` takes more than so many times the usual; and it is worth this share of the
-    rounds."""
+    """From where on something is a fault: a link has less than this share of the usual `rate`, a
+    `step` or a `save` takes so many times the usual; and it is worth this share of the rounds."""
 
     rate: float
     step: float
@@ -76,23 +75,21 @@ class FaultPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One fault: what was `measured` and is `usual` (Mbit/s of a link, seconds of a step or of a
-    checkpoint), the share of the rounds' time that the others lose by it (0 of a disk), and when it
-    was first seen, by the caller's clock."""
+    """One fault: Mbit/s of a link, or seconds of a step or a checkpoint, `measured` and `usual`;
+    and the share of the rounds' time that the others lose by it, 0 of a disk."""
 
     place: FaultPlace
     measured: float
     usual: float
     cost: float
-    since_s: float = 0.0
+    since_s: float = 0.0  # when it was first seen, by the caller's clock
 
 
 def diagnose(
     swarm: Sequence[PeerFigures], *, in_turn: bool, known: Collection[FaultPlace] = ()
 ) -> list[Verdict]:
-    """The faults now; for peers that train the same. `in_turn`: a peer sends to one at a time, as
-    in pairs, and not to all at once. Faults that are `known` are kept until they are clearly
-    gone."""
+    """The faults now; for peers that train the same. With `in_turn` a peer sends to one at a time,
+    as in pairs. Faults that are `known` are kept until they are clearly gone."""
     look = _Look({each.peer: each for each in swarm}, in_turn, frozenset(known))
     ways = look.ways()
     return [*ways, *look.links(ways), *look.machines(), *look.disks()]
@@ -232,8 +229,7 @@ class _Look:
 
 @dataclass
 class _Case:
-    """A fault from its first sight on; `at`: evidence then; `well`: when (s, evidence) it had gone,
-    if it has."""
+    """A fault from first sight `at` this evidence; `well`: when (s, evidence) it had gone."""
 
     verdict: Verdict
     at: int

@@ -140,9 +140,8 @@ class Nesterov:
 def take_mean(
     stepped: tuple[Tensor, Tensor], anchor: Tensor, g: Tensor, ranges: Iterable[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """Writes into fresh (anchor, momentum), in the ranges of running statistics, the mean of the
-    local values instead of an outer step; what is `AT_HOME` stays so. `anchor` is the one that the
-    contributions were taken from, or the mean of the group's."""
+    """Writes the mean of the local values into fresh (anchor, momentum), in the ranges of running
+    statistics; what is `AT_HOME` stays so. The contributions were taken from `anchor`."""
     new, momentum = stepped
     for start, stop in ranges:
         here = anchor[start:stop]
@@ -161,9 +160,8 @@ def take_integers(values: Tensor, given: Tensor, exact: int) -> Tensor:
 def go_on_with_integers(
     merged: Tensor, local: Tensor, old_anchor: Tensor, g: Tensor, anchor: Tensor, exact: int
 ) -> Tensor:
-    """`merged`, which is written into, with the integers to go on with after a round: the anchor's.
-    A peer whose own, contributed in `g`, the anchor has taken goes on from where these are by
-    now."""
+    """`merged`, written into, with the integers to go on with after a round: the anchor's; or, if
+    the anchor has taken those that this peer has contributed in `g`, its own as they are by now."""
     if not exact:
         return merged
     last = slice(-exact, None)

@@ -282,8 +282,7 @@ class FragmentOptimizer:
 
     def contribute_values(self, values: Tensor, step: int) -> Contribution:
         """The anchor or the local parameters, for the average over everyone that ends a run. Where
-        all have one anchor, the way to it travels: so nobody moves the model further than in any
-        other round."""
+        all have one anchor the way to it travels: its norm is bounded as in any other round."""
         if self._update is None:
             values = self.state.anchor - values
         self.in_flight = Contribution(self.state.version, step, values, values, everyone=True)
@@ -390,9 +389,8 @@ class FragmentOptimizer:
         return mean
 
     def abandon(self, counted: Ranges, error: Tensor | None, local: Tensor) -> Tensor | None:
-        """Ends a round that came to nothing. `counted` are the ranges whose reduction is known to
-        have this peer's part; `error` is as `RoundResult`'s. Returns the local parameters to go on
-        from; None for the same."""
+        """Ends a round that came to nothing, but for the ranges whose reduction is known to have
+        this peer's part. Returns the local parameters to go on from; None for the same."""
         contribution, self.failed = self._ended(), True
         moved, local = self._start is not None, self._from_anchor(local)
         if contribution.everyone:  # nothing was learned that others could have counted
@@ -433,8 +431,7 @@ class FragmentOptimizer:
 
     def adopt(self, theirs: FragmentState, local: Tensor, *, keep: bool, me: str = "") -> Tensor:
         """Takes over another peer's state. With `keep` what was learned since the own anchor is
-        kept, but for what the new anchor has of it; `me` is this peer, as contributors are
-        listed."""
+        kept, but for what the new anchor has of it. `me` is this peer's name as a contributor."""
         if theirs.version < self.state.version:  # what was sent since is of no history that counts
             self._sent.clear()
             self._failed_try = None

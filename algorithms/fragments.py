@@ -19,9 +19,9 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name and shape of one parameter, as every peer of a run must have it. An `averaged` one is a
-    running statistic, of which the outer step takes the mean. `integers` is the type of one that
-    travels bit for bit in limbs (`limbs_of`): the first contributor's are taken."""
+    """One parameter, as every peer of a run must have it. An `averaged` one is a running statistic.
+    `integers` is the type of one that travels bit for bit in limbs: the first contributor's are
+    taken."""
 
     name: str
     shape: tuple[int, ...]
@@ -165,9 +165,8 @@ def pieces(schema: Sequence[TensorSpec], elements: int) -> tuple[Fragment, ...]:
 
 
 def shard_bounds(elements: int, shards: int, align: int) -> tuple[tuple[int, int], ...]:
-    """Cuts `elements` values into `shards` ranges that cover each value once. Inner bounds are
-    multiples of `align`, so that block codecs see the same blocks. The ranges differ by at most
-    `align` values from even; some may be empty."""
+    """Cuts `elements` values into `shards` ranges, some of which may be empty. Inner bounds are
+    multiples of `align`, so that block codecs see the same blocks; else the cut is even."""
     if elements < 0 or shards < 1 or align < 1:
         raise ValueError(f"cannot cut {elements} elements into {shards} shards aligned to {align}")
     cuts = [min(elements, round(elements * k / shards / align) * align) for k in range(shards)]

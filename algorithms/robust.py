@@ -57,8 +57,7 @@ def limit_of(limit: float, contributions: int) -> float:
 
 
 def norm_factors(ratios: Sequence[float], limit: float) -> tuple[float, ...]:
-    """The factor of each contribution, at most 1, from its norm ratio: none counts more medians
-    than the limit, as `limit_of` takes it."""
+    """The factor of each contribution, at most 1: none counts more medians than the limit."""
     limit = limit_of(limit, len(ratios))
     return tuple(limit / ratio if 0 < limit < ratio else 1.0 for ratio in ratios)
 
@@ -86,9 +85,9 @@ def least_factor(own: float, norms: Sequence[float], missing: int, limit: float)
 
 
 def taken_out(factor: float) -> float:
-    """The share of a contribution that a replica takes out of its parameters, where it keeps what
-    no anchor has. What was not counted (by its factor in the mean) is kept, as far as it is no more
-    than what was: so a peer that is always above the limit stays in bounds."""
+    """The share of a contribution that a replica takes out of its parameters, where it keeps the
+    rest: what was not counted is kept, as far as it is no more than what was. So it stays in
+    bounds."""
     return max(factor, 1 - factor)
 
 
@@ -203,8 +202,8 @@ def aggregate(
 
 
 def trimmed_mean(contributions: Sequence[Tensor]) -> Tensor:
-    """The mean of each value without its largest and its smallest fifth, rounded up; of at least
-    three fp32 tensors of one shape."""
+    """The mean of each value without its largest and its smallest fifth, rounded up; of three or
+    more."""
     count = len(contributions)
     cut = -(-count // 5)
     ordered = torch.stack(tuple(contributions)).sort(dim=0).values

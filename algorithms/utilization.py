@@ -187,9 +187,9 @@ class PlanPrediction:
 
 
 def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPrediction:
-    """Simulates a plan as our engine runs it: see `utilization`. A round waits for the slowest
-    link, so all of the jitter counts as delay; all peers are taken to compute and send alike.
-    Raises ValueError: the plan does not fit the model."""
+    """Simulates a plan as our engine runs it. A round waits for the slowest link, so all of the
+    jitter counts as delay; all peers are taken to be alike. Raises ValueError: it does not fit the
+    model."""
     rounds, rates_mbps = rounds_of(plan, workload, peers), np.array([link.rate_mbps])
     share = float(utilization(workload, rounds, rates_mbps, latency_s=latency_s(link))[0])
     computing_s = plan.inner_steps * workload.step_s
@@ -215,9 +215,8 @@ def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPredi
 def needed_mbps(
     plan: Plan, workload: Workload, link: Link, peers: int, target: float
 ) -> float | None:
-    """The lowest speed in Mbit/s with which a plan reaches a utilization (in 0..1, below 1), to 0.2
-    %; of the link delay and jitter count. 0 where nothing is sent; None where the delay alone costs
-    too much. Raises ValueError: the plan does not fit the model."""
+    """The lowest speed in Mbit/s with which a plan reaches a utilization below 1, to 0.2 %; None
+    where the delay alone costs too much. Raises ValueError: the plan does not fit the model."""
     rounds = rounds_of(plan, workload, peers)
     if not rounds.bits_per_period:
         return 0.0

@@ -205,7 +205,7 @@ def _narrowed(
 
 
 def _at_least(magnitudes: Tensor, least: Tensor, kept: int) -> Tensor:
-    """The flat indices, in order, of what is as large as the least that is kept; of equal ones the
+    """The flat places, in order, of what reaches the least that is kept; of equal ones the
     first."""
     chosen = magnitudes >= least
     found = _places_set(chosen)

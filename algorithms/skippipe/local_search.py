@@ -136,9 +136,8 @@ def random_step(
     limits: Sequence[int],
     draws: Draws,
 ) -> dict[int, Route]:
-    """The routes that a drawn step changes; none if what was drawn is not allowed. Changes the
-    route of this index, beside another one in a trade. `limits`: how many of the routes may visit
-    each peer."""
+    """The routes that a drawn step changes: this one, and another one in a trade; none if it is not
+    allowed. `limits`: how many of the routes may visit each peer."""
     if rules.stages == 1:
         return {}
     other = draws.below(len(routes))

@@ -108,8 +108,7 @@ def _best_cut(
     add: Callable[[float, float], float],
 ) -> tuple[float, _Cut]:
     """The least score of a cut of all layers, and that cut. `cost` is of (stage, first, last), at
-    most `most`. `add` makes the score of some stages and the cost of the next the score of all; it
-    grows with both, so that the best cut begins with the best cut of fewer layers."""
+    most `most`; `add` makes the score of all from that of some stages, and grows with both."""
     # best[n]: of the first n layers into the stages so far.
     best: dict[int, tuple[float, _Cut]] = {0: (0, ())}
     for stage in range(stages):

@@ -68,8 +68,8 @@ class Rules:
 
 
 def visited_stages(stages: int, skip: float) -> int:
-    """How many of the stages a route visits at a skip ratio; 0.33 of 6 are 4. Raises ValueError: a
-    ratio out of range."""
+    """The number of stages that a route visits at a skip ratio; 0.33 of 6 are 4. Raises
+    ValueError."""
     if not 0 <= skip < 1:
         raise ValueError(f"a skip ratio of {skip:g}; it must be at least 0 and below 1")
     return max(min(2, stages), round(stages * (1 - skip)))
@@ -170,8 +170,7 @@ _TRADES = 10  # per route, where routes are mixed
 
 def stage_quota(routes: int, rules: Rules, seed: int = 0) -> tuple[int, ...]:
     """How often each stage is visited by a batch of routes: equally often, or as near as it goes.
-    Which stages get one more turns with the seed, so that over seeds in a row the coverage is
-    equal."""
+    Which stages get one more turns with the seed: over seeds in a row the coverage is equal."""
     if rules.stages == 1:
         return (routes,)
     others = rules.stages - 1

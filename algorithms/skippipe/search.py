@@ -36,9 +36,8 @@ from murmuration.algorithms.skippipe.route import (
 
 
 class Planner:
-    """Finds ascending routes of an exact length. What goes forward comes back, so both halves of a
-    hop and of a visit are counted. Extends the best routes to each peer by one visit at a time;
-    exact, as a loop's cost is a sum over its hops. One call of `best` takes `effort_s`."""
+    """Finds ascending routes of an exact length; a loop is each hop and visit there and back.
+    Extends the best routes to each peer by one visit at a time, which is exact."""
 
     def __init__(self, pipeline: Pipeline, rules: Rules) -> None:
         costs, stage = pipeline.costs, np.array(pipeline.stage_of)
@@ -201,9 +200,9 @@ def keep_limits(
     *,
     share: float,
 ) -> list[Draft]:
-    """Drafts that keep all limits, best first; empty if none was found within the effort. The limit
-    that is exceeded by most comes first: its surplus is banned from there, and planned again. The
-    best few drafts are followed."""
+    """Drafts that keep all limits, best first; empty if none was found within the effort. The
+    surplus of the limit that is exceeded by most is banned from there first. The best few are
+    followed."""
 
     def cost(draft: Draft) -> tuple[float, float]:
         """(slowest route, sum of all routes)."""

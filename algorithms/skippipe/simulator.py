@@ -20,9 +20,8 @@ Started = Callable[[int, int, int, float, float], None]
 def finish_times(
     pipeline: Pipeline, routes: Sequence[Route], *, shared_uplinks: bool = False
 ) -> list[float]:
-    """The end of each microbatch's last backward, in seconds; routes are in the order in which
-    origins begin them, and must not deadlock. With `shared_uplinks` the messages of a peer leave
-    one after another, as they do where its own line is what limits the rate."""
+    """The end of each microbatch's last backward (s); origins begin them in this order. With
+    `shared_uplinks` the messages of a peer leave one after another, by its own line."""
     run = IterationRun(pipeline, routes, shared_uplinks)
     run.run()
     assert min(run.finish_s, default=0.0) >= 0, "the schedule deadlocks"

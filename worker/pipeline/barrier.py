@@ -40,8 +40,8 @@ _HOLD_S = 0.5  # an answer is held back; well below _REPORT_S
 
 @dataclass(frozen=True)
 class Orphans:
-    """Of an iteration's microbatches whose origin is gone: those that it had sent here, to the
-    first peer of their routes, and those in this stage's sum."""
+    """Microbatches whose origin is gone: those that it had sent here itself, and those in this
+    sum."""
 
     began: frozenset[int]
     counted: frozenset[int]
@@ -52,8 +52,7 @@ _Share = tuple[int, Incarnation]  # an iteration, and the origin whose microbatc
 
 class IterationTracker:
     """The iterations of one peer; sans-I/O. Times are monotonic seconds. `ended` is the latest that
-    was found to be over, `given_up` the origins that are not waited for: they have not reported in
-    time."""
+    is over; origins that are `given_up` have not reported in time, and are not waited for."""
 
     def __init__(self, iteration: int = 0, stages: int = 1) -> None:
         self.iteration, self._stages = iteration, stages
@@ -110,8 +109,8 @@ class IterationTracker:
         self.heard(key.iteration, key.origin)
 
     def counted(self, key: StageCallKey) -> bool:
-        """A microbatch's gradient is in this stage's sum, or may be at any moment. Returns whether
-        that is new."""
+        """A gradient is in this stage's sum, or may be at any moment. Returns whether that is
+        new."""
         self.heard(key.iteration, key.origin)
         mine = self._mine[key.iteration, key.origin]
         new = key.microbatch not in mine
@@ -134,8 +133,8 @@ class IterationTracker:
 
     def over(self, origins: Iterable[Member], now: float) -> IterationOver | None:
         """Whether every origin that is still there has finished the iteration. `origins` are all
-        replicas of stage 0, gone or not. One that has left stage 0 in this iteration is not among
-        them, and counts as gone; so does an earlier incarnation."""
+        replicas of stage 0, gone or not; others count as gone, and so does an earlier
+        incarnation."""
         someone = discard = False
         gone: list[_Share] = []
         awaited: list[_Share] = []
@@ -175,8 +174,8 @@ class IterationTracker:
         return not origins <= self.given_up
 
     def _newest(self, member: Member, now: float) -> Member:
-        """As of the origin's latest incarnation, of which word may be here before gossip. One that
-        gossip does not tell of in time is forgotten, until it is heard again."""
+        """As of the origin's latest incarnation. One that gossip does not confirm in time is
+        forgotten."""
         since, confirmed = self._unconfirmed_since, Incarnation.of(member)
         ahead = [o for o in self._heard if o.peer == member.peer and o > confirmed]
         for origin in ahead:
@@ -188,9 +187,9 @@ class IterationTracker:
         return replace(member, epoch=latest.epoch, phase=Phase.STARTING, step=0)
 
     def _takes_part(self, member: Member) -> bool:
-        """Whether to wait for an origin's report: it begins microbatches in this iteration, or has.
-        A joiner that fetches a state from long ago may take its time. But gossip is slower than an
-        iteration, and an origin that has sent word of the last one is no joiner any more."""
+        """Whether to wait for an origin's report. A joiner that fetches a state from long ago may
+        take its time; but an origin that was heard in the last iteration is no joiner, whatever
+        gossip says."""
         heard = self._heard.get(Incarnation.of(member), -1)  # an earlier incarnation's do not count
         if member.phase is Phase.STARTING:
             return member.live and heard + 1 >= self.iteration
@@ -212,11 +211,7 @@ class IterationTracker:
 
 
 async def report_iteration(
-    context: StageContext,
-    origin: Incarnation,
-    peer: str,
-    iteration: int,
-    counted: Sequence[int],
+    context: StageContext, origin: Incarnation, peer: str, iteration: int, counted: Sequence[int]
 ) -> None:
     """Reports the microbatches that came back by way of a peer until it has the report, and has
     ended the iteration if it has counted some; or until it is gone, and with it what it has
@@ -261,8 +256,7 @@ async def report_iteration(
 
 
 class BarrierReceiver:
-    """A stage's side; `reported` is called after each report: the iteration may be over now. io
-    thread only."""
+    """Answers origins' reports, each of which may end an iteration (`reported`). io thread only."""
 
     def __init__(self, run: int, tracker: IterationTracker, reported: Callable[[], None]) -> None:
         self._run, self._tracker, self._reported = run, tracker, reported

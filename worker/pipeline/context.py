@@ -12,12 +12,7 @@ from murmuration.protos.events import EventKind, new_event
 from murmuration.worker.background import Offload
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.profile import StageMeasurements
-from murmuration.worker.pipeline.stage_call import (
-    Incarnation,
-    JobFailed,
-    MicrobatchDropped,
-    serves,
-)
+from murmuration.worker.pipeline.stage_call import Incarnation, JobFailed, MicrobatchDropped, serves
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import (
     JobKind,
@@ -132,8 +127,7 @@ class MemoryBudget:
         self._grant()
 
     async def acquire(self, size: int, caller: str | None = None) -> None:
-        """Returns once this many bytes may be held. Args: caller: None for this peer itself, which
-        has all of the memory as its share."""
+        """Returns once this many bytes may be held; this peer itself (None) has a share of all."""
         if not size:
             return
         if caller is not None and len(self._callers) < _MOST_CALLERS:
@@ -199,8 +193,7 @@ _TIMED = {
 
 
 class ComputeQueue:
-    """Hands jobs to the train thread, and their results back; notes how long they took. io thread
-    only."""
+    """Hands jobs to the train thread, and their results back. io thread only."""
 
     def __init__(self, post: Callable[[ToTrain], None], measurements: StageMeasurements) -> None:
         self._post, self._measurements = post, measurements

@@ -42,8 +42,7 @@ _SOON_HOP_S, _STRIKES = 0.1, 3
 
 
 class Forwarder:
-    """Sends microbatches on to the next stage. io thread only. `under_way`: shapes of those that
-    began here and are not back."""
+    """Sends microbatches on. io thread only. `under_way`: shapes of those that began here."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context

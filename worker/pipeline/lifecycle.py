@@ -35,8 +35,7 @@ _POLL_S = 0.1
 
 
 class StageLifecycle:
-    """Rebuilds a stage, and assembles the model. train thread only. `io` serves the stage, and
-    listens already; `out` is this worker's folder."""
+    """Rebuilds a stage, and assembles the model. train thread only. `io` listens already."""
 
     def __init__(
         self,
@@ -104,8 +103,7 @@ class StageLifecycle:
         return self._assemble(trainer)
 
     def _assembler(self) -> Member | None:
-        """The peer that assembles the model: the first replica of stage 0 that is here, or has done
-        so and left."""
+        """The first replica of stage 0 that is here, or has assembled the model and left."""
         members = [member for member in self._members() if member.stage == 0]
         able = [m for m in members if m.live or (m.health, m.phase) == (Health.LEFT, Phase.DONE)]
         return min(able, key=lambda member: member.peer, default=None)

@@ -105,8 +105,8 @@ def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, .
 def whole_model(
     task: Task, config: Config, anchors: Mapping[int, Sequence[Tensor]]
 ) -> dict[str, Tensor]:
-    """The anchor of every parameter of the model by name, in the order of the model, from those of
-    each stage's fragments."""
+    """The anchor of every parameter by name, in the order of the model, from those of each
+    stage."""
     whole: dict[str, Tensor] = {}
     for stage, flat in anchors.items():
         for fragment, anchor in zip(stage_fragments(task, config, stage), flat, strict=True):

@@ -35,8 +35,8 @@ _LOOK_S = 2.0  # between two choices of movers: large swarms have news all the t
 
 
 def stage_to_move_to(peer: int, stages: Sequence[Mapping[int, float]]) -> int | None:
-    """The slowest stage, if a peer should leave its own for it. Takes, of each stage, the
-    throughput of each of its replicas."""
+    """The slowest stage, if a peer should leave its own for it, by each stage's replicas'
+    throughput."""
     here = next(stage for stage, replicas in enumerate(stages) if peer in replicas)
     totals = [sum(replicas.values()) for replicas in stages]
     there = totals.index(min(totals))
@@ -49,9 +49,8 @@ def stage_to_move_to(peer: int, stages: Sequence[Mapping[int, float]]) -> int | 
 
 
 def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
-    """The stage with the least throughput for its share of the routes; the first of equals. Takes
-    the members of a status document. One that has not measured its speed counts as the median of
-    those that have; where nobody has, it is the stage with the fewest replicas."""
+    """The stage with the least throughput for its share of the routes, of the members of a status
+    document; the first of equals. One that has not measured its speed counts as the median."""
     serving: list[list[float]] = [[] for _ in range(stages.count)]
     for member in members:
         if not isinstance(member, Mapping) or member.get("health") not in ("alive", "suspect"):
@@ -120,9 +119,8 @@ class OrphanedStages:
 
 
 def movers_to(orphaned: Sequence[int], training: Iterable[Member]) -> dict[int, str]:
-    """The peer that would rebuild each of these stages, from the stage with the most replicas; from
-    stage 0 last. Of several it is the last by name. A stage that nobody can be spared for is left
-    out."""
+    """The peer to rebuild each of these stages: the last by name of the stage with the most
+    replicas; of stage 0 last. A stage that nobody can be spared for is left out."""
     movers: dict[int, str] = {}
     stage_of = {member.peer: member.stage for member in training}
     for stage in orphaned:
@@ -160,8 +158,7 @@ Turn = tuple[str, float]
 
 @dataclass(frozen=True)
 class _Choice:
-    """Made at this time from these members: the peer to move to each of the orphaned stages, or a
-    peer to move to a slower stage, and which."""
+    """Made then from these members: who moves to each orphaned stage, or to a slower stage."""
 
     at: float
     members: object
@@ -171,8 +168,7 @@ class _Choice:
 
 
 class Rebalancer:
-    """Decides when this peer moves, to an orphaned stage or to one that is far slower; sans-I/O.
-    Times are monotonic seconds."""
+    """Decides when this peer moves to another stage; sans-I/O. Times are monotonic seconds."""
 
     def __init__(self, me: str, stages: int) -> None:
         self._me, self._stages = me, stages
@@ -181,9 +177,9 @@ class Rebalancer:
         self._choice: _Choice | None = None
 
     def tick(self, members: Sequence[Member], now: float) -> StageMove | None:
-        """The move of this peer; None to stay. A stage is orphaned when all its replicas are gone;
-        one that has ended its run is not. Stage 0, where microbatches begin and end, is not
-        rebuilt, and no peer leaves it for speed."""
+        """The move of this peer; None to stay. A stage is orphaned when all its replicas are gone
+        before they have ended their run. Stage 0 is not rebuilt, and no peer leaves it for
+        speed."""
         live = [member for member in members if member.live]
         served = served_stages(members)
         orphaned = [stage for stage in range(1, self._stages) if stage not in served]

@@ -39,8 +39,7 @@ _FRAME_S = 120.0  # for a frame of 1 MiB, on a link that 16 calls share
 
 
 class StageServer:
-    """Serves stage calls. io thread only. Args: planner: knows what this peer plans with; an origin
-    that plans otherwise is gossiped with at once."""
+    """Serves stage calls. io thread only. Gossips at once with an origin that plans otherwise."""
 
     def __init__(
         self,
@@ -168,9 +167,9 @@ class StageServer:
             raise
 
     def _start(self, call: StageCall, values: memoryview, release: Callable[[], None]) -> None:
-        """Begins a call, which releases its memory in the end. Results are kept for repeated calls,
-        up to the limit of the budget. Beyond, a repeated call costs a second computation, and is
-        counted once all the same. A failure is not kept."""
+        """Begins a call, which releases its memory in the end. Results but failures are kept for
+        repeated calls, up to the limit of the budget; beyond, a repeated call is computed again,
+        and counts once."""
         place, work = (call.key, call.stage), self._compute(call, values)
         task = self._calls[place] = asyncio.get_running_loop().create_task(work)
 

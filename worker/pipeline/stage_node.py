@@ -9,11 +9,7 @@ from murmuration.worker.background import Tasks
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.pipeline.barrier import (
-    BarrierReceiver,
-    IterationTracker,
-    report_iteration,
-)
+from murmuration.worker.pipeline.barrier import BarrierReceiver, IterationTracker, report_iteration
 from murmuration.worker.pipeline.context import StageContext, values_of
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
@@ -36,8 +32,7 @@ _AGAIN_S = 0.25
 
 
 class StageNode:
-    """What a node does for its stage. io thread only. Args: publish: gossips this peer's profile,
-    packed."""
+    """What a node does for its stage; `publish` gossips its profile. io thread only."""
 
     def __init__(self, context: StageContext, publish: Callable[[bytes], None]) -> None:
         self.context, self._publish = context, publish

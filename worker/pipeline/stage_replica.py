@@ -55,8 +55,8 @@ class StageJobs:
 
 class StageReplica(InnerReplica):
     """A replica of one stage; its module is the stage's alone. train thread only. Backwards add to
-    the sum of an iteration's gradients in place: there is no second copy. Raises ConfigError, from
-    `work`: a microbatch of the task is above the limit."""
+    the sum of gradients in place. Raises ConfigError, from `work`: a microbatch is above the
+    limit."""
 
     def __init__(
         self,
@@ -169,13 +169,11 @@ class StageReplica(InnerReplica):
             value.zero_()
 
     def raise_learning_rate(self) -> None:
-        """After a rebuild, for as long as this process serves the stage (arXiv:2506.15461,
-        algorithm 1)."""
+        """After a rebuild, from now on (arXiv:2506.15461, algorithm 1)."""
         self.lr_factor *= _REBUILT_LR
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """As an `InnerReplica`'s; none where nothing has visited the stage: zeros would move it by
-        its momentum."""
+        """None where nothing has visited the stage: zeros would move it by its momentum."""
         if any(bool(gradient.any()) for gradient in gradients.values()):
             super().inner_step(step, gradients)
 
@@ -248,8 +246,8 @@ class StageReplica(InnerReplica):
 
     @contextmanager
     def _adding(self, microbatch: int) -> Iterator[None]:
-        """Around what adds a microbatch's gradient to the sum. A failure has added a part of it,
-        which nothing takes out again: the sum of this iteration is left out."""
+        """Around what adds a gradient to the sum. A failure leaves a part of it there: no sum
+        counts."""
         self._spoiled, spoiled = True, self._spoiled
         yield
         self._spoiled = spoiled
@@ -266,8 +264,7 @@ class StageReplica(InnerReplica):
 
 
 class Iterations:
-    """The iterations of a stage in the training loop. train thread only. Args: clock: monotonic
-    seconds."""
+    """The iterations of a stage in the training loop. train thread only."""
 
     def __init__(self, stage: StageReplica, mailbox: Mailbox, clock: Callable[[], float]) -> None:
         self._stage, self._mailbox, self._clock = stage, mailbox, clock

@@ -74,10 +74,7 @@ class MeanPeer(Peer):
         self._payload_bytes = self.codec.encoded_bytes(swarm.scenario.params)
         elements = self._payload_bytes // 4  # of fp32: as the modelled bytes ask for
         self.context = SimulatedContext(
-            elements=[elements],
-            plan=PRESETS["diloco"],
-            config=swarm.config,
-            **self.surroundings(),
+            elements=[elements], plan=PRESETS["diloco"], config=swarm.config, **self.surroundings()
         )
         self.reducer = Reducer(self.context)
         self.contributor = Contributor(self.context, self.reducer, self, self)

@@ -145,14 +145,13 @@ class _Message:
 
 
 class SimulatedStream:
-    """Messages both ways between two peers, in order, until an end closes it or it breaks. `users`
-    are what uses it, by the peer at that end."""
+    """Messages both ways between two peers, in order, until an end closes it or it breaks."""
 
     def __init__(self, network: "Network", number: int, ends: tuple[int, int]) -> None:
         self._network, self.number = network, number
         self.caller, self.callee = ends
         self.ended = False
-        self.users: dict[int, object] = {}
+        self.users: dict[int, object] = {}  # by the peer at that end
         self._queues: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
         self._unsent: dict[int, deque[_Message]] = {self.caller: deque(), self.callee: deque()}
 

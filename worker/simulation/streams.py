@@ -33,8 +33,7 @@ class StreamEnd:
         self._sends: asyncio.Future[None] | None = None  # until it has left
 
     async def send(self, message: bytes) -> None:
-        """Returns when the message has left, which those without a payload do at once. Raises
-        Unreachable."""
+        """Returns when the message has left, at once if it has no payload. Raises Unreachable."""
         self._check()
         size = self._size(message)
         if not size:
