@@ -39,19 +39,14 @@ def pseudo_gradient(anchor: Tensor, local: Tensor, *, out: Tensor | None = None)
 def mean_in_order(
     contributions: Iterable[Tensor], weights: Sequence[int] | None = None, over: MeanOver = "all"
 ) -> Tensor:
-    """Sums left to right in fp32 and divides by the count, or by the sum of the weights.
+    """Sums left to right in fp32 and divides by the count, or by the sum of the weights; fresh, and
+    the mean of blocks is the mean's blocks. Raises ValueError: there is nothing to average.
 
     Args:
         contributions: at least one fp32 tensor, of one shape, in the order of sorted peer ids.
         weights: 0 or more, one for each; equal ones are the same as none, bit for bit.
         over: `all` of them, or for each value its `senders`: those in which it is not 0. What
             nobody has sent is 0.
-
-    Returns:
-        A fresh tensor. The operation is elementwise, so the mean of blocks is the mean's blocks.
-
-    Raises:
-        ValueError: there is nothing to average.
 
     Ref: arXiv:2508.15706 (SparseLoCo) divides by the number of senders.
     """

@@ -56,7 +56,9 @@ class GroupUpdate(ABC):
 
 @dataclass(frozen=True)
 class SharedMomentum(GroupUpdate):
-    """Heavy ball from the group's mean anchor, with the group's mean momentum.
+    """Heavy ball from the group's mean anchor, with the group's mean momentum. Raises ValueError: a
+    value out of its range; or the mean of the replicas would diverge in a bowl whose bottom local
+    steps reach, with the radius and the nearest value that is stable.
 
     momentum <- mean(a * momentum + g)
     anchor   <- mean(anchor) - b * momentum
@@ -69,10 +71,6 @@ class SharedMomentum(GroupUpdate):
     Args:
         a: share of the momentum that lives on, in 0..1, below 1.
         b: outer learning rate, above 0.
-
-    Raises:
-        ValueError: a value out of its range; or the mean of the replicas would diverge in a bowl
-            whose bottom local steps reach, with the radius and the nearest value that is stable.
 
     Ref: ours (docs/adr/0013); pairs, and the exchange of both halves, are arXiv:2506.10911's.
     """
@@ -109,6 +107,8 @@ class SharedMomentum(GroupUpdate):
 @dataclass(frozen=True)
 class ModifiedMomentum(GroupUpdate):
     """Heavy ball over the group's mean pseudo-gradient, with a pull to the group's mean anchor.
+    Raises ValueError: the replicas would drift apart, with the spectral radius and the nearest
+    value that is stable.
 
     momentum <- a * momentum - b * mean(g) - c * (anchor - mean(anchor))
     anchor <- anchor + momentum
@@ -121,10 +121,6 @@ class ModifiedMomentum(GroupUpdate):
         b: outer learning rate, above 0.
         c: pull to the group's mean, above 0.
         size: peers in a group, at least 2; it only decides what is stable.
-
-    Raises:
-        ValueError: the replicas would drift apart, with the spectral radius and the nearest value
-            that is stable.
 
     Ref: arXiv:2506.10911 eq. 2 with D = -g (eq. 2 prints the middle term with the other sign).
     """

@@ -29,7 +29,7 @@ def groups(
     size: int = 2,
     unreachable: Collection[tuple[str, str]] = (),
 ) -> tuple[tuple[str, ...], ...]:
-    """The groups of a round: each peer in one of them, or in none.
+    """The groups of a round, each in sorted order: each peer is in one of them, or in none.
 
     The peers that take part are put in an order that is random for every round, and cut into
     `size` rows below each other; the columns are the groups, so positions i and i + n/2 make a
@@ -44,16 +44,8 @@ def groups(
         size: peers in a group, at least 2.
         unreachable: pairs of peers that cannot reach each other, the first name first.
 
-    Returns:
-        The groups, each in sorted order; none if there are fewer than two peers.
-
-    Raises:
-        ValueError: the size is below 2.
-
     Ref: arXiv:2506.10911, where the groups are random each round; the turns are ours.
     """
-    if size < 2:
-        raise ValueError(f"group size is {size}; it must be at least 2 (2 is a pair)")
     members = sorted(set(peers))
     if len(members) < 2:
         return ()

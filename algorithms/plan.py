@@ -36,7 +36,8 @@ ANCHOR_CODECS = ("fp32", "bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How the peers of a run exchange.
+    """How the peers of a run exchange. Raises ValueError: a value or a combination that cannot
+    work, with the fix.
 
     Args:
         inner_steps: H, inner steps between two rounds of one fragment.
@@ -68,9 +69,6 @@ class Plan:
         consensus: one exact mean after the last step. With `pairs` it is of everyone's anchors;
             without it everyone ends with a model of its own. With merge `keep` it is of everyone's
             local parameters, which have what the anchor lacks.
-
-    Raises:
-        ValueError: a value or a combination that cannot work, with the fix.
     """
 
     inner_steps: int = 20

@@ -180,19 +180,14 @@ def aggregate(
     over: MeanOver = "all",
     aggregation: Aggregation = "mean",
 ) -> Tensor:
-    """The mean of a round's contributions, each times its factor.
+    """The mean of a round's contributions, each times its factor; fresh, and the mean of blocks is
+    the mean's blocks. Raises ValueError: there is nothing to average.
 
     Args:
         contributions, weights, over: as `mean_in_order` takes them.
         factors: of `norm_factors`, one for each.
         aggregation: `mean`; or of five or more contributions the `trimmed` mean, which takes no
             account of weights and senders.
-
-    Returns:
-        A fresh tensor. The operation is elementwise, so the mean of blocks is the mean's blocks.
-
-    Raises:
-        ValueError: there is nothing to average.
     """
     pairs = zip(contributions, factors, strict=True)
     scaled = (each if factor == 1 else each * factor for each, factor in pairs)

@@ -2,10 +2,8 @@
 
 Compute utilization is the share of the time in which a worker computes. It is simulated over link
 speeds: a due fragment is sent as a whole after step s, over one link, first come, first served;
-after step s + tau training waits for it, and then sends what is due there.
-
-The system is periodic with H; it is simulated from rest, and the first periods are not counted.
-Only steps in which something is sent or awaited cost anything, whatever H is.
+after step s + tau training waits for it, and then sends what is due there. The system is periodic
+with H; it is simulated from rest, and the first periods are not counted.
 
 Ref: arXiv:2501.18512, whose own simulator goes layer by layer. Ours beyond it: latency, any tau up
 to H, and bits from n peers and two codecs.
@@ -35,7 +33,8 @@ _OUTSIDE = "outside"
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model and the time that one worker needs for a step of it.
+    """A model and the time that one worker needs for a step of it. Raises ValueError: a value that
+    cannot be, with the fix.
 
     Args:
         step_s: one inner step, in seconds.
@@ -43,9 +42,6 @@ class Workload:
         outside: parameters outside of the layers: embeddings, head, last norm.
         ddp_parameters: those that data-parallel training would send, where these are others: with
             `kseed` the layers are the vector of coefficients.
-
-    Raises:
-        ValueError: a value that cannot be, with the fix.
     """
 
     step_s: float
@@ -119,14 +115,12 @@ class PlannedRounds:
 
 
 def rounds_of(plan: Plan, workload: Workload, peers: int) -> PlannedRounds:
-    """The traffic of one of `peers` workers by a plan.
+    """The traffic of one of `peers` workers by a plan. Raises ValueError: the plan does not fit the
+    model: more fragments than layers, or than H.
 
     Each worker reduces 1/n of a fragment: it sends (n-1)/n of its contribution to the others'
     reducers, and its shard's reduction to n-1 peers. In pairs each gives its partners its whole
     contribution when it is due, and its anchor ahead of that.
-
-    Raises:
-        ValueError: the plan does not fit the model: more fragments than layers, or than H.
     """
     fragments = workload.fragments(plan.fragments, plan.pattern)
     plan.schedule(fragments=len(fragments), steps=1)  # checks, even where nothing is exchanged
@@ -241,15 +235,12 @@ def latency_s(link: Link) -> float:
 def utilization(
     workload: Workload, rounds: PlannedRounds, rates_mbps: Floats, *, latency_s: float = 0.0
 ) -> Floats:
-    """Computing time over all time, at each link speed.
+    """Computing time over all time, at each link speed: shape (R,), above 0, at most 1.
 
     Args:
         rates_mbps: speeds of a worker's link, shape (R,), in Mbit/s; infinity is allowed.
         latency_s: added to each transfer without occupying the link: the one-way delay times the
             hops of an exchange (contribution and reduction: 2).
-
-    Returns:
-        Shape (R,), above 0, at most 1.
     """
     s_per_bit = 1 / (np.asarray(rates_mbps, dtype=np.float64) * 1e6)
     inner_steps, tau, sent = rounds.inner_steps, rounds.overlap_steps, rounds.due_bits()
@@ -284,14 +275,11 @@ PERIODS = (
     *(1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50, 60, 75),
     *(100, 125, 150, 200, 250, 300, 400, 500),
 )
-# How many times its H a plan of few bits counts as: `streaming` with that H loses as much. The
-# figures are those of docs/evidence/bytes.md after 2,400 steps. `streaming` has only H 100 there,
-# so its loss is taken to grow with H as that of `onebit` does: straight lines over log H between H
-# 7, 28 and 140. Then `streaming` with H 100 is `onebit` with H 85 (AdamW) or 71 (Muon), and
-# `sparse` with H 10 is `streaming` with H 22 or 52. That is 1.17 or 1.42 times the H, and 2.2 or
-# 5.2 times; these are the geometric means. Signs have a bit or more for each parameter, top-k has
-# less. What few bits cost does not go away with H, and no H below 7 was measured: a shorter one
-# counts as that.
+# How many times its H a plan of few bits counts as: `streaming` with that H loses as much. By the
+# figures of docs/evidence/bytes.md after 2,400 steps, with loss over log H in straight lines,
+# `streaming` with H 100 is `onebit` with H 85 (AdamW) or 71 (Muon), and `sparse` with H 10 is
+# `streaming` with H 22 or 52; these are the geometric means. Signs have a bit or more for each
+# parameter, top-k has less. No H below 7 was measured: a shorter one counts as that.
 _H_OF_SIGN, _H_OF_TOPK = 1.3, 3.4
 _LEAST_BITS_OF_SIGN, _LEAST_H_OF_FEW_BITS = 1, 7
 

@@ -66,19 +66,14 @@ class Pipeline:
 
 
 def stage_layers(costs: Sequence[float], outer_cost: float, stages: int) -> list[tuple[int, int]]:
-    """Cuts the layers into contiguous stages of at least one layer.
+    """Cuts the layers into contiguous stages of at least one layer, and returns the first and the
+    last of each, both included. Raises ValueError: more stages than layers.
 
     The largest stage is as small as can be; of equally good cuts the most even one is taken.
 
     Args:
         costs: of each layer, in the order of the forward pass: parameters, or seconds.
         outer_cost: of what stage 0 holds besides: embedding, final norm, head.
-
-    Returns:
-        The first and the last layer of each stage, both included.
-
-    Raises:
-        ValueError: more stages than layers.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(

@@ -4,11 +4,10 @@ A peer whose answer got lost has counted a microbatch that another replica was t
 each origin reports at the end which microbatches came back by way of which peers. A stage that has
 counted others discards its whole iteration, and says so.
 
-An origin that is gone reports nothing, and its microbatches are lost. The peers that had them
-straight from it count them as lost. A gradient of them that another stage has counted stays in its
-sum. The same holds for an earlier incarnation of an origin that has started again. Calls of the new
-one may be here before gossip tells of it; but anybody can send them, so an incarnation that gossip
-does not confirm is not waited for for long. An origin that is there and never reports is waited for
+An origin that is gone reports nothing, and its microbatches are lost; a gradient of them that
+another stage has counted stays in its sum. The same holds for an earlier incarnation of an origin
+that has started again. Calls of the new one may be here before gossip tells of it; but anybody can
+send them, so it is not waited for for long. An origin that is there and never reports is waited for
 longer than a microbatch that is held up, and then no more, until a report of it comes in time.
 
 A peer answers a report when its sum is complete. Until then what it has counted may die with it.

@@ -141,13 +141,9 @@ async def fetch_stages(
 
 
 def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, Mapping[int, int]]:
-    """Puts the newest checkpoints of all stages below the folder `run` together.
-
-    Args:
-        settings: of [task], typed here; what loads code or reads files must be among them.
-
-    Returns:
-        The new checkpoint, which is named after the least step, and the step of each stage.
+    """Puts the newest checkpoints of all stages below the folder `run` together. Returns the new
+    one, which is named after the least step, and the step of each stage. The settings are of
+    [task], typed here; what loads code or reads files must be among them.
 
     Raises:
         CheckpointError: not all stages are there, or they are of different runs.

@@ -95,11 +95,8 @@ class StagesConfig:
 
 
 def cut_of(task: Staged, stages: StagesConfig) -> list[tuple[int, int]]:
-    """The first and the last layer of each stage, both included; the same on every peer.
-
-    Raises:
-        ValueError: more stages than layers, or other layers in the settings than in the model.
-    """
+    """The first and the last layer of each stage, both included; the same on every peer. Raises
+    ValueError: more stages than layers, or other layers in the settings than in the model."""
     sizes = task.layer_sizes()
     if not stages.layers:
         return stage_layers(sizes, task.outer_size(), stages.count)

@@ -23,7 +23,7 @@ _MOST_PEERS_OF_A_MEAN = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One simulated run.
+    """One simulated run. Raises ValueError: a value out of range, with the reason.
 
     Args:
         preset: `noloco`, rounds in pairs; `diloco`, the leaderless mean of all.
@@ -41,9 +41,6 @@ class Scenario:
         params: values that are exchanged; only their bytes count.
         codec: wire codec of pseudo-gradients and of their means; anchors travel as fp32.
         merge: of `diloco`; with `keep` replicas keep what the codec leaves out.
-
-    Raises:
-        ValueError: a value out of range, with the reason.
     """
 
     preset: Preset = "noloco"

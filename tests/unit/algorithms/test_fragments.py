@@ -16,7 +16,6 @@ from murmuration.algorithms.fragments import (
     limbs_of,
     partition,
     pieces,
-    shard_bounds,
 )
 
 SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -108,7 +107,6 @@ def test_the_layer_is_the_first_numeric_component(name: str, layer: int | None) 
     [
         (-1, "strided", "^-1 fragments of 2 layers; use 1 to 2$"),
         (3, "strided", "^3 fragments of 2 layers; use 1 to 2$"),
-        (2, "random", "unknown fragment pattern 'random'"),
     ],
 )
 def test_fragments_that_cannot_be_are_refused(fragments: int, pattern: str, message: str) -> None:
@@ -134,12 +132,6 @@ def test_views_of_a_wrong_size_are_refused() -> None:
     fragment = Fragment(4, (TensorSpec("a", (2, 3)),))
     with pytest.raises(ValueError, match=r"fragment 4 has 6 elements, got shape \(5,\)"):
         fragment.views(torch.zeros(5))
-
-
-@pytest.mark.parametrize(("elements", "shards", "align"), [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_impossible_shards_are_refused(elements: int, shards: int, align: int) -> None:
-    with pytest.raises(ValueError, match="cannot cut"):
-        shard_bounds(elements, shards, align)
 
 
 def test_a_fragment_takes_integers_in_their_own_shape_and_gives_them_back() -> None:

@@ -59,12 +59,6 @@ def test_every_two_peers_meet_about_equally_often(peers: int) -> None:
     assert all(0.8 * expected < times < 1.2 * expected for times in met.values())
 
 
-@pytest.mark.parametrize("size", [1, 0, -2])
-def test_groups_of_less_than_two_are_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=f"^group size is {size}; it must be at least 2"):
-        groups(1, 0, 0, 0, letters(4), size)
-
-
 def test_groups_are_the_same_on_every_machine_and_version() -> None:
     """Two versions that disagree here would wait for each other's partners."""
     assert membership_epoch(["a", "b", "c"]) == 72537297551412712

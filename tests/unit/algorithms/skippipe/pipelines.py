@@ -13,7 +13,7 @@ from murmuration.algorithms.skippipe.pipeline import (
     Floats,
     Pipeline,
 )
-from murmuration.algorithms.skippipe.route import Route, Rules, stage_refusals
+from murmuration.algorithms.skippipe.route import Route, Rules, keeps_rules
 
 
 def even_pipeline(
@@ -96,7 +96,7 @@ def assert_fit_together(
         limits: of each peer, how many of the routes may visit it (see `draws.peer_limits`).
     """
     for route in routes:
-        assert stage_refusals(route.stages(pipeline), rules) == ()
+        assert keeps_rules(route.stages(pipeline), rules)
     visits = Counter(stage for route in routes for stage in route.stages(pipeline))
     counts = [visits[stage] for stage in range(1, rules.stages)]
     assert not counts or max(counts) - min(counts) <= 1

@@ -13,8 +13,8 @@ from murmuration.algorithms.skippipe.route import (
     Route,
     Rules,
     even_stage_sets,
+    keeps_rules,
     stage_quota,
-    stage_refusals,
     trade_stage,
     visited_stages,
 )
@@ -24,25 +24,18 @@ RULES = Rules(stages=8, visited=4)
 
 
 @pytest.mark.parametrize(
-    ("stages", "reason"),
-    [
-        ((1, 2, 3, 4), "does not begin on stage 0"),
-        ((), "does not begin on stage 0"),
-        ((0, 2, 2, 4), "stage 2 is visited 2 times"),
-        ((0, 2, 3), "visits 3 stages instead of 4"),
-        ((0, 5, 6, 7), "jumps from stage 0 to 5"),
-        ((0, 3, 2, 5), "goes back from stage 3 to 2"),
-    ],
+    "stages", [(1, 2, 3, 4), (), (0, 2, 2, 4), (0, 2, 3), (0, 5, 6, 7), (0, 3, 2, 5)]
 )
-def test_what_a_route_may_not_do_is_told(stages: tuple[int, ...], reason: str) -> None:
-    assert any(reason in each for each in stage_refusals(stages, RULES))
+def test_what_a_route_may_not_do(stages: tuple[int, ...]) -> None:
+    assert not keeps_rules(stages, RULES)
+    assert keeps_rules((0, 2, 3, 5), RULES)
 
 
 @given(st.lists(st.integers(0, 7), max_size=8))
 def test_what_is_allowed_begins_on_stage_0_and_ascends_without_long_jumps(
     stages: list[int],
 ) -> None:
-    if stage_refusals(stages, RULES) == ():
+    if keeps_rules(stages, RULES):
         assert stages[0] == 0
         assert len(stages) == 4
         steps = [there - here for here, there in pairwise(stages)]
@@ -68,11 +61,6 @@ def test_rules_that_no_route_can_keep_are_refused(stages: int, visited: int, rea
 )
 def test_a_skip_ratio_counts_stage_0(stages: int, skip: float, visited: int) -> None:
     assert visited_stages(stages, skip) == visited
-
-
-def test_a_skip_ratio_of_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="skip ratio of 1"):
-        visited_stages(6, 1.0)
 
 
 PIPELINE = even_pipeline((2, 2, 2, 2))
@@ -127,7 +115,7 @@ def test_sets_are_allowed_and_meet_a_quota_that_is_even(
     assert sum(others) == routes * (rules.visited - 1)
     assert not others or max(others) - min(others) <= 1
     chosen = even_stage_sets(routes, rules, seed)
-    assert all(stage_refusals(stages, rules) == () for stages in chosen)
+    assert all(keeps_rules(stages, rules) for stages in chosen)
     visits = Counter(stage for stages in chosen for stage in stages)
     assert tuple(visits[stage] for stage in range(rules.stages)) == tuple(quota)
 

@@ -8,7 +8,7 @@ import pytest
 
 from murmuration.algorithms.skippipe import routing as routings
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.route import Draws, Route, Rules, stage_refusals
+from murmuration.algorithms.skippipe.route import Draws, Route, Rules, keeps_rules
 from murmuration.algorithms.skippipe.routing import (
     ROUTINGS,
     random,
@@ -32,7 +32,7 @@ def test_every_preset_routes_every_microbatch_the_same_way_each_time(
     routes = ROUTINGS[name](pipeline, COMPLETE, origins, 7)
     assert routes == ROUTINGS[name](pipeline, COMPLETE, origins, 7)
     assert [route.origin for route in routes] == origins
-    assert all(stage_refusals(route.stages(pipeline), COMPLETE) == () for route in routes)
+    assert all(keeps_rules(route.stages(pipeline), COMPLETE) for route in routes)
 
 
 def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from murmuration.algorithms.skippipe.route import (
     Draws,
     Route,
     Rules,
+    keeps_rules,
     peer_limits,
     stage_quota,
-    stage_refusals,
 )
 from murmuration.algorithms.skippipe.routing import random
 from murmuration.algorithms.skippipe.search import (
@@ -45,7 +45,7 @@ def all_routes(pipeline: Pipeline, rules: Rules, origin: int) -> list[Route]:
         Route((origin, *(peer for peer in chosen if peer is not None)))
         for chosen in product(*choices)
     ]
-    return [route for route in routes if stage_refusals(route.stages(pipeline), rules) == ()]
+    return [route for route in routes if keeps_rules(route.stages(pipeline), rules)]
 
 
 @given(cases())
@@ -128,7 +128,7 @@ def least_s(pipeline: Pipeline, rules: Rules, origins: list[int]) -> float:
     ways = [
         way
         for chosen in combinations(range(1, rules.stages), rules.visited - 1)
-        if not stage_refusals((0, *chosen), rules)
+        if keeps_rules((0, *chosen), rules)
         for way in product(*(pipeline.stages[stage] for stage in chosen))
     ]
     least = math.inf
@@ -179,7 +179,7 @@ def test_more_effort_is_never_worse_and_without_any_the_answer_is_complete(found
     none, little = (
         search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, effort_s=effort_s) for effort_s in (0.0, 0.1)
     )
-    assert all(stage_refusals(route.stages(TWENTY), FOUR_OF_SIX) == () for route in none.routes)
+    assert all(keeps_rules(route.stages(TWENTY), FOUR_OF_SIX) for route in none.routes)
     assert len(none.routes) == 30
     assert found.iteration_s <= little.iteration_s <= none.iteration_s
 
