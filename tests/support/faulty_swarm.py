@@ -220,11 +220,11 @@ class FaultySwarm(SimulatedSwarm):
 
     def _know_cut(self, one: int, other: int, *, known: bool) -> None:
         self._beliefs.cut(one, other, known=known)
-        self._tell({one, other})
+        self._tell()
 
     def _doubt(self, observer: int, peer: int, health: Health) -> None:
         self._beliefs.doubt(observer, peer, health)
-        self._tell_one(observer, {peer})
+        self._tell_one(observer)
 
     def _doubt_both(self, one: int, other: int, health: Health) -> None:
         self._doubt(one, other, health)

@@ -90,7 +90,7 @@ class MeanPeer(Peer):
 
     def start(self) -> None:
         """From the beginning of the run."""
-        self.viewed(frozenset())
+        self.viewed()
         self.advanced(0, self._group)
         self.compute()
 
@@ -216,7 +216,8 @@ class MeanPeer(Peer):
             if other is not self:
                 self.swarm.clock.act(other.number, other.tick)
 
-    def viewed(self, changed: frozenset[str]) -> None:
+    def viewed(self) -> None:
+        """Membership says something else than before."""
         view = self.swarm.view(self.number)
 
         def tell() -> None:

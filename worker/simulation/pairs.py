@@ -60,10 +60,11 @@ class PairPeer(Peer):
 
     def start(self) -> None:
         """From the beginning of the run."""
-        self.viewed(frozenset())
+        self.viewed()
         self._enter(0)
 
-    def viewed(self, changed: frozenset[str]) -> None:
+    def viewed(self) -> None:
+        """Membership says something else than before."""
         self.as_own(lambda: self.pairs.on_view(self.swarm.view(self.number)))
 
     def sizes(self) -> tuple[Sizes, Sizes]:

@@ -116,10 +116,6 @@ class Peer(ABC):
         """The own round has come to this."""
 
     @abstractmethod
-    def start(self) -> None:
-        """From the beginning of the run."""
-
-    @abstractmethod
     def sizes(self) -> tuple[Sizes, Sizes]:
         """Of the messages on a stream that this peer opens: its own, and the other's."""
 
@@ -131,9 +127,6 @@ class Peer(ABC):
         """This peer is not waited for."""
         if not self.done:
             self.finish()
-
-    def viewed(self, changed: frozenset[str]) -> None:  # noqa: B027 (a hook: nothing by default)
-        """Membership says something else than before of these peers."""
 
     @property
     def now(self) -> float:

@@ -7,7 +7,7 @@ notice it; each peer hears of a change up to a second later.
 """
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from random import Random
@@ -231,22 +231,21 @@ class SimulatedSwarm:
         if health is Health.ALIVE and peer in self.dead:
             return  # it stood still before
         if self._beliefs.see(peer, health):
-            self._tell({peer})
+            self._tell()
 
     def _part(self, half: frozenset[int], across: Health) -> None:
         self._beliefs.split(half, across)
-        self._tell(range(self.scenario.peers))
+        self._tell()
 
-    def _tell(self, changed: Collection[int]) -> None:
+    def _tell(self) -> None:
         """The views change; each peer hears of it with a delay of its own."""
         for peer in range(self.scenario.peers):
-            self._tell_one(peer, changed)
+            self._tell_one(peer)
 
-    def _tell_one(self, peer: int, changed: Collection[int]) -> None:
-        names = frozenset(self.names[each] for each in changed)
-        hear = partial(self._hear, peer, self._beliefs.view(peer), names)
+    def _tell_one(self, peer: int) -> None:
+        hear = partial(self._hear, peer, self._beliefs.view(peer))
         self.clock.after(self._news_s[peer], partial(self.clock.act, peer, hear))
 
-    def _hear(self, peer: int, view: View, changed: frozenset[str]) -> None:
+    def _hear(self, peer: int, view: View) -> None:
         self._views[peer] = view
-        self.endpoints[peer].viewed(changed)
+        self.endpoints[peer].viewed()
