@@ -1,10 +1,10 @@
 """SkipPipe: layers cut into stages, and a route through some of them for every microbatch.
 
 The model and its peers
-pipeline.py      links, what a hop and a visit cost, who serves which stage, which layers it has
+pipeline.py      what a hop and a visit cost, who serves which stage, which layers it has
 
 Routes
-route.py         a route, what it may not do, how two routes trade, and equal coverage by seed
+route.py         a route, its rules, and equal coverage by seed
 routing.py       the presets full, random, stochastic and skip
 simulator.py     one iteration, event by event
 

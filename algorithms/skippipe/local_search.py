@@ -13,16 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.route import (
-    Draws,
-    Pair,
-    Route,
-    Rules,
-    move_visit,
-    trade_all,
-    trade_replica,
-    trade_stage,
-)
+from murmuration.algorithms.skippipe.route import Draws, Route, Rules, keeps_rules
 from murmuration.algorithms.skippipe.simulator import finish_times
 
 
@@ -45,6 +36,7 @@ _PATIENCE = 15  # draws per slot
 _BLIND_STEPS = 3
 
 Routes = tuple[Route, ...]
+Pair = tuple[Route, Route]
 
 
 def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -146,10 +138,14 @@ def random_step(
     if other != index:
         kinds = [
             lambda: trade_replica(one, partner, 1 + draws.below(rules.stages - 1), pipeline),
-            lambda: trade_all(one, partner),
+            # Each takes the other's way, from its own origin.
+            lambda: (
+                Route((*one.peers[:1], *partner.peers[1:])),
+                Route((*partner.peers[:1], *one.peers[1:])),
+            ),
         ]
         if rules.visited < rules.stages:
-            kinds.append(lambda: _random_stage_trade(one, partner, pipeline, rules, draws))
+            kinds.append(lambda: trade_stage(one, partner, pipeline, rules, draws))
     loads = Counter(peer for route in routes for peer in route.peers)
     moves = [  # to peers with room on the stages of the route
         peer
@@ -161,16 +157,41 @@ def random_step(
         return {}
     kind = draws.below(len(kinds) + bool(moves))
     if kind == len(kinds):
-        return {index: move_visit(one, draws.one_of(moves), pipeline)}
+        to = draws.one_of(moves)
+        return {index: _replaced(one, _by_stage(one, pipeline)[pipeline.stage_of[to]], to)}
     pair = kinds[kind]()
     return {} if pair is None or pair == (one, partner) else {index: pair[0], other: pair[1]}
 
 
-def _random_stage_trade(
+def trade_replica(one: Route, other: Route, stage: int, pipeline: Pipeline) -> Pair | None:
+    """Both visit the stage, each by the other's replica from now on."""
+    mine, theirs = _by_stage(one, pipeline).get(stage), _by_stage(other, pipeline).get(stage)
+    if mine is None or theirs is None or mine == theirs:
+        return None
+    return _replaced(one, mine, theirs), _replaced(other, theirs, mine)
+
+
+def trade_stage(
     one: Route, other: Route, pipeline: Pipeline, rules: Rules, draws: Draws
 ) -> Pair | None:
-    mine, theirs = set(one.stages(pipeline)), set(other.stages(pipeline))
-    if mine <= theirs or theirs <= mine:
+    """Each visits a stage of the other's, by the other's replica, instead of one of its own."""
+    mine, theirs = _by_stage(one, pipeline), _by_stage(other, pipeline)
+    here, there = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+    if not here or not there:
         return None
-    gives, gets = draws.one_of(sorted(mine - theirs)), draws.one_of(sorted(theirs - mine))
-    return trade_stage(one, other, gives, gets, pipeline, rules)
+    gives, gets = draws.one_of(here), draws.one_of(there)
+    mine[gets], theirs[gives] = theirs.pop(gets), mine.pop(gives)
+    pair = _route(mine), _route(theirs)
+    return pair if all(keeps_rules(each.stages(pipeline), rules) for each in pair) else None
+
+
+def _by_stage(route: Route, pipeline: Pipeline) -> dict[int, int]:
+    return {pipeline.stage_of[peer]: peer for peer in route.peers}
+
+
+def _route(by_stage: dict[int, int]) -> Route:
+    return Route(tuple(by_stage[stage] for stage in sorted(by_stage)))
+
+
+def _replaced(route: Route, old: int, new: int) -> Route:
+    return Route(tuple(new if peer == old else peer for peer in route.peers))

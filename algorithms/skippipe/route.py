@@ -1,11 +1,8 @@
-"""The stages and peers that one microbatch visits, what a route may not do, and how two trade.
+"""The stages and peers that one microbatch visits, the rules of a route, and equal coverage.
 
 A route is a closed loop: stage 0, the chosen stages, stage 0 again for the loss, the same stages in
 reverse, stage 0. It is written as its forward half, which goes up the stages: schedules of such
 routes cannot deadlock, however short memory is.
-
-Trades of two routes leave every stage and peer as often visited as before. Routes in flight
-together are drawn to visit stages and peers equally often.
 """
 
 from collections.abc import Sequence
@@ -75,54 +72,6 @@ def keeps_rules(stages: Sequence[int], rules: Rules) -> bool:
     steps = [there - here for here, there in pairwise(stages)]
     begins = tuple(stages[:1]) == (0,) and len(stages) == rules.visited
     return begins and all(1 <= step <= rules.max_jump for step in steps)
-
-
-Pair = tuple[Route, Route]
-
-
-def trade_replica(one: Route, other: Route, stage: int, pipeline: Pipeline) -> Pair | None:
-    """Both visit the stage, each by the other's replica from now on."""
-    mine, theirs = _by_stage(one, pipeline).get(stage), _by_stage(other, pipeline).get(stage)
-    if mine is None or theirs is None or mine == theirs:
-        return None
-    return _replaced(one, mine, theirs), _replaced(other, theirs, mine)
-
-
-def trade_stage(
-    one: Route, other: Route, gives: int, gets: int, pipeline: Pipeline, rules: Rules
-) -> Pair | None:
-    """The one visits stage `gets` instead of `gives`, the other the reverse."""
-    mine, theirs = _by_stage(one, pipeline), _by_stage(other, pipeline)
-    if gives not in mine or gives in theirs or gets not in theirs or gets in mine:
-        return None
-    given, got = mine.pop(gives), theirs.pop(gets)
-    mine[gets], theirs[gives] = got, given
-    pair = _route(mine), _route(theirs)
-    if not all(keeps_rules(route.stages(pipeline), rules) for route in pair):
-        return None
-    return pair
-
-
-def trade_all(one: Route, other: Route) -> Pair:
-    """Each takes the other's way, from its own origin."""
-    return Route((one.origin, *other.peers[1:])), Route((other.origin, *one.peers[1:]))
-
-
-def move_visit(route: Route, to: int, pipeline: Pipeline) -> Route:
-    """Visits the stage of peer `to`, which is one of its own, by that peer from now on."""
-    return _replaced(route, _by_stage(route, pipeline)[pipeline.stage_of[to]], to)
-
-
-def _by_stage(route: Route, pipeline: Pipeline) -> dict[int, int]:
-    return {pipeline.stage_of[peer]: peer for peer in route.peers}
-
-
-def _route(by_stage: dict[int, int]) -> Route:
-    return Route(tuple(by_stage[stage] for stage in sorted(by_stage)))
-
-
-def _replaced(route: Route, old: int, new: int) -> Route:
-    return Route(tuple(new if peer == old else peer for peer in route.peers))
 
 
 T = TypeVar("T")

@@ -74,7 +74,7 @@ def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: i
 
 def skip(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
     """The routes that the search finds."""
-    return list(search_routes(pipeline, rules, origins, seed=seed).routes)
+    return search_routes(pipeline, rules, origins, seed=seed)
 
 
 ROUTINGS: dict[str, Routing] = {each.__name__: each for each in (full, random, stochastic, skip)}

@@ -88,16 +88,6 @@ EFFORT_S = 2.0
 WIDTH = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The answer of a search: a route for each microbatch, in the order of the origins; the
-    simulated time of an iteration; and that of the first routes that kept all limits."""
-
-    routes: Routes
-    iteration_s: float
-    first_s: float
-
-
 @dataclass(frozen=True)
 class Limit:
     """At most so many of the routes may visit these peers."""
@@ -122,8 +112,8 @@ def search_routes(
     seed: int = 0,
     effort_s: float = EFFORT_S,
     shared_uplinks: bool = False,
-) -> Found:
-    """Searches routes for one iteration.
+) -> list[Route]:
+    """Searches routes for one iteration: one for each microbatch.
 
     Args:
         rules: of as many stages as the pipeline has.
@@ -155,11 +145,7 @@ def search_routes(
     ]
     first = min(candidates, key=scores.score)
     routes = local_search(first, pipeline, rules, scores, slots, limits, budget, seed)
-    return Found(
-        routes=tuple(routes[slot] for slot in slots),
-        iteration_s=scores.score(routes)[0],
-        first_s=scores.score(first)[0],
-    )
+    return [routes[slot] for slot in slots]
 
 
 def _frozen(

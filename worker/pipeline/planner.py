@@ -238,7 +238,7 @@ class RoutePlanner:
             text = f"no routes were searched: {type(error).__name__}: {error}"
             self._context.event("warning", text=text)
         else:
-            self._found[kind] = snapshot, found.routes
+            self._found[kind] = snapshot, found
 
 
 def planned_rules(config: StagesConfig, snapshot: NetworkSnapshot, iteration: int) -> Rules:

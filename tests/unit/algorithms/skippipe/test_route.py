@@ -3,11 +3,13 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmuration.algorithms.skippipe.local_search import trade_stage
 from murmuration.algorithms.skippipe.route import (
     Draws,
     Route,
@@ -15,7 +17,6 @@ from murmuration.algorithms.skippipe.route import (
     even_stage_sets,
     keeps_rules,
     stage_quota,
-    trade_stage,
     visited_stages,
 )
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
@@ -69,17 +70,18 @@ ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
 
 
 def test_stages_are_exchanged_where_each_lacks_the_others() -> None:
-    traded = trade_stage(ONE, OTHER, 2, 3, PIPELINE, THREE_OF_FOUR)
+    traded = trade_stage(ONE, OTHER, PIPELINE, THREE_OF_FOUR, Draws(0))
     assert traded == (Route((0, 2, 6)), Route((1, 3, 4)))
-    assert trade_stage(ONE, OTHER, 1, 3, PIPELINE, THREE_OF_FOUR) is None
+    assert trade_stage(ONE, ONE, PIPELINE, THREE_OF_FOUR, Draws(0)) is None
 
 
 def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
     line = even_pipeline((1, 1, 1, 1, 1))
     one, other = Route((0, 2, 4)), Route((0, 1, 3))
     near, far = (Rules(stages=5, visited=3, max_jump=jump) for jump in (2, 3))
-    assert trade_stage(one, other, 2, 1, line, near) is None
-    assert trade_stage(one, other, 2, 1, line, far) == (Route((0, 1, 4)), Route((0, 2, 3)))
+    drawn = Mock(one_of=Mock(side_effect=[2, 1, 2, 1]))
+    assert trade_stage(one, other, line, near, drawn) is None
+    assert trade_stage(one, other, line, far, drawn) == (Route((0, 1, 4)), Route((0, 2, 3)))
 
 
 def test_draws_are_the_same_on_every_machine_and_version() -> None:

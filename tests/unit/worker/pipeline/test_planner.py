@@ -94,7 +94,7 @@ def on_plan(peer: Peer, iteration: int) -> bool:
         shared_uplinks=True,
     )
     me = snapshot.peers.index(peer.context.me)
-    expected = [r.peers[1:] for r in found.routes if r.origin == me]
+    expected = [r.peers[1:] for r in found if r.origin == me]
     return [tuple(snapshot.peers.index(hop.peer) for hop in route) for route in routes] == expected
 
 
