@@ -80,14 +80,6 @@ class Schedule:
         """The rounds that start after inner step `step`."""
         return tuple(due for f in range(self.fragments) if (due := self._sent(f, step)) is not None)
 
-    def applies(self, step: int) -> tuple[Due, ...]:
-        """The earlier rounds to apply after `step`, before `sends(step)`: those sent tau steps ago,
-        none with tau = 0. At the last step everything that is still in flight is applied."""
-        if self.overlap_steps == 0:
-            return ()
-        window = range(self.overlap_steps, 0, -1) if step == self.steps else (self.overlap_steps,)
-        return tuple(due for back in window for due in self.sends(step - back))
-
     def applies_at_once(self, step: int) -> bool:
         """Whether the rounds sent after `step` are applied before the next step."""
         return self.overlap_steps == 0 or step == self.steps

@@ -33,6 +33,15 @@ from murmuration.algorithms.robust import (
     norm_ratios,
     taken_out,
 )
+from murmuration.algorithms.schedule import Due, Schedule
+
+
+def applies(schedule: Schedule, step: int) -> tuple[Due, ...]:
+    """The earlier rounds to apply after `step`, before those sent there: those sent tau steps ago,
+    none with tau = 0. At the last step everything that is still in flight is applied."""
+    tau = schedule.overlap_steps
+    window = range(tau, 0, -1) if step == schedule.steps or tau == 0 else (tau,)
+    return tuple(due for back in window for due in schedule.sends(step - back))
 
 
 class TrainedReplica(Protocol):
@@ -157,7 +166,7 @@ class ReferenceRun:
         return self.outer
 
     def outer_rounds(self, step: int) -> None:
-        for due in self.schedule.applies(step):
+        for due in applies(self.schedule, step):
             self.apply(due.fragment)
         sent = self.schedule.sends(step)
         for due in sent:
@@ -165,7 +174,7 @@ class ReferenceRun:
         if self.schedule.applies_at_once(step):
             for due in sent:
                 self.apply(due.fragment)
-        for due in (*self.schedule.applies(step), *sent):
+        for due in (*applies(self.schedule, step), *sent):
             self.applied_at[due.fragment] = step
         if self.plan.exchange == "pairs":
             self.start_from_groups(step)

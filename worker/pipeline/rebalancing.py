@@ -34,20 +34,6 @@ _TURN_S = 20.0  # for a peer that has left to move, before another is chosen
 _LOOK_S = 2.0  # between two choices of movers: large swarms have news all the time
 
 
-def stage_to_move_to(peer: int, stages: Sequence[Mapping[int, float]]) -> int | None:
-    """The slowest stage, if a peer should leave its own for it, by each stage's replicas'
-    throughput."""
-    here = next(stage for stage, replicas in enumerate(stages) if peer in replicas)
-    totals = [sum(replicas.values()) for replicas in stages]
-    there = totals.index(min(totals))
-    if there == here or len(stages[here]) == 1:
-        return None
-    after = list(totals)
-    after[here] -= stages[here][peer]
-    after[there] += stages[here][peer]
-    return there if min(after) >= _MOVE_GAIN * min(totals) else None
-
-
 def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
     """The stage with the least throughput for its share of the routes, of the members of a status
     document; the first of equals. One that has not measured its speed counts as the median."""
@@ -139,6 +125,8 @@ def mover_to_slowest(training: Iterable[Member], stages: int) -> tuple[str, int]
     """(peer, stage): of the peers whose move makes the slowest stage faster by enough, the last by
     name. Stage 0 is left alone."""
     able = sorted((m for m in training if m.stage > 0), key=lambda m: m.peer)
+    if not able:
+        return None
     speeds = [Profile.unpack(member.profile).visits_per_s for member in able]
     if not all(speeds):
         speeds = [1.0] * len(able)
@@ -146,9 +134,15 @@ def mover_to_slowest(training: Iterable[Member], stages: int) -> tuple[str, int]
         {n: speeds[n] for n, member in enumerate(able) if member.stage == stage}
         for stage in range(1, stages)
     ]
+    totals = [sum(replicas.values()) for replicas in serving]
+    there = totals.index(min(totals))
     for n in reversed(range(len(able))):
-        if (to := stage_to_move_to(n, serving)) is not None:
-            return able[n].peer, 1 + to
+        here, after = able[n].stage - 1, list(totals)
+        after[here] -= speeds[n]
+        after[there] += speeds[n]
+        gains = min(after) >= _MOVE_GAIN * min(totals)
+        if here != there and len(serving[here]) > 1 and gains:
+            return able[n].peer, 1 + there
     return None
 
 

@@ -85,7 +85,6 @@ class StageReplica(InnerReplica):
         }
         self.visits = 0
         self.gradient_norm = 0.0
-        self.busy_s = 0.0
 
     @property
     def samples(self) -> int | None:
@@ -105,7 +104,6 @@ class StageReplica(InnerReplica):
         self._batches_here = [next_batch(self.batches, "train") for _ in range(self._microbatches)]
         if self._batches_here:
             self.cursor = self._batches_here[-1].cursor
-        self.busy_s = 0.0
 
     def handle(self, message: StageJob | IterationOver) -> None:
         """A job, or word that there will be no more of them in an iteration."""
@@ -146,7 +144,6 @@ class StageReplica(InnerReplica):
             if self._spoiled:
                 problem += "; this iteration's gradient is left out"
             worked = StageJobDone(found.number, problem=problem, failed=True)
-        self.busy_s += self._clock() - began
         self._answer(worked)
         return True
 

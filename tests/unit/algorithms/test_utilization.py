@@ -21,6 +21,7 @@ from murmuration.algorithms.utilization import (
     rounds_of,
     utilization,
 )
+from tests.support.specification import applies
 
 DILOCO = PRESETS["diloco"]
 SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)
@@ -144,7 +145,7 @@ class TestClosedForms:
         ends = [0.0]
         for step in range(1, counted + 1):
             now += workload.step_s
-            now = max([now, *(there[due] for due in schedule.applies(step))])
+            now = max([now, *(there[due] for due in applies(schedule, step))])
             for due in schedule.sends(step):
                 free = max(free, now) + sent.fragment_bits[due.fragment] / (mbps * 1e6)
                 there[due] = free + latency_s

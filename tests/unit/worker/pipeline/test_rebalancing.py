@@ -15,7 +15,6 @@ from murmuration.worker.pipeline.rebalancing import (
     mover_to_slowest,
     movers_to,
     slowest_stage,
-    stage_to_move_to,
 )
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import StageMove
@@ -24,21 +23,6 @@ from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import members_of, telling
 
 STAGES = 3
-
-
-@pytest.mark.parametrize(
-    ("stages", "to"),
-    [
-        pytest.param([{1: 1.0, 2: 1.0, 3: 1.0}, {4: 1.0}], 1, id="the other is the slowest"),
-        pytest.param([{1: 1.0}, {4: 0.1}], None, id="it is the last of its stage"),
-        pytest.param([{1: 1.0, 2: 1.0}, {4: 3.0}], None, id="its own is the slowest"),
-        pytest.param([{1: 1.0, 2: 1.0}, {4: 1.0}], None, id="less than a factor of 1.2"),
-    ],
-)
-def test_a_peer_moves_for_a_real_gain_and_never_orphans_a_stage(
-    stages: list[dict[int, float]], to: int | None
-) -> None:
-    assert stage_to_move_to(1, stages) == to
 
 
 def member(
@@ -115,6 +99,21 @@ def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared(
     assert movers_to([1, 2], members) == {1: "p3", 2: "p2"}
     assert movers_to([1, 2], members[:3]) == {1: "p2"}
     assert movers_to([1, 2], members[:2]) == {}
+
+
+@pytest.mark.parametrize(
+    ("visit_s", "stages", "moves"),
+    [
+        pytest.param({}, (1, 1, 1, 2), ("p2", 2), id="the other is the slowest"),
+        pytest.param({1: 2.0}, (1, 2), None, id="it is the last of its stage"),
+        pytest.param({2: 0.07}, (1, 1, 2), None, id="its own is the slowest"),
+        pytest.param({}, (1, 1, 2), None, id="less than a factor of 1.2"),
+    ],
+)
+def test_a_peer_moves_for_a_real_gain_and_never_orphans_a_stage(
+    visit_s: dict[int, float], stages: tuple[int, ...], moves: tuple[str, int] | None
+) -> None:
+    assert mover_to_slowest(members_at_speed(visit_s, *stages), 3) == moves
 
 
 def test_a_peer_that_is_too_slow_to_help_does_not_go() -> None:
