@@ -8,11 +8,11 @@ Ref: Petals, arXiv:2209.01188: a joining server takes the blocks with the least 
 moves when that gains enough; ours: a stage is never left without a replica.
 """
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import STATUS_BYTES
@@ -150,17 +150,6 @@ Turn = tuple[str, float]
 """(a peer that is to move, since when)"""
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """Made then from these members: who moves to each orphaned stage, or to a slower stage."""
-
-    at: float
-    members: object
-    orphaned: Sequence[int]
-    movers: Mapping[int, str]
-    even: tuple[str, int] | None
-
-
 class Rebalancer:
     """Decides when this peer moves to another stage; sans-I/O. Times are monotonic seconds."""
 
@@ -168,7 +157,12 @@ class Rebalancer:
         self._me, self._stages = me, stages
         self._turns: dict[int, Turn] = {}
         self._even: Turn | None = None
-        self._choice: _Choice | None = None
+        # Chosen then from these members: who moves to each stage that wants a replica, or else to a
+        # slower stage.
+        self._chosen_at, self._wanting = -math.inf, list[int]()
+        self._seen: object = None
+        self._movers: Mapping[int, str] = {}
+        self._slower: tuple[str, int] | None = None
 
     def tick(self, members: Sequence[Member], now: float) -> StageMove | None:
         """The move of this peer; None to stay. A stage is orphaned when all its replicas are gone
@@ -185,8 +179,8 @@ class Rebalancer:
             for stage, (mover, since) in self._turns.items()
             if stage in orphaned and mover not in here and now - since <= _TURN_S
         }
-        choice = self._choose(training, [stage for stage in orphaned if stage not in turns], now)
-        for stage, mover in choice.movers.items():
+        self._choose(training, [stage for stage in orphaned if stage not in turns], now)
+        for stage, mover in self._movers.items():
             turn = self._turns.get(stage)
             if turn is not None and turn[0] == mover:
                 turns[stage] = turn
@@ -197,23 +191,21 @@ class Rebalancer:
             if mover == self._me and now - since >= _PATIENCE_S:
                 return StageMove(stage, orphaned=True)
         stable = len(training) == len(live) and all(m.health is Health.ALIVE for m in live)
-        if choice.even is None or orphaned or not stable:
+        if self._slower is None or orphaned or not stable:
             self._even = None
             return None
-        mover, stage = choice.even
+        mover, stage = self._slower
         if self._even is None or self._even[0] != mover:
             self._even = mover, now
         if mover == self._me and now - self._even[1] >= _EVEN_S:
             return StageMove(stage, orphaned=False)
         return None
 
-    def _choose(self, training: Sequence[Member], orphaned: Sequence[int], now: float) -> _Choice:
-        """A new one only where something has changed, and not all the time."""
+    def _choose(self, training: Sequence[Member], wanting: list[int], now: float) -> None:
+        """Chooses again only where something has changed, and not all the time."""
         seen = [(member.peer, member.epoch, member.stage, member.profile) for member in training]
-        last = self._choice
-        changed = last is not None and last.members != seen and now - last.at >= _LOOK_S
-        if last is None or last.orphaned != orphaned or changed:
-            even = None if orphaned else mover_to_slowest(training, self._stages)
-            movers = movers_to(orphaned, training)
-            last = self._choice = _Choice(now, seen, orphaned, movers, even)
-        return last
+        news = seen != self._seen and now - self._chosen_at >= _LOOK_S
+        if wanting != self._wanting or news:
+            self._chosen_at, self._seen, self._wanting = now, seen, wanting
+            self._movers = movers_to(wanting, training)
+            self._slower = None if wanting else mover_to_slowest(training, self._stages)
