@@ -23,7 +23,6 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import MembershipConfig
 from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
-from murmuration.worker.pipeline.stage_replica import StageJobs
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
 from murmuration.worker.tasks import Cursor
@@ -160,12 +159,10 @@ class StageSwarm(Swarm):
             config.inner,
             problem.cursor(name),
             problem.steps,
-            jobs=StageJobs(
-                codec=codec_by_name(config.stages.activations),
-                microbatches=config.stages.microbatches if stage == 0 else 0,
-                answer=train.post,
-                clock=loop.time,
-            ),
+            codec=codec_by_name(config.stages.activations),
+            microbatches=config.stages.microbatches if stage == 0 else 0,
+            answer=train.post,
+            clock=loop.time,
             forward_s=problem.forward_s.get(name, 0.01),
             computes=train.computes,
         )

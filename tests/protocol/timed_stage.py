@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from murmuration.worker.pipeline.stage_replica import StageJobs, StageReplica
+from murmuration.worker.pipeline.stage_replica import StageReplica
 from murmuration.worker.training.mailbox import JobKind, StageJob
 
 _FORWARDS = {
@@ -36,12 +36,13 @@ class TimedStage(StageReplica):
     def __init__(
         self,
         *args: Any,
-        jobs: StageJobs,
+        clock: Callable[[], float],
         forward_s: float,
         computes: Callable[[float], None],
+        **jobs: Any,
     ) -> None:
-        super().__init__(*args, jobs)
-        self._forward_s, self._computes, self._time = forward_s, computes, jobs.clock
+        super().__init__(*args, clock=clock, **jobs)
+        self._forward_s, self._computes, self._time = forward_s, computes, clock
         self.iterations: list[Iterated] = []
         self.jobs: Counter[tuple[JobKind, int, int]] = Counter()  # kind, iteration, microbatch
         self.begun = 0

@@ -21,7 +21,7 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.profile import Profile
-from murmuration.worker.pipeline.stage_replica import StageJobs, StageReplica
+from murmuration.worker.pipeline.stage_replica import StageReplica
 from murmuration.worker.pipeline.stages_config import cut_of
 from murmuration.worker.tasks import Cursor, Staged, StageModule, Task
 from murmuration.worker.training import checkpoint
@@ -62,13 +62,13 @@ class Part:
             whole = SeedReplica if config.inner.optimizer == KSEED else InnerReplica
             return whole(task, self.module, config.inner, cursor, config.run.steps)
         assert isinstance(self.module, StageModule)
-        jobs = StageJobs(
+        return StageReplica(
+            *(task, self.module, config.inner, cursor, config.run.steps),
             codec=codec_by_name(config.stages.activations),
             microbatches=config.stages.microbatches if self.stage == 0 else 0,
             answer=mailbox.post,
             limit_bytes=config.stages.memory_bytes,
         )
-        return StageReplica(task, self.module, config.inner, cursor, config.run.steps, jobs)
 
 
 def part_of(task: Task, config: Config, stage: int = 0) -> Part:

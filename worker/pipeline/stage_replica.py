@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,27 +35,16 @@ _BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
 _REBUILT_LR = 1.1  # CheckFree's: a stage that is the mean of its neighbours has to leave them
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageJobs:
-    """What a stage is asked to do, and how it answers.
+class StageReplica(InnerReplica):
+    """A replica of one stage; its module is the stage's alone. train thread only. Backwards add to
+    the sum of gradients in place. Raises ConfigError, from `work`: a microbatch is above the limit.
 
     Args:
         codec: of activations and their gradients.
         microbatches: how many begin here in each iteration; 0 on a stage other than 0.
+        answer: takes what has become of a job.
         limit_bytes: of the activations of one microbatch, encoded: others take no more either.
     """
-
-    codec: Codec
-    microbatches: int
-    answer: Callable[[StageJobDone], None]
-    limit_bytes: float = math.inf
-    clock: Callable[[], float] = time.perf_counter
-
-
-class StageReplica(InnerReplica):
-    """A replica of one stage; its module is the stage's alone. train thread only. Backwards add to
-    the sum of gradients in place. Raises ConfigError, from `work`: a microbatch is above the
-    limit."""
 
     def __init__(
         self,
@@ -65,12 +53,16 @@ class StageReplica(InnerReplica):
         config: InnerConfig,
         cursor: Cursor,
         steps: int,
-        jobs: StageJobs,
+        *,
+        codec: Codec,
+        microbatches: int,
+        answer: Callable[[StageJobDone], None],
+        limit_bytes: float = math.inf,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(task, module, config, cursor, steps)
-        self._module, self._codec = module, jobs.codec
-        self._microbatches, self._answer, self._clock = jobs.microbatches, jobs.answer, jobs.clock
-        self._limit_bytes = jobs.limit_bytes
+        self._module, self._codec, self._limit_bytes = module, codec, limit_bytes
+        self._microbatches, self._answer, self._clock = microbatches, answer, clock
         self.iteration = 0
         self._jobs: list[tuple[bool, int, StageJob]] = []
         self._batches_here: list[Batch] = []

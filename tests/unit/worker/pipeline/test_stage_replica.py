@@ -9,7 +9,7 @@ from torch import Tensor
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire
 from murmuration.worker.pipeline.part import part_of
-from murmuration.worker.pipeline.stage_replica import Iterations, StageJobs, StageReplica
+from murmuration.worker.pipeline.stage_replica import Iterations, StageReplica
 from murmuration.worker.tasks import StageModule
 from murmuration.worker.training.mailbox import (
     IterationOver,
@@ -42,12 +42,10 @@ class Stage:
             config.inner,
             PROBLEM.cursor("x"),
             PROBLEM.steps,
-            StageJobs(
-                codec=FP32,
-                microbatches=2 if stage == 0 else 0,
-                answer=self.answers.append,
-                limit_bytes=limit_bytes,
-            ),
+            codec=FP32,
+            microbatches=2 if stage == 0 else 0,
+            answer=self.answers.append,
+            limit_bytes=limit_bytes,
         )
         self._number = 0
         self.replica.begin(1)
