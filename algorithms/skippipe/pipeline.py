@@ -62,9 +62,6 @@ class Pipeline:
         return tuple(map(tuple, self.costs.edge_s.tolist()))
 
 
-# --------------------------------------------------------------------- which layers make up a stage
-
-
 def stage_layers(costs: Sequence[float], outer_cost: float, stages: int) -> list[tuple[int, int]]:
     """Cuts the layers into contiguous stages of at least one layer, and returns the first and the
     last of each, both included. Raises ValueError: more stages than layers.

@@ -52,8 +52,6 @@ class StageLifecycle:
         self._task, self._config, self._manifest = task, config, manifest
         self._io, self._out, self._log = io, out, log
 
-    # ----------------------------------------------------------------------------- the beginning
-
     def rebuild(self, trainer: Trainer, interrupted: Callable[[], bool]) -> None:
         """Makes this stage from the neighbours that can be fetched; with none it stays as drawn."""
         stage = self._context.stage
@@ -79,8 +77,6 @@ class StageLifecycle:
             trainer.replica.raise_learning_rate()
         rounded = {n: round(weight, 3) for n, weight in weights.items()}
         self._log(new_event("rebuilt", stage=stage, **{"from": rounded}))
-
-    # ----------------------------------------------------------------------------------- the end
 
     def settle(self, trainer: Trainer, agreed: Callable[[], bool], timeout_s: float) -> None:
         """As the trainer does. A replica of stage 0 that is stopped meanwhile leaves the whole
@@ -137,8 +133,6 @@ class StageLifecycle:
             return None
         self._log(new_event("assembled", path=str(path), step=trainer.step))
         return WholeModel(anchors=whole, path=path)
-
-    # ------------------------------------------------------------------------------ other stages
 
     def _members(self) -> tuple[Member, ...]:
         return self._io.ask(lambda: tuple(self._context.members()))

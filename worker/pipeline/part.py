@@ -94,9 +94,6 @@ def part_of(task: Task, config: Config, stage: int = 0) -> Part:
     return Part(task.stage(first, last, outer=stage == 0), stage, whole)
 
 
-# ------------------------------------------------------------------------------ the whole model
-
-
 def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, ...]:
     """The fragments of one stage, as the peers that serve it lay them out."""
     return part_of(task, config, stage).fragments(config)
@@ -170,9 +167,6 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, 
     }
     steps = {stage: int(newest[stage].values["step"]) for stage in sorted(newest)}
     return save_whole(out, min(steps.values()), manifest, whole), steps
-
-
-# ---------------------------------------------------------------------- a stage made of others
 
 
 def neighbour_weights(stage: int, members: Sequence[Member]) -> dict[int, float]:

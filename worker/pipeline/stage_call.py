@@ -106,9 +106,6 @@ def call_bytes(activation_bytes: int) -> int:
     return 3 * activation_bytes
 
 
-# -------------------------------------------------------------------------------------- the wire
-
-
 def call_header(call: StageCall, run: int, codec: Codec, payload: Payload) -> bytes:
     """The first message of a call."""
     return pb.StageCallUp(

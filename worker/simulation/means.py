@@ -195,8 +195,6 @@ class MeanPeer(Peer):
         else:
             then()
 
-    # ---------------------------------------------------------------------------------- the rounds
-
     def on_stream(self, stream: Stream) -> Coroutine[None, None, None]:
         return self.reducer.serve(stream)
 
@@ -229,8 +227,6 @@ class MeanPeer(Peer):
     def sizes(self) -> tuple[Sizes, Sizes]:
         scale = self._payload_bytes / len(self._group) / _SHARD_BYTES
         return frame_sizes(pb.ExchangeUp, scale), frame_sizes(pb.ExchangeDown, scale)
-
-    # --------------------------------------------------------------------------------------- time
 
     def tick(self) -> None:
         """Time passes, for as long as a round is under way here."""

@@ -86,8 +86,6 @@ class PairPeer(Peer):
     def on_stream(self, stream: Stream) -> Coroutine[None, None, None]:
         return self.pairs.serve(stream)
 
-    # ---------------------------------------------------------------------------- the train side
-
     def _enter(self, round_: int) -> None:
         """On to the inner steps before this round."""
         done = round_ >= self.swarm.scenario.rounds

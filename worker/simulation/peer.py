@@ -173,8 +173,6 @@ class Peer(ABC):
         self.done = True
         self.account.unfinished -= 1
 
-    # ------------------------------------------------------------------ what the live code asks for
-
     def surroundings(self) -> dict[str, Any]:
         """What each simulated peer's `Context` has of the simulation."""
         clock = self.swarm.clock

@@ -152,8 +152,6 @@ class SimulatedSwarm:
         for fault in self.faults:
             self._plan(fault)
 
-    # ------------------------------------------------------------------------------ what is known
-
     def view(self, peer: int) -> View:
         """What this peer believes of the others."""
         return self._views[peer]
@@ -180,8 +178,6 @@ class SimulatedSwarm:
     def detection_s(self) -> float:
         """How long a dead peer takes to be noticed."""
         return self._detector.detection_s(self.scenario.peers)
-
-    # ------------------------------------------------------------------------------------- faults
 
     def _plan(self, fault: Fault) -> None:
         """Puts what a fault does, and when others notice, on the clock."""

@@ -74,8 +74,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.at(max(when, self.now), partial(self._due.append, (_peer_of(context), handle)))
         return handle
 
-    # ------------------------------------------------------------------------------------- peers
-
     def act(self, peer: Hashable, act: Act) -> None:
         """Does something at a peer: not if it is dead, and not before it thaws."""
         if (parked := self._parked.get(peer)) is not None:
@@ -96,8 +94,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nothing of the peer runs any more."""
         self._dead.add(peer)
         self._parked.pop(peer, None)
-
-    # ----------------------------------------------------------------------------------- running
 
     def settle(self) -> None:
         """Runs what is ready, and what that makes ready."""
