@@ -147,45 +147,39 @@ class RoutePlanner:
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
-        self._heard: tuple[tuple[str, int, int, bytes], ...] | None = None
-        self._name = 0
+        self._name: int | None = None  # of the latest measurements
         self._replaced: dict[int, float] = {}  # when, by the name of the snapshot; the latest last
         self._snapshot: NetworkSnapshot | None = None
         self._found: dict[int, _Planned] = {}
         self._failed: dict[int, int] = {}  # by kind, the snapshot that no routes were found for
         self._searching: asyncio.Task[None] | None = None
 
-    @property
-    def name(self) -> int:
-        """Of the measurements that this peer would plan with now."""
-        self.on_view()
-        return self._name
-
-    def on_view(self) -> None:
-        """Profiles may have changed."""
-        members = self._context.serving()
-        heard = tuple((each.peer, each.epoch, each.stage, each.profile) for each in members)
-        if heard == self._heard:
-            return
-        if self._heard is not None:
-            self._replaced.pop(self._name, None)
-            self._replaced[self._name] = self._context.clock()
-        if len(self._replaced) > _MOST_BEFORE:
-            del self._replaced[next(iter(self._replaced))]
-        self._heard, self._name = heard, snapshot_name(members)
+    def on_view(self) -> int:
+        """Profiles may have changed: the name of what this peer would plan with now."""
+        name = snapshot_name(self._context.members())
+        if name != self._name:
+            if self._name is not None:
+                self._replaced.pop(self._name, None)
+                self._replaced[self._name] = self._context.clock()
+            if len(self._replaced) > _MOST_BEFORE:
+                del self._replaced[next(iter(self._replaced))]
+            self._name = name
+        return name
 
     def knows(self, name: int) -> bool:
         """Whether this peer plans with the snapshot of that name, or did a moment ago."""
-        if name == self.name:
+        if name == self.on_view():
             return True
         return self._context.clock() - self._replaced.get(name, -math.inf) <= _LAG_S
 
     def routes(self, iteration: int) -> tuple[list[tuple[Hop, ...]], int]:
         """(the route behind stage 0 of each of this peer's microbatches, the snapshot's name)."""
-        context, snapshot = self._context, self._current()
-        count = context.config.microbatches
+        context, name = self._context, self.on_view()
+        if self._snapshot is None or self._snapshot.name != name:
+            self._snapshot = snapshot_of(context.serving())
+        count, snapshot = context.config.microbatches, self._snapshot
         if snapshot is None or context.me not in snapshot.peers:
-            return [()] * count, self.name
+            return [()] * count, name
         of, routes = self._planned(snapshot, iteration)
         me, stage_of = of.peers.index(context.me), of.pipeline.stage_of
         mine = [
@@ -199,13 +193,6 @@ class RoutePlanner:
     async def close(self) -> None:
         if self._searching is not None:
             await cancel([self._searching])
-
-    def _current(self) -> NetworkSnapshot | None:
-        """Of the latest profiles; None while no replica of stage 0 is there."""
-        name = self.name
-        if self._snapshot is None or self._snapshot.name != name:
-            self._snapshot = snapshot_of(self._context.serving())
-        return self._snapshot
 
     def _planned(self, snapshot: NetworkSnapshot, iteration: int) -> _Planned:
         config, seed = self._context.config, self._context.seed

@@ -103,7 +103,7 @@ def test_who_has_heard_other_measurements_names_them() -> None:
         first, second = Peer(measured(0.1), "p0"), Peer(measured(0.3), "p1")
         assert first.planner.routes(1)[1] != second.planner.routes(1)[1]
         second.members = first.members
-        assert first.planner.routes(2)[1] == second.planner.routes(2)[1] == first.planner.name
+        assert first.planner.routes(2)[1] == second.planner.routes(2)[1] == first.planner.on_view()
         await first.planner.close()
         await second.planner.close()
 
@@ -115,7 +115,7 @@ def test_the_snapshots_that_are_known_are_bounded() -> None:
     names = []
     for n in range(1, 400):
         peer.members = measured(float(n))
-        names.append(peer.planner.name)
+        names.append(peer.planner.on_view())
     known = [peer.planner.knows(name) for name in names]
     assert sum(known) == 257  # with the one that is held
     assert known == sorted(known)  # the oldest are forgotten
@@ -128,8 +128,8 @@ def test_routes_found_before_go_on_until_there_are_new_ones() -> None:
         await peer.searches.let_go()
         routes, name = peer.planner.routes(2)
         peer.members = crossed(near="p3", far="p2")
-        assert peer.planner.routes(3) == (routes, peer.planner.name)
-        assert name != peer.planner.name
+        assert peer.planner.routes(3) == (routes, peer.planner.on_view())
+        assert name != peer.planner.on_view()
         assert not on_plan(peer, 3)
         await peer.searches.let_go()
         assert on_plan(peer, 4)
@@ -147,7 +147,7 @@ def test_routes_found_before_end_when_a_peer_has_moved() -> None:
         await peer.searches.let_go()
         peer.members = [*peer.members[:3], replace(peer.members[3], stage=2), *peer.members[4:]]
         routes, name = peer.planner.routes(2)
-        assert name == peer.planner.name
+        assert name == peer.planner.on_view()
         stage_of = {member.peer: member.stage for member in peer.members}
         assert all(stage_of[hop.peer] == hop.stage for route in routes for hop in route)
         await peer.planner.close()
@@ -167,7 +167,7 @@ def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
             patched.setattr("murmuration.worker.pipeline.planner.search_routes", broken)
             for iteration in range(1, 5):
                 routes, name = peer.planner.routes(iteration)
-                assert (len(routes), name) == (2, peer.planner.name)
+                assert (len(routes), name) == (2, peer.planner.on_view())
                 await peer.searches.let_go()
         text = "no routes were searched: ValueError: no such luck"
         assert peer.events == [{"event": "warning", "text": text}]
