@@ -131,8 +131,8 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class _Apart:
-    """What this peer has given to rounds without most of the `peers` that were there before. Others
-    may have gone on too, and their state has none of it. Args: first: of `rounds` in a row."""
+    """Given to rounds without most of the `peers` that were there before; others may have gone on
+    too, and their state has none of it. `first` of `rounds` in a row."""
 
     first: int
     peers: int
@@ -459,13 +459,11 @@ class FragmentOptimizer:
         return take_integers(moved, theirs.anchor, self._exact)
 
     def _ended(self) -> Contribution:
-        """The round in flight is over."""
         contribution, self.in_flight = self.in_flight, None
         assert contribution is not None, "a round that ends is in flight"
         return contribution
 
     def _closed(self) -> Contribution:
-        """The round in flight has closed."""
         self._failed_try, self.failed = None, False
         return self._ended()
 

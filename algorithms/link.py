@@ -12,13 +12,12 @@ _EXAMPLE = "write it like 20mbit,delay=50ms,jitter=5ms,loss=0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What joins one worker to the others, the same in both directions. Raises ValueError: a value
-    out of range, with the fix.
+    """The link that joins one worker to the others, the same in both directions. Raises ValueError:
+    a value out of range, with the fix.
 
     Args:
         rate_mbps: megabits per second up, and as many down.
-        delay_s: added to every byte on its way from this worker to another, in seconds.
-        jitter_s: the delay varies by up to this much either way, in order.
+        delay_s: added to every byte on its way, in seconds; varies by up to the jitter either way.
         loss: connections that break per minute, on average.
     """
 

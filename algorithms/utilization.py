@@ -235,13 +235,9 @@ def latency_s(link: Link) -> float:
 def utilization(
     workload: Workload, rounds: PlannedRounds, rates_mbps: Floats, *, latency_s: float = 0.0
 ) -> Floats:
-    """Computing time over all time, at each link speed: shape (R,), above 0, at most 1.
-
-    Args:
-        rates_mbps: speeds of a worker's link, shape (R,), in Mbit/s; infinity is allowed.
-        latency_s: added to each transfer without occupying the link: the one-way delay times the
-            hops of an exchange (contribution and reduction: 2).
-    """
+    """Computing time over all time, at each link speed: shape (R,), above 0, at most 1. The speeds
+    are in Mbit/s, infinity allowed. The latency is added to each transfer without occupying the
+    link: the one-way delay times the hops of an exchange (contribution and reduction: 2)."""
     s_per_bit = 1 / (np.asarray(rates_mbps, dtype=np.float64) * 1e6)
     inner_steps, tau, sent = rounds.inner_steps, rounds.overlap_steps, rounds.due_bits()
     begin = _WARM_PERIODS * inner_steps
@@ -296,13 +292,9 @@ class Proposal:
 def propose(
     target: float, plans: Mapping[str, Sequence[Plan]], workload: Workload, link: Link, peers: int
 ) -> list[Proposal]:
-    """The first plan of each preset that reaches the target, best first; may be empty.
-
-    Args:
-        target: utilization to reach, in 0..1, below 1.
-        plans: by preset, the smallest H first. What averages nothing is passed over, and so is a
-            plan that does not fit the model.
-    """
+    """The first plan of each preset that reaches the target (utilization, below 1), best first; may
+    be empty. Plans are by preset, the smallest H first; those that average nothing are passed over,
+    and those that do not fit the model."""
     found = []
     for preset, of_preset in plans.items():
         for plan, prediction in _predictions(of_preset, workload, link, peers):

@@ -52,8 +52,8 @@ class BlockCodec(Codec):
 
     @abstractmethod
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
-        """Code bytes (n, `code_bytes(128)`) of blocks (n, 128), of any type: of an integer the low
-        eight bits count. They may lie in the scratch."""
+        """Code bytes (n, `code_bytes(128)`): of an integer the low eight bits. They may lie in
+        scratch."""
 
     @abstractmethod
     def _values(self, codes: Tensor, out: Tensor) -> None:

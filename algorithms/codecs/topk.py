@@ -157,8 +157,7 @@ class TopK(Codec):
 
 
 def _largest(bits: Tensor, kept: int) -> Tensor:
-    """Of fp32 (n, m), as int32, the flat indices, in order, of the largest magnitudes of each row:
-    int64 (n * kept)."""
+    """The flat places, in order, of the largest magnitudes of each row of fp32 (n, m), as int32."""
     if not _is_on_host(bits):
         whole = bits & _MAGNITUDE
         least_of = torch.topk(whole, kept, dim=1, sorted=False).values.amin(1, keepdim=True)
@@ -205,8 +204,7 @@ def _narrowed(
 
 
 def _at_least(magnitudes: Tensor, least: Tensor, kept: int) -> Tensor:
-    """The flat places, in order, of what reaches the least that is kept; of equal ones the
-    first."""
+    """The flat places, in order, of what reaches the least that is kept; of equals the first."""
     chosen = magnitudes >= least
     found = _places_set(chosen)
     if found.numel() == len(magnitudes) * kept:

@@ -34,11 +34,9 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What every route keeps to. Raises ValueError: rules that no route, or no equal coverage, can
-    keep.
+    """The rules of all routes. Raises ValueError: no route, or no equal coverage, can keep them.
 
     Args:
-        stages: S, of the model.
         visited: stages that a route visits, stage 0 counted.
         max_jump: longest step forward between two visited stages.
     """

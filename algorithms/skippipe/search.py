@@ -54,8 +54,8 @@ class Planner:
         self._returns: list[list[float]] = self._return_s.tolist()
 
     def best(self, origin: int, banned: Iterable[int] = ()) -> Route | None:
-        """The route of the fastest loop that visits none of the banned peers; of equal ones, that
-        by the lowest peers. None if those that are left allow no route."""
+        """The route of the fastest loop without banned peers; of equals by the lowest; None if
+        none."""
         visit_s = self._visit_s.copy()
         visit_s[list(banned)] = np.inf
         loop_s = np.full(len(visit_s), np.inf)
@@ -215,8 +215,7 @@ def _visitors(draft: Draft, limit: Limit) -> list[int]:
 
 
 def _branches(draft: Draft, over: Limit, planner: Planner, budget: Budget) -> Iterator[Draft]:
-    """Without the surplus: the fastest routes make a detour, as they can best afford it; or those
-    whose detour is least."""
+    """Without the surplus: the fastest routes make a detour, or those whose detour is least."""
     visitors = _visitors(draft, over)
     detours: dict[int, Route] = {}
     for index in visitors:

@@ -29,15 +29,9 @@ def finish_times(
 
 
 class IterationRun:
-    """The state of a simulation.
-
-    A microbatch that visits k stages takes steps 0..2k: k forwards, the loss, k backwards.
-
-    Attributes:
-        path: of each microbatch, the peer of each step.
-        deferred: of each peer, the (microbatch, step) that wait for memory.
-        finish_s: of each microbatch, when it has ended; -1 before.
-    """
+    """The state of a simulation. A microbatch that visits k stages takes steps 0..2k: k forwards,
+    the loss, k backwards; `path` has the peer of each. `deferred` are those that wait for memory,
+    by peer; `finish_s` is when each microbatch has ended, -1 before."""
 
     def __init__(self, pipeline: Pipeline, routes: Sequence[Route], shared_uplinks: bool) -> None:
         self._shared, self._memory = shared_uplinks, pipeline.memory

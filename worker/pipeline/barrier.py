@@ -173,8 +173,7 @@ class IterationTracker:
         return not origins <= self.given_up
 
     def _newest(self, member: Member, now: float) -> Member:
-        """As of the origin's latest incarnation. One that gossip does not confirm in time is
-        forgotten."""
+        """As of the latest incarnation. One that gossip does not confirm in time is forgotten."""
         since, confirmed = self._unconfirmed_since, Incarnation.of(member)
         ahead = [o for o in self._heard if o.peer == member.peer and o > confirmed]
         for origin in ahead:
@@ -197,8 +196,8 @@ class IterationTracker:
         return member.live and member.phase in (Phase.TRAINING, Phase.DONE)
 
     def _has_gone_on(self, member: Member, counted: bool, now: float) -> bool:
-        """Whether the origin is further than this iteration. Then its report is lost, or of no use,
-        where nothing of it was counted."""
+        """Whether the origin is further. Then its report is lost, or no use if nothing was
+        counted."""
         me = Incarnation.of(member)
         if any(at > self.iteration and origin == me for at, origin in self._reported):
             return True

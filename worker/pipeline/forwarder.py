@@ -71,12 +71,8 @@ class Forwarder:
             self._warned.discard(stage)
 
     async def send(self, call: StageCall, values: memoryview) -> StageReply:
-        """The gradient of this stage's output, which `values` are.
-
-        Raises:
-            MicrobatchDropped: the microbatch is lost.
-            TryElsewhere: this peer does not get through to the origin; another may.
-        """
+        """The gradient of this stage's output, which `values` are. Raises MicrobatchDropped: it is
+        lost; TryElsewhere: this peer does not get through to the origin, and another may."""
         if not call.rest and call.stage == 0:
             # It would ask itself for the loss, and learn to be a model of its own.
             raise MicrobatchDropped("no other stage is on its route")
@@ -228,11 +224,8 @@ async def call_stage(
     acknowledgements: Tasks,
     received: Callable[[], None] = lambda: None,
 ) -> StageReply:
-    """Returns the gradient of `values` (encoded), however long the rest of the route takes.
-
-    Args:
-        acknowledgements: where the last message goes out in the background.
-        received: called when the peer has the values.
+    """Returns the gradient of `values` (encoded), however long the rest of the route takes. Calls
+    `received` when the peer has the values; the last message goes out in the background.
 
     Raises:
         TransportError, WireError, TryElsewhere: another peer may do it.

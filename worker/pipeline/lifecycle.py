@@ -105,8 +105,8 @@ class StageLifecycle:
         return min(able, key=lambda member: member.peer, default=None)
 
     def _is_assembled(self) -> bool:
-        """Whether nobody else that is here has still to put the model together. Who has done so
-        gives its result, and stays for those of the others."""
+        """Whether nobody else has still to assemble the model: who has gives its result, and
+        stays."""
         assembler = self._assembler()
         if assembler is None or not assembler.live or assembler.peer == self._context.me:
             return True
@@ -138,7 +138,6 @@ class StageLifecycle:
         return self._io.ask(lambda: tuple(self._context.members()))
 
     def _fetched(self, stages: Iterable[int]) -> dict[int, list[Tensor]]:
-        """The anchors of other stages; of those that answer in time."""
         config, context = self._config, self._context
         momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
         of_stages = {stage: stage_fragments(self._task, config, stage) for stage in stages}

@@ -55,7 +55,6 @@ class NetworkSnapshot:
     Args:
         peers: in the order of the peers' names, which numbers them.
         stages: those that have a replica: a pipeline's stage n is the model's stages[n].
-        pipeline: with what nobody has measured filled in.
         name: of the measurements, not of any routes.
     """
 

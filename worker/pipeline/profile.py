@@ -44,14 +44,9 @@ _Kept = dict[str, deque[tuple[float, float]]]  # (when, what) by peer
 
 @dataclass(frozen=True)
 class Profile:
-    """One peer's measurements as gossip carries them; what is not known is left out, or 0.
-
-    Attributes:
-        latency_s, rate_bytes_per_s: by peer, one way, and of what is sent there.
-        forward_s, backward_s, loss_s, activation_bytes: of a microbatch here, encoded.
-        memory: how many calls fit here at once.
-        gradient_norm: of the stage's last gradient.
-    """
+    """One peer's measurements as gossip carries them; what is not known is left out, or 0: of what
+    is sent to each peer, one way; of a microbatch here, encoded; how many calls fit here at once
+    (`memory`); and the norm of the stage's last gradient."""
 
     latency_s: Mapping[str, float] = field(default_factory=dict)
     rate_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
@@ -188,7 +183,6 @@ class StageMeasurements:
         return now
 
     def _rate_to(self, peer: str) -> float:
-        """The rate to go by (bytes/s)."""
         alone, shared = (_values(kept.get(peer, ())) for kept in (self._rates, self._shared_rates))
         rates = sorted(alone if len(alone) >= _ENOUGH else [*alone, *shared])
         return _rounded(rates[round(_UPPER * (len(rates) - 1))])

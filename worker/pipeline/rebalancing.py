@@ -68,7 +68,6 @@ async def members_at(transport: Transport, address: str) -> Sequence[object]:
 
 
 async def _status(transport: Transport, address: str) -> tuple[object, Sequence[object]]:
-    """(kind, members) of the status document there."""
     request = pb.StatusRequest().SerializeToString()
     raw = await transport.call(address, Method.STATUS, request, _ASK_S)
     document = wire.unpack_document(wire.parse(pb.StatusReply, raw).document, STATUS_BYTES)

@@ -55,14 +55,9 @@ class Hop:
 
 @dataclass(frozen=True)
 class StageCall:
-    """A microbatch at a stage.
-
-    Args:
-        rest: the hops that follow; the origin, which computes the loss, is not among them.
-        shape: (B, T, D) of the activations.
-        snapshot: name of the measurements that the origin has planned with.
-        sender: the peer that makes this call.
-    """
+    """A microbatch at a stage, of activations of this shape, (B, T, D). `rest` are the hops that
+    follow, the origin not among them; `snapshot` names the measurements that it has planned
+    with."""
 
     key: StageCallKey
     stage: int
@@ -139,7 +134,6 @@ def call_of(
 
     Args:
         limit_bytes: of the activations of a microbatch, encoded, that are taken here.
-        stages: of the model.
         batch_shape: (B, T, D) of this run's largest batches; None where nobody knows.
 
     Raises:

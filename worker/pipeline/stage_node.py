@@ -178,7 +178,6 @@ class StageNode:
     # --------------------------------------------------------------------- iterations and stages
 
     def _end_iteration(self) -> None:
-        """Ends the iteration if it is over."""
         context = self.context
         origins = [member for member in context.members() if member.stage == 0]
         if context.stage == 0:  # its own report is enough, of the incarnation in its calls
@@ -198,8 +197,8 @@ class StageNode:
             context.post(over)
 
     def _watch_stages(self) -> None:
-        """Warns of stages without a replica. Ends this peer's part on its stage when it is to move,
-        and in the run when stage 0 is gone."""
+        """Warns of stages without a replica. Ends this peer's part if it is to move, or stage 0
+        gone."""
         context, members, now = self.context, self.context.members(), self.context.clock()
         me = context.member(context.me)
         if me is None or not me.live or me.phase is not Phase.TRAINING:

@@ -235,8 +235,7 @@ class StageReplica(InnerReplica):
 
     @contextmanager
     def _adding(self, microbatch: int) -> Iterator[None]:
-        """Around what adds a gradient to the sum. A failure leaves a part of it there: no sum
-        counts."""
+        """Around what adds a gradient to the sum. A failure leaves a part there: no sum counts."""
         self._spoiled, spoiled = True, self._spoiled
         yield
         self._spoiled = spoiled

@@ -255,5 +255,4 @@ def _state_hash(anchor: Tensor, momentum: Tensor, group: Group) -> int:
 
 
 def _where(of_value: Iterable[bool]) -> Ranges:
-    """Where it holds."""
     return tuple((k, k + 1) for k, holds in enumerate(of_value) if holds)

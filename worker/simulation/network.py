@@ -170,7 +170,6 @@ class SimulatedStream:
             self._send_next(sender)
 
     def _send_next(self, sender: int) -> None:
-        """Messages leave one after the other."""
         network, unsent, ends = self._network, self._unsent[sender], (sender, self.other(sender))
         while unsent and not self.ended:
             message = unsent[0]

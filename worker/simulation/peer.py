@@ -158,7 +158,6 @@ class Peer(ABC):
         self.later(taken_s, end)
 
     def _taken_s(self) -> float:
-        """How long they take now."""
         return self._chance.lognormvariate(self._time.mu, self._time.s)
 
     def waited(self) -> float:
