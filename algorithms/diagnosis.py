@@ -6,8 +6,8 @@ slow, it is that one's downlink; if only one pair is slow, it is the link betwee
 is slow by the time of its inner steps, and what it sends and takes slowly then counts for nothing.
 A disk is slow by the time that a checkpoint takes.
 
-What is usual is the median over the others, so one peer's word moves nothing. A fault must be worth
-it: it costs a share of the rounds, which nobody can lose that does not wait.
+The median over the others is usual, so one peer's word moves nothing. A fault must cost a share of
+the rounds, which only those lose that wait.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -51,8 +51,7 @@ class FragmentState:
         version: counts the rounds applied, so it names the next one.
         contributors: of the latest round; group: lays out the next.
         anchor, momentum: 1-D fp32; the momentum is empty where the plan has no outer momentum.
-        hash: of anchor, momentum and group, as peers compare them.
-        history: whose contributions its last rounds have counted.
+        hash: of anchor, momentum and group; history: whose contributions its rounds have counted.
     """
 
     version: int

@@ -1,8 +1,8 @@
 """Outer optimizers of replicas that exchange in small groups, and when they come together.
 
-A group exchanges anchors, which are known as soon as the round before is over and go ahead while
-the peers compute, and contributions, when the round is due. All tensors are of one fragment: fp32,
-1-D, of one length. Two updates: `SharedMomentum` (ours) and `ModifiedMomentum` (the paper's).
+A group exchanges anchors, which go ahead while the peers compute, and contributions, when the round
+is due. All tensors are of one fragment: fp32, 1-D. Two updates: `SharedMomentum` (ours) and
+`ModifiedMomentum` (the paper's).
 
 Stability is the exact recursion of the replicas' second moments. Take many replicas in random
 groups of n, and one coordinate of each: anchor phi and outer momentum delta, both counted from the
@@ -17,12 +17,10 @@ uncorrelated, and with r = qc + drive/n, s = q*c^2 + drive^2/n:
 
     D' = a^2 D - 2ar X + s P;   X' = aX - rP + D';   P' = P + 2(aX - rP) + D'
 
-The map takes covariance matrices to covariance matrices, so its spectral radius is itself an
-eigenvalue, and it is 1 exactly where s(1 + a) = 2r(1 - a^2) + 2a r^2. The limits below are that
-equation, solved for c and for b.
+Its spectral radius is itself an eigenvalue, and it is 1 exactly where s(1 + a) = 2r(1 - a^2) + 2a
+r^2. The limits below are that equation, solved for c and for b.
 
-Ref: arXiv:2506.10911 eq. 2. Its bound on gamma (our c) differs, and is not safe
-(docs/evidence/pairs.md).
+Ref: arXiv:2506.10911 eq. 2. Its bound on our c is not safe (docs/evidence/pairs.md).
 """
 
 import math
@@ -63,10 +61,9 @@ class SharedMomentum(GroupUpdate):
     momentum <- mean(a * momentum + g)
     anchor   <- mean(anchor) - b * momentum
 
-    The momentum is in the contribution, so it costs no bytes. A round leaves one (anchor, momentum)
-    in a group: replicas come together with every a below 1, as long as their mean does not diverge.
-    And as the mean anchor is known early, inner steps start from it, with half of the replica's own
-    noise.
+    The momentum is in the contribution, so it costs no bytes. Replicas come together with every a
+    below 1, as long as their mean does not diverge. And as the mean anchor is known early, inner
+    steps start from it, with half of the replica's own noise.
 
     Args:
         a: share of the momentum that lives on, in 0..1, below 1.

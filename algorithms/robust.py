@@ -1,9 +1,8 @@
 """How much one peer can move a mean of many: contributions are held to the others' norms.
 
 A contribution whose norm is above `limit` times the median of all counts as far as that. A peer
-that is far above it again and again is in quarantine, and its contributions are left out. So is one
-that was seen to give a false mean. A mean of two cannot tell which of them is wrong, and is taken
-as it is.
+that is far above it again and again is in quarantine: its contributions are left out. So is one
+that was seen to give a false mean. A mean of two is taken as it is.
 
 Ref: arXiv:2508.15706 (SparseLoCo) scales every contribution to the median norm; arXiv:1803.01498
 for the trimmed mean.

@@ -1,9 +1,8 @@
 """One bit a value, and a base-3 digit a value; each with a scale for every 128 values.
 
-Both need the replica to keep what they leave out: `merge = "keep"`.
-
-Magnitudes are summed in fixed point, in steps of 2^-16 of the power of two below the block's
-largest. A sum of 128 of them fits in fp32's 24 bits, so the order of the sum does not matter.
+Both need the replica to keep what they leave out: `merge = "keep"`. Magnitudes are summed in fixed
+point, in steps of 2^-16 of the power of two below the block's largest. A sum of 128 of them fits in
+fp32's 24 bits, so its order does not matter.
 
 Relative RMS error, gaussian / Student-t with 5 / with 3 degrees of freedom: sign 0.60 / 0.68 /
 0.76, ternary 0.43 / 0.52 / 0.63.

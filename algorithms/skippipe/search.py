@@ -6,8 +6,7 @@
     C     steps: routes trade replicas, stages or ways, or move a visit (local_search.py)
 
 Each microbatch of an origin takes one of its slots in turn: as many as it has memory for. Waves of
-microbatches repeat the slots' routes. The event simulator judges. Nothing is measured by a clock:
-the same arguments give the same routes everywhere.
+microbatches repeat the slots' routes. The same arguments give the same routes everywhere.
 
 Ref: arXiv:2502.19913.
 """

@@ -5,9 +5,8 @@ From one snapshot follow the same routes everywhere: those of `full`, `random` a
 once, those of `skip` when a search is over. There is no leader, and nobody waits. Until a search is
 over an origin goes on with routes of its own choice; that costs time and nothing else.
 
-Each call names the snapshot that its origin knew when the iteration began. A peer that knows
-another one gossips with that origin. It disagrees with nobody that is still searching, nor with
-an origin whose snapshot was this peer's own a moment ago.
+Each call names the snapshot that its origin knew when the iteration began. A peer that plans with
+another one, and did not plan with this one a moment ago, gossips with that origin.
 """
 
 import asyncio

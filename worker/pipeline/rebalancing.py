@@ -1,8 +1,7 @@
 """Which peer serves which stage: a newcomer's choice, stages without a replica, and moves.
 
-Every peer decides by itself, from the same members, so that one of them moves and no other. What
-peers know may differ for as long as gossip takes: the same peer has to be the one to move for a
-while before it does.
+Every peer decides by itself, from the same members, so that one of them moves and no other. As
+gossip takes time, the same peer has to be the one to move for a while before it does.
 
 Ref: Petals, arXiv:2209.01188: a joining server takes the blocks with the least throughput, and
 moves when that gains enough; ours: a stage is never left without a replica.

@@ -1,8 +1,7 @@
 """A simulated peer's rounds of the leaderless mean: the live code, and the train side around it.
 
-Each peer has a `Contributor` and a `Reducer`. A contribution holds the task's 8 values once for
-each shard, so that all of them are in every shard; only on the links do they count as many bytes as
-the scenario's parameters.
+A contribution holds the task's 8 values once for each shard; only on the links do they count as
+many bytes as the scenario's parameters.
 """
 
 import zlib

@@ -1,8 +1,7 @@
 """What is simulated: the swarm, its links, and what goes wrong, written down or drawn from a seed.
 
-`SimulatedSwarm` carries a plan of faults out. Peers are numbers, times are in seconds of the
-virtual clock. What a fault does to the views of others follows as late as the failure detector
-would tell it.
+`SimulatedSwarm` carries a plan of faults out, and changes the views of others as late as a failure
+detector would. Peers are numbers, times are in seconds of the virtual clock.
 """
 
 import math

@@ -1,9 +1,8 @@
 """An asyncio loop whose clock jumps to what comes next, on which the live code of all peers runs.
 
-Nothing sleeps in real time. What is ready runs at once, and then the clock goes on to the next act
-or timer; of those at one time the first that was asked for comes first. Every callback belongs to
-the peer in whose context it was asked for: that of a dead peer never runs, that of a frozen one
-when it thaws, as after SIGSTOP.
+What is ready runs at once, and then the clock goes on to the next act or timer; of those at one
+time the first that was asked for comes first. Every callback belongs to the peer in whose context
+it was asked for: that of a dead peer never runs, that of a frozen one when it thaws.
 """
 
 import asyncio
