@@ -51,10 +51,10 @@ def mean_in_order(
     Ref: arXiv:2508.15706 (SparseLoCo) divides by the number of senders.
     """
     equal = weights is None or len(set(weights)) <= 1
-    each_weight = itertools.repeat(1) if weights is None or equal else iter(weights)
+    each_weight = itertools.repeat(1) if weights is None or equal else weights
     total: Tensor | None = None
     count: Tensor | int = 0
-    for contribution, weight in zip(contributions, each_weight, strict=False):
+    for contribution, weight in zip(contributions, each_weight, strict=not equal):
         if total is None:
             total = contribution.clone() if equal else contribution * weight
         else:
