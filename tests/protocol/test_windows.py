@@ -109,7 +109,7 @@ class Peer:
         def begin() -> None:
             far.task = loop.create_task(serve())
 
-        far.opens(begin)
+        far.opens = begin
         return near
 
     def suspect(self, peer: str) -> None:
