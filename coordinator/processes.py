@@ -121,15 +121,13 @@ class WorkerProcess:
 
 
 class RelayProcess(AbstractContextManager["RelayProcess"]):
-    """A running relay; ends with this process, however that one ends. Use from one thread.
+    """A running relay; ends with this process, however that one ends. Use from one thread. Raises
+    RuntimeError: it did not start.
 
     Args:
         members: (HOST:PORT that it listens on, its link or None) of each worker, by name.
-        host: the address the proxies listen on.
         seed: of jitter and of connections that break.
         log_path: takes what the relay writes to stderr.
-
-    Raises RuntimeError: it did not start.
     """
 
     proxies: dict[str, str]  # HOST:PORT for each worker's `--proxy`, by name

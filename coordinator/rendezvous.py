@@ -195,8 +195,6 @@ class CoordinatorRun:
     Args:
         as_json: prints events as JSON on stdout instead of lines.
         expect: the run is over when this many workers are through; None: when a signal comes.
-        identity, authority: as `start_server` takes them.
-        page: where to serve the page of the swarm, or None.
         keep: puts a renewed identity where the next start finds it. Raises OSError.
     """
 

@@ -124,8 +124,13 @@ class _Results:
     def ints(self, key: str) -> list[int]:
         return [value for each in self.all if (value := int_of(each, key)) is not None]
 
-    def pairs(self, key: str, other: str) -> list[tuple[int | None, int | None]]:
-        return [(int_of(each, key), int_of(each, other)) for each in self.all]
+    def pairs(self, key: str, other: str) -> list[tuple[int, int]]:
+        """Both of each report that has the one, and of the other more than 0."""
+        return [
+            (value, more)
+            for each in self.all
+            if (value := int_of(each, key)) is not None and (more := int_of(each, other))
+        ]
 
     def texts(self, key: str) -> list[str]:
         return [text for each in self.all if (text := text_of(each, key))]
@@ -254,16 +259,8 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     known = [stage["params"] for stage in by_stage if stage["params"] is not None]
     agreements = [stage["hashes_agree"] for stage in by_stage if stage["hashes_agree"] is not None]
     exchanged, ddp = told.mean("exchange_bytes_sent"), told.mean("ddp_bytes")
-    activations = [
-        total / steps
-        for total, steps in told.pairs("activation_bytes_sent", "steps")
-        if total is not None and steps
-    ]
-    in_flight = [
-        (peak, limit)
-        for peak, limit in told.pairs("in_flight_peak_bytes", "in_flight_limit_bytes")
-        if peak is not None and limit
-    ]
+    activations = [total / steps for total, steps in told.pairs("activation_bytes_sent", "steps")]
+    in_flight = told.pairs("in_flight_peak_bytes", "in_flight_limit_bytes")
     peak, limit = max(in_flight, key=lambda pair: pair[0] / pair[1], default=(None, None))
     summed = told.sums(told.maps("stage_counts"))
     return {

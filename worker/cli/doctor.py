@@ -27,7 +27,7 @@ from murmuration.worker.transport import AddressInUse, Caller, Method, Stream, T
 
 if TYPE_CHECKING:
     from murmuration.worker.manifest import Manifest
-    from murmuration.worker.node.newcomer import FirstAnswer, Newcomer
+    from murmuration.worker.node.newcomer import FirstAnswer
     from murmuration.worker.transport.grpc import GrpcTransport
 
 _NAME = "doctor"
@@ -149,7 +149,14 @@ def _network(
                 about = "the peer" if isinstance(error, PeersUnreachable) else "token"
                 yield (problem := Finding.refused(about, error))
             if problem is None or problem.about != "the peer":
-                first, answer = _first_answer(newcomer, identity)
+                try:
+                    first = newcomer.ask_run(identity)
+                    kind = "a coordinator" if first.coordinated else "a worker"
+                    lock = "encrypted" if identity is not None else "not encrypted"
+                    answer = Finding("the peer", True, f"{first.address} answers, {kind}, {lock}")
+                except MurmurError as error:
+                    about = "token" if isinstance(error, IdentityError) else "the peer"
+                    answer = Finding.refused(about, error)
                 if problem is None or answer.about != problem.about:
                     yield answer
     if first is not None and address is not None:
@@ -160,19 +167,6 @@ def _network(
     if first is not None and address is not None and not first.coordinated:
         dialled = where if free else None
         yield from asyncio.run(_both_ways(address, dialled, flags, first.manifest, identity))
-
-
-def _first_answer(
-    newcomer: "Newcomer", identity: Identity | None
-) -> "tuple[FirstAnswer | None, Finding]":
-    try:
-        first = newcomer.ask_run(identity)
-    except MurmurError as error:
-        about = "token" if isinstance(error, IdentityError) else "the peer"
-        return None, Finding.refused(about, error)
-    kind = "a coordinator" if first.coordinated else "a worker"
-    lock = "encrypted" if identity is not None else "not encrypted"
-    return first, Finding("the peer", True, f"{first.address} answers, {kind}, {lock}")
 
 
 def _run(

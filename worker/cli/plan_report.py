@@ -92,23 +92,23 @@ def found_for(
     one. Raises ValueError: the own plan does not fit the model."""
     place = workload, link, peers
     prediction = predict(own, *place)
-    proposals = propose(target, plans, *place)
-    return {
-        "link": str(link),
-        "prediction": dataclasses.asdict(prediction),
-        "needed_mbps": {str(s): needed_mbps(own, *place, s) for s in _SPEED_TARGETS},
-        "proposals": [
+    proposals = []
+    for each in propose(target, plans, *place):
+        ddp = each.plan.payload == "gradient"  # a step is a round of it by itself
+        period = () if ddp else ("--set", f"diloco.inner_steps={each.plan.inner_steps}")
+        proposals.append(
             {
-                # What to add to `murmur up`. A step is a round of ddp by itself.
-                "arguments": ["--preset", each.preset]
-                + (period if each.plan.payload != "gradient" else []),
+                "arguments": ["--preset", each.preset, *period],  # to add to `murmur up`
                 "plan": dataclasses.asdict(each.plan),
                 "bits_per_parameter": bits_per_parameter(each.plan),
                 "prediction": dataclasses.asdict(each.prediction),
             }
-            for each in proposals
-            for period in [["--set", f"diloco.inner_steps={each.plan.inner_steps}"]]
-        ],
+        )
+    return {
+        "link": str(link),
+        "prediction": dataclasses.asdict(prediction),
+        "needed_mbps": {str(s): needed_mbps(own, *place, s) for s in _SPEED_TARGETS},
+        "proposals": proposals,
         "needed_for_any_proposal_mbps": None if proposals else least_mbps(target, plans, *place),
     }
 

@@ -138,14 +138,9 @@ def _short(value: float | None) -> float | None:
 
 
 class FaultLocator(Component):
-    """A component of the node. io thread only.
-
-    Args:
-        own: what this peer has measured.
-        host, transport: whom to ask, and how.
-        in_turn: whether a peer sends to one at a time, as in pairs.
-        log: takes an event for each fault that is found, and each that has gone.
-    """
+    """A component of the node. io thread only. Args: own: what this peer has measured; in_turn:
+    whether a peer sends to one at a time, as in pairs; log: takes an event for each fault that is
+    found, and each that has gone."""
 
     def __init__(
         self,

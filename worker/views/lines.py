@@ -292,7 +292,6 @@ class PlainLines:
     since the start. Training is a line for each round, and for 30 s without one.
 
     Args:
-        joins: as `describe` takes it.
         verbosity: 1 for each report of the training and each round's times; -1 without what goes
             its usual way.
         spell: puts options into the words of the caller.

@@ -83,13 +83,8 @@ class PeerSummary:
 def summary_of(
     member: Document, own: Document | None, names: Mapping[str, str] | None = None
 ) -> PeerSummary:
-    """Sums up what is known of a peer.
-
-    Args:
-        member: as another peer, or a coordinator, has it in its status document.
-        own: its own document, if it has answered.
-        names: of peers, by address.
-    """
+    """Sums up what is known of a peer: `member`, as another peer or a coordinator has it in its
+    status document, and its own document, if it has answered. Args: names: of peers, by address."""
     said: Document = {} if own is None else own
     either: Document = member if own is None else own
     traffic, rounds = map_of(said, "traffic"), map_of(said, "rounds")
