@@ -130,7 +130,7 @@ class Record(PeerSummary):
         return curve_of(self.result or {}, "train_loss_curve") or self.curve
 
     def validation_curve(self) -> Curve:
-        """Likewise, of the anchor's held-out loss."""
+        """The same for the anchor's held-out loss."""
         return curve_of(self.result or {}, "val_loss_curve") or self.val_curve
 
     def _progress(self, event: Event) -> None:

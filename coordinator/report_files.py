@@ -93,7 +93,7 @@ def report_of_folder(folder: Path, console: Console | None, *, picture: bool = T
 
 
 def records_of(document: Document) -> dict[str, Record]:
-    """By peer, what a worker has kept: the result of each, or else the last that it knew."""
+    """What a worker has kept of each peer: its result, or else the last that was known."""
     known = maps_of(document, "peers")
     staged = any("stage" in map_of(each, "result") for each in known)
     records, uncounted = {}, dict[str, Any](dict.fromkeys(COUNTS))
@@ -171,7 +171,7 @@ def draw_loss_curve(path: Path, curves: Mapping[str, Curve], report: Report) -> 
 
 
 def _thinned(curve: Curve) -> Curve:
-    """At most about 2,000 of the points, the last among them."""
+    """Keeps at most about 2,000 of the points, the last among them."""
     stride = -(-len(curve) // _MAX_POINTS)
     return [*curve[:-1:stride], curve[-1]] if stride > 1 else list(curve)
 

@@ -43,7 +43,7 @@ EventKind = Literal[
     "refused",  # reason, again, sender, round: a message that was not taken
     "member",  # peer_changed, health
     "enrolled",  # name, token: a peer was given its certificate
-    "awaiting",  # here, wanted: the start waits until so many peers are there; null: for the others
+    "awaiting",  # here, wanted: the number of peers that the start waits for; null: for the others
     "renewed",  # expires: this peer's own certificate was, until that day
     "unreachable",  # peers: that this one does not reach, though they are alive
     # step, others: that go on; unsent_steps: that are in no round; apart: its model is its own

@@ -102,7 +102,7 @@ def measured(value: float, error: float | None) -> str:
 
 
 def perplexity(loss_nats: float) -> str:
-    """Of a mean loss in nats per token, whatever it is."""
+    """The perplexity that a mean loss in nats per token stands for."""
     if loss_nats > _MOST_NATS:
         return f"above {math.exp(_MOST_NATS):.0e}"
     return f"{math.exp(loss_nats):.2f}"
@@ -114,7 +114,7 @@ def optional(value: T | None, show: Callable[[T], str]) -> str:
 
 
 def shown(text: str, most: int = MAX_SHOWN) -> str:
-    """At most `most` characters; what a terminal could take for a command becomes `?`."""
+    """Cuts text to `most` characters; what a terminal could take for a command becomes `?`."""
     cut = text if len(text) <= most else f"{text[: most - 3]}..."
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
 

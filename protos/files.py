@@ -91,7 +91,7 @@ class LineLog:
 
 
 def print_line(line: str) -> None:
-    """On stdout; that its reader went away, or that the disk below is full, is no error."""
+    """Prints on stdout; a reader that went away, or a full disk below, is no error."""
     try:
         print(line, flush=True)
     except OSError:  # what it could not write it would try again at the end, and raise

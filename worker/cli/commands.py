@@ -494,7 +494,7 @@ def _run(
 
 
 def _report(flags: WorkerFlags) -> None:
-    """Of all peers, where there were others: by the command of that name."""
+    """Reports on all peers, where there were others, by the command of that name."""
     context = click.get_current_context()
     group = context.find_root().command
     try:

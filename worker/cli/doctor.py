@@ -197,7 +197,7 @@ def _run(
 def _own_address(
     address: str | None, flags: WorkerFlags, first: "FirstAnswer | None"
 ) -> tuple[str | None, Finding]:
-    """At which address others are to dial this machine; None where there is none."""
+    """The address at which others are to dial this machine; None where there is none."""
     from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter
 
     if flags.advertise == ROUTER:

@@ -47,7 +47,7 @@ def complete_preset(_context: object, _option: object, incomplete: str) -> list[
 
 
 def complete_setting(_context: object, _option: object, incomplete: str) -> list[str]:
-    """Of `--set`: common keys, and their values where those have names."""
+    """Completes `--set`: common keys, and their values where those have names."""
     key, equals, value = incomplete.partition("=")
     if not equals:
         return [f"{name}=" for name in _SETTINGS if name.startswith(key)]

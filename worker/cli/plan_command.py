@@ -135,7 +135,7 @@ def _check_numbers(given: PlanOptions) -> None:
 def _plans(
     config: "Config", run: Path | None, settings: tuple[str, ...]
 ) -> "dict[str, list[Plan]]":
-    """By preset, what typing `--preset` and H gives with this file and these settings, by H.
+    """The plans of each preset, one for each H, with this file and these settings.
 
     The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
     they are proposed only to a run that has chosen them; likewise another inner optimizer.

@@ -72,7 +72,7 @@ def _timed_step_s(config: "Config", task: Any, part: Part, threads: int) -> floa
 
 
 def median_s(step: Callable[[], float]) -> float:
-    """Of the seconds that steps say they took: 3 to 100, until it was a second; the first warms."""
+    """The median seconds of 3 to 100 steps, until it was a second; the first one warms up."""
     step()
     took_s: list[float] = []
     while len(took_s) < 100 and (len(took_s) < 3 or sum(took_s) < 1):
@@ -88,8 +88,8 @@ def found_for(
     plans: Mapping[str, Sequence[Plan]],
     target: float,
 ) -> dict[str, Any]:
-    """Of one link: the run's own plan, the speeds that it needs, and proposals, or the speed for
-    one. Raises ValueError: the own plan does not fit the model."""
+    """Predicts the run's own plan on a link: the speeds that it needs, and proposals, or the speed
+    for one. Raises ValueError: the own plan does not fit the model."""
     place = workload, link, peers
     prediction = predict(own, *place)
     proposals = []
@@ -114,7 +114,7 @@ def found_for(
 
 
 def print_report(report: Mapping[str, Any], work: Workload) -> None:
-    """For people: the run's own plan and the proposals, link by link."""
+    """Prints the run's own plan and the proposals, link by link, for people."""
     outside = f" ({work.outside:,} of them outside the layers)" if work.outside else ""
     model = f"{count(len(work.layers), 'layer')}, {work.parameters:,} parameters{outside}"
     if work.ddp_parameters is not None:

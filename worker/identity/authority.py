@@ -69,7 +69,7 @@ class TokenRecord:
     revoked: bool
 
     def state(self, now: float) -> str:
-        """In one word."""
+        """The state in one word."""
         if self.revoked:
             return "revoked"
         if now >= self.expires:
@@ -78,7 +78,7 @@ class TokenRecord:
 
 
 class Authority:
-    """any thread; any number of processes. Args: folder: the worker's or coordinator's."""
+    """The run's key and ledger in a worker's or coordinator's folder. any thread or process."""
 
     def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
         self._folder, self._key, self.certificate = folder / FOLDER, key, certificate
@@ -270,7 +270,7 @@ class Authority:
 
     @contextmanager
     def _ledger(self) -> Iterator[dict[str, Any]]:
-        """To be changed; is kept unless the block raises."""
+        """The ledger to be changed; it is kept unless the block raises."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(self._folder / ".lock", timeout=_LOCK_S):

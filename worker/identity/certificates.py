@@ -5,7 +5,7 @@ certificate stand, as alternative names,
 
     URI murmur:peer/NAME        the role, and whom it speaks for
     DNS HASH.peer.murmuration   the same for clients, which compare names of hosts
-    DNS member.murmuration      of this run, whoever it is
+    DNS member.murmuration      of this run, any of its members
 
 A token's certificate has the URI alone, so that nobody can serve with it.
 """
@@ -126,7 +126,7 @@ class Identity:
         return mine.not_valid_after_utc - (mine.not_valid_after_utc - mine.not_valid_before_utc) / 3
 
     def request(self) -> bytes:
-        """For a later certificate of the same key (PKCS #10, DER)."""
+        """A request for a later certificate of the same key (PKCS #10, DER)."""
         return request_for(private_key(self.key))
 
     @property
@@ -199,7 +199,7 @@ def signer(key: bytes) -> Callable[[bytes], bytes]:
 
 
 def member_identity(folder: Path) -> Identity:
-    """That of a worker or coordinator in the folder, or of the first worker of a swarm. Raises
+    """The identity of a worker or coordinator, or of the first worker of a swarm. Raises
     IdentityError: there is none."""
     for each in (folder, *sorted(path.parent for path in folder.glob(f"*/{FOLDER}"))):
         if (identity := Identity.load(each)) is not None:

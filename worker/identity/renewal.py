@@ -24,7 +24,7 @@ _WARNED = datetime.timedelta(days=30)  # before the end, that nobody has renewed
 
 
 class Renewal:
-    """Of one process; on its event loop.
+    """The renewal for one process, on its event loop.
 
     Args:
         authority: of the run, if it holds its key.

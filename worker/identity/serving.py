@@ -12,14 +12,14 @@ _HANDSHAKES_BEGIN_S = 0.25  # a handshake begins within microseconds, where it i
 
 
 class ServerCertificate:
-    """What one server shows. Whoever calls must have a certificate of the same authority."""
+    """What one server shows. A caller must have a certificate of the same authority."""
 
     def __init__(self, shown: "Identity") -> None:
         self._first = shown
         self._renewed: Identity | None = None  # that the server does not show yet
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Of one port."""
+        """The credentials of one port."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._first),
             self._renewed_configuration,  # type: ignore[arg-type]  # None is in its docs

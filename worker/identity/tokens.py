@@ -37,7 +37,7 @@ class Token:
 
     @property
     def id(self) -> str:
-        """Which names the token without giving it away."""
+        """The name of the token, which does not give it away."""
         return self.identity.name
 
     def check_date(self) -> None:

@@ -1,9 +1,9 @@
-"""What a peer says of itself, signed: who passes it on cannot change it.
+"""What a peer says of itself, signed: a peer that passes it on cannot change it.
 
 A member travels as its peer has written it, with the peer's signature over (run, member). The
 member holds the epoch and the heartbeat, so a replay is older than what is known: of two records
 the later epoch and heartbeat win, and a restart has a later epoch. Heartbeat and step change with
-every step. A peer says them anew to those it calls, and signs when something else has changed.
+every step. A peer tells them to those it calls, and signs when something else has changed.
 
 A signature is checked by the key in the peer's certificate, which the run's authority has signed. A
 certificate comes with the first contact, or is asked for. Until it is there, the member waits.
@@ -144,7 +144,7 @@ class SignedWords:
         return None if known is None else fingerprint(known.key)
 
     def certificates(self, peers: Sequence[str]) -> list[bytes]:
-        """Those of the peers that are here, as many as one message takes."""
+        """The certificates of these peers that are here, as many as one message takes."""
         found: list[bytes] = []
         for peer in peers[:MOST_CERTIFICATES]:
             if (known := self._keys.get(peer)) is not None:
@@ -202,7 +202,7 @@ def _is_older(said: Member, known: Member) -> bool:
 
 
 def _word(health: "pb.Health.ValueType") -> Health:
-    """What the sender says of another, who alone can say that it has left. Raises WireError."""
+    """The sender's word on a peer, which alone can say that it has left. Raises WireError."""
     try:
         return min(Health(health), Health.DEAD)
     except ValueError as error:

@@ -78,7 +78,7 @@ class _LoggedRound:
 
 
 class RoundLog:
-    """io thread only.
+    """The rounds of this peer and how they went. io thread only.
 
     Attributes:
         done, failed: rounds so far.

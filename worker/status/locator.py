@@ -79,7 +79,7 @@ class OwnFigures:
         self._saves += 1
 
     def figures(self) -> PeerFigures:
-        """As they are now: medians."""
+        """The medians of now."""
 
         def median(values: Iterable[float]) -> float | None:
             return statistics.median(known) if (known := list(values)) else None
@@ -197,7 +197,7 @@ class FaultLocator(Component):
         return [self._plain(verdict) for verdict in self._diagnosis.verdicts]
 
     def history(self) -> list[dict[str, object]]:
-        """Those that have gone, with the time of that, and those that hold."""
+        """The faults that have gone, with the time of that, and those that hold."""
         return [*self._past, *self.verdicts()]
 
     def _plain(self, verdict: Verdict) -> dict[str, object]:

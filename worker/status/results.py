@@ -87,7 +87,7 @@ class ResultExchange(Component):
         )
 
     def document(self) -> dict[str, object]:
-        """Of every peer that was heard of: its result if it is here, and its last state."""
+        """Every peer that was heard of, with its last state and, if it is here, its result."""
         return {
             "run": f"{self._run:016x}",
             "reporter": self._me,
@@ -108,7 +108,7 @@ class ResultExchange(Component):
         return [each for each in self._others() if self._tries[each.peer] < _TRIES]
 
     def _others(self) -> list[Member]:
-        """That live, and can be reached from here."""
+        """The peers that live and can be reached from here."""
         members = self._host.members
         left_out = {self._me}.union(
             *(each.unreachable for each in members if each.peer == self._me)
@@ -144,7 +144,7 @@ class ResultExchange(Component):
 
 
 def _packed(result: Document) -> bytes:
-    """Within the limit: curves have fewer points, and what is long is left out if it must be."""
+    """Packs a result within the limit, with fewer points and without what is too long."""
     short = dict(result)
     for key in short.keys() & set(_CURVES):
         curve = list(short[key] or ())

@@ -101,7 +101,7 @@ class _Peer:
 
 
 class History:
-    """any thread. Args: every_s: how often it is looked at."""
+    """What all peers have said so far. any thread. Args: every_s: how often it is looked at."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s

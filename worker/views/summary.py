@@ -145,7 +145,7 @@ def maps_of(document: Document, key: str) -> list[Document]:
 
 
 def _counts(document: Document, key: str) -> dict[str, int]:
-    """Above 0, by reason or peer."""
+    """The counts above 0, by reason or peer."""
     counts = map_of(document, key)
     found = {shown(str(name)): int_of(counts, name) or 0 for name in list(counts)[:_MAX_FACTS]}
     return {name: count for name, count in found.items() if count}
