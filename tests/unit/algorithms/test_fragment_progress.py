@@ -25,7 +25,7 @@ from murmuration.algorithms.counted import History, recorded
 from murmuration.algorithms.fragment_state import Contribution, RoundResult
 from murmuration.algorithms.fragments import complement, union
 from murmuration.algorithms.plan import Plan
-from tests.unit.algorithms.four_values import (
+from tests.unit.algorithms.test_fragment_state import (
     Failed,
     done,
     end,
@@ -226,7 +226,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(EVENTS)
 def test_what_is_learned_is_never_dropped_nor_counted_twice(
     plan: Plan, events: list[tuple[Any, ...]]

@@ -1,35 +1,107 @@
-"""One fragment by hand: what is contributed, and what becomes of it, however its round ends."""
+"""One fragment of four values by hand: what is contributed, and what becomes of it, however its
+round ends; in means, and in pairs, whose lost rounds are not made up."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.counted import CountedRound
+from murmuration.algorithms.counted import CountedRound, History
 from murmuration.algorithms.diloco import merge
-from murmuration.algorithms.fragment_state import FragmentOptimizer
-from murmuration.algorithms.plan import Plan
-from tests.unit.algorithms.four_values import (
-    ANCHOR,
-    BOTH,
-    GROUP,
-    LEFT,
-    LOCAL,
-    MEAN,
-    PLAIN,
-    RIGHT,
-    Failed,
-    done,
-    end,
-    hash_of,
-    lacks,
-    optimizer,
-    send,
-    state_at,
-    take_over,
-    values,
-)
+from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
+from murmuration.algorithms.fragments import Ranges
+from murmuration.algorithms.plan import PRESETS, Plan
+
+GROUP = ("a", "b")
+PLAIN = Plan(outer_lr=1.0, outer_momentum=0.0)
+
+LEFT = ((0, 2),)
+RIGHT = ((2, 4),)
+BOTH = ((0, 4),)
+
+
+def values(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+ANCHOR = values(10, 10, 10, 10)
+LOCAL = values(8, 8, 8, 8)  # two steps of 1 down
+MEAN = values(4, 4, 4, 4)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A round that comes to nothing."""
+
+    counted: Ranges = ()
+    error: Tensor | None = None
+
+
+def hash_of(anchor: Tensor, momentum: Tensor, group: tuple[str, ...]) -> int:
+    return hash((*anchor.tolist(), *momentum.tolist(), *group))
+
+
+def state_at(
+    version: int, anchor: Tensor, momentum: Tensor | None = None, history: History = ()
+) -> FragmentState:
+    momentum = torch.zeros_like(anchor) if momentum is None else momentum
+    hashed = hash_of(anchor, momentum, GROUP)
+    return FragmentState(version, len(GROUP), GROUP, anchor, momentum, hashed, history)
+
+
+def optimizer(plan: Plan, anchor: Tensor = ANCHOR, version: int = 0) -> FragmentOptimizer:
+    return FragmentOptimizer(plan, state_at(version, anchor), hash_of)
+
+
+def done(
+    round_: int,
+    mean: Tensor = MEAN,
+    missed: Ranges = (),
+    error: Tensor | None = None,
+    contributors: int = 2,
+) -> RoundResult:
+    return RoundResult(round_, mean, contributors, GROUP, missed, error)
+
+
+def send(outer: FragmentOptimizer, local: Tensor, step: int = 1) -> Tensor:
+    """Contributes what was learned; the local parameters to go on from."""
+    outer.contribute(outer.start - local, step)
+    return local
+
+
+def end(outer: FragmentOptimizer, result: RoundResult | Failed, local: Tensor) -> Tensor:
+    """The round in flight ends so; the local parameters to go on from."""
+    if isinstance(result, RoundResult):
+        local = outer.apply(result, local)
+    else:
+        kept = outer.abandon(result.counted, result.error, local)
+        local = local if kept is None else kept
+    assert outer.in_flight is None
+    return local
+
+
+def take_over(
+    outer: FragmentOptimizer,
+    theirs: FragmentState,
+    local: Tensor,
+    arrived: Failed | None = None,
+    *,
+    keep: bool = True,
+    me: str = "a",
+) -> Tensor:
+    """Another peer's state comes, perhaps after word of the round in flight; the local parameters
+    to go on from."""
+    counted, error = ((), None) if arrived is None else (arrived.counted, arrived.error)
+    own = outer.release(theirs.version, local, counted, error)
+    return outer.adopt(theirs, own, keep=keep, me=me)
+
+
+def lacks(outer: FragmentOptimizer, local: Tensor) -> list[float]:
+    """What the anchor still lacks of this peer's own: anchor - local."""
+    found: list[float] = (outer.state.anchor - local).tolist()
+    return found
+
 
 # ------------------------------------------------------------------------------ the outer step
 
@@ -75,45 +147,6 @@ def test_advancing_and_merging_is_applying(alpha: float) -> None:
 
 
 KEEP = replace(PLAIN, overlap_steps=2, codec="sign", merge="keep")
-UNSENT = values(1.0, -1.0, 0.5, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("learned_since", "missed", "expected"),
-    [
-        (0, (), [1, -1, 0.5, 0]),
-        (1, (), [2, 0, 1.5, 1]),
-        (1, LEFT, [3, 3, 1.5, 1]),
-        (1, BOTH, [3, 3, 3, 3]),
-    ],
-)
-def test_what_was_not_sent_stays_in_the_local_parameters(
-    learned_since: float, missed: tuple[tuple[int, int], ...], expected: list[float]
-) -> None:
-    """2 contributed of which UNSENT is left out; where the round closed without it, all stays."""
-    outer = optimizer(KEEP)
-    local = send(outer, LOCAL) - learned_since
-    local = end(outer, done(0, missed=missed, error=UNSENT), local)
-    assert outer.state.anchor.tolist() == [6] * 4
-    assert lacks(outer, local) == expected
-
-
-@pytest.mark.parametrize(
-    ("arrived", "expected"),
-    [
-        (None, [3, 3, 3, 3]),
-        (Failed(error=UNSENT), [3, 3, 3, 3]),
-        (Failed(LEFT, UNSENT), [2, 0, 3, 3]),
-        (Failed(BOTH, UNSENT), [2, 0, 1.5, 1]),
-    ],
-)
-def test_only_what_was_sent_of_a_round_that_was_overtaken_is_taken_out(
-    arrived: Failed | None, expected: list[float]
-) -> None:
-    outer = optimizer(KEEP)
-    local = send(outer, LOCAL) - 1
-    theirs = state_at(3, values(1, 2, 3, 4))
-    assert lacks(outer, take_over(outer, theirs, local, arrived)) == expected
 
 
 def test_what_two_states_one_after_the_other_have_counted_is_taken_out_once() -> None:
@@ -174,48 +207,84 @@ def test_what_a_minority_was_given_is_to_come_again(given_up: int, back: float) 
     assert lacks(outer, outer.take_back(given_up, local)) == [1, 1, 3, 3]  # once
 
 
-@pytest.mark.parametrize(
-    ("arrived", "expected"),
-    [
-        (None, [3, 3, 3, 3]),
-        (Failed(), [3, 3, 3, 3]),
-        (Failed(LEFT), [1, 1, 3, 3]),
-        (Failed(BOTH), [1, 1, 1, 1]),
-    ],
-)
-def test_what_counted_in_a_round_that_was_overtaken_is_not_contributed_again(
-    arrived: Failed | None, expected: list[float]
-) -> None:
-    """2 contributed, 1 learned since."""
-    outer = optimizer(replace(PLAIN, overlap_steps=2))
-    local = send(outer, LOCAL) - 1
-    local = take_over(outer, state_at(2, values(5, 5, 5, 5)), local, arrived)
-    assert outer.in_flight is None
-    assert lacks(outer, local) == expected
-
-
 # ------------------------------------------------------------------- a round that is tried again
 
 
-def first_try_counted_left(plan: Plan = PLAIN) -> tuple[FragmentOptimizer, Tensor]:
-    """2 contributed, 1 learned since."""
-    outer = optimizer(plan)
-    return outer, end(outer, Failed(LEFT), send(outer, LOCAL)) - 1
+SHARED = replace(PRESETS["noloco"], outer_momentum=0.5, outer_lr=0.5)
+PAIRS = replace(SHARED, shared_momentum=False, outer_pull=0.25)
 
 
-@pytest.mark.parametrize(
-    ("counted", "expected"),
-    [((), [1, 1, 3, 3]), (RIGHT, [1, 1, 1, 1]), (LEFT, [1, 1, 3, 3]), (BOTH, [1, 1, 1, 1])],
-)
-@pytest.mark.parametrize("overtaken", [True, False])
-def test_a_second_try_does_not_forget_what_the_first_has_counted(
-    counted: tuple[tuple[int, int], ...], expected: list[float], overtaken: bool
-) -> None:
-    """Either try has sent 2; 1 was learned since."""
-    outer, local = first_try_counted_left()
-    local, failed = send(outer, local), Failed(counted)
-    if not overtaken:
-        local = end(outer, failed, local)
-    arrived = failed if overtaken else None
-    local = take_over(outer, state_at(1, values(6, 6, 6, 6)), local, arrived)
-    assert lacks(outer, local) == expected
+def filled(value: float) -> Tensor:
+    return torch.full((4,), float(value))
+
+
+def met(
+    round_: int,
+    mean: float,
+    mean_anchor: Tensor,
+    contributors: int = 2,
+    error: Tensor | None = None,
+) -> RoundResult:
+    return RoundResult(
+        round_, filled(mean), contributors, (), (), error=error, mean_anchor=mean_anchor
+    )
+
+
+def test_the_outer_step_pulls_towards_the_pair() -> None:
+    outer = optimizer(PAIRS)
+    local = end(outer, met(0, 4, filled(12)), send(outer, LOCAL))
+    momentum = -0.5 * 4 - 0.25 * (10 - 12)
+    assert outer.state.momentum.tolist() == [momentum] * 4
+    assert outer.state.anchor.tolist() == local.tolist() == [10 + momentum] * 4
+    assert (outer.state.version, outer.state.contributors, outer.state.group) == (1, 2, GROUP)
+    assert outer.state.hash == hash_of(outer.state.anchor, outer.state.momentum, GROUP)
+    assert outer.spread == pytest.approx(2 / 12)
+    end(outer, met(1, 4, outer.state.anchor), send(outer, local))
+    assert outer.state.momentum.tolist() == [0.5 * momentum - 0.5 * 4] * 4
+    assert outer.spread == 0.0
+
+
+def test_the_papers_update_starts_from_its_own_anchor() -> None:
+    outer = optimizer(PAIRS)
+    assert outer.go_on_from(filled(11), LOCAL) is None
+    assert outer.start is outer.state.anchor
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lost round", "another state"])
+def test_a_head_start_is_taken_back(lost: bool) -> None:
+    outer = optimizer(SHARED)
+    local = outer.go_on_from(filled(11), LOCAL)
+    assert local is not None
+    if lost:
+        assert end(outer, Failed(), send(outer, local - 1)).tolist() == [7] * 4
+    else:
+        theirs = replace(outer.state, version=4, anchor=ANCHOR + 5)
+        assert take_over(outer, theirs, local).tolist() == (LOCAL + 5).tolist()
+    assert outer.start is outer.state.anchor
+
+
+def test_the_schedule_says_which_round_is_next() -> None:
+    outer = optimizer(PAIRS)
+    before = outer.state
+    outer.skip_to(7)
+    assert replace(outer.state, version=0) == before
+    send(outer, LOCAL, step=9)
+    assert outer.in_flight is not None
+    assert outer.in_flight.round == 7
+    for step, expected in ((12, 9), (4, 4)):  # never later than where the peer is now
+        outer.reposition(step)
+        assert outer.in_flight.step == expected
+
+
+def test_the_final_average_takes_the_mean_of_all_anchors_and_no_momentum() -> None:
+    outer = optimizer(PAIRS)
+    end(outer, met(0, 4, filled(12)), send(outer, LOCAL))
+    sent = outer.contribute_values(outer.state.anchor, step=9)
+    assert (sent.round, sent.step, sent.values) == (1, 9, outer.state.anchor)
+    mean, everyone = values(1.0, 2.0, 3.0, 4.0), (*GROUP, "z")
+    local = outer.apply_final_average(RoundResult(1, mean, 4, everyone, ()))
+    assert local.tolist() == outer.state.anchor.tolist() == [1, 2, 3, 4]
+    assert outer.state.momentum.tolist() == [0] * 4
+    assert (outer.state.version, outer.in_flight, outer.spread) == (2, None, 0.0)
+    assert (outer.state.contributors, outer.state.group) == (4, everyone)
+    assert outer.state.hash == hash_of(outer.state.anchor, outer.state.momentum, everyone)

@@ -88,19 +88,6 @@ def only(outer: list[Outer]) -> tuple[float, float]:
     return state.anchor[0].item(), state.momentum[0].item()
 
 
-def test_several_replicas_contract_to_the_mean_of_their_targets() -> None:
-    plan = Plan(inner_steps=5, outer_lr=0.7, outer_momentum=0.9)
-    replicas = {"c": bowl(-3.0), "b": bowl(5.0)}  # two, since three are held to their norms
-    anchor, buffer = only(train(plan, fragments_of("x"), replicas, steps=40))
-    expected, momentum = 4.0, 0.0
-    for _ in range(8):
-        g = (1 - 0.75**5) * (expected - 1.0)
-        momentum = 0.9 * momentum + g
-        expected -= 0.7 * (g + 0.9 * momentum)
-    assert anchor == pytest.approx(expected, rel=1e-5)
-    assert buffer == pytest.approx(momentum, rel=1e-5)
-
-
 def test_ddp_is_training_all_parameters_on_the_mean_of_the_gradients_bit_for_bit() -> None:
     targets = {"a": 1.1, "b": -7.3, "c": 0.2}
     replicas = {peer: bowl(target, "x", "y") for peer, target in targets.items()}
@@ -194,24 +181,3 @@ def test_keeping_by_hand() -> None:
     replica.backward = lambda step: {"x": torch.tensor([2.0, 0.0])}  # type: ignore[method-assign]
     (state,) = train(plan, fragments_of("x"), {"a": replica}, 2)
     assert state.anchor.tolist() == [3.0, 4.0]
-
-
-@pytest.mark.parametrize("peers", ["ab", "abc", "abcd"])
-@pytest.mark.parametrize("shared", [True, False], ids=["shared momentum", "the paper's"])
-def test_steps_smaller_than_the_anchors_codec_add_up_in_pairs(shared: bool, peers: str) -> None:
-    plan = Plan(
-        exchange="pairs",
-        inner_steps=1,
-        outer_lr=0.5,
-        outer_momentum=0.0,
-        shared_momentum=shared,
-        consensus=False,
-        anchor_codec="bf16",
-    )
-    replicas = {peer: slope("x") for peer in peers}
-    for number, replica in enumerate(replicas.values()):
-        replica.lr = 0.001 * (1 + number / 10)  # from 4.0, where bf16 goes by steps of 0.03
-    ended = train_each(plan, fragments_of("x"), replicas, 200)
-    mean = mean_in_order(each[0].anchor for each in ended.values())
-    rate = sum(replica.lr for replica in replicas.values()) / len(peers)
-    assert mean.tolist() == pytest.approx([4.0 - 200 * 0.5 * rate] * 2, abs=1e-3)

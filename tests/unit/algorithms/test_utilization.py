@@ -48,8 +48,6 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         rounds_of(replace(DILOCO, fragments=6, inner_steps=5), SMALL, 4)
 
 
-DILOCO = PRESETS["diloco"]
-SMALL = Workload(step_s=0.1, layers=(1000,) * 6, outside=500)
 PERIODS = 4  # that the simulator leaves out, and then counts
 
 
@@ -159,39 +157,24 @@ class TestClosedForms:
         assert at(*case, mbps, latency_s) == pytest.approx(min(1, computing / elapsed), rel=1e-9)
 
 
-class TestOrder:
-    @settings(max_examples=40)
-    @given(case=cases(), latency_s=LATENCIES)
-    def test_faster_links_never_cost(
-        self, case: tuple[Workload, PlannedRounds], latency_s: float
-    ) -> None:
-        grid = np.geomspace(1e-4, 1e4, 60)
-        found = utilization(*case, grid, latency_s=latency_s)
-        assert ((found > 0) & (found <= 1)).all()
-        assert (np.diff(found) >= -1e-9).all()
-
-    @settings(max_examples=40)
-    @given(case=cases(), mbps=SPEEDS, latency_s=LATENCIES)
-    def test_more_overlap_never_costs(
-        self, case: tuple[Workload, PlannedRounds], mbps: float, latency_s: float
-    ) -> None:
-        workload, sent = case
-        found = [
-            at(workload, replace(sent, overlap_steps=tau), mbps, latency_s)
-            for tau in range(sent.inner_steps + 1)
-        ]
-        assert all(more >= less - 1e-9 for less, more in pairwise(found))
-
-    @settings(max_examples=40)
-    @given(case=cases(), mbps=SPEEDS, latency_s=LATENCIES)
-    def test_more_bits_and_more_latency_never_help(
-        self, case: tuple[Workload, PlannedRounds], mbps: float, latency_s: float
-    ) -> None:
-        workload, sent = case
-        base = at(workload, sent, mbps, latency_s)
-        double = replace(sent, fragment_bits=tuple(2 * bits for bits in sent.fragment_bits))
-        assert at(workload, double, mbps, latency_s) <= base + 1e-9
-        assert at(workload, sent, mbps, latency_s + 0.1) <= base + 1e-9
+@settings(max_examples=40)
+@given(case=cases(), mbps=SPEEDS, latency_s=LATENCIES)
+def test_faster_links_and_overlap_never_cost_and_bits_and_latency_never_help(
+    case: tuple[Workload, PlannedRounds], mbps: float, latency_s: float
+) -> None:
+    found = utilization(*case, np.geomspace(1e-4, 1e4, 60), latency_s=latency_s)
+    assert ((found > 0) & (found <= 1)).all()
+    assert (np.diff(found) >= -1e-9).all()
+    workload, sent = case
+    overlapped = [
+        at(workload, replace(sent, overlap_steps=tau), mbps, latency_s)
+        for tau in range(sent.inner_steps + 1)
+    ]
+    assert all(more >= less - 1e-9 for less, more in pairwise(overlapped))
+    base = at(workload, sent, mbps, latency_s)
+    double = replace(sent, fragment_bits=tuple(2 * bits for bits in sent.fragment_bits))
+    assert at(workload, double, mbps, latency_s) <= base + 1e-9
+    assert at(workload, sent, mbps, latency_s + 0.1) <= base + 1e-9
 
 
 class TestPrediction:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import msgpack
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmuration.protos.documents import (
@@ -36,6 +36,7 @@ def compress(plain: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(plain)
 
 
+@settings(max_examples=25)
 @given(DOCUMENTS)
 def test_a_document_survives_the_wire(document: object) -> None:
     assert unpack(pack({"it": document}), MANIFEST_BYTES) == {"it": document}

@@ -90,7 +90,7 @@ def test_shards_are_even_and_begin_where_blocks_of_both_codecs_do(
 
 
 @pytest.mark.parametrize("codec", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(
     st.sampled_from(NAMES),
     st.integers(0, 9_000),
@@ -133,7 +133,7 @@ def test_what_an_encoding_has_left_out_makes_it_whole(codec: str, elements: int)
 
 
 @pytest.mark.parametrize("codec", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(
     st.sampled_from(NAMES),
     st.integers(0, 5_000),

@@ -17,7 +17,6 @@ block_codec = pytest.mark.parametrize(
     ids=lambda codec: codec.name,
 )
 LIMIT = 2.0**127
-magnitudes = st.floats(0, LIMIT, width=32)
 blocks = st.lists(
     st.one_of(
         st.floats(-1, 1, width=32),
@@ -47,15 +46,6 @@ def test_the_error_is_bounded(codec: Codec, values: list[float]) -> None:
     decoded = codec.decode(codec.encode(tensor), len(values)).to(torch.float64)
     exact = tensor.to(torch.float64)
     assert ((decoded - exact).abs() <= bound(codec, exact)).all()
-
-
-@block_codec
-@given(values=blocks)
-def test_what_was_decoded_encodes_to_the_same_bytes(codec: Codec, values: list[float]) -> None:
-    raw = codec.encode(torch.tensor(values, dtype=torch.float32))
-    decoded = codec.decode(raw, len(values))
-    if decoded.abs().max() <= LIMIT:
-        assert torch.equal(codec.encode(decoded), raw)
 
 
 @block_codec
@@ -107,12 +97,12 @@ def test_the_error_is_what_was_measured(name: str, gaussian: float, heavy: float
 @pytest.mark.parametrize(
     ("name", "values", "expected"),
     [
+        ("bf16", [1.0, -2.0], [0x80, 0x3F, 0x00, 0xC0]),
         ("int8", [127.0, -1.0, 2.0], [0x80, 0x3F, 127, 255, 2]),
         ("e3m0", [1.0, -0.5, 0.0, 1 / 64, -1 / 32], [0x80, 0x3F, 0xE7, 0x10, 0x0A]),
         ("sign", [0.5, -0.5, 0.5, 0.5, -0.5, 0.5, 0.5, 0.5, -0.5], [0, 0x3F, 0x12, 0x01]),
         ("ternary", [0.5, -0.5, 0.0, 0.5, 0.0, -0.5], [0, 0x3F, 1 + 2 * 3 + 27, 2]),
     ],
-    ids=["int8", "e3m0", "sign", "ternary"],
 )
 def test_the_bytes_are_as_documented(name: str, values: list[float], expected: list[int]) -> None:
     raw = codec_by_name(name).encode(torch.tensor(values))

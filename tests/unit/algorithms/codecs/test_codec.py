@@ -55,8 +55,3 @@ def test_finite_values_never_become_infinite() -> None:
     for value in (beyond, -beyond, -(2.0**128) + 2.0**104, math.inf, math.nan):
         with pytest.raises(ValueError, match="bf16: the values are NaN, infinite or too"):
             round_trip(BF16(), value)
-
-
-def test_the_bytes_are_little_endian() -> None:
-    values = torch.tensor([1.0, -2.0])
-    assert BF16().encode(values).tolist() == [0x80, 0x3F, 0x00, 0xC0]

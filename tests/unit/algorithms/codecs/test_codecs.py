@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -40,19 +40,10 @@ def round_trip(codec: Codec, values: Tensor) -> Tensor:
     return codec.decode(codec.encode(values), values.numel())
 
 
-def test_names_and_wire_ids_are_unique() -> None:
-    assert len({codec.name for codec in CODECS}) == len(CODECS)
-    assert len({codec.wire_id for codec in CODECS}) == len(CODECS)
-    assert 0 not in {codec.wire_id for codec in CODECS}, "0 is what an absent field reads as"
-
-
-def test_wire_ids_never_change() -> None:
+def test_names_and_wire_ids_never_change() -> None:
     assert {codec.name: codec.wire_id for codec in CODECS} == WIRE_IDS
-
-
-@every_codec
-def test_a_codec_is_found_by_name(codec: Codec) -> None:
-    assert codec_by_name(codec.name) is codec
+    assert len(set(WIRE_IDS.values())) == len(CODECS)
+    assert all(codec_by_name(codec.name) is codec for codec in CODECS)
 
 
 def test_unknown_codecs_are_refused() -> None:
@@ -61,6 +52,7 @@ def test_unknown_codecs_are_refused() -> None:
 
 
 @every_codec
+@settings(max_examples=20)
 @given(elements=st.integers(0, 9000), seed=st.integers(0, 99))
 def test_sizes_are_as_announced(codec: Codec, elements: int, seed: int) -> None:
     raw = codec.encode(values_of(elements, seed))
@@ -76,12 +68,16 @@ def test_blocks_divide_what_the_worker_codes_at_a_time(codec: Codec) -> None:
     assert BLOCK_ELEMENTS % codec.block_elements == 0
 
 
-@pytest.mark.parametrize(("name", "bits"), MOST_BITS.items())
-def test_few_bits_are_few(name: str, bits: float) -> None:
-    assert codec_by_name(name).encoded_bytes(BLOCK_ELEMENTS) * 8 <= bits * BLOCK_ELEMENTS
+def test_few_bits_are_few_and_those_that_something_must_keep_the_rest_of() -> None:
+    for name, bits in MOST_BITS.items():
+        assert codec_by_name(name).encoded_bytes(BLOCK_ELEMENTS) * 8 <= bits * BLOCK_ELEMENTS
+    few = {codec.name for codec in CODECS if has_few_bits(codec.name)}
+    assert few == {"ternary", "sign", "topk256", "topk128", "topk", "topk32"}
+    assert bits_per_value("bf16") == 16
 
 
 @every_codec
+@settings(max_examples=15)
 @given(elements=st.integers(1, 20000), shards=st.integers(1, 9), seed=st.integers(0, 99))
 def test_shards_encode_as_parts_of_the_whole(
     codec: Codec, elements: int, shards: int, seed: int
@@ -98,23 +94,13 @@ def test_shards_encode_as_parts_of_the_whole(
 
 
 @every_codec
-def test_zeros_stay_zeros(codec: Codec) -> None:
-    assert torch.equal(round_trip(codec, torch.zeros(1000)), torch.zeros(1000))
-
-
-def test_few_bits_are_those_that_something_must_keep_the_rest_of() -> None:
-    few = {codec.name for codec in CODECS if has_few_bits(codec.name)}
-    assert few == {"ternary", "sign", "topk256", "topk128", "topk", "topk32"}
-    assert bits_per_value("bf16") == 16
-
-
-@pytest.mark.parametrize(
-    "codec", [codec for codec in CODECS if codec.name != "sign"], ids=lambda codec: codec.name
-)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 99), share=st.floats(0.0, 1.0))
-def test_zeros_among_others_stay_zeros(codec: Codec, seed: int, share: float) -> None:
+def test_zeros_stay_zeros(codec: Codec, seed: int, share: float) -> None:
     values = values_of(5000, seed)
     zeros = torch.rand(5000, generator=torch.Generator().manual_seed(seed)) < share
+    if codec.name == "sign":  # which knows no zero among others
+        zeros[:] = True
     values[zeros] = 0.0
     assert torch.equal(round_trip(codec, values)[zeros], torch.zeros(int(zeros.sum())))
 
@@ -141,27 +127,14 @@ def test_any_scale_is_decoded_to_finite_values(codec: Codec, scale: float) -> No
 
 
 @every_codec
-def test_encoding_does_not_change_the_values(codec: Codec) -> None:
-    values = values_of(500, 1)
-    before = values.clone()
-    codec.encode(values)
-    assert torch.equal(values, before)
-
-
-@every_codec
-def test_the_same_values_give_the_same_bytes(codec: Codec) -> None:
-    values = values_of(140_000, 4)
-    once = codec.encode(values).clone()
-    assert torch.equal(codec.encode(values), once)
-
-
-@every_codec
-def test_the_size_of_the_pieces_worked_on_does_not_show(
+def test_the_same_bytes_come_each_time_and_in_pieces_of_any_size(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = values_of(270_001, 3)
-    raw = codec.encode(values).clone()
+    before, raw = values.clone(), codec.encode(values).clone()
     decoded = codec.decode(raw, 270_001)
+    assert torch.equal(values, before)
+    assert torch.equal(codec.encode(values), raw)
     monkeypatch.setattr(blocks, "_CACHED_ELEMENTS", 3 * 4096)
     assert torch.equal(codec.encode(values), raw)
     assert torch.equal(codec.decode(raw, 270_001), decoded)
@@ -192,11 +165,23 @@ def test_payloads_may_lie_anywhere_in_a_buffer(codec: Codec, elements: int) -> N
     assert torch.equal(decoded, round_trip(codec, values))
 
 
+LARGEST = 2.0**127
+HARD = [0.0, -0.0, 1.0, -1.0, 1.5, 3.0, *(2.0**-k for k in (38, 119, 126, 149)), LARGEST, -LARGEST]
+
+
 @every_codec
-@given(seed=st.integers(0, 99))
-def test_what_was_decoded_encodes_to_the_same_bytes(codec: Codec, seed: int) -> None:
-    raw = codec.encode(values_of(700, seed)).clone()
-    assert torch.equal(codec.encode(codec.decode(raw, 700)), raw)
+@given(
+    values=st.lists(
+        st.floats(-1, 1, width=32) | st.floats(-LARGEST, LARGEST, width=32) | st.sampled_from(HARD),
+        min_size=1,
+        max_size=300,
+    )
+)
+def test_what_was_decoded_encodes_to_the_same_bytes(codec: Codec, values: list[float]) -> None:
+    raw = codec.encode(torch.tensor(values)).clone()
+    decoded = codec.decode(raw, len(values))
+    if decoded.abs().max() <= LARGEST:
+        assert torch.equal(codec.encode(decoded), raw)
 
 
 @every_codec

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 
 from murmuration.algorithms.skippipe import routing as routings
-from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.algorithms.skippipe.route import Draws, Route, Rules, keeps_rules
 from murmuration.algorithms.skippipe.routing import (
     ROUTINGS,
@@ -17,7 +16,6 @@ from murmuration.algorithms.skippipe.routing import (
 from murmuration.algorithms.skippipe.search import search_routes
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
-Case = tuple[Pipeline, Rules, list[int], int]
 COMPLETE = Rules(stages=3, visited=3)
 EFFORT_S = 0.02
 

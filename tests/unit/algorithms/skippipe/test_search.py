@@ -57,8 +57,6 @@ def test_no_route_is_faster(case: Case) -> None:
     assert planner.loop_s(best) == pytest.approx(min(map(planner.loop_s, routes)))
 
 
-PIPELINE = even_pipeline((2, 2, 2, 2))
-RULES = Rules(stages=4, visited=3)
 ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
 
 
@@ -156,7 +154,7 @@ def choices_of(pipeline: Pipeline, rules: Rules, origins: list[int]) -> float:
 
 
 @pytest.mark.parametrize(
-    "seed", [seed for seed in range(100) if 8 <= choices_of(*small_case(seed)) <= 1000]
+    "seed", [seed for seed in range(40) if 8 <= choices_of(*small_case(seed)) <= 1000]
 )
 def test_no_choice_of_routes_is_faster_in_cases_that_can_be_tried_out(seed: int) -> None:
     pipeline, rules, origins = small_case(seed)
