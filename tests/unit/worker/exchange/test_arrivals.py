@@ -3,17 +3,11 @@
 import pytest
 
 from murmuration.worker.exchange.measured import Arrivals
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.fake_clock import FakeClock
 
 
 def test_payloads_at_a_time_share_their_seconds() -> None:
-    clock = Clock()
+    clock = FakeClock()
     arrivals = Arrivals(clock)
     with arrivals.payload() as first, arrivals.payload() as second:
         first.begins("a")
@@ -28,7 +22,7 @@ def test_payloads_at_a_time_share_their_seconds() -> None:
 
 
 def test_time_between_payloads_and_before_their_announcement_does_not_count() -> None:
-    clock = Clock()
+    clock = FakeClock()
     arrivals = Arrivals(clock)
     for began_s in (10.0, 20.0):
         with arrivals.payload() as payload:
@@ -42,7 +36,7 @@ def test_time_between_payloads_and_before_their_announcement_does_not_count() ->
 
 
 def test_what_may_have_lain_here_is_not_measured_and_others_are_told_apart() -> None:
-    clock = Clock()
+    clock = FakeClock()
     arrivals = Arrivals(clock)
     with arrivals.payload() as held, arrivals.payload() as other:
         held.came(1000)  # that it begins was never said

@@ -6,15 +6,8 @@ import pytest
 
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import View
-from murmuration.worker.membership import Health, Phase
+from murmuration.worker.membership import Phase
 from tests.protocol.views import member, view
-
-MEMBERS = {
-    **view("ab", suspect="s", dead="x", left="l", done="d", starting="n", ahead="h").members,
-    "r": member("r", phase=Phase.READY),
-    "u": member("u", versions=()),  # its digests are not known yet
-    "q": member("q", Health.DEAD, Phase.READY),
-}
 
 
 @pytest.mark.parametrize(
@@ -44,30 +37,19 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("seen", "reducer"),
     [
-        (view("abcd"), "d"),
-        (view("abc", suspect="d"), "a"),
-        (view("abc", dead="d"), "a"),
-        (view("abcd", unreachable="da"), "b"),
-        (view("abd", suspect="c", unreachable="da"), "b"),
-        (view("bcd", dead="a", unreachable="da"), "d"),
-        (view("abcdx", unreachable="dx"), "d"),
-        (view("ad", dead="bc", unreachable="ad"), "a"),
-        (view("yx", dead="abcd"), "x"),
-        (view("x", dead="abc", suspect="d"), None),
-        (view("", dead="abcd"), None),
-    ],
-    ids=[
-        "all",
-        "not the suspect",
-        "not the dead",
-        "not who is cut off from another",
-        "nor the suspect besides",
-        "a cut to the dead does not matter",
-        "nor one to who is not in the round",
-        "of two, the one that is reached",
-        "where all are gone, a peer outside",
-        "but not while one is only suspected",
-        "nobody",
+        pytest.param(view("abcd"), "d", id="all"),
+        pytest.param(view("abc", suspect="d"), "a", id="not the suspect"),
+        pytest.param(view("abc", dead="d"), "a", id="not the dead"),
+        pytest.param(view("abcd", unreachable="da"), "b", id="not who is cut off from another"),
+        pytest.param(view("abd", suspect="c", unreachable="da"), "b", id="nor the suspect besides"),
+        pytest.param(
+            view("bcd", dead="a", unreachable="da"), "d", id="no matter: a cut to the dead"
+        ),
+        pytest.param(view("abcdx", unreachable="dx"), "d", id="nor one to who is not in the round"),
+        pytest.param(view("ad", dead="bc", unreachable="ad"), "a", id="of two the one reached"),
+        pytest.param(view("yx", dead="abcd"), "x", id="where all are gone, a peer outside"),
+        pytest.param(view("x", dead="abc", suspect="d"), None, id="not while one is suspected"),
+        pytest.param(view("", dead="abcd"), None, id="nobody"),
     ],
 )
 def test_a_shard_goes_to_a_peer_that_everybody_reaches(seen: View, reducer: str | None) -> None:

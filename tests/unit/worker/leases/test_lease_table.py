@@ -7,16 +7,12 @@ import pytest
 
 from murmuration.worker.leases.ledger import (
     Announce,
-    Block,
-    BlockBegun,
     BlockLeased,
     Holding,
     LeaseMessage,
     LeaseNews,
-    LeaseRevoked,
     PeerSilent,
     SampleStream,
-    SamplesUsed,
     StreamOpened,
 )
 from murmuration.worker.membership import Health
@@ -31,12 +27,6 @@ def opened(stream: SampleStream = STREAM, ahead: int = 1, again: bool = False) -
 
 def leased(messages: deque[LeaseMessage]) -> list[int]:
     return [each.block.number for each in messages if isinstance(each, BlockLeased)]
-
-
-def use_up(tables: Tables, name: str, number: int) -> None:
-    block = Block(1, number)
-    tables.handle(name, BlockBegun(block))
-    tables.handle(name, SamplesUsed(1, 10 * (number + 1), {}, (block,)))
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
@@ -80,26 +70,3 @@ def test_nothing_is_given_before_all_that_are_alive_have_answered() -> None:
     tables.members["c"] = replace(tables.members["c"], health=Health.SUSPECT)
     tables.all_see()
     assert len(leased(tables.received["a"])) == 1
-
-
-def test_a_peer_that_was_held_for_dead_loses_what_another_has_by_now() -> None:
-    tables = Tables("a", "b")
-    tables.handle("a", opened(ahead=8))
-    tables.held_back = {"a"}
-    tables.members["a"] = replace(tables.members["a"], health=Health.DEAD)
-    tables.see("b", tables.members.values())
-    tables.handle("b", opened(ahead=8))
-    for number in range(4):
-        use_up(tables, "b", number)
-    tables.members["a"] = replace(tables.members["a"], health=Health.ALIVE)
-    tables.held_back = set()
-    tables.all_see()
-    tables.handle("a", SamplesUsed(1, 1, {}, ()))
-    tables.handle("b", SamplesUsed(1, 41, {}, ()))
-    lost = {
-        name: {each.block.number for each in received if isinstance(each, LeaseRevoked)}
-        for name, received in tables.received.items()
-    }
-    assert lost["a"] >= set(range(4))
-    assert lost["a"] | lost["b"] == set(range(8))
-    assert not lost["a"] & lost["b"]

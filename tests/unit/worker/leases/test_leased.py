@@ -4,12 +4,11 @@ from collections import deque
 
 import pytest
 
-from murmuration.worker.leases import LeasedBlocks, Run, SampleStream
+from murmuration.worker.leases import LeasedBlocks, SampleStream
 from murmuration.worker.leases.ledger import (
     Block,
     BlockLeased,
     LeaseMessage,
-    LeaseRevoked,
     SampleStreamClosed,
     SamplesUsed,
     ShareMessage,
@@ -38,10 +37,6 @@ class Ends:
         if not self.coming:
             raise Waits
         return self.coming.popleft()
-
-
-def run(number: int, begin: int, end: int) -> Run:
-    return Run(Block(1, number), begin, end)
 
 
 def test_a_batch_is_told_of_when_the_loop_comes_back_for_the_next() -> None:
@@ -78,17 +73,6 @@ def test_batches_that_are_larger_than_a_block_wait_for_the_one_before_the_last()
     ends.blocks.use(8)
     with pytest.raises(Waits):
         ends.blocks.use(8)
-
-
-def test_a_block_that_was_revoked_is_drawn_no_further() -> None:
-    ends = Ends()
-    ends.lease(0, 1)
-    ends.blocks.take(4)
-    ends.coming += [LeaseRevoked(5, Block(1, 0)), UseKnown(5, 1, 0)]
-    ends.blocks.use(4)
-    with pytest.raises(Waits):
-        ends.blocks.use(7)
-    assert ends.blocks.take(2) == [run(1, 0, 2)]
 
 
 def test_what_is_closed_is_told_first() -> None:

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from murmuration.worker.membership import (
     Digest,
     Dissemination,
@@ -93,31 +91,6 @@ def test_progress_of_another_life_is_passed_over() -> None:
     members = (replace(member("a"), epoch=5),)
     said = GossipMessage(progress=MemberProgress(epoch=1, heartbeat=99, step=99))
     assert with_progress(said, "a", members) == with_progress(said, "stranger", members) == ()
-
-
-def test_a_failed_exchange_delivers_nothing_and_the_next_says_all() -> None:
-    a, b = acquainted("a", "b")
-    a.train(NEW)
-    assert told(a.ask(b)) == ["a"]
-    a.deltas.failed("b")
-    request, answer = exchange(a, b)
-    assert (told(request), request.full) == (["a", "b"], True)
-    assert (told(answer), answer.full) == (["a", "b"], True)
-    assert b.known["a"].digests == NEW
-    assert [told(said) for said in exchange(a, b)] == [[], []]
-
-
-@pytest.mark.parametrize("first", ["the restarted", "the other"])
-def test_a_restarted_peer_learns_everything_again(first: str) -> None:
-    a, b, _ = acquainted("a", "b", "c")
-    a.change("c", health=Health.DEAD)
-    exchange(a, b)
-    again = Peer("b", "a")
-    again.change("b", epoch=2)
-    for _ in range(2):
-        exchange(again, a) if first == "the restarted" else exchange(a, again)
-    assert again.known["c"].health is Health.DEAD
-    assert a.known["b"].epoch == 2
 
 
 def test_in_a_large_swarm_a_rumour_cools_and_its_subject_tells_everyone() -> None:

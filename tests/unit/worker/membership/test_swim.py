@@ -1,28 +1,94 @@
-"""One peer's membership, event by event: whom it probes, what it says of itself, who comes.
-
-What failed probes lead to is in `test_suspicion`.
-"""
+"""One peer's membership, event by event: whom it probes, what it says of itself, and what speaks
+against others: their word, lost probes, and rounds that waited in vain."""
 
 import itertools
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from murmuration.worker.membership import (
+    Action,
     Health,
+    IndirectProbe,
+    Member,
     Membership,
     MembershipConfig,
+    Probe,
     newest,
 )
+from murmuration.worker.membership.evidence import IdlePeers
 from murmuration.worker.membership.swim import MAX_MEMBERS
-from tests.unit.worker.membership.machines import (
-    CONFIG,
-    asked,
-    health,
-    machine,
-    member,
-    probes,
+
+CONFIG = MembershipConfig(
+    gossip_s=0.25, probe_s=1.0, probe_timeout_s=1.0, suspicion_factor=4.0, reconnect_s=5.0
 )
+SUSPICION_S = CONFIG.suspicion_s(4)
+
+
+def member(peer: str, **changes: object) -> Member:
+    return replace(Member(peer, f"at-{peer}", epoch=1), **changes)
+
+
+class Watched(Membership):
+    """`changed` says whether the last event has changed the view."""
+
+    changed: bool
+
+
+def _watched(name: str) -> Callable[..., list[Action]]:
+    def event(self: Watched, *given: Any, **named: Any) -> list[Action]:
+        actions = getattr(Membership, name)(self, *given, **named)
+        self.changed = self.view_changed()
+        return actions or []
+
+    return event
+
+
+_EVENTS = "tick hear probed probed_for suspect waited_in_vain round_ended update expel leave"
+for _name in _EVENTS.split():
+    setattr(Watched, _name, _watched(_name))
+
+
+def machine(*others: str, config: MembershipConfig = CONFIG) -> Watched:
+    """`me`, who knows `others` and has not ticked yet."""
+    membership = Watched(member("me"), config, random.Random(0))
+    membership.hear(tuple(member(other) for other in others), None, 0.0)
+    return membership
+
+
+def health(membership: Membership, peer: str) -> Health:
+    return next(each.health for each in membership.members if each.peer == peer)
+
+
+def probes(actions: Sequence[Action]) -> list[str]:
+    return [action.peer for action in actions if isinstance(action, Probe)]
+
+
+def asked(actions: Sequence[Action]) -> list[IndirectProbe]:
+    return [action for action in actions if isinstance(action, IndirectProbe)]
+
+
+def suspect(membership: Membership, peer: str, now: float) -> None:
+    """Probes of `peer` fail, the indirect ones too."""
+    for _ in asked(membership.probed(peer, now, answered=False)):
+        membership.probed_for(peer, now, alive=False)
+    assert health(membership, peer) is Health.SUSPECT
+
+
+def tick_until(
+    membership: Membership, start: float, stop: float, silent: Collection[str] = ()
+) -> None:
+    """Ticks ten times a second. The silent answer no probe, nor those who are suspected already."""
+    for tenth in range(round(10 * start), round(10 * stop) + 1):
+        now = tenth / 10
+        for peer in probes(membership.tick(now)):
+            lives = peer not in silent and health(membership, peer) is not Health.SUSPECT
+            for ask in asked(membership.probed(peer, now, answered=lives)):
+                membership.probed_for(ask.peer, now, alive=False)
+
 
 # ------------------------------------------------------------------------------------- probing
 
@@ -106,9 +172,6 @@ def test_ghosts_that_came_first_give_way_once_they_have_ended(
     assert [each.peer for each in membership.members] == ["ghost-1", "me", "w1", "w2"]
 
 
-# --------------------------------------------------------------------------- coming and going
-
-
 # ------------------------------------------------------------------------------------- settings
 
 
@@ -132,3 +195,123 @@ def test_the_number_of_indirect_probes_may_be_zero_and_not_less() -> None:
     assert again.via == "at-me"
     with pytest.raises(ValueError, match="indirect_probes is -1"):
         MembershipConfig(indirect_probes=-1)
+
+
+def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    tick_until(membership, 0.0, 3.0)
+    membership.hear((member("w1", incarnation=1, health=Health.SUSPECT),), None, 3.0)
+    assert health(membership, "w1") is Health.ALIVE, "it has refuted, and that is all that is known"
+    tick_until(membership, 3.1, 5.0)
+    suspect(membership, "w1", 5.0)
+    tick_until(membership, 5.1, 2.9 + SUSPICION_S)
+    assert health(membership, "w1") is Health.SUSPECT
+    tick_until(membership, 3.0 + SUSPICION_S, 3.0 + SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+def test_the_same_suspicion_heard_again_does_not() -> None:
+    membership = machine("w1", "w2", "w3")
+    suspect(membership, "w1", 0.0)
+    for second in range(1, 4):
+        membership.hear((member("w1", health=Health.SUSPECT),), None, float(second))
+        tick_until(membership, second, second + 0.9)
+    tick_until(membership, 4.0, SUSPICION_S)
+    assert health(membership, "w1") is Health.DEAD
+
+
+@pytest.mark.parametrize("word", [Health.SUSPECT, Health.DEAD, Health.LEFT])
+def test_what_others_say_of_an_end_makes_this_peer_look_and_no_more(word: Health) -> None:
+    membership = machine("w1", "w2", "w3")
+    actions = membership.hear((member("w1", health=word),), "w2", 0.0)
+    assert probes(actions) == ["w1"]
+    assert not membership.changed
+    assert membership.said_against("w1") == member("w1", health=Health.SUSPECT)
+    assert membership.probed("w1", 0.1, answered=True) == []
+    assert membership.said_against("w1") is None
+    again = membership.hear((member("w1", health=word),), "w3", 0.2)
+    assert again == [], "it has only just answered"
+    tick_until(membership, 0.3, 3 * SUSPICION_S)
+    assert health(membership, "w1") is Health.ALIVE
+
+
+def test_a_departure_that_others_tell_of_is_one_when_the_peer_is_silent() -> None:
+    membership = machine("w1", "w2", "w3")
+    membership.hear((member("w1", health=Health.LEFT),), "w2", 0.0)
+    for _ in asked(membership.probed("w1", 1.0, answered=False)):
+        membership.probed_for("w1", 2.0, alive=False)
+    assert health(membership, "w1") is Health.LEFT
+
+
+def test_several_that_say_the_same_shorten_the_time_of_a_suspect() -> None:
+    """Down to what ten peers have; the word of one counts once, however often it comes."""
+    others = [f"w{n:02}" for n in range(99)]
+    for accusers, time_s in ((1, 2.0), (2, 1.5), (4, 1.0), (9, 1.0)):
+        membership = machine(*others)
+        suspect(membership, "w00", 0.0)
+        for accuser in others[1:accusers]:
+            for _ in range(3):
+                membership.hear((member("w00", health=Health.SUSPECT),), accuser, 0.0)
+        until = time_s * CONFIG.least_suspicion_s
+        tick_until(membership, 0.1, until - 0.1, silent=["w00"])
+        assert health(membership, "w00") is Health.SUSPECT, f"{accusers} accuse"
+        tick_until(membership, until, until)
+        assert health(membership, "w00") is Health.DEAD, f"{accusers} accuse"
+
+
+# --------------------------------------------------------------------------------- the machine
+
+
+def health_of_all(membership: Membership) -> set[Health]:
+    return {each.health for each in membership.members}
+
+
+def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
+    """The own link is slow, to whomever it leads."""
+    membership = machine("w1", "w2", "w3")
+    for begun in range(0, 40, 4):
+        for ask in asked(membership.probed("w2", begun, answered=False)):
+            late = begun + CONFIG.probe_timeout_s + 0.1
+            membership.probed_for(ask.peer, late, alive=True)
+    assert membership.me.unreachable == ()
+    assert health_of_all(membership) == {Health.ALIVE}
+
+
+MINUTE_S = 60.0
+
+
+@pytest.mark.parametrize(
+    ("rounds", "fragments", "marked"),
+    [
+        (["d", "d"], 1, ()),
+        (["d", "d", "d"], 1, ("d",)),
+        (["dd", "d"], 1, ("d",)),
+        (["d", *[""] * 6, "d", "d"], 1, ()),
+        (["d", *[""] * 5, "d", "d"], 1, ("d",)),
+        (["d", "c", "d", "c"], 1, ()),
+        (["d"] * 8, 8, ()),  # one pause that many fragments meet
+    ],
+)
+def test_three_of_eight_rounds_of_a_fragment(
+    rounds: list[str], fragments: int, marked: tuple[str, ...]
+) -> None:
+    idle = IdlePeers()
+    for number, late in enumerate(rounds):
+        idle.round_ended(number % fragments, list(late), now=0.0)
+    assert idle.peers == marked
+
+
+def test_who_was_marked_is_waited_for_once_more_and_stays_out_for_twice_as_long() -> None:
+    """And says of itself for longer that it does not keep up."""
+    idle, itself = IdlePeers(), IdlePeers("d")
+    for each in (idle, itself):
+        each.waited_for("d", now=0.0)
+    idle.tick(MINUTE_S)
+    assert idle.peers == ()
+    idle.round_ended(0, ["d"], now=MINUTE_S)
+    for each, minutes in ((idle, 3), (itself, 4)):
+        each.tick(minutes * MINUTE_S - 1)
+        assert each.peers == ("d",)
+        each.tick(minutes * MINUTE_S)
+        assert each.peers == ()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -97,10 +97,6 @@ async def parties(run: Authority | None, *names: str) -> AsyncIterator[list[Part
             await party.close()
 
 
-def scenario(work: Callable[[], Coroutine[None, None, None]]) -> None:
-    asyncio.run(work())
-
-
 @pytest.fixture(params=["insecure", "certified"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Authority | None:
     return None if request.param == "insecure" else Authority.make(tmp_path)
@@ -114,144 +110,86 @@ async def heard_back(by: Party, address: str, peer: str, said: bytes) -> None:
     assert await stream.receive() is None
 
 
-def test_a_peer_calls_itself_through_a_relay_over_a_new_dial_each_time(
+async def test_a_relay_sees_nothing_of_what_it_carries(tmp_path: Path) -> None:
+    run, passed = Authority.make(tmp_path), bytearray()
+    async with parties(run, "x", "relay", "r") as (x, relay, r):
+        dial = relay.service.dial
+
+        class Listening:
+            """Keeps all that the relay is sent and sends."""
+
+            def __init__(self, stream: Stream) -> None:
+                self._stream = stream
+                self.done, self.cancel = stream.done, stream.cancel
+
+            async def send(self, said: bytes) -> None:
+                passed.extend(said)
+                await self._stream.send(said)
+
+            async def receive(self) -> bytes | None:
+                said = await self._stream.receive()
+                passed.extend(said or b"")
+                return said
+
+        relay.server.streams["Relay/Dial"] = lambda stream: dial(Listening(stream))
+        await r.reserve(relay)
+        await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET * 100)
+        assert len(passed) > 2 * 100 * len(SECRET)
+        assert SECRET not in passed
+
+
+async def test_a_relay_cannot_answer_in_the_place_of_the_peer(tmp_path: Path) -> None:
+    """It leads the dial to itself: its certificate has another name."""
+    async with parties(Authority.make(tmp_path), "x", "relay", "r") as (x, relay, r):
+        r.address = relay.address
+        await r.reserve(relay)
+        with pytest.raises((Untrusted, Unreachable)):
+            await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET)
+
+
+async def test_a_peer_that_is_itself_the_relay_reaches_the_relayed_one(
     run: Authority | None,
 ) -> None:
-    async def answer(_request: bytes) -> bytes:
-        return b"here"
-
-    async def work() -> None:
-        async with parties(run, "relay", "r") as (relay, r):
-            relay.members = (relay.me, r.me)
-            r.server.calls["Control/Measure"] = answer
-            await r.reserve(relay)
-            address = relayed_address("r", [relay.address])
-            for _ in range(3):
-                r.transport.drop(address)
-                said = await r.transport.call(address, "Control/Measure", b"", _WAIT_S, "r")
-                assert said == b"here"
-                numbers.append(relay.table._last)
-            assert numbers == [1, 2, 3]
-
-    numbers: list[int] = []
-    scenario(work)
-
-
-def test_a_relay_sees_nothing_of_what_it_carries(tmp_path: Path) -> None:
-    run, passed = Authority.make(tmp_path), bytearray()
-
-    async def work() -> None:
-        async with parties(run, "x", "relay", "r") as (x, relay, r):
-            dial = relay.service.dial
-
-            class Listening:
-                """Keeps all that the relay is sent and sends."""
-
-                def __init__(self, stream: Stream) -> None:
-                    self._stream = stream
-                    self.done, self.cancel = stream.done, stream.cancel
-
-                async def send(self, said: bytes) -> None:
-                    passed.extend(said)
-                    await self._stream.send(said)
-
-                async def receive(self) -> bytes | None:
-                    said = await self._stream.receive()
-                    passed.extend(said or b"")
-                    return said
-
-            relay.server.streams["Relay/Dial"] = lambda stream: dial(Listening(stream))
-            await r.reserve(relay)
-            await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET * 100)
-            assert len(passed) > 2 * 100 * len(SECRET)
-            assert SECRET not in passed
-
-    scenario(work)
-
-
-def test_a_relay_cannot_answer_in_the_place_of_the_peer(tmp_path: Path) -> None:
-    """It leads the dial to itself: its certificate has another name."""
-
-    async def work() -> None:
-        async with parties(Authority.make(tmp_path), "x", "relay", "r") as (x, relay, r):
-            r.address = relay.address
-            await r.reserve(relay)
-            with pytest.raises((Untrusted, Unreachable)):
-                await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET)
-
-    scenario(work)
-
-
-def test_another_relay_is_taken_where_one_is_gone(run: Authority | None) -> None:
-    async def work() -> None:
-        async with parties(run, "x", "p", "q", "r") as (x, p, q, r):
-            for relay in (p, q):
-                relay.members = (relay.me, x.me)
-                await r.reserve(relay)
-            address = relayed_address("r", [p.address, q.address])
-            await heard_back(x, address, "r", b"through p")
-            assert p.table.carried_bytes["r"] > 0 == q.table.carried_bytes["r"]
-            await p.close()
-            for _ in range(2):  # the first try may find the old connection broken
-                try:
-                    await heard_back(x, address, "r", b"through q")
-                except Unreachable:
-                    continue
-                break
-            assert q.table.carried_bytes["r"] > 0
-
-    scenario(work)
-
-
-def test_a_peer_that_is_itself_the_relay_reaches_the_relayed_one(run: Authority | None) -> None:
     """At an address that it could not dial itself, as behind a router that forwards a port."""
-
-    async def work() -> None:
-        async with parties(run, "relay", "r") as (relay, r):
-            relay.members = (relay.me,)
-            await r.reserve(relay)
-            elsewhere = f"nowhere.invalid:{split_address(relay.address)[1]}"
-            relay.tunnels.own = (elsewhere, relay.address)
-            await heard_back(relay, relayed_address("r", [elsewhere]), "r", SECRET)
-
-    scenario(work)
+    async with parties(run, "relay", "r") as (relay, r):
+        relay.members = (relay.me,)
+        await r.reserve(relay)
+        elsewhere = f"nowhere.invalid:{split_address(relay.address)[1]}"
+        relay.tunnels.own = (elsewhere, relay.address)
+        await heard_back(relay, relayed_address("r", [elsewhere]), "r", SECRET)
 
 
-def test_nobody_else_is_reached_through_a_relay(run: Authority | None) -> None:
-    async def work() -> None:
-        async with parties(run, "x", "relay", "r") as (x, relay, r):
-            relay.members = (relay.me, x.me)
-            with pytest.raises(Unreachable):
-                await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET)
-            await r.reserve(relay)
-            stream = x.transport.open(relay.address, "Relay/Dial")
-            await stream.send(message(header=pb.RelayHeader(sender="x", peer=r.address)))
-            with pytest.raises(Unreachable, match="not reached through it"):
-                await stream.receive()
-            stream.cancel()
-            stream = x.transport.open(relay.address, "Relay/Dial")
-            await stream.send(message(header=pb.RelayHeader(sender="stranger", peer="r")))
-            says = "between members only" if run is None else "does not speak for stranger"
-            with pytest.raises(Unreachable, match=says):
-                await stream.receive()
-            stream.cancel()
-
-    scenario(work)
+async def test_nobody_else_is_reached_through_a_relay(run: Authority | None) -> None:
+    async with parties(run, "x", "relay", "r") as (x, relay, r):
+        relay.members = (relay.me, x.me)
+        with pytest.raises(Unreachable):
+            await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET)
+        await r.reserve(relay)
+        stream = x.transport.open(relay.address, "Relay/Dial")
+        await stream.send(message(header=pb.RelayHeader(sender="x", peer=r.address)))
+        with pytest.raises(Unreachable, match="not reached through it"):
+            await stream.receive()
+        stream.cancel()
+        stream = x.transport.open(relay.address, "Relay/Dial")
+        await stream.send(message(header=pb.RelayHeader(sender="stranger", peer="r")))
+        says = "between members only" if run is None else "does not speak for stranger"
+        with pytest.raises(Unreachable, match=says):
+            await stream.receive()
+        stream.cancel()
 
 
-def test_a_tunnel_in_use_is_not_the_one_that_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tunnel_in_use_is_not_the_one_that_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever others say where they are reached."""
     monkeypatch.setattr("murmuration.worker.relay.tunnels._MOST_PORTS", 4)
 
-    async def scenario() -> None:
-        tunnels = Party("a", None).tunnels
-        used = relayed_address("honest", ["127.0.0.1:1"])
-        first = tunnels.port(used)
-        for number in range(40):
-            tunnels.port(relayed_address(f"ghost{number}", ["127.0.0.1:1"]))
-            assert tunnels.port(used) == first
-        tunnels.close_unneeded({used})
-        assert list(tunnels._ports) == [used]
-        await tunnels.close()
-
-    asyncio.run(scenario())
+    tunnels = Party("a", None).tunnels
+    used = relayed_address("honest", ["127.0.0.1:1"])
+    first = tunnels.port(used)
+    for number in range(40):
+        tunnels.port(relayed_address(f"ghost{number}", ["127.0.0.1:1"]))
+        assert tunnels.port(used) == first
+    tunnels.close_unneeded({used})
+    assert list(tunnels._ports) == [used]
+    await tunnels.close()

@@ -5,15 +5,12 @@ played by `python -m tests.lab schedules pairs`.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.exchange.pairwise.partner import PartnerStream
 from murmuration.worker.exchange.pairwise.round import PairRound
-from murmuration.worker.simulation.scenario import FaultPlan, Scenario
-from tests.support.faulty_swarm import Cut, Late
 from tests.support.pair_schedules import (
     EXCUSES,
     PairWorld,
@@ -28,7 +25,6 @@ from tests.support.pair_schedules import (
 SCHEDULES = 100
 FIRST = 300  # two generals meet in some of the schedules that follow
 SPOILED_SCHEDULES = 150
-PAIR = Scenario(peers=2, rounds=3, inner_steps=20, params=1_000)
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
@@ -61,36 +57,6 @@ def test_a_seed_is_a_schedule() -> None:
 
     assert ends(5) == ends(5)
     assert ends(5) != ends(13)
-
-
-# ------------------------------------------------------------------------------- two generals
-
-
-def last_word_lost(lasts_s: float) -> Iterator[tuple[PairWorld, str, str]]:
-    """Pairs whose link is cut just when one has heard the other's last word, so that its own is
-    lost: with who has applied, and who misses its word."""
-    for late in (0, 1):
-        calm = PairWorld(PAIR, (Late(late, 2.9, 0.3),)).play()
-        firsts = [part for part in calm.attendances if part.round == 1]
-        first, other = sorted(firsts, key=lambda part: part.ended_at or 0.0)
-        assert first.ended_at is not None
-        assert other.ended_at is not None
-        at_s = (first.ended_at + other.ended_at) / 2
-        plan: FaultPlan = (Late(late, 2.9, 0.3), Cut(0, 1, at_s, at_s + lasts_s, 0.1))
-        yield PairWorld(PAIR, plan).play(), first.peer, other.peer
-
-
-def test_one_applies_and_the_other_misses_its_word_and_gives_up() -> None:
-    """The case that no protocol between two can settle: the other cannot know whether it was heard,
-    and nothing else is harmed."""
-    for world, first, other in last_word_lost(60.0):
-        parts = {part.peer: part for part in world.attendances if part.round == 1}
-        assert parts[first].applied
-        assert parts[other].failed
-        assert parts[other].staged_at is not None
-        assert parts[other].waiting_for == (first,)
-        assert [(part.peer, part.round) for part, _ in left_behind(world)] == [(other, 1)]
-        assert violations(world) == []
 
 
 # ------------------------------------------------------------- the checks find what is wrong

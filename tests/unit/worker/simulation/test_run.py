@@ -1,7 +1,5 @@
 """Simulated runs: the task, leaderless means, and what comes out."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -38,7 +36,7 @@ def mean(**changes: object) -> Scenario:
     return Scenario(**{"preset": "diloco", "rounds": 5} | changes)
 
 
-@pytest.mark.parametrize("peers", [2, 9])
+@pytest.mark.parametrize("peers", [2, 5])
 def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers: int) -> None:
     found = simulate(mean(peers=peers))
     payload_s = 2 * (peers - 1) / peers * 1.6
@@ -49,43 +47,17 @@ def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers: int
 
 
 def test_after_a_partition_all_have_one_anchor_again() -> None:
-    found = simulate(mean(peers=8, rounds=10, partition=(10.0, 50.0)))
+    found = simulate(mean(peers=4, rounds=6, partition=(10.0, 30.0)))
     assert found.spread == 0
     assert found.unfinished == 0
 
 
 def test_what_replicas_keep_brings_them_as_far_as_exact_rounds() -> None:
-    exact = simulate(mean(peers=3, rounds=40))
+    exact = simulate(mean(peers=3, rounds=20))
     for codec in ("sign", "ternary"):
-        kept = simulate(mean(peers=3, rounds=40, codec=codec, merge="keep"))
+        kept = simulate(mean(peers=3, rounds=20, codec=codec, merge="keep"))
         assert kept.spread == 0
         assert kept.distance < 2 * exact.distance < 0.2
-
-
-TROUBLED = Scenario(
-    peers=14,
-    rounds=6,
-    step_spread=0.2,
-    link=Link(rate_mbps=20.0, delay_s=0.05, loss=1.0),
-    latency_spread=1.0,
-    slow_factor=2.0,
-    slow_share=0.2,
-    partition=(5.0, 15.0),
-    crash_share=0.1,
-    freeze_share=0.1,
-    freeze_s=10.0,
-    seed=7,
-)
-
-
-@pytest.mark.parametrize(("preset", "peers"), [("noloco", 14), ("diloco", 7)])
-def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
-    preset: str, peers: int
-) -> None:
-    scenario = dataclasses.replace(TROUBLED, preset=preset, peers=peers)
-    first = simulate(scenario)
-    assert simulate(scenario) == first
-    assert simulate(dataclasses.replace(scenario, seed=8)) != first
 
 
 @pytest.mark.parametrize(

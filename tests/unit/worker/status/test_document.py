@@ -8,18 +8,12 @@ import pytest
 from murmuration.protos.events import new_event
 from murmuration.worker.status import document as lag
 from murmuration.worker.status.document import LagMonitor, RoundLog
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.fake_clock import FakeClock
 
 
 def test_a_round_from_its_start_to_the_step_after_it() -> None:
-    clock = Clock()
-    rounds = RoundLog(clock)
+    clock = FakeClock()
+    rounds, clock.now_s = RoundLog(clock), 100.0
     rounds.began(0, 3)
     clock.now_s = 101.0
     rounds.told(new_event("progress", state="waiting"))
@@ -33,22 +27,16 @@ def test_a_round_from_its_start_to_the_step_after_it() -> None:
     clock.now_s = 104.0
     assert rounds.recent() == [
         {
-            "fragment": 0,
-            "round": 3,
-            "began_s_ago": 4.0,
-            "ended_s_ago": 2.0,
-            "failed": False,
-            "waited_for": "w4",
-            "stall_s": 1.0,
-            "resumed_s_ago": 2.0,
+            "fragment": 0, "round": 3, "began_s_ago": 4.0, "ended_s_ago": 2.0, "failed": False,
+            "waited_for": "w4", "stall_s": 1.0, "resumed_s_ago": 2.0,
         }
-    ]
+    ]  # fmt: skip
     assert rounds.waiting_s() is None
     assert (rounds.done, rounds.exchange_s) == (1, 2.0)
 
 
 def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept() -> None:
-    rounds = RoundLog(Clock())
+    rounds = RoundLog(FakeClock())
     for number in range(200):
         rounds.began(0, number)
         rounds.completed(0, number, exchange_s=0.1, waited_for="")

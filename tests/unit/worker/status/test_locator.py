@@ -1,23 +1,17 @@
 """A peer's figures of its last rounds, and the same as they travel."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmuration.worker.exchange.measured import Arrivals
 from murmuration.worker.status.locator import OwnFigures, from_document, to_document
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.fake_clock import FakeClock
 
 
 def after_rounds(count: int) -> OwnFigures:
     """Of rounds of 4 s, for half a second of which a megabit of w1's came in."""
-    clock = Clock()
+    clock = FakeClock()
     arrivals = Arrivals(clock)
     own = OwnFigures("w0", arrivals, clock)
     for number in range(count):
@@ -51,6 +45,7 @@ anything = st.recursive(
 KEYS = st.sampled_from(["rounds", "round_s", "step_s", "steps", "saves", "save_s", "received"])
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(KEYS, anything))
 def test_whatever_another_peer_says_can_be_read(document: dict[str, object]) -> None:
     found = from_document("w9", document)

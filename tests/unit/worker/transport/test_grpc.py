@@ -65,55 +65,43 @@ async def linked(
 
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_peer_is_reached_by_a_name_of_this_machine(
+async def test_a_peer_is_reached_by_a_name_of_this_machine(
     run: Authority, names: None, name: str, encrypted: bool
 ) -> None:
     """By a call, and by a stream after it; with a certificate too, which has a name of its own."""
-
-    async def scenario() -> None:
-        mine, other = (run.new_identity(Role.PEER, n) if encrypted else None for n in "ab")
-        async with linked(Ends(), other, mine) as (address, client, _):
-            port = address.rpartition(":")[2]
-            assert await client.call(f"{name}:{port}", "Control/Measure", b"", 20.0, "b") == b""
-            stream = client.open(f"{name}:{port}", "Data/PairRound", "b")
-            assert await stream.receive() is None
-
-    asyncio.run(scenario())
+    mine, other = (run.new_identity(Role.PEER, n) if encrypted else None for n in "ab")
+    async with linked(Ends(), other, mine) as (address, client, _):
+        port = address.rpartition(":")[2]
+        assert await client.call(f"{name}:{port}", "Control/Measure", b"", 20.0, "b") == b""
+        stream = client.open(f"{name}:{port}", "Data/PairRound", "b")
+        assert await stream.receive() is None
 
 
-def test_a_name_that_this_machine_does_not_know_is_said_to_be_one(names: None) -> None:
-    async def scenario() -> None:
-        client = GrpcTransport("127.0.0.1:0")
-        try:
-            await client.call("no.such.example:7700", "Control/Measure", b"", 20.0)
-        finally:
-            await client.close()
-
+async def test_a_name_that_this_machine_does_not_know_is_said_to_be_one(names: None) -> None:
+    client = GrpcTransport("127.0.0.1:0")
     says = "^no.such.example:7700: no address is known for the name no.such.example .name or "
     with pytest.raises(Unreachable, match=says):
-        asyncio.run(scenario())
+        await client.call("no.such.example:7700", "Control/Measure", b"", 20.0)
+    await client.close()
 
 
-def test_a_data_connection_opens_before_there_is_anything_to_send() -> None:
-    async def scenario() -> bytes:
-        greeted: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+async def test_a_data_connection_opens_before_there_is_anything_to_send() -> None:
+    greeted: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            greeted.set_result(await reader.readexactly(14))
-            writer.close()
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeted.set_result(await reader.readexactly(14))
+        writer.close()
 
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()[:2]
-        transport = GrpcTransport("127.0.0.1:0")
-        try:
-            transport.connect(f"{host}:{port}")
-            async with asyncio.timeout(30):
-                return await greeted
-        finally:
-            await transport.close()
-            server.close()
-
-    assert asyncio.run(scenario()) == b"PRI * HTTP/2.0"
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    transport = GrpcTransport("127.0.0.1:0")
+    try:
+        transport.connect(f"{host}:{port}")
+        async with asyncio.timeout(30):
+            assert await greeted == b"PRI * HTTP/2.0"
+    finally:
+        await transport.close()
+        server.close()
 
 
 class Ends(Handler):
@@ -143,47 +131,38 @@ async def fill(stream: Stream) -> None:
         await stream.send(bytes(2**20))
 
 
-def test_last_words_of_who_ends_a_stream_early_arrive_though_much_is_on_its_way() -> None:
+async def test_last_words_of_who_ends_a_stream_early_arrive_though_much_is_on_its_way() -> None:
     """To send is a broken stream then, no failure of the sender's. And the connection has a place
     for the next stream, whether they were read or not."""
-
-    async def scenario() -> None:
-        async with linked(Shouts()) as (address, client, _):
-            for number in range(4 * STREAMS_EACH_CONNECTION):
-                stream = client.open(address, ["Data/StageCall", "Data/Fetch"][number % 2])
-                async with asyncio.timeout(20):
-                    with pytest.raises(TransportError):
-                        await fill(stream)
-                    if number % 4 == 1:
-                        with pytest.raises(Untrusted, match="yyy"):
-                            await stream.receive()
-                    elif number % 4 == 2:
-                        assert [await stream.receive() for _ in range(2)] == [b"no", None]
-                stream.cancel()
-
-    asyncio.run(scenario())
+    async with linked(Shouts()) as (address, client, _):
+        for number in range(4 * STREAMS_EACH_CONNECTION):
+            stream = client.open(address, ["Data/StageCall", "Data/Fetch"][number % 2])
+            async with asyncio.timeout(20):
+                with pytest.raises(TransportError):
+                    await fill(stream)
+                if number % 4 == 1:
+                    with pytest.raises(Untrusted, match="yyy"):
+                        await stream.receive()
+                elif number % 4 == 2:
+                    assert [await stream.receive() for _ in range(2)] == [b"no", None]
+            stream.cancel()
 
 
-def test_what_a_server_says_of_a_refusal_is_cut_and_steers_no_terminal() -> None:
-    async def scenario() -> str:
-        async with linked(Shouts()) as (address, client, _):
-            with pytest.raises(Unreachable) as refused:
-                await client.call(address, "Control/Status", b"", 10.0)
-            return str(refused.value)
-
-    said = asyncio.run(scenario())
+async def test_what_a_server_says_of_a_refusal_is_cut_and_steers_no_terminal() -> None:
+    async with linked(Shouts()) as (address, client, _):
+        with pytest.raises(Unreachable) as refused:
+            await client.call(address, "Control/Status", b"", 10.0)
+    said = str(refused.value)
     assert "[2Jxyyy" in said
     assert said.isprintable()
     assert len(said) < 400
 
 
-def test_probes_learn_that_it_serves() -> None:
-    async def scenario() -> int:
-        async with linked(Ends()) as (address, _, _), aio.insecure_channel(address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
-
-    assert asyncio.run(scenario()) == health_pb2.HealthCheckResponse.SERVING
+async def test_probes_learn_that_it_serves() -> None:
+    async with linked(Ends()) as (address, _, _), aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        status = (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
+    assert status == health_pb2.HealthCheckResponse.SERVING
 
 
 class Echoes(Handler):
@@ -227,69 +206,59 @@ class Repeats(Echoes):
             await stream.send(message)
 
 
-def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run: Authority) -> None:
+async def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run: Authority) -> None:
     """A stream that there is goes on; what has expired lets nobody connect, nor be connected to."""
-
-    async def scenario() -> None:
-        client = run.new_identity(Role.PEER, "b")
-        used = linked(Repeats(), run.new_identity(Role.PEER, "a"), client)
-        async with used as (address, caller, server):
-            stream = caller.open(address, "Data/Fetch", "a")
-            await stream.send(b"here")
-            assert await stream.receive() == b"here"
-            ended = run.new_identity(Role.PEER, "a", valid_s=-1)
-            server.renew(ended)
-            with pytest.raises(Unreachable):
-                await said(client, address, "a")
-            server.renew(run.new_identity(Role.PEER, "a"))
-            assert await said(client, address, "a") == b"peer b"
-            caller.renew(run.new_identity(Role.PEER, "b", valid_s=-1))
-            with pytest.raises(Unreachable):
-                await caller.call(address, "Control/Measure", b"", 20, "a")
-            caller.renew(client)
-            assert await caller.call(address, "Control/Measure", b"", 20, "a") == b"peer b"
-            await stream.send(b"still here")
-            assert await stream.receive() == b"still here"
-
-    asyncio.run(scenario())
+    client = run.new_identity(Role.PEER, "b")
+    used = linked(Repeats(), run.new_identity(Role.PEER, "a"), client)
+    async with used as (address, caller, server):
+        stream = caller.open(address, "Data/Fetch", "a")
+        await stream.send(b"here")
+        assert await stream.receive() == b"here"
+        ended = run.new_identity(Role.PEER, "a", valid_s=-1)
+        server.renew(ended)
+        with pytest.raises(Unreachable):
+            await said(client, address, "a")
+        server.renew(run.new_identity(Role.PEER, "a"))
+        assert await said(client, address, "a") == b"peer b"
+        caller.renew(run.new_identity(Role.PEER, "b", valid_s=-1))
+        with pytest.raises(Unreachable):
+            await caller.call(address, "Control/Measure", b"", 20, "a")
+        caller.renew(client)
+        assert await caller.call(address, "Control/Measure", b"", 20, "a") == b"peer b"
+        await stream.send(b"still here")
+        assert await stream.receive() == b"still here"
 
 
-def test_who_has_no_certificate_of_the_run_gets_nothing(run: Authority, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "b")
-        async with serving(run.new_identity(Role.PEER, "a")) as address:
-            with pytest.raises(Untrusted, match="may want a certificate, see --token"):
-                await said(None, address)
-            with pytest.raises(Untrusted, match="not of this run's authority"):
-                await said(other, address)
-            # One that believes the run, and shows a certificate of somebody else's.
-            mixed = Identity(other.key, other.certificate, run.certificate, Role.PEER, "b")
-            with pytest.raises(Untrusted, match="does not take this certificate"):
-                await said(mixed, address)
-
-    asyncio.run(scenario())
-
-
-def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(
+async def test_who_has_no_certificate_of_the_run_gets_nothing(
     run: Authority, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        client, token = run.new_identity(Role.PEER, "b"), run.create_token().identity
-        async with serving(
-            Authority.make(tmp_path / "other").new_identity(Role.PEER, "a")
-        ) as there:
-            with pytest.raises(Untrusted, match="not of this run's authority"):
-                await said(client, there)
-            with pytest.raises(Untrusted, match="not of this run's authority"):
-                await said(token, there)
-        async with serving(token) as there:
-            with pytest.raises(Untrusted, match="not of this run's authority"):
-                await said(client, there)
-        async with serving(None) as there:
-            with pytest.raises(Untrusted, match="this run is not encrypted"):
-                await said(client, there)
+    other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "b")
+    async with serving(run.new_identity(Role.PEER, "a")) as address:
+        with pytest.raises(Untrusted, match="may want a certificate, see --token"):
+            await said(None, address)
+        with pytest.raises(Untrusted, match="not of this run's authority"):
+            await said(other, address)
+        # One that believes the run, and shows a certificate of somebody else's.
+        mixed = Identity(other.key, other.certificate, run.certificate, Role.PEER, "b")
+        with pytest.raises(Untrusted, match="does not take this certificate"):
+            await said(mixed, address)
 
-    asyncio.run(scenario())
+
+async def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(
+    run: Authority, tmp_path: Path
+) -> None:
+    client, token = run.new_identity(Role.PEER, "b"), run.create_token().identity
+    async with serving(Authority.make(tmp_path / "other").new_identity(Role.PEER, "a")) as there:
+        with pytest.raises(Untrusted, match="not of this run's authority"):
+            await said(client, there)
+        with pytest.raises(Untrusted, match="not of this run's authority"):
+            await said(token, there)
+    async with serving(token) as there:
+        with pytest.raises(Untrusted, match="not of this run's authority"):
+            await said(client, there)
+    async with serving(None) as there:
+        with pytest.raises(Untrusted, match="this run is not encrypted"):
+            await said(client, there)
 
 
 class Admits(Echoes):
@@ -300,82 +269,72 @@ class Admits(Echoes):
             raise Refused(f"{method} is not for a {caller.role}")
 
 
-def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(run: Authority) -> None:
+async def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(
+    run: Authority,
+) -> None:
     """Calls that are begun and ask nothing."""
-
-    async def scenario() -> None:
-        server = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "a"))
-        tokens = [run.create_token().identity for _ in range(9)]
-        members = [run.new_identity(Role.PEER, name) for name in "bcdef"]
-        callers = [GrpcTransport("127.0.0.1:0", security=each) for each in (*tokens, *members)]
-        try:
-            address = await server.listen(Admits())
-            *others, token, b, c, d, e, member = callers
-            held = []
-            for caller in (*others, b, c, d, e):
-                channel = caller._connection(caller._line(address, "a", "control")).channel
-                for method in ("Control/Enrol", "Control/Gossip"):
-                    begin = channel.stream_stream(f"/murmuration.v1.{method}")
-                    held += [begin() for _ in range(8)]
-            while sum(call.done() for call in held) < len(held) - 16 - 32:
-                await asyncio.sleep(0)
-            why = [await call.details() for call in held if call.done()]
-            assert sum("is not for a" in (each or "") for each in why) == 8 * 8 + 4 * 8
-            enrolled = await token.call(address, "Control/Enrol", b"", 20, "a")
-            assert enrolled.startswith(b"token ")
-            assert await member.call(address, "Control/Gossip", b"", 20, "a") == b"peer f"
-        finally:
-            for caller in callers:
-                await caller.close()
-            await server.close()
-
-    asyncio.run(scenario())
-
-
-def test_addresses_that_are_dialled_once_keep_no_connection(run: Authority) -> None:
-    """As many as somebody names; what is under way goes on."""
-
-    async def scenario() -> None:
-        server = GrpcTransport("0.0.0.0:0", security=run.new_identity(Role.PEER, "a"))
-        caller = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "b"))
-        try:
-            port = (await server.listen(Repeats())).rpartition(":")[2]
-            member, moved = f"127.0.0.1:{port}", f"127.0.1.1:{port}"
-            stream = caller.open(moved, "Data/Fetch", "a")
-            await stream.send(b"here")
-            await caller.call(member, "Control/Gossip", b"", 20, "a")
-            for number in range(200):
-                dialled = f"127.0.{2 + number // 100}.{1 + number % 100}:{port}"
-                await caller.call(dialled, "Control/Gossip", b"", 20, "a")
-                assert caller.close_unneeded({member}) == {member, moved}
-            assert await stream.receive() == b"here"
-            await stream.done()
-            assert await stream.receive() is None
-            while caller.close_unneeded({member}) != {member}:
-                await asyncio.sleep(0)
-        finally:
+    server = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "a"))
+    tokens = [run.create_token().identity for _ in range(9)]
+    members = [run.new_identity(Role.PEER, name) for name in "bcdef"]
+    callers = [GrpcTransport("127.0.0.1:0", security=each) for each in (*tokens, *members)]
+    try:
+        address = await server.listen(Admits())
+        *others, token, b, c, d, e, member = callers
+        held = []
+        for caller in (*others, b, c, d, e):
+            channel = caller._connection(caller._line(address, "a", "control")).channel
+            for method in ("Control/Enrol", "Control/Gossip"):
+                begin = channel.stream_stream(f"/murmuration.v1.{method}")
+                held += [begin() for _ in range(8)]
+        while sum(call.done() for call in held) < len(held) - 16 - 32:
+            await asyncio.sleep(0)
+        why = [await call.details() for call in held if call.done()]
+        assert sum("is not for a" in (each or "") for each in why) == 8 * 8 + 4 * 8
+        enrolled = await token.call(address, "Control/Enrol", b"", 20, "a")
+        assert enrolled.startswith(b"token ")
+        assert await member.call(address, "Control/Gossip", b"", 20, "a") == b"peer f"
+    finally:
+        for caller in callers:
             await caller.close()
-            await server.close()
-
-    asyncio.run(scenario())
+        await server.close()
 
 
-def test_peers_speak_tls_1_3(run: Authority, tmp_path: Path) -> None:
-    async def scenario() -> str | None:
-        mine, other = (run.new_identity(Role.PEER, name) for name in ("a", "b"))
-        key, certificate = tmp_path / "key", tmp_path / "certificate"
-        key.write_bytes(other.key)
-        certificate.write_bytes(other.certificate)
-        context = ssl.create_default_context(cadata=run.certificate.decode())
-        context.load_cert_chain(certificate, key)
-        context.set_alpn_protocols(["h2"])
-        async with serving(mine) as address:
-            host, port = address.split(":")
-            _, writer = await asyncio.open_connection(
-                host, int(port), ssl=context, server_hostname=mine.server_name("a")
-            )
-            version: str | None = writer.get_extra_info("ssl_object").version()
-            writer.transport.abort()
-            return version
+async def test_addresses_that_are_dialled_once_keep_no_connection(run: Authority) -> None:
+    """As many as somebody names; what is under way goes on."""
+    server = GrpcTransport("0.0.0.0:0", security=run.new_identity(Role.PEER, "a"))
+    caller = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "b"))
+    try:
+        port = (await server.listen(Repeats())).rpartition(":")[2]
+        member, moved = f"127.0.0.1:{port}", f"127.0.1.1:{port}"
+        stream = caller.open(moved, "Data/Fetch", "a")
+        await stream.send(b"here")
+        await caller.call(member, "Control/Gossip", b"", 20, "a")
+        for number in range(200):
+            dialled = f"127.0.{2 + number // 100}.{1 + number % 100}:{port}"
+            await caller.call(dialled, "Control/Gossip", b"", 20, "a")
+            assert caller.close_unneeded({member}) == {member, moved}
+        assert await stream.receive() == b"here"
+        await stream.done()
+        assert await stream.receive() is None
+        while caller.close_unneeded({member}) != {member}:
+            await asyncio.sleep(0)
+    finally:
+        await caller.close()
+        await server.close()
 
-    assert asyncio.run(scenario()) == "TLSv1.3"
+
+async def test_peers_speak_tls_1_3(run: Authority, tmp_path: Path) -> None:
+    mine, other = (run.new_identity(Role.PEER, name) for name in ("a", "b"))
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    key.write_bytes(other.key)
+    certificate.write_bytes(other.certificate)
+    context = ssl.create_default_context(cadata=run.certificate.decode())
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    async with serving(mine) as address:
+        host, port = address.split(":")
+        _, writer = await asyncio.open_connection(
+            host, int(port), ssl=context, server_hostname=mine.server_name("a")
+        )
+        assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        writer.transport.abort()

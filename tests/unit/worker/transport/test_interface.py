@@ -26,23 +26,18 @@ def test_each_caller_has_its_own_places_and_all_have_so_many() -> None:
         pass
 
 
-def test_each_caller_has_its_share_whatever_others_have() -> None:
-    places = Places("streams", 1, 3, lambda: 4)
+@pytest.mark.parametrize(
+    ("share", "places", "callers"),
+    [(3, 4, (ANNA, ANNA, ANNA, BEN)), (1, 3, (SOMEBODY, SOMEBODY, SOMEBODY))],
+    ids=["whatever others have", "without certificates none is told from another"],
+)
+def test_each_caller_has_its_share(share: int, places: int, callers: tuple[Caller, ...]) -> None:
+    taken = Places("streams", 1, share, lambda: places)
     with ExitStack() as held:
-        for _ in range(3):
-            held.enter_context(places.taken(ANNA))
-        held.enter_context(places.taken(BEN))
-        with pytest.raises(Busy, match="of at most 4 streams are under way"):
-            held.enter_context(places.taken(BEN))
-
-
-def test_callers_without_a_certificate_are_not_told_apart() -> None:
-    places = Places("streams", 1, 1, lambda: 3)
-    with ExitStack() as held:
-        for _ in range(3):
-            held.enter_context(places.taken(SOMEBODY))
-        with pytest.raises(Busy, match="of at most 3 streams are under way"):
-            held.enter_context(places.taken(SOMEBODY))
+        for caller in callers:
+            held.enter_context(taken.taken(caller))
+        with pytest.raises(Busy, match=f"of at most {places} streams are under way"):
+            held.enter_context(taken.taken(callers[-1]))
 
 
 def test_places_grow_with_the_swarm_and_no_caller_has_most_of_them() -> None:

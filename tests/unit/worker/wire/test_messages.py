@@ -25,7 +25,7 @@ from murmuration.protos.documents import pack
 from murmuration.worker import wire
 from murmuration.worker.leases.ledger import Block, Holding, LeaseNews, OpenedStream
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
+from murmuration.worker.membership import MAX_UNREACHABLE, Health, Phase
 from murmuration.worker.wire import (
     WireError,
     history_from_message,
@@ -94,21 +94,6 @@ def test_a_pickle_is_never_executed(tmp_path: Path, protocol: int) -> None:
 
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=60)
-UNREACHABLE = st.lists(NAMES.map("{}-".format), max_size=MAX_UNREACHABLE, unique=True).map(tuple)
-MEMBERS = st.builds(
-    Member,
-    peer=NAMES.map("{}+".format),
-    address=NAMES,
-    epoch=U64,
-    incarnation=U32,
-    health=st.sampled_from(Health),
-    phase=st.sampled_from(Phase),
-    heartbeat=U64,
-    step=U64,
-    unreachable=UNREACHABLE,
-    digests=st.lists(st.builds(Digest, U64, U32, U64), max_size=4).map(tuple),
-)
 
 
 def test_ours_and_the_wires_enums_name_the_same_things() -> None:

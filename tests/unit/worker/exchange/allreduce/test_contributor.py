@@ -1,9 +1,7 @@
 """Contributing: where each shard goes, what is said on a stream, and how a round ends."""
 
 import asyncio
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +9,10 @@ import torch
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.allreduce.checks import Checks
-from murmuration.worker.exchange.allreduce.closing import ReducedShards
 from murmuration.worker.exchange.allreduce.contributor import Contributor
-from murmuration.worker.exchange.allreduce.reducer import Answer
+from murmuration.worker.exchange.allreduce.reducer import Answer, Reducer
 from murmuration.worker.exchange.round_context import Context
-from murmuration.worker.exchange.view import Group, ShardKey, View
+from murmuration.worker.exchange.view import ShardKey, View
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
@@ -30,22 +26,14 @@ from tests.unit.worker.exchange.allreduce.layouts import (
     Bench,
     FakeStream,
     frame,
-    on_a_loop,
 )
 
 ORDERS = ("abc", "bca", "cab")
-ONE = ("abc",)
 FROM_AFAR = ("bca",)
 GROUP = ("a", "b", "c")
 SIZE = BYTES // 2  # of a reduction
 MEAN = memoryview(bytearray(b"\x80\x3f" * ELEMENTS))  # ones, in bf16
 RETRY_S = CONFIG.retry_s
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with on_a_loop() as clock:
-        yield clock
 
 
 class Try(FakeStream):
@@ -103,17 +91,14 @@ class Try(FakeStream):
         self.brings()
 
 
-class OwnReducer:
-    """The peer's own; `gives` answers the contribution that waits there."""
+class OwnReducer(Reducer):
+    """The peer's own, for which the test answers the contribution that waits there."""
 
     def __init__(self, context: Context) -> None:
-        self.quarantine, self.view, self.shards = context.quarantine, View(), self
-        shards = ReducedShards(context)
-        self.checks, self.patience = Checks(context, shards, {}), shards.patience
-        self.most = math.inf  # the norm that a mean can have
-        self.learnt: list[ShardKey] = []
+        super().__init__(context)
         self.passed_over: list[tuple[int, str]] = []
         self.tries: list[asyncio.Future[Answer]] = []
+        self.shards.overdue_s = lambda *_: OVERDUE_S  # type: ignore[method-assign]
 
     async def contribute(
         self, header: pb.ContributionHeader, norm: float, payload: wire.Payload
@@ -121,35 +106,9 @@ class OwnReducer:
         self.tries.append(asyncio.get_running_loop().create_future())
         return await self.tries[-1]
 
-    def learned(self, key: ShardKey, reduction: wire.Reduction) -> None:
-        self.learnt.append(key)
-
-    def awaited(self, key: ShardKey) -> tuple[str, ...]:
-        return ()
-
-    def peer_to_ask(self, key: ShardKey, order: Group) -> str | None:
-        return self.view.reducer(order)
-
-    def on_view(self, seen: View) -> None:
-        self.view = replace(seen, avoided=self.quarantine.liars)
-
-    def overdue_s(self, key: ShardKey, order: Group, reducer: str) -> float:
-        return OVERDUE_S
-
-    def transfer_s(self, fragment: int, peers: Group) -> float:
-        return TRANSFER_S
-
     def pass_over(self, key: ShardKey, peer: str) -> None:
+        super().pass_over(key, peer)
         self.passed_over.append((key.shard, peer))
-
-    def most_norm(self, key: ShardKey, contributors: Group) -> float:
-        return self.most
-
-    def least_factor(self, key: ShardKey, contributors: Group, own: float) -> float:
-        return 0.0
-
-    def admits(self, peer: str, group: Group) -> bool:
-        return peer in group
 
 
 class Contributing(Bench):
@@ -167,7 +126,7 @@ class Contributing(Bench):
         self.suspected: list[str] = []
         self.results: list[RoundDone | RoundFailed] = []
         self.own = OwnReducer(self.context)
-        self.contributor = Contributor(self.context, self.own, self, self)  # type: ignore[arg-type]
+        self.contributor = Contributor(self.context, self.own, self, self)
         self.on_view(seen or view("abc"))
         self.begin(Begin(2, 7, GROUP, torch.ones(ELEMENTS * len(orders)), weight=5))
 
@@ -216,9 +175,6 @@ class Contributing(Bench):
         (result,) = self.results
         assert isinstance(result, RoundDone)
         return result
-
-
-# --------------------------------------------------------------------------------- where shards go
 
 
 # ------------------------------------------------------------------------------- another try

@@ -1,6 +1,6 @@
 """Reducing: who may contribute, when a shard closes, and what the late are told."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import pytest
@@ -18,17 +18,10 @@ from tests.unit.worker.exchange.allreduce.layouts import (
     CONFIG,
     ROUND_S,
     TRANSFER_S,
-    on_a_loop,
 )
 from tests.unit.worker.exchange.allreduce.reducing import Reducing, told
 
 GRACE_S = CONFIG.grace_s + TRANSFER_S
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with on_a_loop() as clock:
-        yield clock
 
 
 def closed(clock: Clock) -> Reducing:
@@ -174,21 +167,6 @@ def test_values_that_were_replaced_while_they_were_verified_do_not_count(clock: 
     assert (first.told, made.awaited) == (["again"], "b")
 
 
-# ------------------------------------------------------------------------------ what comes again
-
-
-def test_a_contribution_goes_on_where_it_broke_off(clock: Clock) -> None:
-    """Though the reducer has not seen it break: old frames still arrive."""
-    made = Reducing(clock)
-    old = made.offer("a").send_up_to(16)
-    new = made.offer("a", resumed=True)
-    assert new.told == ["resume 16"]
-    old.send_up_to(24)
-    new.send_up_to(BYTES, start=16)
-    made.contribute("bcd")
-    assert (new.told, new.mean) == (["resume 16", "mean of abcd"], {98.5})
-
-
 # ------------------------------------------------------------------------------ who may contribute
 
 
@@ -215,9 +193,3 @@ def test_a_shard_that_others_still_fill_stays_open_after_it_advanced(clock: Cloc
     made.contribute("abc")
     made.advanced(1)
     assert made.answer() == "take"
-
-
-# --------------------------------------------------------------------------------- successors
-
-
-# ------------------------------------------------------------------------------- other groups

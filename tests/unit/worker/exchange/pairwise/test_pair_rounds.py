@@ -1,7 +1,7 @@
 """The streams of one peer in pairs: what it says to what, and when. The test is its partners."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
 from tests.protocol.views import view
-from tests.unit.worker.exchange.allreduce.layouts import FakeStream, on_a_loop
+from tests.unit.worker.exchange.allreduce.layouts import FakeStream
 
 T = TypeVar("T")
 
@@ -30,12 +30,6 @@ CONFIG = RoundConfig()
 FP32 = codec_by_name("fp32")
 VALUES = 4
 SIZE = 4 * VALUES
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with on_a_loop() as clock:
-        yield clock
 
 
 def values(peer: str, part: int) -> torch.Tensor:
@@ -367,22 +361,3 @@ def test_a_part_that_goes_on_elsewhere_is_wanted_again(clock: Clock) -> None:
     line.announces(ANCHOR, offset=12)
     assert line.said[2:] == [CODES.REFUSAL_AGAIN]
     assert line.is_over
-
-
-# --------------------------------------------------------------------------- breaks and giving up
-
-
-def test_a_peer_that_has_succeeded_calls_again_until_its_partner_knows(clock: Clock) -> None:
-    pair = Pair(clock, "a").lay()
-    line = pair.answers(pair.opened[0])
-    pair.begin()
-    line.gives_all()
-    line.ends("reset")
-    pair.views(view("a", dead="b"))
-    pair.passes(CONFIG.retry_s + 0.01)
-    assert len(pair.opened) == 1, "it is held for dead; it may come back"
-    pair.views(view("ab"))
-    pair.passes(CONFIG.retry_s + 0.01)
-    again = pair.answers(pair.opened[1])
-    assert again.said == ["header", ANCHOR, CONTRIBUTION, "staged"]
-    assert pair.suspected == []
