@@ -12,14 +12,12 @@ from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline.barrier import (
     BarrierReceiver,
     IterationTracker,
-    Orphans,
 )
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
 from murmuration.worker.training.mailbox import IterationOver
 from tests.protocol.virtual_time import run
 
 A, B = Incarnation("a", 1), Incarnation("b", 1)
-AGAIN = Incarnation("b", 2)
 
 
 def origin(
@@ -38,14 +36,6 @@ def tracker_at(iteration: int = 5, **counted: set[int]) -> IterationTracker:
         for microbatch in microbatches:
             tracker.counted(StageCallKey(iteration, Incarnation(peer, 1), microbatch))
     return tracker
-
-
-def test_a_report_may_come_before_the_iteration_begins() -> None:
-    tracker = tracker_at(4)
-    tracker.reported(5, A, [])
-    tracker.reported(4, A, [])
-    tracker.begin(5)
-    assert tracker.over([origin()], 0.0) == IterationOver(5)
 
 
 def test_a_report_from_far_ahead_is_not_kept() -> None:
@@ -133,11 +123,6 @@ def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
     assert tracker.over(origins, 0.0) == IterationOver(5, discard=False)
 
 
-def test_an_origin_further_on_is_not_waited_for_where_nothing_of_it_is_counted() -> None:
-    assert tracker_at(5).over([origin(step=4)], 0.0) is None
-    assert tracker_at(5).over([origin(step=5)], 0.0) == IterationOver(5, discard=False)
-
-
 def test_what_is_counted_of_an_origin_further_on_is_left_out_after_a_while() -> None:
     tracker = tracker_at(5, a={0}, b={1})
     origins = [origin("a", step=5), origin("b", step=6)]
@@ -163,13 +148,6 @@ def orphaned_at(iteration: int = 5) -> IterationTracker:
     tracker.began(StageCallKey(iteration, A, 0))
     tracker.reported(iteration, A, [])
     return tracker
-
-
-def test_what_an_origin_had_sent_here_that_serves_another_stage_now_is_lost() -> None:
-    tracker = orphaned_at()
-    assert tracker.over([origin("a")], 0.0) == IterationOver(5, discard=False)
-    assert tracker.orphans(5) == {B: Orphans(frozenset({0, 1}), frozenset({1, 2}))}
-    assert tracker.orphaned == 2
 
 
 def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
@@ -227,13 +205,6 @@ def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
         assert until_s == pytest.approx(waited_s / 2)
         assert await stage.answers(report()) == (True, 0)
         assert stage.heard == 3
-
-    run(scenario())
-
-
-def test_where_nothing_was_counted_the_answer_is_at_once() -> None:
-    async def scenario() -> None:
-        assert await Stage().answers(report(counted=())) == (False, 0)
 
     run(scenario())
 

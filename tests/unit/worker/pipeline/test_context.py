@@ -1,8 +1,6 @@
 """Memory for calls: in order of arrival, never above the limit, and nobody waits for ever."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,108 +8,88 @@ from hypothesis import strategies as st
 from murmuration.worker.pipeline.context import MemoryBudget
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
-
-
 async def let_others_run() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-def test_what_holds_nothing_passes_those_that_wait() -> None:
+async def test_what_holds_nothing_passes_those_that_wait() -> None:
     """A loss behind a deferred forward: it frees what the forward waits for."""
-
-    async def scenario() -> None:
-        budget = MemoryBudget(10)
-        await budget.acquire(10)
-        waiting = asyncio.create_task(budget.acquire(10))
-        await let_others_run()
-        async with asyncio.timeout(1):
-            await budget.acquire(0)
-        assert not waiting.done()
-        budget.release(10)
-        await waiting
-
-    run(scenario())
+    budget = MemoryBudget(10)
+    await budget.acquire(10)
+    waiting = asyncio.create_task(budget.acquire(10))
+    await let_others_run()
+    async with asyncio.timeout(1):
+        await budget.acquire(0)
+    assert not waiting.done()
+    budget.release(10)
+    await waiting
 
 
-def test_who_gives_up_waiting_leaves_the_queue_to_others() -> None:
-    async def scenario() -> None:
-        budget = MemoryBudget(10)
-        await budget.acquire(6)
-        large, small = (
-            asyncio.create_task(budget.acquire(9)),
-            asyncio.create_task(budget.acquire(4)),
-        )
-        await let_others_run()
-        large.cancel()
-        await let_others_run()
-        assert small.done()
-        assert budget.held_bytes == 10
-
-    run(scenario())
+async def test_who_gives_up_waiting_leaves_the_queue_to_others() -> None:
+    budget = MemoryBudget(10)
+    await budget.acquire(6)
+    large, small = (
+        asyncio.create_task(budget.acquire(9)),
+        asyncio.create_task(budget.acquire(4)),
+    )
+    await let_others_run()
+    large.cancel()
+    await let_others_run()
+    assert small.done()
+    assert budget.held_bytes == 10
 
 
-def test_who_is_let_in_while_giving_up_gives_its_memory_back() -> None:
-    async def scenario() -> None:
-        budget = MemoryBudget(10)
-        await budget.acquire(10)
-        waiting = asyncio.create_task(budget.acquire(10))
-        await let_others_run()
-        budget.release(10)  # lets it in
-        waiting.cancel()  # before it has run
-        await let_others_run()
-        assert waiting.cancelled()
-        assert budget.held_bytes == 0
-
-    run(scenario())
+async def test_who_is_let_in_while_giving_up_gives_its_memory_back() -> None:
+    budget = MemoryBudget(10)
+    await budget.acquire(10)
+    waiting = asyncio.create_task(budget.acquire(10))
+    await let_others_run()
+    budget.release(10)  # lets it in
+    waiting.cancel()  # before it has run
+    await let_others_run()
+    assert waiting.cancelled()
+    assert budget.held_bytes == 0
 
 
 # ------------------------------------------------------------------------------------ by caller
 
 
-def test_a_caller_that_keeps_what_it_holds_leaves_others_their_share() -> None:
-    async def scenario() -> None:
-        budget = MemoryBudget(12)
-        greedy = [asyncio.create_task(budget.acquire(2, "greedy")) for _ in range(9)]
+async def test_a_caller_that_keeps_what_it_holds_leaves_others_their_share() -> None:
+    budget = MemoryBudget(12)
+    greedy = [asyncio.create_task(budget.acquire(2, "greedy")) for _ in range(9)]
+    await let_others_run()
+    assert sum(task.done() for task in greedy) == 5  # the sixth is for another
+    honest = [asyncio.create_task(budget.acquire(2, "honest")) for _ in range(3)]
+    await let_others_run()
+    assert sum(task.done() for task in honest) == 1
+    for _ in range(2):  # down to its half: it has no more, though it waits first
+        budget.release(2, "greedy")
         await let_others_run()
-        assert sum(task.done() for task in greedy) == 5  # the sixth is for another
-        honest = [asyncio.create_task(budget.acquire(2, "honest")) for _ in range(3)]
-        await let_others_run()
-        assert sum(task.done() for task in honest) == 1
-        for _ in range(2):  # down to its half: it has no more, though it waits first
-            budget.release(2, "greedy")
-            await let_others_run()
-        assert sum(task.done() for task in greedy) == 5
-        assert sum(task.done() for task in honest) == 2
-        budget.release(2, "honest")
-        await let_others_run()
-        assert all(task.done() for task in honest)
-        assert budget.held_bytes == 10
-        for task in greedy:
-            task.cancel()
-        await asyncio.gather(*greedy, return_exceptions=True)
-
-    run(scenario())
+    assert sum(task.done() for task in greedy) == 5
+    assert sum(task.done() for task in honest) == 2
+    budget.release(2, "honest")
+    await let_others_run()
+    assert all(task.done() for task in honest)
+    assert budget.held_bytes == 10
+    for task in greedy:
+        task.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
 
 
-def test_who_calls_no_more_has_no_share_two_iterations_later() -> None:
-    async def scenario() -> None:
-        budget = MemoryBudget(12)
-        await budget.acquire(2, "gone")
-        budget.release(2, "gone")
-        mine = [asyncio.create_task(budget.acquire(2, "here")) for _ in range(5)]
-        await let_others_run()
-        assert sum(task.done() for task in mine) == 3
-        budget.begin()
-        await let_others_run()
-        assert sum(task.done() for task in mine) == 3
-        budget.begin()
-        await let_others_run()
-        assert all(task.done() for task in mine)
-
-    run(scenario())
+async def test_who_calls_no_more_has_no_share_two_iterations_later() -> None:
+    budget = MemoryBudget(12)
+    await budget.acquire(2, "gone")
+    budget.release(2, "gone")
+    mine = [asyncio.create_task(budget.acquire(2, "here")) for _ in range(5)]
+    await let_others_run()
+    assert sum(task.done() for task in mine) == 3
+    budget.begin()
+    await let_others_run()
+    assert sum(task.done() for task in mine) == 3
+    budget.begin()
+    await let_others_run()
+    assert all(task.done() for task in mine)
 
 
 @given(
@@ -142,4 +120,4 @@ def test_all_calls_of_all_callers_get_in(calls: list[tuple[int, str]], kept: int
             task.cancel()
         await asyncio.gather(*hostile, return_exceptions=True)
 
-    run(scenario())
+    asyncio.run(scenario())

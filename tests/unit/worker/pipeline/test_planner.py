@@ -1,10 +1,10 @@
 """From gossiped profiles to this peer's routes: the same wherever the same was heard."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -77,10 +77,6 @@ def crossed(*, near: str, far: str) -> list[Member]:
     return [telling(members[0], Profile(latency_s={near: 0.001, far: 2.0})), *members[1:]]
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
-
-
 def on_plan(peer: Peer, iteration: int) -> bool:
     """Whether the peer's routes are those that a search finds for what it knows."""
     routes, snapshot = peer.planner.routes(iteration)[0], snapshot_of(peer.members)
@@ -98,18 +94,6 @@ def on_plan(peer: Peer, iteration: int) -> bool:
     return [tuple(snapshot.peers.index(hop.peer) for hop in route) for route in routes] == expected
 
 
-def test_who_has_heard_other_measurements_names_them() -> None:
-    async def scenario() -> None:
-        first, second = Peer(measured(0.1), "p0"), Peer(measured(0.3), "p1")
-        assert first.planner.routes(1)[1] != second.planner.routes(1)[1]
-        second.members = first.members
-        assert first.planner.routes(2)[1] == second.planner.routes(2)[1] == first.planner.on_view()
-        await first.planner.close()
-        await second.planner.close()
-
-    run(scenario())
-
-
 def test_the_snapshots_that_are_known_are_bounded() -> None:
     peer = Peer([])
     names = []
@@ -121,73 +105,60 @@ def test_the_snapshots_that_are_known_are_bounded() -> None:
     assert known == sorted(known)  # the oldest are forgotten
 
 
-def test_routes_found_before_go_on_until_there_are_new_ones() -> None:
-    async def scenario() -> None:
-        peer = Peer(crossed(near="p2", far="p3"))
-        peer.planner.routes(1)
-        await peer.searches.let_go()
-        routes, name = peer.planner.routes(2)
-        peer.members = crossed(near="p3", far="p2")
-        assert peer.planner.routes(3) == (routes, peer.planner.on_view())
-        assert name != peer.planner.on_view()
-        assert not on_plan(peer, 3)
-        await peer.searches.let_go()
-        assert on_plan(peer, 4)
-        await peer.planner.close()
-
-    run(scenario())
+async def test_routes_found_before_go_on_until_there_are_new_ones() -> None:
+    peer = Peer(crossed(near="p2", far="p3"))
+    peer.planner.routes(1)
+    await peer.searches.let_go()
+    routes, name = peer.planner.routes(2)
+    peer.members = crossed(near="p3", far="p2")
+    assert peer.planner.routes(3) == (routes, peer.planner.on_view())
+    assert name != peer.planner.on_view()
+    assert not on_plan(peer, 3)
+    await peer.searches.let_go()
+    assert on_plan(peer, 4)
+    await peer.planner.close()
 
 
-def test_routes_found_before_end_when_a_peer_has_moved() -> None:
+async def test_routes_found_before_end_when_a_peer_has_moved() -> None:
     """The same peers and stages, but p3 has gone from stage 1 to stage 2, and refuses its hops."""
-
-    async def scenario() -> None:
-        peer = Peer(measured(0.1))
-        peer.planner.routes(1)
-        await peer.searches.let_go()
-        peer.members = [*peer.members[:3], replace(peer.members[3], stage=2), *peer.members[4:]]
-        routes, name = peer.planner.routes(2)
-        assert name == peer.planner.on_view()
-        stage_of = {member.peer: member.stage for member in peer.members}
-        assert all(stage_of[hop.peer] == hop.stage for route in routes for hop in route)
-        await peer.planner.close()
-
-    run(scenario())
+    peer = Peer(measured(0.1))
+    peer.planner.routes(1)
+    await peer.searches.let_go()
+    peer.members = [*peer.members[:3], replace(peer.members[3], stage=2), *peer.members[4:]]
+    routes, name = peer.planner.routes(2)
+    assert name == peer.planner.on_view()
+    stage_of = {member.peer: member.stage for member in peer.members}
+    assert all(stage_of[hop.peer] == hop.stage for route in routes for hop in route)
+    await peer.planner.close()
 
 
-def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
+async def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("no such luck")
 
-    async def scenario() -> None:
-        peer = Peer(measured(0.1))
-        with monkeypatch.context() as patched:
-            patched.setattr("murmuration.worker.pipeline.planner.search_routes", broken)
-            for iteration in range(1, 5):
-                routes, name = peer.planner.routes(iteration)
-                assert (len(routes), name) == (2, peer.planner.on_view())
-                await peer.searches.let_go()
-        text = "no routes were searched: ValueError: no such luck"
-        assert peer.events == [{"event": "warning", "text": text}]
-        assert peer.searches.begun == 1
-        peer.members = measured(0.3)  # other measurements are searched for again
-        peer.planner.routes(5)
-        await peer.searches.let_go()
-        assert on_plan(peer, 6)
-        await peer.planner.close()
-
-    run(scenario())
+    peer = Peer(measured(0.1))
+    with monkeypatch.context() as patched:
+        patched.setattr("murmuration.worker.pipeline.planner.search_routes", broken)
+        for iteration in range(1, 5):
+            routes, name = peer.planner.routes(iteration)
+            assert (len(routes), name) == (2, peer.planner.on_view())
+            await peer.searches.let_go()
+    text = "no routes were searched: ValueError: no such luck"
+    assert peer.events == [{"event": "warning", "text": text}]
+    assert peer.searches.begun == 1
+    peer.members = measured(0.3)  # other measurements are searched for again
+    peer.planner.routes(5)
+    await peer.searches.let_go()
+    assert on_plan(peer, 6)
+    await peer.planner.close()
 
 
-def test_who_does_not_serve_sends_nothing() -> None:
-    async def scenario() -> None:
-        members = measured(0.1)
-        assert Peer(members, "p9").planner.routes(1) == ([(), ()], snapshot_name(members))
-        assert Peer(members_of(1, 2), "p0").planner.routes(1)[0] == [(), ()]
-
-    run(scenario())
+async def test_who_does_not_serve_sends_nothing() -> None:
+    members = measured(0.1)
+    assert Peer(members, "p9").planner.routes(1) == ([(), ()], snapshot_name(members))
+    assert Peer(members_of(1, 2), "p0").planner.routes(1)[0] == [(), ()]
 
 
 @pytest.mark.parametrize(

@@ -49,20 +49,6 @@ def movers(members: list[Member], *times: float) -> dict[str, StageMove]:
     return found
 
 
-@pytest.mark.parametrize(
-    "gone",
-    [
-        member("1a", Health.DEAD),
-        member("1a", Health.LEFT),
-        member("1a", Health.DEAD, Phase.READY),
-    ],
-)
-def test_one_peer_moves_to_an_orphaned_stage_once_it_has_been_so_for_a_while(gone: Member) -> None:
-    members = [member("0a"), gone, member("2a"), member("2b")]
-    assert movers(members, 0.0, 1.9) == {}
-    assert movers(members, 0.0, 2.0) == {"2b": StageMove(1, orphaned=True)}
-
-
 def test_who_does_not_go_in_its_turn_is_passed_over_for_another() -> None:
     members = [member("0a"), member("0b"), member("1a", Health.DEAD), member("2a"), member("2b")]
     rebalancer = Rebalancer("0b", STAGES)
@@ -123,9 +109,6 @@ def test_a_peer_that_is_too_slow_to_help_does_not_go() -> None:
 
 
 # --------------------------------------------------------------------------------- a newcomer
-
-
-THREE = StagesConfig(count=3)
 
 
 def row(stage: object, health: str = "alive", speed: object = None) -> dict[str, object]:

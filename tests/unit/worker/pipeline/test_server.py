@@ -172,64 +172,37 @@ def test_figures_that_change_while_an_iteration_runs_are_no_disagreement() -> No
 # -------------------------------------------------------------------------------------- calls
 
 
-def test_no_loss_is_computed_of_what_an_earlier_incarnation_has_begun() -> None:
-    """Nor asked for by another way: nobody has its labels."""
-    assert asyncio.run(Peer("p0").called(origin=Incarnation("p0", 0), sender="p3")) == "dropped"
-
-
-def test_microbatches_that_are_too_large_for_this_machine_are_told_of_once() -> None:
-    """It ends nothing: their sender may say what it likes of their size."""
-
-    async def scenario() -> None:
-        peer = Peer(memory_bytes=len(VALUES) - 1)
-        assert [await peer.called(n) for n in (0, 1)] == ["elsewhere", "elsewhere"]
-        assert peer.stops == []
-        (warning,) = peer.warnings
-        assert "raise memory_mib on this machine" in warning
-
-    asyncio.run(scenario())
-
-
-def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
+async def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
     """Its origin sends it to another replica, and is lost: it is that one's to tell."""
-
-    async def scenario() -> None:
-        peer = Peer()
-        assert await peer.called(0, whole=False) == "elsewhere"
-        assert await peer.called(1) == "gradient"
-        peer.tracker.reported(ITERATION, Incarnation("other", 1), [])
-        gone, other = replace(PLACED[0], health=Health.DEAD), replace(PLACED[0], peer="other")
-        assert peer.tracker.over([gone, other], 0.0) == IterationOver(ITERATION, discard=False)
-        assert peer.tracker.orphans(ITERATION)[ORIGIN].began == {1}
-
-    asyncio.run(scenario())
+    peer = Peer()
+    assert await peer.called(0, whole=False) == "elsewhere"
+    assert await peer.called(1) == "gradient"
+    peer.tracker.reported(ITERATION, Incarnation("other", 1), [])
+    gone, other = replace(PLACED[0], health=Health.DEAD), replace(PLACED[0], peer="other")
+    assert peer.tracker.over([gone, other], 0.0) == IterationOver(ITERATION, discard=False)
+    assert peer.tracker.orphans(ITERATION)[ORIGIN].began == {1}
 
 
-def test_a_call_from_far_ahead_is_not_waited_with() -> None:
+async def test_a_call_from_far_ahead_is_not_waited_with() -> None:
     """Another replica may be there. A little later this one will be."""
-
-    async def scenario() -> None:
-        peer = Peer()
-        assert await peer.called(iteration=5000) == "elsewhere"
-        soon = asyncio.ensure_future(peer.called(iteration=ITERATION + 1))
-        await asyncio.sleep(0)
-        assert not soon.done()
-        peer.tracker.begin(ITERATION + 1)
-        await peer.server.begin(ITERATION + 1)
-        assert await soon == "gradient"
-
-    asyncio.run(scenario())
+    peer = Peer()
+    assert await peer.called(iteration=5000) == "elsewhere"
+    soon = asyncio.ensure_future(peer.called(iteration=ITERATION + 1))
+    await asyncio.sleep(0)
+    assert not soon.done()
+    peer.tracker.begin(ITERATION + 1)
+    await peer.server.begin(ITERATION + 1)
+    assert await soon == "gradient"
 
 
 @pytest.mark.parametrize("before", [(), (0, 1)])
-def test_a_backward_that_fails_leaves_what_was_counted_before(before: tuple[int, ...]) -> None:
-    async def scenario() -> None:
-        peer = Peer(memory_bytes=len(VALUES))  # one answer is kept
-        for microbatch in before:
-            assert await peer.called(microbatch) == "gradient"
-        peer.problems[JobKind.BACKWARD] = "damaged"
-        assert await peer.called(0) == "dropped"
-        peer.tracker.reported(ITERATION, ORIGIN, before)
-        assert peer.over() == IterationOver(ITERATION, discard=False)
-
-    asyncio.run(scenario())
+async def test_a_backward_that_fails_leaves_what_was_counted_before(
+    before: tuple[int, ...],
+) -> None:
+    peer = Peer(memory_bytes=len(VALUES))  # one answer is kept
+    for microbatch in before:
+        assert await peer.called(microbatch) == "gradient"
+    peer.problems[JobKind.BACKWARD] = "damaged"
+    assert await peer.called(0) == "dropped"
+    peer.tracker.reported(ITERATION, ORIGIN, before)
+    assert peer.over() == IterationOver(ITERATION, discard=False)

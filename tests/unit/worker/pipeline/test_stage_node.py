@@ -39,9 +39,3 @@ def test_a_move_keeps_the_counts() -> None:
     assert (after.context.stage, after.context.counts.dropped) == (2, 3)
     other = asyncio.run(served_by(NodeConfig(peer="x", stage=1), []))
     assert other.context.counts.dropped == 0
-
-
-def test_the_first_word_of_a_worker_is_its_address() -> None:
-    events: list[dict[str, object]] = []
-    asyncio.run(served_by(NodeConfig(peer="w", stage=1, advertise="w.example:7700"), events))
-    assert (events[0]["event"], events[0]["address"]) == ("listening", "w.example:7700")

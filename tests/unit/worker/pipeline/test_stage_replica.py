@@ -80,34 +80,8 @@ def encoded(values: Tensor | None) -> memoryview | None:
     return None if values is None else wire.encode(FP32, values.reshape(-1))
 
 
-def decoded(answer: StageJobDone) -> Tensor:
-    assert answer.values is not None
-    return wire.decode(FP32, answer.values, 12 * 16).view(1, 12, 16)
-
-
 def hidden(seed: int = 0) -> Tensor:
     return torch.randn((1, 12, 16), generator=torch.Generator().manual_seed(seed))
-
-
-def own_gradients(stage: Stage, values: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    """By plain autograd."""
-    named = dict(stage.module.named_parameters())
-    found = torch.autograd.grad(stage.module(values), list(named.values()), gradient)
-    return dict(zip(named, found, strict=True))
-
-
-def test_a_repeated_backward_is_answered_and_not_counted_twice() -> None:
-    stage = Stage(1)
-    stage.ask(JobKind.BACKWARD, 7, hidden(), hidden(1))
-    stage.done()
-    first = decoded(stage.answers[0])
-    stage.ask(JobKind.BACKWARD, 7, hidden(), hidden(1))
-    stage.done()
-    assert torch.equal(decoded(stage.answers[0]), first)
-    expected = own_gradients(stage, hidden(), hidden(1))
-    for name, value in stage.replica.backward(1).items():
-        torch.testing.assert_close(value, expected[name])
-    assert stage.replica.visits == 1
 
 
 def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused() -> None:
