@@ -245,10 +245,7 @@ def test_muon_computes_gradients_in_a_closure() -> None:
 @pytest.mark.parametrize(
     ("line", "as_arguments"),
     [
-        (
-            "lower --min-peers, or wait longer with --wait-s",
-            "min_peers=, or wait longer with wait_s=",
-        ),
+        ("lower --min-peers, or wait with --wait-s", "min_peers=, or wait with wait_s="),
         ("with --listen HOST:PORT (port 0", "with listen='HOST:PORT' (port 0"),
         ("say --listen 0.0.0.0:7700, or", "say listen='0.0.0.0:7700', or"),
         ("(--relay-mbps 0)", "(relay_mbps=0)"),
@@ -256,10 +253,7 @@ def test_muon_computes_gradients_in_a_closure() -> None:
         ("with --name", "with name="),
         ("say --insecure: nothing", "say insecure=True: nothing"),
         ("--metrics 127.0.0.1:1", "serve_metrics='127.0.0.1:1'"),
-        (
-            "`murmur token create OUT --uses 2`, as --token",
-            "`murmur token create OUT --uses 2`, as token=",
-        ),
+        ("`murmur token create OUT`, as --token", "`murmur token create OUT`, as token="),
         ("--set diloco.codec", "settings= diloco.codec"),
     ],
 )

@@ -1,4 +1,5 @@
-"""A swarm of one, in this process, in which something is not finite: it is undone and told."""
+"""A swarm of one, in this process: what is not finite is undone and told, and a round that raises
+ends."""
 
 import logging
 from collections.abc import Callable
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from murmuration import Swarm, UsageError
+from murmuration.worker.exchange.allreduce.contributor import Contributor
+from murmuration.worker.exchange.pairwise.partner import PairValues
+from murmuration.worker.exchange.round_context import Context
 
 NAN, INF = float("nan"), float("inf")
 STEPS, INNER_STEPS = 16, 4
@@ -53,7 +57,7 @@ class Loop:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 after(step, self.model, self.optimizer)
-            self.lost = swarm.metrics["steps_lost"]
+            self.figures = swarm.metrics
         self.losses.append((self.model(inputs) - 1).square().mean().item())
         return self
 
@@ -82,7 +86,7 @@ def test_one_batch_costs_some_steps_and_no_more(
     loop = Loop(preset).run(lambda step: NAN if step == at else 1.0)
     (line,) = told()
     assert " not finite at step " in line
-    assert 1 <= loop.lost <= (1 if preset == "ddp" else 2 * INNER_STEPS)
+    assert 1 <= loop.figures["steps_lost"] <= (1 if preset == "ddp" else 2 * INNER_STEPS)
     assert loop.is_finite
     assert loop.losses[-1] < loop.losses[0]
 
@@ -93,16 +97,6 @@ def test_many_such_batches_are_counted_and_told_ever_more_rarely(
     loop = Loop("streaming", **FEW_LAYERS).run(lambda step: NAN if step > 2 else 1.0)
     assert 2 <= len(told()) <= 4
     assert loop.is_finite
-
-
-def spoil(name: str) -> Change:
-    """Makes one parameter not finite after step 5."""
-
-    def after(step: int, model: nn.Module, _: torch.optim.Optimizer) -> None:
-        if step == 5:
-            model.get_parameter(name).data[0] = NAN
-
-    return after
 
 
 def test_a_loss_of_nan_with_finite_parameters_costs_nothing(
@@ -141,6 +135,38 @@ def test_what_is_on_its_way_counts_as_without_such_a_batch(settings: dict[str, o
                 anchors.append(swarm.state_dict()["fragments"][0]["anchor"])
 
         loop.run(lambda step, value=value: value if step == 13 else 1.0, look)
-        assert loop.lost == (0 if value == 1.0 else 2)
+        assert loop.figures["steps_lost"] == (0 if value == 1.0 else 2)
         assert loop.is_finite
     assert torch.equal(*anchors)
+
+
+# ------------------------------------------------------------------------ a part of a round raises
+
+
+@pytest.mark.parametrize(
+    ("preset", "part", "method"),
+    [
+        ("diloco", Contributor, "_encode"),
+        ("diloco", Contributor, "_decoded"),
+        ("ddp", Contributor, "_encode"),
+        ("streaming", Contributor, "_decoded"),
+        ("noloco", Context, "encoded"),
+        ("noloco", PairValues, "mean"),
+    ],
+)
+def test_a_defect_ends_its_round_with_what_was_raised(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    preset: str,
+    part: type,
+    method: str,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise TypeError("float64 instead of float32")
+
+    monkeypatch.setattr(part, method, broken)
+    caplog.set_level(logging.WARNING, "murmuration")
+    figures = Loop(preset).run().figures
+    assert figures["rounds_completed"] == 0
+    assert int(str(figures["rounds_failed"])) >= 1
+    assert "failed: TypeError: float64 instead of float32" in caplog.text

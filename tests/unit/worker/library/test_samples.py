@@ -14,7 +14,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -27,7 +26,7 @@ from torch.utils.data import (
 
 from murmuration.worker.errors import UsageError
 from tests.support.peers import row
-from tests.unit.worker.library.test_share import Peers, loader, values
+from tests.unit.worker.library.test_share import Endless, Letters, Peers, documents, loader, values
 
 N = 96
 DATA = TensorDataset(torch.arange(N))
@@ -211,6 +210,11 @@ class OwnLoader(DataLoader[Any]):
         return iter([1])
 
 
+def _part_of_documents() -> Any:
+    hugging_faces = pytest.importorskip("datasets.distributed")
+    return hugging_faces.split_dataset_by_node(documents(), rank=0, world_size=2)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "DistributedSampler": (
         lambda: _loader(DistributedSampler(DATA, num_replicas=2, rank=0)),
@@ -227,6 +231,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: _loader(Chained(DistributedSampler(DATA, num_replicas=2, rank=0))),
         "DistributedSampler gives this process a part",
     ),
+    "a sampler without a length": (
+        lambda: loader(2, 12, sampler=Endless()),
+        "Endless has no __len__",
+    ),
+    "a part for one rank": (_part_of_documents, "leave split_dataset_by_node out"),
     "another order each time": (lambda: _loader(Stateful()), r"set_epoch\(epoch\)"),
     "more than it says": (lambda: _loader(Says(5, 7)), "gives more samples"),
     "without end": (lambda: _loader(Says(5, 100)), "gives more samples"),
@@ -256,11 +265,6 @@ def test_what_cannot_be_shared_is_refused(kind: str) -> None:
     with pytest.raises(UsageError, match=line) as refusal:
         Peers("a").draw({"a": make()})
     assert "\n" not in str(refusal.value)
-
-
-class Letters(IterableDataset[str]):
-    def __iter__(self) -> Iterator[str]:
-        return iter("abcdefghijklmnopqrs")
 
 
 def _split(peer: int) -> DataLoader[Any]:

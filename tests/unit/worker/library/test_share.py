@@ -123,11 +123,6 @@ class Endless(Sampler[int]):
         return iter(range(12))
 
 
-def test_a_sampler_without_a_length_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"Endless has no __len__"):
-        Peers("a").draw({"a": loader(2, 12, sampler=Endless())})
-
-
 class Numbered:
     """A task's samples."""
 
@@ -151,27 +146,20 @@ def test_a_tasks_batches_are_those_of_all_epochs_and_end_with_the_run() -> None:
         next(batches)
 
 
-def test_a_task_without_a_batch_is_told_so() -> None:
-    batches = (
-        Peers("a").shares["a"].batches(Numbered(3, drop_last=True), Cursor(seed=7, stream="w"))
-    )
-    with pytest.raises(TaskError, match=r"loader\(\) has no batch"):
-        next(batches)
-
-
-def test_a_tasks_loader_without_a_length_is_refused() -> None:
-    task = Numbered(12, sampler=Endless())
-    with pytest.raises(TaskError, match=r"loader\(\) must have a length"):
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (Numbered(3, drop_last=True), r"loader\(\) has no batch"),
+        (Numbered(12, sampler=Endless()), r"loader\(\) must have a length"),
+        (
+            Numbered(12, sampler=DistributedSampler(range(12), num_replicas=2, rank=0)),  # type: ignore[arg-type]
+            r"the task's loader\(\): DistributedSampler gives",
+        ),
+    ],
+)
+def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error(task: Numbered, says: str) -> None:
+    with pytest.raises(TaskError, match=says):
         next(Peers("a").shares["a"].batches(task, Cursor(seed=7, stream="w")))
-
-
-def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error() -> None:
-    sampler = DistributedSampler(range(12), num_replicas=2, rank=0)  # type: ignore[arg-type]
-    batches = (
-        Peers("a").shares["a"].batches(Numbered(12, sampler=sampler), Cursor(seed=7, stream="w"))
-    )
-    with pytest.raises(TaskError, match=r"the task's loader\(\): DistributedSampler gives"):
-        next(batches)
 
 
 def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back() -> None:
@@ -233,14 +221,14 @@ class Stateful(Counting):
         self.at = state["at"]
 
 
-def _hugging_faces() -> Any:
+def documents() -> Any:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"n": range(96)})
     return rows.to_iterable_dataset(num_shards=4)
 
 
 @pytest.mark.parametrize("batch", [None, 2], ids=["itself", "in a loader"])
-@pytest.mark.parametrize("kind", [lambda: Stateful(96), _hugging_faces], ids=["own", "datasets"])
+@pytest.mark.parametrize("kind", [lambda: Stateful(96), documents], ids=["own", "datasets"])
 def test_a_stream_with_a_state_goes_on_in_it_after_a_restart(
     kind: Callable[[], Any], batch: int | None
 ) -> None:
@@ -307,15 +295,6 @@ def test_a_stream_in_batches_of_another_size_is_told_to_begin_again() -> None:
         next(after.shares["a"].share(DataLoader(Stateful(96), 2), "other", 4, lambda: False))
         next(after.shares["a"].share(DataLoader(Stateful(96), size), "letters", 4, lambda: False))
         assert ["begins letters again" in text for text in after.warned] == [True] * (size - 2)
-
-
-def test_a_part_of_a_data_set_for_one_rank_is_refused() -> None:
-    pytest.importorskip("datasets")
-    from datasets.distributed import split_dataset_by_node
-
-    part = split_dataset_by_node(_hugging_faces(), rank=0, world_size=2)
-    with pytest.raises(UsageError, match="leave split_dataset_by_node out"):
-        Peers("a").draw({"a": part})
 
 
 def test_peers_that_go_on_in_a_stream_leave_none_of_it_out() -> None:

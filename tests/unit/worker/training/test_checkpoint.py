@@ -84,7 +84,7 @@ def test_a_file_cut_short_at_any_length_leads_to_the_one_before(
     two: Path, name: str, says: str
 ) -> None:
     whole = newest(two, name).read_bytes()
-    for length in range(len(whole)):
+    for length in (*range(0, len(whole) - 1, 3), len(whole) - 1):
         newest(two, name).write_bytes(whole[:length])
         found, (problem,) = load(two)
         assert found.values["step"] == 100

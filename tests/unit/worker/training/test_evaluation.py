@@ -10,11 +10,8 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from murmuration.algorithms.fragments import TensorSpec
 from murmuration.worker.cli.commands import evaluate
-from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import CheckpointError
-from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import Batch, Cursor, TaskError, load_task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.evaluation import (
@@ -24,11 +21,8 @@ from murmuration.worker.training.evaluation import (
     generate_text,
     validate,
 )
+from tests.support.saved_runs import own_task, save_run, tiny_llama, trained
 
-SIZES = (
-    "{hidden_size = 8, intermediate_size = 16, num_hidden_layers = 2, num_attention_heads = 2, "
-    "num_key_value_heads = 1}"
-)
 WITHOUT_TEXT = """
 import torch
 
@@ -45,32 +39,10 @@ def save_step(folder: Path, step: int, **values: Any) -> Path:
     return checkpoint.save(folder, step, {"anchor/0": torch.zeros(1)}, {"step": step, **values})
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    text = tmp_path / "text.txt"
-    text.write_text("the flock turns as one, and no bird leads. " * 30)
-    return load_config(
-        None,
-        [
-            f"task.text={text}",
-            f"task.architecture={SIZES}",
-            "task.context_bytes=16",
-            "diloco.fragments=2",
-        ],
-    )
-
-
-def test_the_anchor_writes_whatever_the_number_of_fragments(config: Config, tmp_path: Path) -> None:
+def test_the_anchor_writes(tmp_path: Path) -> None:
+    config = tiny_llama(tmp_path)
     task = load_task(config.task.name, seed=0, options=config.task.options)
-    model = task.model()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
-    tensors = {f"anchor/{name}": values for name, values in parameters.items()}
-    values = {"step": 5, "manifest": Manifest.of(config, schema).plain()}
-    checkpoint.save(tmp_path / "run" / "w0" / "checkpoints", 5, tensors, values)
+    save_run(config, model := trained(config), tmp_path / "run" / "w0" / "checkpoints")
     pieces = list(generate_text(tmp_path / "run", "a bird ", 30, temperature=0.7, seed=3))
     assert len(pieces) > 1
     written = "".join(pieces)
@@ -81,11 +53,9 @@ def test_the_anchor_writes_whatever_the_number_of_fragments(config: Config, tmp_
 def test_a_task_that_writes_no_text_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "numbers_without_text.py").write_text(WITHOUT_TEXT)
-    monkeypatch.syspath_prepend(tmp_path)
-    manifest = Manifest.of(load_config(None, ["task.name=numbers_without_text:build"]), [])
-    save_step(tmp_path, 1, manifest=manifest.plain())
-    with pytest.raises(TaskError, match=r"task 'numbers_without_text:build' has no generate\(\)"):
+    config = own_task(WITHOUT_TEXT, tmp_path, monkeypatch)
+    save_run(config, trained(config), tmp_path)
+    with pytest.raises(TaskError, match=r"task 'task_in_.*:build' has no generate\(\)"):
         generate_text(tmp_path, "x", 1, 0.0, 0)
 
 
@@ -131,14 +101,8 @@ def test_a_task_that_does_not_stream_writes_in_one_piece(
     writing = WITHOUT_TEXT.replace("Numbers", "Writer").replace(
         "    def loss", "    def generate(self, *_): return 'all of it'\n    def loss"
     )
-    (tmp_path / "writes_at_once.py").write_text(writing)
-    monkeypatch.syspath_prepend(tmp_path)
-    schema = [TensorSpec("weight", (1, 1)), TensorSpec("bias", (1,))]
-    manifest = Manifest.of(load_config(None, ["task.name=writes_at_once:build"]), schema)
-    values = {"step": 1, "manifest": manifest.plain()}
-    checkpoint.save(
-        tmp_path, 1, {"anchor/weight": torch.zeros(1, 1), "anchor/bias": torch.zeros(1)}, values
-    )
+    config = own_task(writing, tmp_path, monkeypatch)
+    save_run(config, trained(config), tmp_path)
     assert list(generate_text(tmp_path, "x", 9, 0.0, 0)) == ["all of it"]
 
 
@@ -169,24 +133,15 @@ def build(*, seed): return Forgetful()
 def test_two_evaluations_agree_and_print_whatever_the_loss_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float, told: str
 ) -> None:
-    name = f"drops_out_{scale:.0f}"
-    (tmp_path / f"{name}.py").write_text(f"SCALE = float('{scale}')\n" + DROPS_OUT)
-    monkeypatch.syspath_prepend(tmp_path)
-    schema = [TensorSpec("0.weight", (4, 4)), TensorSpec("0.bias", (4,))]
-    manifest = Manifest.of(load_config(None, [f"task.name={name}:build"]), schema)
-    tensors = {"anchor/0.weight": torch.eye(4), "anchor/0.bias": torch.zeros(4)}
-    saved = checkpoint.save(tmp_path, 1, tensors, {"step": 1, "manifest": manifest.plain()})
-    command = [str(saved), "--set", f"task.name={name}:build"]
+    source = f"SCALE = float('{scale}')\n{DROPS_OUT}"
+    config = own_task(source, tmp_path, monkeypatch)
+    model = load_task(config.task.name, seed=0, options={}).model()
+    model.load_state_dict({"0.weight": torch.eye(4), "0.bias": torch.zeros(4)})
+    command = [str(save_run(config, model, tmp_path)), "--set", f"task.name={config.task.name}"]
     first, second = (CliRunner().invoke(evaluate, command) for _ in range(2))
     assert first.exit_code == 0, first.output
     assert told in first.output
     assert first.output == second.output
-
-
-def test_a_checkpoint_without_all_of_the_model_says_so(config: Config, tmp_path: Path) -> None:
-    saved = save_step(tmp_path, 1, manifest=Manifest.of(config, []).plain())
-    with pytest.raises(CheckpointError, match=f"^{saved}: does not hold the whole model"):
-        generate_text(tmp_path, "x", 1, 0.0, 0)
 
 
 def test_the_highest_step_of_all_workers_is_found(tmp_path: Path) -> None:

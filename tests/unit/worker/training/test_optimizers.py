@@ -204,9 +204,16 @@ def test_accumulated_gradients_are_the_mean_over_the_batches() -> None:
         ({"optimizer": "adam"}, "optimizer is 'adam'; use auto, adamw"),
         ({"schedule": "cosin"}, "schedule is 'cosin'; use cosine"),
         ({"accumulate": 0}, "accumulate is 0"),
-        ({"momentum": 1.0}, "momentum must be"),
+        ({"momentum": 1.0}, "beta1, beta2 and momentum must be"),
+        ({"beta1": 1.0}, "beta1, beta2 and momentum must be"),
+        ({"beta2": -0.1}, "beta1, beta2 and momentum must be"),
+        ({"lr": 0.0}, r"^lr is 0\.0; it must be above 0$"),
+        ({"warmup_steps": -1}, "must be at least 0"),
+        ({"weight_decay": -0.1}, "must be at least 0"),
+        ({"clip": -1.0}, "must be at least 0"),
+        ({"min_lr_ratio": 1.5}, r"^min_lr_ratio is 1\.5; it must be 0 to 1$"),
     ],
 )
-def test_settings_that_are_unknown_are_refused(changes: dict[str, Any], says: str) -> None:
+def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         InnerConfig(**changes)

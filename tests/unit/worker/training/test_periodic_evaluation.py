@@ -8,15 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from murmuration.algorithms.fragments import partition
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.tasks import Batch, Cursor
 from murmuration.worker.training.evaluation import PeriodicEvaluation, validate
 from murmuration.worker.training.loop import Trainer
-from murmuration.worker.training.mailbox import Mailbox, Started, ToIO, TrainingEvent
-from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.optimizers import InnerConfig
-from murmuration.worker.training.replica import InnerReplica
+from tests.support.lone_trainer import LoneTrainer
 
 STEPS = 10
 
@@ -61,8 +58,8 @@ class Caching(nn.Module):
         return out
 
 
-class Run:
-    """One peer that trains by itself from a seed, and what it tells."""
+class Run(LoneTrainer):
+    """One peer that trains by itself from a seed."""
 
     def __init__(
         self, every_steps: int, *, noise: bool = True, wanted: Callable[[], bool] = lambda: True
@@ -70,26 +67,16 @@ class Run:
         random.seed(1)
         np.random.seed(2)
         torch.manual_seed(3)
-        self.task = task = Drawing(noise=noise)
-        self.model, mailbox, self.posted = task.model(), Mailbox(), list[ToIO]()
-        mailbox.connect(self.posted.append)
-        mailbox.answer(Started(("w0",)))
-        cursor = Cursor(seed=0, stream="w0")
-        schema = schema_of(self.model)
-        self.trainer = Trainer(
-            replica=InnerReplica(task, self.model, InnerConfig(warmup_steps=0), cursor, STEPS),
-            fragments=partition(schema, 1),
-            plan=PRESETS["local"],
-            steps=STEPS,
-            mailbox=mailbox,
-            between_steps=lambda trainer: evaluation.evaluate_if_due(trainer, wanted),
-        )
-        evaluation = PeriodicEvaluation(task, self.model, seed=0, every_steps=every_steps, step=0)
-        self.trainer.run()
+        self.task, inner = Drawing(noise=noise), InnerConfig(warmup_steps=0)
 
-    def validations(self) -> list[dict[str, object]]:
-        events = [each.event for each in self.posted if isinstance(each, TrainingEvent)]
-        return [event for event in events if event["event"] == "validation"]
+        def evaluate(trainer: Trainer) -> None:
+            evaluation.evaluate_if_due(trainer, wanted)
+
+        super().__init__(self.task, PRESETS["local"], STEPS, inner, between_steps=evaluate)
+        evaluation = PeriodicEvaluation(
+            self.task, self.model, seed=0, every_steps=every_steps, step=0
+        )
+        self.run()
 
 
 def test_the_training_is_the_same_to_the_bit() -> None:
@@ -109,7 +96,7 @@ def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(
 ) -> None:
     monkeypatch.setattr(Trainer, "exchanges", True)  # in rounds that have not come yet
     run = Run(every_steps=2, noise=False)
-    losses = {event["val_loss"] for event in run.validations()}
+    losses = {event["val_loss"] for event in run.told("validation")}
     # The anchor is as it began, until the end.
     assert losses == {validate(run.task, run.task.model(), 0).loss}
     assert losses != {validate(run.task, run.model, 0).loss}
@@ -117,5 +104,5 @@ def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(
 
 def test_one_that_a_signal_cuts_short_tells_no_loss() -> None:
     run = Run(every_steps=3, wanted=lambda: False)
-    assert run.validations() == []
-    assert run.trainer.step == STEPS
+    assert run.told("validation") == []
+    assert run.step == STEPS

@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.tasks import Cursor, Task
+from murmuration.worker.tasks import Task
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.loop import Trainer
-from murmuration.worker.training.mailbox import Mailbox
-from murmuration.worker.training.model import schema_of
-from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.outer_state import (
     FORMAT,
     plain_state,
@@ -26,31 +23,17 @@ from murmuration.worker.training.outer_state import (
     restore_trainer,
     snapshot,
 )
-from murmuration.worker.training.replica import InnerReplica
+from tests.support.lone_trainer import LoneTrainer
 from tests.support.statistics_task import Normalised
 
-TINY = {
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-}
+TINY = {**dict.fromkeys(("hidden_size", "intermediate_size"), 8), "num_hidden_layers": 2}
+TINY |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1)
 PLAN = Plan(inner_steps=4, fragments=2, codec="e3m0")
 
 
-def trainer_of(plan: Plan = PLAN, *, seed: int = 0, task: Task | None = None) -> Trainer:
-    task = task or LlamaBytes(seed=seed, architecture=TINY, batch_size=1, context_bytes=8)
-    model: nn.Module = task.model()
-    replica = InnerReplica(task, model, InnerConfig(), Cursor(seed=seed, stream="w0"), 20)
-    return Trainer(
-        replica=replica,
-        fragments=plan.cut(schema_of(model)),
-        plan=plan,
-        steps=20,
-        mailbox=Mailbox(),
-        between_steps=lambda _: None,
-    )
+def trainer_of(plan: Plan = PLAN, *, task: Task | None = None) -> LoneTrainer:
+    tiny = LlamaBytes(seed=0, architecture=TINY, batch_size=1, context_bytes=8)
+    return LoneTrainer(task or tiny, plan, steps=20)
 
 
 def manifest(plan: Plan = PLAN) -> Manifest:
