@@ -1,16 +1,13 @@
 """`--link` from the command line to the workers' commands and the report."""
 
-import io
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.cli import swarm
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.supervisor import run_swarm
 from murmuration.protos.exit_codes import ExitCode
 
 
@@ -48,29 +45,3 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert said in result.output
     assert result.output.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_workers_reach_each_other_through_the_relay(
-    tmp_path: Path, fake_program: tuple[str, ...]
-) -> None:
-    console = Console(file=io.StringIO(), width=160, highlight=False)
-    # The stand-in does not know --proxy.
-    program = (*fake_program[:1], "-c", _WITHOUT_PROXY, *fake_program[1:])
-    launch = Launch(workers=2, out=tmp_path / "out", links=("w0=5mbit", "20mbit"), program=program)
-    code, report = run_swarm(launch, console)
-    assert code == 0
-    assert report["link"] == "w0=5mbit 20mbit"
-    assert report["link_bytes"]["w1"] == {"sent_bytes": 0, "received_bytes": 0}
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    assert "links: w0=5mbit 20mbit each way" in text
-    assert "links            w0=5mbit 20mbit each way" in text
-    assert not (tmp_path / "out/relay.log").exists()  # nothing was said
-
-
-_WITHOUT_PROXY = """
-import runpy, sys
-at = sys.argv.index("--proxy")
-del sys.argv[at:at + 2], sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""

@@ -6,16 +6,9 @@ from murmuration.protos.events import costliest, curve_of
 
 def progress(step: int, **changes: object) -> dict[str, object]:
     return {
-        "event": "progress",
-        "step": step,
-        "steps": 100,
-        "loss": 2.0,
-        "rounds": 3,
-        "bytes_sent": 10,
-        "bytes_received": 20,
-        "state": "training",
-        **changes,
-    }
+        "event": "progress", "step": step, "steps": 100, "loss": 2.0, "rounds": 3,
+        "bytes_sent": 10, "bytes_received": 20, "state": "training", **changes,
+    }  # fmt: skip
 
 
 def test_the_curve_is_bounded_and_keeps_its_start() -> None:

@@ -4,17 +4,15 @@ import asyncio
 import io
 import json
 import signal
+import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 from click.testing import CliRunner
-from grpc import aio
 
 from murmuration.coordinator import Failure, cli
 from murmuration.coordinator.asking import ask
@@ -25,13 +23,15 @@ from murmuration.coordinator.rendezvous import (
     start_server,
 )
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos.addresses import ReservedPorts
 from murmuration.protos.documents import pack
-from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity import Authority, Role
 from murmuration.worker.identity.certificates import new_key, request_for
+from tests.support.stranger import Stranger, calling
+from tests.support.stranger import serving as answered
 
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
+INTRODUCE = "Coordinator/Introduce"
 
 
 def request(
@@ -55,44 +55,24 @@ async def serving(
 
 
 def call(address: str, *requests: pb.IntroduceRequest) -> list[pb.IntroduceReply]:
-    with grpc.insecure_channel(address) as channel:
-        stub = rpc.CoordinatorStub(channel)
-        return [stub.Introduce(each, timeout=10, wait_for_ready=True) for each in requests]
+    with calling(address) as somebody:
+        return [somebody.call(INTRODUCE, each, pb.IntroduceReply) for each in requests]
 
 
-def test_introduces_and_refuses() -> None:
-    async def scenario() -> None:
-        async with serving() as (address, _):
-            other = pack({"diloco": {"inner_steps": 25}})
-            replies = await asyncio.to_thread(
-                call, address, request("w0"), request("w1"), request("w2", manifest=other)
-            )
-            assert [member.peer for member in replies[1].members] == ["w0"]
-            assert replies[1].members[0].address == "w0:7700"
-            assert "diloco.inner_steps: 50 in this run, 25 in yours" in replies[2].refusal
-
-    asyncio.run(scenario())
+async def test_introduces_and_refuses() -> None:
+    async with serving() as (address, _):
+        other = pack({"diloco": {"inner_steps": 25}})
+        replies = await asyncio.to_thread(
+            call, address, request("w0"), request("w1"), request("w2", manifest=other)
+        )
+        assert [member.peer for member in replies[1].members] == ["w0"]
+        assert replies[1].members[0].address == "w0:7700"
+        assert "diloco.inner_steps: 50 in this run, 25 in yours" in replies[2].refusal
 
 
-class Stubs:
-    """Of a coordinator, for a caller that proves itself by an identity."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.members, self.entry = rpc.CoordinatorStub(channel), rpc.ControlStub(channel)
-
-    def enrol(self, name: str, certificate: bytes = b"") -> pb.EnrolReply:
-        asked = pb.EnrolRequest(name=name, request=request_for(new_key()), certificate=certificate)
-        return self.entry.Enrol(asked, timeout=10)
-
-
-@contextmanager
-def calling(address: str, identity: Identity) -> Iterator[Stubs]:
-    credentials = grpc.ssl_channel_credentials(
-        identity.authority, identity.key, identity.certificate
-    )
-    server = ("grpc.ssl_target_name_override", identity.server_name(None))
-    with grpc.secure_channel(address, credentials, [server]) as channel:
-        yield Stubs(channel)
+def enrolled(somebody: Stranger, name: str, certificate: bytes = b"") -> pb.EnrolReply:
+    asked = pb.EnrolRequest(name=name, request=request_for(new_key()), certificate=certificate)
+    return somebody.call("Control/Enrol", asked, pb.EnrolReply)
 
 
 def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Path) -> None:
@@ -106,23 +86,19 @@ def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Path) ->
     named_as_the_token = other.new_identity(Role.PEER, token.id)
 
     def refusals(address: str) -> list[str]:
-        with calling(address, named_as_the_token) as stubs:
-            refused = [stubs.enrol("sybil"), stubs.enrol("sybil", named_as_the_token.der)]
-        with calling(address, w1) as stubs:
-            stubs.members.Introduce(request("w1"), timeout=10)
-        with calling(address, token.identity) as stubs:
-            refused.append(stubs.enrol("w1"))
-            assert not stubs.enrol("w2").refusal
+        with calling(address, named_as_the_token) as sybil:
+            refused = [enrolled(sybil, "sybil"), enrolled(sybil, "sybil", named_as_the_token.der)]
+        with calling(address, w1) as member:
+            member.call(INTRODUCE, request("w1"), pb.IntroduceReply)
+        with calling(address, token.identity) as newcomer:
+            refused.append(enrolled(newcomer, "w1"))
+            assert not enrolled(newcomer, "w2").refusal
         gone = run.new_identity(Role.PEER, "gone")
         run.expel("gone")
-        with calling(address, gone) as stubs:
-            for call, asked in (
-                (stubs.members.Introduce, request("gone")),
-                (stubs.entry.Status, pb.StatusRequest()),
-                (stubs.entry.Join, pb.JoinRequest()),
-            ):
-                with pytest.raises(grpc.RpcError, match="peer gone was expelled"):
-                    call(asked, timeout=10)
+        with calling(address, gone) as expelled:
+            for method in (INTRODUCE, "Control/Status", "Control/Join"):
+                asked = request("gone") if method == INTRODUCE else b""
+                assert "peer gone was expelled" in expelled.refusal(method, asked)
         return [reply.refusal for reply in refused]
 
     async def scenario() -> None:
@@ -153,61 +129,36 @@ def test_started_again_it_learns_the_swarm_back() -> None:
         asyncio.run(scenario(ports.addresses[0]))
 
 
-def test_a_taken_port_is_one_line_and_exit_code_7() -> None:
-    async def scenario() -> None:
-        async with serving() as (address, _):
-            with pytest.raises(Failure, match="cannot listen on") as failure:
-                await start_server(address, CoordinatorService(Registry()))
-            assert failure.value.exit_code == 7
-
-    asyncio.run(scenario())
+async def test_a_taken_port_is_one_line_and_exit_code_7() -> None:
+    async with serving() as (address, _):
+        with pytest.raises(Failure, match="cannot listen on") as failure:
+            await start_server(address, CoordinatorService(Registry()))
+        assert failure.value.exit_code == 7
 
 
-def test_status_of_a_coordinator() -> None:
-    async def scenario() -> None:
-        async with serving() as (address, _):
-            await asyncio.to_thread(call, address, request("w0"))
-            run = await asyncio.to_thread(CliRunner().invoke, cli.status, [address, "--json"])
-            document = json.loads(run.output)
-            assert (run.exit_code, document["kind"]) == (0, "coordinator")
-            assert document["members"][0]["peer"] == "w0"
-            shown = await asyncio.to_thread(CliRunner().invoke, cli.status, [address])
-            assert "w0:7700" in shown.output
-
-    asyncio.run(scenario())
+async def test_status_of_a_coordinator() -> None:
+    async with serving() as (address, _):
+        await asyncio.to_thread(call, address, request("w0"))
+        run = await asyncio.to_thread(CliRunner().invoke, cli.status, [address, "--json"])
+        document = json.loads(run.output)
+        assert (run.exit_code, document["kind"]) == (0, "coordinator")
+        assert document["members"][0]["peer"] == "w0"
+        shown = await asyncio.to_thread(CliRunner().invoke, cli.status, [address])
+        assert "w0:7700" in shown.output
 
 
-class FakeWorker(rpc.ControlServicer):
-    """Answers only Status, as a worker does."""
-
-    def __init__(self, document: bytes) -> None:
-        self._document = document
-
-    async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:  # noqa: N802
-        return pb.StatusReply(document=self._document)
-
-    Join = Gossip = IndirectProbe = None
-
-
-async def ask_worker(document: bytes) -> dict[str, Any]:
-    server = aio.server()
-    rpc.add_ControlServicer_to_server(FakeWorker(document), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        return await asyncio.to_thread(ask, f"127.0.0.1:{port}")
-    finally:
-        await server.stop(None)
-
-
-def test_status_of_a_worker() -> None:
-    document = {"kind": "worker", "peer": "w0", "members": []}
-    assert asyncio.run(ask_worker(pack(document))) == document
-
-
-def test_an_answer_that_is_no_status_is_refused() -> None:
-    with pytest.raises(Failure, match="not with a status") as failure:
-        asyncio.run(ask_worker(b"junk"))
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ({"Control/Status": b"junk"}, "not with a status"),
+        ({}, "neither a worker nor a coordinator"),
+    ],
+)
+def test_an_answer_that_is_no_status_is_refused(answers: dict[str, bytes], says: str) -> None:
+    replies = {m: pb.StatusReply(document=d).SerializeToString() for m, d in answers.items()}
+    answering = {method: lambda _, raw=raw: raw for method, raw in replies.items()}
+    with answered(answering) as address, pytest.raises(Failure, match=says) as failure:
+        ask(address)
     assert failure.value.exit_code == 6
 
 
@@ -221,26 +172,10 @@ def test_nobody_there_is_said_at_once() -> None:
 
 
 def test_one_that_listens_and_says_nothing_is_given_up_in_time() -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
         with pytest.raises(Failure, match=r"does not answer: tried Control/Status for \d+\.\d s"):
             ask(address, timeout_s=0.3)
-
-
-def test_neither_worker_nor_coordinator() -> None:
-    async def scenario() -> None:
-        server = aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            with pytest.raises(Failure, match="neither a worker nor a coordinator"):
-                await asyncio.to_thread(ask, f"127.0.0.1:{port}")
-        finally:
-            await server.stop(None)
-
-    asyncio.run(scenario())
 
 
 # ------------------------------------------------------------------------------------- the session

@@ -386,16 +386,4 @@ report      report.json
 def test_a_narrow_terminal_shows_each_workers_row_whole(finished: Make) -> None:
     text = printed(report_of(finished("worker-of-lab-3", anchor_hash="0123456789abcdef")), 80)
     (row,) = [line.split() for line in text.splitlines() if "worker-of-lab-3" in line.split()]
-    assert row == [
-        "worker-of-lab-3",
-        "100",
-        "4",
-        "2.0",
-        "MB",
-        "80",
-        "%",
-        "1.0",
-        "s",
-        "012345",
-        "done",
-    ]
+    assert " ".join(row) == "worker-of-lab-3 100 4 2.0 MB 80 % 1.0 s 012345 done"

@@ -18,19 +18,10 @@ from murmuration.coordinator.report_files import (
 from murmuration.protos.exit_codes import ExitCode
 
 RESULT = {
-    "reason": "finished",
-    "step": 100,
-    "steps": 100,
-    "preset": "diloco",
-    "anchor_hash": "ab",
-    "momentum_hash": "cd",
-    "bytes_sent": 1000,
-    "bytes_received": 900,
-    "rounds_completed": 5,
-    "val_loss": 2.5,
-    "loss_unit": "nats per byte",
-    "wall_s": 12.0,
-}
+    "reason": "finished", "step": 100, "steps": 100, "preset": "diloco", "anchor_hash": "ab",
+    "momentum_hash": "cd", "bytes_sent": 1000, "bytes_received": 900, "rounds_completed": 5,
+    "val_loss": 2.5, "loss_unit": "nats per byte", "wall_s": 12.0,
+}  # fmt: skip
 
 
 def kept(*peers: dict[str, Any]) -> dict[str, Any]:

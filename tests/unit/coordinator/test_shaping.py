@@ -21,17 +21,6 @@ def member(name: str, **link: float) -> LinkedPeer:
     return LinkedPeer(name, Link(**{"rate_mbps": 2, **link}))
 
 
-def stream(pipe: ShapedPipe, until_s: float, late_s: float = 0.0) -> int:
-    """What a greedy sender gets through by `until_s`; each wait ends `late_s` too late."""
-    now = sent = 0.0
-    while now < until_s:
-        more_s, _ = pipe.enter(pipe.chunk_bytes, now)
-        pipe.leave(pipe.chunk_bytes)
-        sent += pipe.chunk_bytes
-        now = more_s + late_s if more_s > now else now
-    return round(sent)
-
-
 @given(st.lists(st.tuples(st.integers(1, 50_000), st.floats(0, 2)), min_size=1, max_size=50))
 def test_never_more_than_the_rate_and_a_burst_passes(chunks: list[tuple[int, float]]) -> None:
     bucket, now, passed = Bucket(RATE), 0.0, []

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -77,101 +77,75 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.close()
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(60):
-            await test()
-
-    asyncio.run(limited())
-
-
 @pytest.mark.parametrize(
     "link", [FAST, Link(rate_mbps=400, delay_s=0.01, jitter_s=0.01), None], ids=str
 )
-def test_bytes_arrive_complete_and_in_order(link: Link | None) -> None:
+async def test_bytes_arrive_complete_and_in_order(link: Link | None) -> None:
     sent = random.Random(0).randbytes(2_000_001)
 
-    async def check() -> None:
-        async with net(link, link) as here:
-            reader = await here.connect("w0", "w1")
-            writer = here.writers[-1]
-            writer.write(sent)
-            writer.write_eof()
-            assert await reader.read(-1) == sent  # the end came through too
-            w0, w1 = here.relay.members.values()
-            assert (w0.sent_bytes, w0.received_bytes) == (len(sent), len(sent))
-            assert (w1.sent_bytes, w1.received_bytes) == (len(sent), len(sent))
-
-    run(check)
+    async with net(link, link) as here:
+        reader = await here.connect("w0", "w1")
+        writer = here.writers[-1]
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read(-1) == sent  # the end came through too
+        w0, w1 = here.relay.members.values()
+        assert (w0.sent_bytes, w0.received_bytes) == (len(sent), len(sent))
+        assert (w1.sent_bytes, w1.received_bytes) == (len(sent), len(sent))
 
 
-def test_a_link_is_as_slow_as_it_says() -> None:
+async def test_a_link_is_as_slow_as_it_says() -> None:
     sent = bytes(500_000)  # 0.4 s at 10 Mbit/s; only "not faster" is certain
 
-    async def check() -> None:
-        async with net(Link(rate_mbps=10, delay_s=0.05), Link(rate_mbps=100)) as here:
-            loop = asyncio.get_running_loop()
-            reader = await here.connect("w0", "w1")
-            began_s = loop.time()
-            here.writers[-1].write(sent)
-            await reader.readexactly(len(sent))
-            assert loop.time() - began_s >= 0.38 + 0.05
-
-    run(check)
+    async with net(Link(rate_mbps=10, delay_s=0.05), Link(rate_mbps=100)) as here:
+        loop = asyncio.get_running_loop()
+        reader = await here.connect("w0", "w1")
+        began_s = loop.time()
+        here.writers[-1].write(sent)
+        await reader.readexactly(len(sent))
+        assert loop.time() - began_s >= 0.38 + 0.05
 
 
-def test_senders_are_held_back() -> None:
-    async def check() -> None:
-        async with net(Link(rate_mbps=1), None) as here:
-            await here.connect("w0", "w1")
-            writer = here.writers[-1]
-            # Small kernel buffers on this side, so that what is accepted is what the relay holds.
-            connection = writer.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
-            writer.write(bytes(4_000_000))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(writer.drain(), 0.2)  # 32 s at this rate
-            writer.transport.abort()
-
-    run(check)
+async def test_senders_are_held_back() -> None:
+    async with net(Link(rate_mbps=1), None) as here:
+        await here.connect("w0", "w1")
+        writer = here.writers[-1]
+        # Small kernel buffers on this side, so that what is accepted is what the relay holds.
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+        writer.write(bytes(4_000_000))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(writer.drain(), 0.2)  # 32 s at this rate
+        writer.transport.abort()
 
 
-def test_what_is_refused() -> None:
-    async def check() -> None:
+async def test_what_is_refused() -> None:
+    async with net(FAST, FAST) as here:
+        asked = {
+            f"GET {here.addresses['w1']} HTTP/1.1": b"HTTP/1.1 405",
+            "CONNECT 127.0.0.1:22 HTTP/1.1": b"HTTP/1.1 403",
+            "nonsense": b"HTTP/1.1 405",
+            "CONNECT " + 9000 * "a": b"HTTP/1.1 400",
+        }
+        for head, status in asked.items():
+            assert (await here.ask("w0", head))[0].startswith(status)
+
+
+async def test_a_worker_that_does_not_listen_is_told_at_once() -> None:
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
         async with net(FAST, FAST) as here:
-            asked = {
-                f"GET {here.addresses['w1']} HTTP/1.1": b"HTTP/1.1 405",
-                "CONNECT 127.0.0.1:22 HTTP/1.1": b"HTTP/1.1 403",
-                "nonsense": b"HTTP/1.1 405",
-                "CONNECT " + 9000 * "a": b"HTTP/1.1 400",
-            }
-            for head, status in asked.items():
-                assert (await here.ask("w0", head))[0].startswith(status)
-
-    run(check)
+            gone = f"127.0.0.1:{taken.getsockname()[1]}"
+            here.relay._targets[gone] = "w1"
+            status, _ = await here.ask("w0", f"CONNECT {gone} HTTP/1.1")
+            assert status == b"HTTP/1.1 502 Connection refused"
 
 
-def test_a_worker_that_does_not_listen_is_told_at_once() -> None:
-    async def check() -> None:
-        with socket.socket() as taken:  # bound, but nobody listens
-            taken.bind(("127.0.0.1", 0))
-            async with net(FAST, FAST) as here:
-                gone = f"127.0.0.1:{taken.getsockname()[1]}"
-                here.relay._targets[gone] = "w1"
-                status, _ = await here.ask("w0", f"CONNECT {gone} HTTP/1.1")
-                assert status == b"HTTP/1.1 502 Connection refused"
-
-    run(check)
-
-
-def test_connections_break_by_reset() -> None:
-    async def check() -> None:
-        async with net(Link(rate_mbps=1000, loss=6000), FAST) as here:
-            reader = await here.connect("w0", "w1")
-            with pytest.raises(ConnectionResetError):
-                await reader.readexactly(1)
-
-    run(check)
+async def test_connections_break_by_reset() -> None:
+    async with net(Link(rate_mbps=1000, loss=6000), FAST) as here:
+        reader = await here.connect("w0", "w1")
+        with pytest.raises(ConnectionResetError):
+            await reader.readexactly(1)
 
 
 def test_the_process_counts_and_ends_with_its_stdin() -> None:

@@ -74,19 +74,6 @@ def driven(out: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_trains_to_the_end_and_reports(swarm: Swarm, tmp_path: Path) -> None:
-    code, report, text = swarm("run.steps=12", workers=3)
-    assert code == 0
-    assert [peer["exit_code"] for peer in report["peers"]] == [0, 0, 0]
-    assert (report["steps"], report["rounds_completed"], report["val_loss"]) == (12, 12, 1.5)
-    assert report["hashes_agree"] is True
-    written = json.loads((tmp_path / "out/report.json").read_text())
-    assert written["peers"][2]["bytes_sent"] == 12_000
-    assert "started at step 0 with w0, w1, w2" in text
-    assert "validation loss  1.500 nats per byte" in text
-    wait_until_gone(tmp_path / "out", "w0", "w1", "w2")
-
-
 def test_a_worker_killed_while_training_is_reported_and_survived(
     swarm: Swarm, tmp_path: Path
 ) -> None:
@@ -114,18 +101,6 @@ def test_an_early_crash_says_where_to_look(swarm: Swarm, tmp_path: Path) -> None
     assert "w0 has ended before training started" in failure.value.message
     assert "RuntimeError: a defect" in failure.value.message
     assert "Traceback" in (tmp_path / "out/w0.log").read_text()
-
-
-def test_ctrl_c_saves_reports_and_exits_130(tmp_path: Path) -> None:
-    with driven(tmp_path / "out", "fake.wait=1") as process:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate()
-    assert process.returncode == 130
-    report = json.loads((tmp_path / "out/report.json").read_text())
-    assert [peer["exit_code"] for peer in report["peers"]] == [130, 130]
-    assert [peer["reason"] for peer in report["peers"]] == ["interrupted", "interrupted"]
-    assert "stopping: workers save and end" in output
-    wait_until_gone(tmp_path / "out", "w0", "w1")
 
 
 def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:

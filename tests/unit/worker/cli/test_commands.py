@@ -11,21 +11,15 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from murmuration.algorithms.fragments import TensorSpec
 from murmuration.worker.cli.commands import assemble, evaluate
-from murmuration.worker.config import Config, load_config
+from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Cursor, load_task
-from murmuration.worker.training import checkpoint
 from murmuration.worker.training.export import find_checkpoint
 from tests.support import commands
+from tests.support.saved_runs import own_task, save_run, tiny_llama, trained
 
-LAYERS = 4
-SIZES = (
-    f"{{hidden_size = 8, intermediate_size = 16, num_hidden_layers = {LAYERS}, "
-    "num_attention_heads = 2, num_key_value_heads = 1}"
-)
 UNSTAGED = """
 import torch
 from murmuration.worker.tasks import Batch
@@ -40,32 +34,9 @@ def build(*, seed): return Numbers()
 """
 
 
-def trained(config: Config) -> nn.Module:
-    """A model of the run other than its first, so that a forgotten anchor would show."""
-    model = load_task(config.task.name, seed=config.run.seed, options=config.task.options).model()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-    return model
-
-
-def save(config: Config, model: nn.Module, folder: Path, *, without: str | None = None) -> Path:
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-    schema = [TensorSpec(name, tuple(p.shape)) for name, p in parameters.items()]
-    tensors = {f"anchor/{name}": values for name, values in parameters.items() if name != without}
-    values = {"step": 7, "manifest": Manifest.of(config, schema).plain()}
-    return checkpoint.save(folder, 7, tensors, values)
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    text = tmp_path / "text.txt"
-    text.write_text("the flock turns as one, and no bird leads. " * 40)
-    options = (f"text={text}", f"architecture={SIZES}", "context_bytes=16")
-    return load_config(
-        None, ["run.seed=5", "diloco.fragments=2", *(f"task.{option}" for option in options)]
-    )
+    return tiny_llama(tmp_path, "run.seed=5", "diloco.fragments=2")
 
 
 def printed(*args: str | Path) -> str:
@@ -91,14 +62,14 @@ def expected_loss(config: Config, model: nn.Module, split: str = "validation") -
 @pytest.mark.parametrize("split", ["validation", "train"])
 def test_the_anchors_loss_on_either_split(config: Config, tmp_path: Path, split: str) -> None:
     model = trained(config)
-    path = save(config, model, tmp_path / "w0" / "checkpoints")
+    path = save_run(config, model, tmp_path / "w0" / "checkpoints")
     line = printed(tmp_path, "--split", split)
     assert line.startswith(f"{path}: {split} loss ")
     assert loss_in(line) == pytest.approx(expected_loss(config, model, split), abs=5e-4)
 
 
 def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> None:
-    path = save(config, trained(config), tmp_path, without="model.norm.weight")
+    path = save_run(config, trained(config), tmp_path, without="model.norm.weight")
     line = commands.refused(evaluate, 8, tmp_path)
     assert line.startswith(
         f"{path}: does not hold the whole model of its run (model.norm.weight); name "
@@ -106,12 +77,10 @@ def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> No
 
 
 def test_a_task_of_ones_own_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "numbers_without_stages.py").write_text(UNSTAGED)
-    monkeypatch.syspath_prepend(tmp_path)
-    config = load_config(None, ["task.name=numbers_without_stages:build"])
+    config = own_task(UNSTAGED, tmp_path, monkeypatch)
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 0.25)
-    save(config, model, tmp_path)
+    save_run(config, model, tmp_path)
     assert loss_in(printed(tmp_path)) == 0.25
 
 
@@ -129,18 +98,9 @@ def save_stage(config: Config, model: nn.Module, run: Path, stage: int, step: in
     """As the worker that serves the stage would."""
     task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
     part = part_of(task, config, stage)
-    names = [name for name, _ in part.module.named_parameters()]
-    values = {name: p.detach() for name, p in model.named_parameters() if name in names}
-    checkpoint.save(
-        run / f"w{stage}" / "checkpoints",
-        step,
-        {f"anchor/{name}": value for name, value in values.items()},
-        {
-            "step": step,
-            "stage": stage,
-            "manifest": Manifest.of(config, part.whole).plain(),
-        },
-    )
+    part.module.load_state_dict(model.state_dict(), strict=False)
+    folder, manifest = run / f"w{stage}" / "checkpoints", Manifest.of(config, part.whole).plain()
+    save_run(config, part.module, folder, step, stage=stage, manifest=manifest)
 
 
 def assembled(*args: str | Path) -> Path:
@@ -200,7 +160,7 @@ def test_a_run_that_was_not_cut_has_nothing_to_assemble(tmp_path: Path) -> None:
 def test_stages_of_several_runs_are_not_mixed(staged: Config, tmp_path: Path) -> None:
     for stage in range(3):
         save_stage(staged, trained(staged), tmp_path / "one", stage, 7)
-    other = load_config(None, [f"task.text={tmp_path / 'text.txt'}", "stages.count=3"])
+    other = replace(staged, run=replace(staged.run, seed=6))
     save_stage(other, trained(other), tmp_path / "two", 1, 9)
     assert commands.refused(assemble, 8, tmp_path).endswith(
         "checkpoints of several runs; name the folder of one"

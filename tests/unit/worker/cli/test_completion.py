@@ -10,6 +10,7 @@ from click.shell_completion import ShellComplete
 from murmuration.algorithms.codecs import CODECS
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.cli import cli, options
+from tests.support import commands
 
 
 def completed(*args: str, incomplete: str = "") -> list[str]:
@@ -39,9 +40,7 @@ def test_of_join_too_and_commands_and_options() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_each_shell_is_printed(shell: str) -> None:
-    command = [sys.executable, "-m", "murmuration.worker.cli", "completion", shell]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert f"_MURMUR_COMPLETE={shell}_complete" in printed
+    assert f"_MURMUR_COMPLETE={shell}_complete" in commands.printed(cli, "completion", shell)
 
 
 def test_what_the_script_calls_answers_without_torch() -> None:

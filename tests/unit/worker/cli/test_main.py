@@ -152,12 +152,19 @@ def test_bad_input_is_one_line_with_its_exit_code_and_leaves_nothing_behind(
     assert {path.name for path in Path().iterdir()} == {"loop", "text.txt"}
 
 
-def test_workers_take_the_words_of_a_swarm(murmur: Murmur) -> None:
-    options = [
-        set(re.findall(r"--[a-z-]+", murmur(command, "--help")[1])) for command in ("up", "join")
-    ]
+def test_what_help_and_version_tell(murmur: Murmur) -> None:
+    """The doctor takes all that `murmur join` takes, and lists none of what means nothing there."""
+    commands = ("coordinator", "doctor", "generate", "join", "status", "swarm", "up")
+    out = murmur("--help")[1]
+    assert all(f"\n  {command} " in out for command in commands)
+    assert "Exit codes: 0 done; 1 failed; 2 usage; 3 configuration; 4 task or text" in out
+    shown = {name: {*re.findall(r"--[a-z-]+", murmur(name, "--help")[1])} for name in commands}
     shared = {"--preset", "--steps", "--inner-steps", "--seed", "--text", "--model", "--out"}
-    assert shared <= set.intersection(*options)
+    assert shared <= shown["up"] & shown["join"]  # the words of a swarm
+    assert {"--fresh", "--track", "--threads"} <= shown["join"] - shown["doctor"]
+    code, out, _ = murmur("--version")
+    assert code == 0
+    assert out.startswith("murmur, version ")
 
 
 def test_generated_text_is_printed_while_it_is_made(
@@ -265,14 +272,6 @@ def test_trackers_of_the_configuration_are_told_too(
     assert said.startswith("murmur: --track trackio: it is not installed")
 
 
-def test_help_lists_every_command_and_the_exit_codes(murmur: Murmur) -> None:
-    code, out, _ = murmur("--help")
-    assert code == 0
-    for command in ("coordinator", "generate", "join", "status", "swarm", "up"):
-        assert f"\n  {command} " in out
-    assert "Exit codes: 0 done; 1 failed; 2 usage; 3 configuration; 4 task or text" in out
-
-
 def test_each_option_says_what_it_is_for() -> None:
     context = click.Context(cli.cli)
     commands = [cli.cli.get_command(context, name) for name in cli.cli.list_commands(context)]
@@ -280,20 +279,6 @@ def test_each_option_says_what_it_is_for() -> None:
         inner = command.commands.values() if isinstance(command, click.Group) else [command]
         options = [each for one in inner for each in one.params if isinstance(each, click.Option)]
         assert [each.opts for each in options if not each.help] == [], command.name
-
-
-def test_the_doctor_does_not_list_what_means_nothing_there(murmur: Murmur) -> None:
-    """It takes all of it, in the place of `murmur join`."""
-    shown = {name: murmur(name, "--help")[1] for name in ("doctor", "join")}
-    for option in ("--fresh", "--track", "--threads"):
-        assert option in shown["join"]
-        assert option not in shown["doctor"]
-
-
-def test_the_version_is_told(murmur: Murmur) -> None:
-    code, out, _ = murmur("--version")
-    assert code == 0
-    assert out.startswith("murmur, version ")
 
 
 def test_an_error_of_several_lines_becomes_one(

@@ -126,16 +126,6 @@ def service_manager(path: str) -> Iterator[socket.socket]:
         yield listener
 
 
-def test_systemd_hears_that_the_service_is_ready_and_well(tmp_path: Path) -> None:
-    path = str(tmp_path / "notify")
-    environment = {
-        "NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid()),
-    }  # fmt: skip
-    with service_manager(path) as listener, Systemd(environment).watched(lambda: None):
-        heard = [listener.recv(100) for _ in range(3)]
-    assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
-
-
 def test_a_peer_that_does_not_answer_does_not_feed_the_watchdog(tmp_path: Path) -> None:
     path, asked = str(tmp_path / "notify"), threading.Event()
     answers = iter((RuntimeError("closed"), TimeoutError(), RuntimeError("closed")))

@@ -20,10 +20,7 @@ from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
             "otherwise)\nanother machine joins with: murmur join 192.0.2.7:7701 "
             "--listen 0.0.0.0:7701",
         ),
-        (
-            {"event": "enrolled", "name": "w1", "token": "0123abcd"},
-            "let in w1 by token 0123abcd",
-        ),
+        ({"event": "enrolled", "name": "w1", "token": "0123abcd"}, "let in w1 by token 0123abcd"),
         (
             {"event": "awaiting", "here": ["a"], "wanted": 3},
             "waits for 2 more peers to start (here: a)",

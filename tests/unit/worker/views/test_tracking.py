@@ -11,20 +11,10 @@ from murmuration.worker.errors import ConfigError
 from murmuration.worker.views.tracking import Trackers, figures_of
 
 PROGRESS = {
-    "event": "progress",
-    "state": "training",
-    "step": 40,
-    "steps": 100,
-    "loss": 2.5,
-    "learning_rate": 0.003,
-    "gradient_norm": 0.75,
-    "tokens": 2560,
-    "tokens_per_s": 512.0,
-    "rounds": 2,
-    "bytes_sent": 1000,
-    "bytes_received": 900,
-    "samples": None,
-}
+    "event": "progress", "state": "training", "step": 40, "steps": 100, "loss": 2.5,
+    "learning_rate": 0.003, "gradient_norm": 0.75, "tokens": 2560, "tokens_per_s": 512.0,
+    "rounds": 2, "bytes_sent": 1000, "bytes_received": 900, "samples": None,
+}  # fmt: skip
 ROUND = {"event": "round", "round": 2, "exchange_s": 0.5, "stall_s": 0.25, "peer": "w0"}
 VALIDATION = {
     "event": "validation",
@@ -34,19 +24,12 @@ VALIDATION = {
 }
 EVENTS = (PROGRESS, ROUND, VALIDATION, {"event": "started", "step": 0, "group": ["w0"]})
 FIGURES = {
-    ("train/loss", 40, 2.5),
-    ("train/learning_rate", 40, 0.003),
-    ("train/gradient_norm", 40, 0.75),
-    ("train/tokens", 40, 2560),
-    ("speed/tokens_per_s", 40, 512),
-    ("rounds/completed", 40, 2),
-    ("traffic/bytes_sent", 40, 1000),
-    ("traffic/bytes_received", 40, 900),
-    ("rounds/exchange_s", 40, 0.5),
-    ("rounds/stall_s", 40, 0.25),
-    ("validation/loss", 60, 2.25),
+    ("train/loss", 40, 2.5), ("train/learning_rate", 40, 0.003), ("train/gradient_norm", 40, 0.75),
+    ("train/tokens", 40, 2560), ("speed/tokens_per_s", 40, 512), ("rounds/completed", 40, 2),
+    ("traffic/bytes_sent", 40, 1000), ("traffic/bytes_received", 40, 900),
+    ("rounds/exchange_s", 40, 0.5), ("rounds/stall_s", 40, 0.25), ("validation/loss", 60, 2.25),
     ("validation/accuracy", 60, 0.5),
-}
+}  # fmt: skip
 
 
 def tell(names: tuple[str, ...], out: Path) -> list[dict[str, Any]]:
