@@ -31,7 +31,7 @@ from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.exchange.measured import ExchangeConfig
 from murmuration.worker.exchange.round_context import RoundConfig
-from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.tasks import SharesSamples, Task, TaskError, load_task
 from murmuration.worker.training.optimizers import KSEED, InnerConfig

@@ -14,7 +14,7 @@ from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.exchange.measured import ExchangeConfig
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.membership.swim import MembershipConfig
 from tests.support import specification
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.transport.interface import Caller, Handler, Stream
+from murmuration.worker.transport import Caller, Handler, Stream
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from murmuration.algorithms.plan import PRESETS, Plan
-from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.membership.swim import MembershipConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing

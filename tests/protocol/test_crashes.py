@@ -3,7 +3,7 @@
 import pytest
 
 from murmuration.algorithms.reducers import reducer_orders
-from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.transport import Unreachable
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm

@@ -9,7 +9,7 @@ import torch
 
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.reducers import reducer_orders
-from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.membership.swim import MembershipConfig
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, frame_up, once

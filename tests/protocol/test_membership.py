@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from murmuration.worker.membership import Health, MembershipConfig
+from murmuration.worker.membership import Health
+from murmuration.worker.membership.swim import MembershipConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run

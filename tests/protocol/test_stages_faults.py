@@ -9,7 +9,7 @@ import pytest
 
 from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.training.mailbox import JobKind
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in, same_visits
 from tests.protocol.taps import Passing, once

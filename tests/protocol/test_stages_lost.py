@@ -4,7 +4,7 @@ replica dies late in the iteration or the origin soon afterwards."""
 from dataclasses import replace
 
 from murmuration.algorithms.plan import PRESETS
-from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.training.mailbox import JobKind
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, numbers_in
 from tests.protocol.virtual_time import run

@@ -10,7 +10,8 @@ import pytest
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.config import Config
 from murmuration.worker.errors import PeersUnreachable
-from murmuration.worker.membership import Health, MembershipConfig, Phase
+from murmuration.worker.membership import Health, Phase
+from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.training.mailbox import JobKind, StageMove, Stop
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.virtual_time import run

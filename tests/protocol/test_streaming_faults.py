@@ -10,7 +10,7 @@ import pytest
 
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.exchange.round_context import RoundConfig
-from murmuration.worker.membership import MembershipConfig
+from murmuration.worker.membership.swim import MembershipConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing, spoiled_frame

@@ -12,7 +12,7 @@ from itertools import pairwise
 from random import Random
 
 from murmuration.protos.addresses import split_relayed
-from murmuration.worker.transport.interface import (
+from murmuration.worker.transport import (
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
     AddressInUse,

@@ -26,8 +26,9 @@ from murmuration.worker.identity.certificates import (
     fingerprint,
     signer,
 )
-from murmuration.worker.membership import MAX_MEMBERS, Health, Member, Signed
+from murmuration.worker.membership import Health, Member, Signed
 from murmuration.worker.membership.gossip import MOST_CERTIFICATES
+from murmuration.worker.membership.swim import MAX_MEMBERS
 
 _DOMAIN = b"murmuration member\0"
 _MOST_WAITING_BYTES = 1024 * 1024

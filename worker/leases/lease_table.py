@@ -49,7 +49,8 @@ from murmuration.worker.leases.ledger import (
     StreamsDiffer,
     UseKnown,
 )
-from murmuration.worker.membership import MAX_MEMBERS, Health
+from murmuration.worker.membership import Health
+from murmuration.worker.membership.swim import MAX_MEMBERS
 
 _MOST_TOLD = 64  # streams that others are told of
 _PATIENCE_S = 6.0  # for a peer that does not answer

@@ -1,47 +1,190 @@
-"""Who is in the swarm, and who of them is alive: gossip, probes and suspicion, without I/O."""
+"""Who is in the swarm: what peers gossip about a peer, and which of two records is newer."""
 
-from murmuration.worker.membership.dissemination import (
-    Dissemination,
-    GossipMessage,
-    MemberProgress,
-    with_progress,
-)
-from murmuration.worker.membership.member import (
-    MAX_UNREACHABLE,
-    Digest,
-    Health,
-    Member,
-    MemberLimits,
-    Phase,
-    Signed,
-    newest,
-)
-from murmuration.worker.membership.swim import (
-    MAX_MEMBERS,
-    Action,
-    IndirectProbe,
-    Membership,
-    MembershipConfig,
-    Probe,
-)
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
-__all__ = [
-    "MAX_MEMBERS",
-    "MAX_UNREACHABLE",
-    "Action",
-    "Digest",
-    "Dissemination",
-    "GossipMessage",
-    "Health",
-    "IndirectProbe",
-    "Member",
-    "MemberLimits",
-    "MemberProgress",
-    "Membership",
-    "MembershipConfig",
-    "Phase",
-    "Probe",
-    "Signed",
-    "newest",
-    "with_progress",
-]
+MAX_UNREACHABLE = 16  # peers that one member names
+MAX_FRAGMENTS = 1024
+MAX_HEARTBEAT = 2**53
+MAX_INCARNATION = 2**31
+MAX_EPOCH = 2**53  # ms from 1970: a restart is later by whichever clock
+_FINAL_ROUNDS = 2  # the mean that ends a run in pairs, or the exact one
+_WINDOW_S, _SAMPLE_S = 60.0, 1.0
+_FASTER = 16
+_SLACK_ROUNDS = 4  # between what is gossiped and what is so
+_AHEAD_OF_GOSSIP = 256  # rounds between what a donor has announced and what it gives
+
+
+class Health(IntEnum):
+    """Ordered: of two rumours with the same incarnation the higher wins."""
+
+    ALIVE = 0
+    SUSPECT = 1
+    DEAD = 2
+    LEFT = 3
+
+
+class Phase(IntEnum):
+    """Where a peer is in its run."""
+
+    STARTING = 0  # known, but has no model yet
+    READY = 1  # waits for the swarm to be complete enough to start
+    TRAINING = 2
+    DONE = 3  # trained to the end; still answers
+    LEAVING = 4  # its loop has ended before the run's last step; still answers
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The committed state of one fragment, in short.
+
+    `contributors` is that of the latest round. The next round that the peer contributes to is
+    `version`.
+    """
+
+    version: int
+    contributors: int
+    hash: int
+
+
+@dataclass(frozen=True)
+class Signed:
+    """What a peer has said of itself, as it wrote it, and its signature."""
+
+    words: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Member:
+    """One peer as the others know it.
+
+    `epoch` is the start of its process in ms. A restart has a later one: where its clock says
+    otherwise, it takes the one after what others say of it. The peer itself raises
+    `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
+    `step_s` is the duration of an inner step; 0 when unknown. `profile` holds its measurements for
+    the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach,
+    `idle` those that its rounds have waited for in vain, or that gave it false means; itself where
+    it does not keep up.
+    `signed` are the peer's own words, where peers have certificates; `heartbeat` and `step` may be
+    newer, and `health` is ours.
+    """
+
+    peer: str
+    address: str
+    epoch: int
+    incarnation: int = 0
+    health: Health = Health.ALIVE
+    phase: Phase = Phase.STARTING
+    heartbeat: int = 0
+    step: int = 0
+    step_s: float = 0.0
+    stage: int = 0
+    profile: bytes = b""
+    unreachable: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    digests: tuple[Digest, ...] = ()
+    signed: Signed | None = field(default=None, repr=False)
+
+    @property
+    def live(self) -> bool:
+        """Not known to be gone."""
+        return self.health in (Health.ALIVE, Health.SUSPECT)
+
+
+@dataclass(kw_only=True)
+class MemberLimits:
+    """What a peer of this run can truly say of a member. Anything beyond is a mistake or a lie, and
+    would stay: of two records the higher epoch, incarnation and heartbeat win.
+
+    How far others can be by now this peer's own pace tells. They may have taken rounds while this
+    peer took none, since the start of a window; nobody is `_FASTER` times as fast as this peer has
+    ever been in it.
+
+    Args:
+        steps: of the run: nobody is further, nor has a fragment more rounds than that and the means
+            at the end.
+        inner_steps: H of the plan.
+        fragments: of this peer's stage; of another stage, any number up to `MAX_FRAGMENTS`.
+        stages: 1 where the model is not cut; stage: this peer's.
+    """
+
+    steps: int
+    fragments: int
+    inner_steps: int
+    stages: int = 1
+    stage: int = 0
+    _taken: deque[tuple[float, int]] = field(default_factory=deque, init=False)  # when, which step
+    _fastest_s: float = field(default=math.inf, init=False)
+
+    def problem(self, member: Member) -> str | None:
+        """Why the member cannot be; None if it can."""
+        if member.epoch > MAX_EPOCH:
+            return f"epoch {member.epoch}, at most {MAX_EPOCH}"
+        if member.incarnation > MAX_INCARNATION:
+            return f"incarnation {member.incarnation}, at most {MAX_INCARNATION}"
+        if member.stage >= self.stages:
+            return f"stage {member.stage} of {self.stages}"
+        count = len(member.digests)
+        fits = (
+            count in (0, self.fragments) if member.stage == self.stage else count <= MAX_FRAGMENTS
+        )
+        if not fits:
+            return f"{count} fragments, of {self.fragments}"
+        version = max((digest.version for digest in member.digests), default=0)
+        if version > self.steps + _FINAL_ROUNDS:
+            return f"version {version} in a run of {self.steps} steps"
+        return self.progress_problem(member.heartbeat, member.step)
+
+    def progress_problem(self, heartbeat: int, step: int) -> str | None:
+        """As `problem`, of what changes with every step."""
+        if heartbeat > MAX_HEARTBEAT:
+            return f"heartbeat {heartbeat}, at most {MAX_HEARTBEAT}"
+        return f"step {step} of {self.steps}" if step > self.steps else None
+
+    def takes(self, step: int, step_s: float, now: float) -> None:
+        """This peer trains, and is at this step at monotonic time `now` (s). Args: step_s: what an
+        inner step takes it, 0 while that is not known."""
+        if step_s > 0:
+            self._fastest_s = min(self._fastest_s, step_s)
+        if not self._taken or now >= self._taken[-1][0] + _SAMPLE_S:
+            self._taken.append((now, step))
+        while len(self._taken) > 1 and self._taken[1][0] <= now - _WINDOW_S:
+            self._taken.popleft()
+
+    def can_be_at(self, member: Member, mine: Sequence[Digest], now: float) -> bool:
+        """Whether the member can be where it says, when this peer is at `mine`."""
+        if not self._taken or self._fastest_s == math.inf:
+            return True
+        began, at = self._taken[0]
+        steps = _SLACK_ROUNDS * self.inner_steps + _FASTER * (now - began) / self._fastest_s
+        rounds = steps / self.inner_steps
+        return member.step - at <= steps and all(
+            theirs.version - my.version <= rounds
+            for theirs, my in zip(member.digests, mine, strict=False)
+        )
+
+    def can_follow(self, version: int, announced: int) -> bool:
+        """Whether a peer can give the one version that has announced the other."""
+        return version <= announced + _AHEAD_OF_GOSSIP
+
+
+def newest(known: Member, heard: Member) -> Member:
+    """Merges two records of one peer: health by incarnation, the rest by heartbeat.
+
+    A later epoch replaces all. A peer that left stays gone for that epoch.
+    """
+    if known.epoch != heard.epoch:
+        return max(known, heard, key=lambda member: member.epoch)
+    fields = heard if heard.heartbeat > known.heartbeat else known
+    if Health.LEFT in (known.health, heard.health):
+        health = Health.LEFT
+        incarnation = max(known.incarnation, heard.incarnation)
+    else:
+        incarnation, health = max(
+            (known.incarnation, known.health), (heard.incarnation, heard.health)
+        )
+    return replace(fields, incarnation=incarnation, health=health)

@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from murmuration.worker.membership.member import Health, Member
+from murmuration.worker.membership import Health, Member
 
 _TELL_LIFE = 12
 _TELL_STATE = 4

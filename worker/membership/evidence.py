@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from murmuration.worker.membership.member import MAX_UNREACHABLE
+from murmuration.worker.membership import MAX_UNREACHABLE
 
 CONFIRMATIONS = 3  # accusers beyond the first that shorten the time all the way
 _MOST_ACCUSERS = 16  # that are kept by name

@@ -13,17 +13,14 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import View
-from murmuration.worker.membership import (
+from murmuration.worker.membership import Member, MemberLimits
+from murmuration.worker.membership.dissemination import (
     Dissemination,
     GossipMessage,
-    IndirectProbe,
-    Member,
-    MemberLimits,
     MemberProgress,
-    Membership,
-    Probe,
     with_progress,
 )
+from murmuration.worker.membership.swim import IndirectProbe, Membership, Probe
 from murmuration.worker.transport import Method, Stream, TransportError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from murmuration.worker.membership import MAX_UNREACHABLE, Health, Member, newest
 from murmuration.worker.membership.evidence import IdlePeers, Reachability, Suspicions
-from murmuration.worker.membership.member import MAX_UNREACHABLE, Health, Member, newest
 
 MAX_MEMBERS = 4096
 _MAX_JUMP = 1000

@@ -22,12 +22,12 @@ from murmuration.worker.transport import (
     Busy,
     Caller,
     Method,
+    Places,
     Refused,
     Stream,
     TransportError,
     Unreachable,
 )
-from murmuration.worker.transport.interface import Places
 
 _MAX_REASON = 200  # characters
 STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while

@@ -48,16 +48,10 @@ from murmuration.worker.leases.ledger import (
     StreamOpened,
 )
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.membership import (
-    Digest,
-    Member,
-    MemberLimits,
-    Membership,
-    Phase,
-)
+from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
 from murmuration.worker.membership.first_contact import CoordinatorClient, FirstContact
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.membership.swim import MAX_MEMBERS
+from murmuration.worker.membership.swim import MAX_MEMBERS, Membership
 from murmuration.worker.node.answers import NodeServer
 from murmuration.worker.node.component import Environment, NodeConfig, Rounds
 from murmuration.worker.node.own_address import ROUTER

@@ -15,7 +15,8 @@ from typing import Any
 
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import View
-from murmuration.worker.membership import Digest, Health, Member, MembershipConfig, Phase
+from murmuration.worker.membership import Digest, Health, Member, Phase
+from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.simulation.network import Network
 from murmuration.worker.simulation.scenario import (
     Crash,

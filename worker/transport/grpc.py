@@ -33,7 +33,7 @@ from murmuration.protos.reach import (
     plain_cause,
 )
 from murmuration.worker.identity.serving import ServerCertificate
-from murmuration.worker.transport.interface import (
+from murmuration.worker.transport import (
     RELAY_METHODS,
     AddressInUse,
     Handler,

@@ -13,7 +13,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from murmuration.worker.transport.interface import (
+from murmuration.worker.transport import (
     CONTROL_METHODS,
     DATA_METHODS,
     MAX_CONTROL_BYTES,

@@ -2,14 +2,11 @@
 
 from dataclasses import replace
 
-from murmuration.worker.membership import (
-    Digest,
+from murmuration.worker.membership import Digest, Health, Member, newest
+from murmuration.worker.membership.dissemination import (
     Dissemination,
     GossipMessage,
-    Health,
-    Member,
     MemberProgress,
-    newest,
     with_progress,
 )
 

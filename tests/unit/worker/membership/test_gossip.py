@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.membership import Digest, GossipMessage, Member, MemberProgress
+from murmuration.worker.membership import Digest, Member
+from murmuration.worker.membership.dissemination import GossipMessage, MemberProgress
 from murmuration.worker.membership.first_contact import undialable
 from murmuration.worker.membership.gossip import from_gossip_message, to_gossip_message
 

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from murmuration.worker.membership import (
+from murmuration.worker.membership import Health, Member, newest
+from murmuration.worker.membership.evidence import IdlePeers
+from murmuration.worker.membership.swim import (
+    MAX_MEMBERS,
     Action,
-    Health,
     IndirectProbe,
-    Member,
     Membership,
     MembershipConfig,
     Probe,
-    newest,
 )
-from murmuration.worker.membership.evidence import IdlePeers
-from murmuration.worker.membership.swim import MAX_MEMBERS
 
 CONFIG = MembershipConfig(
     gossip_s=0.25, probe_s=1.0, probe_timeout_s=1.0, suspicion_factor=4.0, reconnect_s=5.0

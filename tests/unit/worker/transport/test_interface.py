@@ -5,8 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from murmuration.worker.node.answers import STREAMS_EACH, most_streams
-from murmuration.worker.transport import Busy, Caller
-from murmuration.worker.transport.interface import Places
+from murmuration.worker.transport import Busy, Caller, Places
 
 ANNA, BEN = (Caller(f"ipv4:10.0.0.{n}:1", "peer", name) for n, name in enumerate(("anna", "ben")))
 SOMEBODY = Caller("ipv4:10.0.0.9:1")
