@@ -90,7 +90,7 @@ def test_a_contribution_that_stops_midway_ends_with_a_reason() -> None:
             bounds = context.shards(0, group)[shard]
             header = pb.ContributionHeader(
                 run=context.run, round=version, shard=shard, sender="b",
-                group=context.group_hash(group), codec=context.codec.wire_id,
+                group=wire.group_hash(group), codec=context.codec.wire_id,
                 elements=bounds.stop - bounds.start, total_bytes=bounds.contribution_bytes,
                 weight=1, norm=1.0, root=bytes(16),
             )  # fmt: skip

@@ -196,8 +196,10 @@ def trickles(node: Node) -> None:
         await stream.send(wire.reduction_to_message(reduction.header))
         await slowly(pb.ExchangeDown, reduction.payload, offset, stream)
 
-    async def send(_round: Any, part: Any, stream: Stream, offset: int) -> None:
-        await slowly(pb.ExchangeUp, part.payload, offset, stream)
+    async def send(
+        _round: Any, _peer: str, payload: wire.Payload, stream: Stream, offset: int = 0
+    ) -> None:
+        await slowly(pb.ExchangeUp, payload, offset, stream)
 
     rounds: Any = node._own_rounds
     (reducer,) = node._reducers
@@ -211,7 +213,7 @@ def begins_again(node: Node) -> None:
     node.gossip.update()
     for caller in [*node.server._open]:
         node.server.end_streams_of(caller)
-    for fragment in range(node.context.fragments):
+    for fragment in range(len(node.context.elements)):
         node.give_up(fragment, "it begins again")
     asyncio.get_running_loop().call_later(1.0, begins_again, node)
 

@@ -16,40 +16,31 @@ from murmuration.worker.wire import MAX_FRAME_BYTES, Payload
 
 @dataclass
 class _FromPeer:
-    """Args: under_way: payloads that are coming; at_s: up to when their time is counted."""
-
-    under_way: int = 0
-    at_s: float = 0.0
+    under_way: int = 0  # payloads that are coming
+    at_s: float = 0.0  # up to when their time is counted
     payload_bytes: int = 0
     seconds: float = 0.0
 
 
 class Arrivals:
-    """Of one peer, from all others. io thread only.
-
-    Args: clock: monotonic seconds.
-    """
+    """The payloads that come to one peer from all others. io thread only."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self._from: dict[str, _FromPeer] = {}
+        self.senders: dict[str, _FromPeer] = {}
 
     def payload(self) -> "Arrival":
-        """One that is to come; use it as a context manager, so that it ends."""
+        """Returns a payload that is to come, as a context manager, so that it ends."""
         return Arrival(self)
-
-    def of(self, peer: str) -> _FromPeer:
-        return self._from.setdefault(peer, _FromPeer())
 
     def taken(self) -> dict[str, tuple[int, float]]:
         """(bytes, seconds) by sender, since this was last asked; of what has come only."""
+        each_sender = self.senders.items()
         found = {
-            peer: (each.payload_bytes, each.seconds)
-            for peer, each in self._from.items()
-            if each.payload_bytes
+            p: (each.payload_bytes, each.seconds) for p, each in each_sender if each.payload_bytes
         }
-        self._from = {peer: each for peer, each in self._from.items() if each.under_way}
-        for each in self._from.values():
+        self.senders = {peer: each for peer, each in each_sender if each.under_way}
+        for each in self.senders.values():
             each.payload_bytes, each.seconds = 0, 0.0
         return found
 
@@ -64,13 +55,12 @@ class Arrival:
     def begins(self, peer: str) -> None:
         """Its sender gives it from now on."""
         if self._from is None:
-            each = self._from = self._arrivals.of(peer)
+            each = self._from = self._arrivals.senders.setdefault(peer, _FromPeer())
             if not each.under_way:
                 each.at_s = self._arrivals.clock()
             each.under_way += 1
 
     def came(self, payload_bytes: int) -> None:
-        """A frame is here."""
         if (each := self._from) is not None:
             now = self._arrivals.clock()
             each.payload_bytes += payload_bytes
@@ -81,7 +71,6 @@ class Arrival:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """All of it is here, or nothing more comes."""
         if self._from is not None:
             self._from.under_way -= 1
             self._from = None
@@ -113,11 +102,9 @@ class ExchangeConfig:
 
 
 class Compression:
-    """Makes payloads, compressed where that pays. `payload` runs off the loop, the rest on it.
-
-    The clock is the thread's own CPU time: a thread that had to wait for the GIL or for a core
-    would take compressing for slow, and give it up for many rounds.
-    """
+    """Makes payloads, compressed where that pays. `payload` runs off the loop, the rest on it. The
+    clock is the thread's own CPU time: waiting for the GIL or a core would make compressing seem
+    slow."""
 
     def __init__(self, config: ExchangeConfig, clock: Callable[[], float] | None = None) -> None:
         self._mode, self._clock = config.compression, clock or time.thread_time
@@ -125,7 +112,6 @@ class Compression:
         self._rates: deque[float] = deque(maxlen=_REMEMBERED_ROUNDS)
 
     def payload(self, codec: Codec, raw: memoryview) -> Payload:
-        """The encoded bytes, ready to be sent."""
         if self._mode == "auto" and codec.name not in self._measured:
             self._compressed(codec, raw[:MAX_FRAME_BYTES])
         return self._compressed(codec, raw) if self._tries(codec, len(raw)) else Payload.of(raw)
@@ -136,7 +122,6 @@ class Compression:
             self._rates.append(sent_bytes / took_s)
 
     def _compressed(self, codec: Codec, raw: memoryview) -> Payload:
-        """Measures what it comes to."""
         began = self._clock()
         payload = Payload.of(raw, compress=True, unit_bytes=codec.unit_bytes)
         if len(raw):

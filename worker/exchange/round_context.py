@@ -40,11 +40,9 @@ class Peers(Protocol):
 
     def open(self, peer: str, method: str) -> Stream:
         """Raises TransportError: no address is known."""
-        ...
 
     def suspect(self, peer: str) -> None:
         """A stream to the peer broke: membership probes it."""
-        ...
 
 
 class Results(Protocol):
@@ -55,18 +53,15 @@ class Results(Protocol):
 
 @dataclass
 class Flow:
-    """Payload of one kind in one direction, counted as it goes, sent again or not.
-
-    `values` stood for `encoded_bytes`, of which `payload_bytes` crossed the network, after
-    compression and without headers.
-    """
+    """Payload of one kind in one direction, counted as it goes, sent again or not: `values` that
+    stood for `encoded_bytes`, of which `payload_bytes` crossed the network, compressed and without
+    headers."""
 
     values: float = 0.0
     encoded_bytes: int = 0
     payload_bytes: int = 0
 
     def add(self, payload_bytes: int, encoded_bytes: int, codec: Codec) -> None:
-        """Counts a frame."""
         self.payload_bytes += payload_bytes
         self.encoded_bytes += encoded_bytes
         self.values += encoded_bytes * _VALUES / codec.encoded_bytes(_VALUES)
@@ -74,8 +69,8 @@ class Flow:
 
 @dataclass
 class Counts:
-    """What crossed the network, and events. `blocked_s` is the time for which the network did not
-    take what was to be sent, over all streams."""
+    """What crossed the network, and events. `blocked_s` is how long the network took none, over all
+    streams."""
 
     contributions_sent: Flow = field(default_factory=Flow)
     contributions_received: Flow = field(default_factory=Flow)
@@ -85,7 +80,7 @@ class Counts:
     blocked_s: float = 0.0
     late: int = 0
     takeovers: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # shards, of peers in quarantine
     checked_bytes: int = 0  # that were shown to others, which check means
     alike: set[tuple[str, str]] = field(default_factory=set)  # peers that contribute the same
@@ -101,7 +96,7 @@ class Counts:
         return self.contributions_received.payload_bytes + self.reductions_received.payload_bytes
 
     def refuse(self, reason: str) -> None:
-        self.refused[reason] = self.refused.get(reason, 0) + 1
+        self.refused[reason] += 1
 
     def times_refused(self, words: str) -> int:
         """How often so by now, in these words or, where there are many, in any."""
@@ -117,8 +112,7 @@ class RoundConfig:
     """When a round closes, and when it is given up.
 
     Args:
-        quorum: share of the awaited contributions that must be there before a round may close
-            without the rest.
+        quorum: share of the awaited contributions with which a round may close without the rest.
         grace_s: how long the rest is waited for from then on, at most, on top of the time that its
             last contributions took on their way: three times as long as rounds take, at least 5 s.
         floor_mbps: the slowest link that is planned for, Mbit/s.
@@ -127,11 +121,10 @@ class RoundConfig:
         retry_s: between two tries of one exchange.
         slack_s: added to every deadline.
         norm_limit: a contribution whose norm is above this many times the median of the round's
-            counts as far as that, and in a small mean less far (`limit_of`); 0 takes each as it
-            is. For means of three peers or more.
-        aggregation: what this peer makes of the contributions to the shards that it reduces:
-            their `mean`; or of five or more the `trimmed` mean, which leaves out the largest and
-            the smallest fifth of each value.
+            counts as far as that, and in a small mean less far (`limit_of`); 0: no limit. For
+            means of three peers or more.
+        aggregation: of the shards that this peer reduces: the `mean`; or of five or more the
+            `trimmed` mean, which leaves out the largest and the smallest fifth of each value.
     """
 
     quorum: float = 0.5
@@ -163,61 +156,45 @@ class RoundConfig:
         return payload_bytes * 8 / (self.floor_mbps * 1e6)
 
     def round_s(self, payload_bytes: int, detection_s: float) -> float:
-        """Deadline of a whole round: both directions, a dead reducer, a straggler, and slack."""
+        """The deadline of a round: both directions, a dead reducer, a straggler, and slack."""
         return 2 * self.transfer_s(payload_bytes) + detection_s + self.grace_s + self.slack_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Args:
-    me, run: this peer and the run's id.
-    elements: number of values of each fragment; exact: and of limbs of integers among them.
-    plan: what is exchanged.
-    config: closing rules; detection_s: how long a dead peer takes to be noticed.
-    clock: monotonic seconds.
-    offload: where heavy work runs.
-    log: takes events as plain values.
-    arrivals: measures how fast payloads come.
-    rng: draws what this peer checks: nobody else must know it before.
-    most_visits: of a stage by one iteration's microbatches, at most.
-    ends_run: the mean is that of models that ends a run, where peers may well have the same.
-    frame_bytes: of a part of a pair's round, at most; 0 for what the wire takes.
-    on_caught: is called when a peer was caught giving a false mean: shards move then.
-    """
+    """What the sides of all exchanges of one peer share."""
 
     me: str
     run: int
-    elements: Sequence[int]
+    elements: Sequence[int]  # of each fragment
     plan: Plan
     config: RoundConfig
-    detection_s: float
-    clock: Callable[[], float]
+    detection_s: float  # how long a dead peer takes to be noticed
+    clock: Callable[[], float]  # monotonic seconds
     offload: Offload
     log: Callable[[dict[str, object]], None]
     compression: Compression
     arrivals: Arrivals
     counts: Counts = field(default_factory=Counts)
     quarantine: Quarantine = field(default_factory=Quarantine)
-    rng: Random = field(default_factory=SystemRandom)
-    most_visits: int = 1
-    exact: Sequence[int] = ()
-    ends_run: bool = False
-    frame_bytes: int = 0
-    on_caught: Callable[[], None] = lambda: None
+    rng: Random = field(default_factory=SystemRandom)  # draws what is checked: nobody else may know
+    most_visits: int = 1  # of a stage by one iteration's microbatches
+    exact: Sequence[int] = ()  # limbs of integers, of each fragment
+    ends_run: bool = False  # the mean is of the models that end a run: some may well be equal
+    frame_bytes: int = 0  # of a part of a pair's round, at most; 0 for what the wire takes
+    on_caught: Callable[[], None] = lambda: None  # a peer has given a false mean: shards move
 
     @property
     def contributions_sent(self) -> Flow:
-        """Counts what is contributed here."""
         return self.counts.final_mean_sent if self.ends_run else self.counts.contributions_sent
 
     @property
     def reductions_sent(self) -> Flow:
-        """Counts the means that are sent back here."""
         return self.counts.final_mean_sent if self.ends_run else self.counts.reductions_sent
 
     def refused(self, error: wire.WireError, sender: str, round_: int | None) -> None:
-        """Counts and tells of what came from a peer and does not fit; of equal refusals, the first,
-        the second, the fourth and so on."""
+        """Counts what came from a peer and does not fit; tells of equal ones the first, second,
+        fourth and so on."""
         again, sender = isinstance(error, wire.Again), shown(sender)
         self.counts.refuse("again" if again else "invalid")
         times = self.counts.times_refused(f"{sender}: {shown(str(error))}")
@@ -226,7 +203,7 @@ class Context:
             self.log({**event, "sender": sender, "round": round_, "times": times})
 
     def left_out(self, peer: str) -> None:
-        """Counts a contribution that does not count, and tells of a peer's first."""
+        """Counts a contribution that does not count, and warns of a peer's first."""
         self.counts.left_out[peer] += 1
         if self.counts.left_out[peer] == 1 and peer not in self.quarantine.liars:
             text = f"{peer} is in quarantine: its contributions are far too large again and again"
@@ -246,12 +223,12 @@ class Context:
         return news
 
     def known_alike(self, peers: Sequence[str]) -> bool:
-        """Whether it is told of all of these that they contribute the same."""
+        """Whether a warning has named all of these as peers that contribute the same."""
         told = self.counts.alike
         return len(told) >= _MOST_KINDS or told.issuperset(combinations(peers, 2))
 
     def contribute_alike(self, peers: Sequence[str]) -> None:
-        """Tells, once of each two, that peers contribute the same, bit for bit."""
+        """Warns, once of each two, that peers contribute the same, bit for bit."""
         if not self.known_alike(peers):
             self.counts.alike.update(combinations(peers, 2))
             named = f"{', '.join(peers[:-1])} and {peers[-1]}"
@@ -263,19 +240,16 @@ class Context:
 
     @property
     def codec(self) -> Codec:
-        """Of contributions."""
         return codec_by_name(self.plan.codec)
 
     @property
     def reduction_codec(self) -> Codec:
-        """Of what comes back."""
         return codec_by_name(self.plan.reduction_codec)
 
     async def encoded(
         self, codec: Codec, values: "Tensor", *, exact: int, error: bool
     ) -> "tuple[wire.Payload, Tensor | None]":
-        """(values as they travel, what the encoding leaves out if asked for). Raises ValueError:
-        not for this codec."""
+        """(values as they travel, what the encoding leaves out if asked for). Raises ValueError."""
 
         def work() -> "tuple[wire.Payload, Tensor | None]":
             raw = wire.encode(codec, values, exact=exact)
@@ -285,8 +259,8 @@ class Context:
         return await self.worked(values.numel(), work)
 
     async def worked(self, elements: int, work: Callable[[], T]) -> T:
-        """Does numpy and torch work on this many values: off the loop, unless the way there would
-        take longer than the work."""
+        """Works with numpy and torch on this many values: off the loop, unless the way there takes
+        longer."""
         return work() if elements <= _AT_ONCE else await self.offload(work)
 
     async def sent(self, stream: Stream, message: bytes) -> None:
@@ -297,8 +271,8 @@ class Context:
 
     def weight(self, announced: int) -> int:
         """What a contribution counts, by the inner steps announced or, for a gradient, the visits
-        that it is the mean over. Raises WireError: they are more than a period or an iteration
-        has, so nobody makes itself heavier than that."""
+        that it is the mean over. Raises WireError: they are more than there can be, so nobody makes
+        itself heavier."""
         if self.plan.payload == "gradient":
             least, most, of = 0, self.most_visits, "visits; an iteration has at most"
         elif self.plan.weighting == "work":
@@ -309,22 +283,12 @@ class Context:
             raise wire.WireError(f"a contribution of {announced} {of} {most}")
         return announced
 
-    @property
-    def fragments(self) -> int:
-        """How many there are."""
-        return len(self.elements)
-
     def limbs(self, fragment: int) -> int:
         """How many of a fragment's last values are limbs of integers."""
         return self.exact[fragment] if self.exact else 0
 
     def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
-        """The ranges of a fragment's shards, and their encoded sizes."""
         return _shards(self.plan, self.elements[fragment], self.limbs(fragment), len(group))
-
-    def group_hash(self, group: tuple[str, ...]) -> int:
-        """What tells a group that lays out a round from another."""
-        return _group_hash(group)
 
     def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """The peers that may reduce each shard, best first."""
@@ -337,19 +301,13 @@ class Context:
         return self.config.transfer_s(self.contribution_bytes(fragment))
 
     def round_s(self, fragment: int) -> float:
-        """How long a round of the fragment may take."""
         return self.config.round_s(self.contribution_bytes(fragment), self.detection_s)
 
     def contribution_bytes(self, fragment: int) -> int:
-        """The encoded size of a whole fragment."""
         return wire.encoded_bytes(self.codec, self.elements[fragment], self.limbs(fragment))
 
 
-@lru_cache(maxsize=256)  # every offer of a shard asks
-def _orders(
-    run: int, fragment: int, group: tuple[str, ...], chunks_per_peer: int
-) -> tuple[tuple[str, ...], ...]:
-    return reducer_orders(run, fragment, group, chunks_per_peer)
+_orders = lru_cache(maxsize=256)(reducer_orders)  # every offer of a shard asks
 
 
 @lru_cache(maxsize=256)
@@ -361,9 +319,6 @@ def _shards(plan: Plan, elements: int, exact: int, peers: int) -> tuple[ShardRan
         up, down = (wire.encoded_bytes(codec, stop - start, limbs) for codec in codecs)
         found.append(ShardRange(start, stop, up, down, limbs))
     return tuple(found)
-
-
-_group_hash = lru_cache(maxsize=256)(wire.group_hash)
 
 
 def reason_of(failure: Exception) -> str:

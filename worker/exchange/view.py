@@ -48,7 +48,7 @@ class View:
 
     Args:
         unmet: live peers that nobody has seen to answer since they began.
-        steps: of the run; the mean that ends it before these are taken is the round of this number.
+        steps: of the run; the mean that ends it early is the round of this number.
         avoided: peers that this one has caught giving false means, or has waited for in vain again
             and again: they reduce nothing for it, and it waits for none of them.
         contributors: to rounds of this peer; nobody else has a say in whom it can do without.
@@ -60,6 +60,13 @@ class View:
     avoided: frozenset[str] = frozenset()
     contributors: frozenset[str] = frozenset()
     _parted: dict[tuple[str, int, int], frozenset[str]] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def _live(self) -> list[Member]:
+        return [member for member in self.members.values() if member.live]
+
+    def _in(self, *phases: Phase) -> list[Member]:
+        return [member for member in self._live if member.phase in phases]
 
     def live(self, peer: str) -> bool:
         """Not known to be gone."""
@@ -80,15 +87,14 @@ class View:
         """Live peers that most of the others do not reach, or have waited for in vain, and late
         ones, where others are left: no round waits for them. What they give in time counts."""
         named = self._named_by_most(lambda member: {*member.unreachable, *member.idle})
-        some_left = any(m.live and m.peer not in self.late | named for m in self.members.values())
+        some_left = any(member.peer not in self.late | named for member in self._live)
         return self.late | named if some_left else named
 
     @cached_property
     def late(self) -> frozenset[str]:
         """Live peers that say that they do not keep up, where these are few."""
-        live = [member for member in self.members.values() if member.live]
-        late = frozenset(member.peer for member in live if member.peer in member.idle)
-        return late if len(late) <= _MOST_LATE * len(live) else frozenset()
+        late = frozenset(member.peer for member in self._live if member.peer in member.idle)
+        return late if len(late) <= _MOST_LATE * len(self._live) else frozenset()
 
     @cached_property
     def unreached(self) -> frozenset[str]:
@@ -96,20 +102,15 @@ class View:
         return self._named_by_most(lambda member: member.unreachable)
 
     def _named_by_most(self, names: Callable[[Member], Collection[str]]) -> frozenset[str]:
-        """Most of the others are those that train and contribute; all that live, where there are
-        none."""
-        live = [member for member in self.members.values() if member.live]
-        training = [
-            member
-            for member in live
-            if member.phase in (Phase.READY, Phase.TRAINING)
-            and (not self.contributors or member.peer in self.contributors)
-        ]
-        speak = training or live
+        """Most of the others are those that train and contribute; where there are none, all that
+        live."""
+        speaking = self._in(Phase.READY, Phase.TRAINING)
+        training = [m for m in speaking if not self.contributors or m.peer in self.contributors]
+        speak = training or self._live
         named = Counter(p for m in speak for p in {*names(m)} - {m.peer} if self.live(p))
         speakers = {member.peer for member in speak}
         found = frozenset(p for p, count in named.items() if 2 * count > len(speakers - {p}))
-        return found if len(found) < len(live) else frozenset()
+        return found if len(found) < len(self._live) else frozenset()
 
     def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:
         """Whether to wait for this peer: it trains, is reached, and has not applied the round
@@ -127,49 +128,35 @@ class View:
         of those before it share that of `me`."""
         at = me, fragment, round_
         if at not in self._parted:
-            held = {
-                peer: member.digests[fragment].hash
-                for peer, member in self.members.items()
-                if member.live
-                and member.phase is Phase.TRAINING
-                and fragment < len(member.digests)
-                and member.digests[fragment].version == round_
-            }
+            begun = [m for m in self._in(Phase.TRAINING) if fragment < len(m.digests)]
+            at_it = [m for m in begun if m.digests[fragment].version == round_]
+            held = {member.peer: member.digests[fragment].hash for member in at_it}
             out = {peer for peer, hash_ in held.items() if hash_ != held.get(me)}
             few = me in held and 2 * len(out) < len(held)
             self._parted[at] = frozenset(out if few else ())
         return self._parted[at]
 
     def has_applied(self, peer: str, fragment: int, round_: int) -> bool:
-        """Whether the peer says that it has applied the round."""
         digests = self.members[peer].digests
         return fragment < len(digests) and digests[fragment].version > round_
 
     def in_draw(self, fragment: int) -> frozenset[str]:
         """The peers to draw the groups of a fragment's rounds from: those that train or are about
-        to, and those that have ended the run. A pair that meets twice running ends it rounds before
-        others, and their draw must not change for that. A peer that is only suspected stays in:
-        else every suspicion would give every peer another partner."""
-        return frozenset(
-            member.peer
-            for member in self.members.values()
-            if member.live
-            and member.peer not in self.cut_off
-            and (
-                member.phase in (Phase.READY, Phase.TRAINING)
-                or (member.phase in (Phase.DONE, Phase.LEAVING) and fragment < len(member.digests))
-            )
-        )
+        to, and those that have ended the run, as a pair that meets twice running ends it early. One
+        that is only suspected stays in: else every suspicion would give every peer another
+        partner."""
+        ended = (m for m in self._in(Phase.DONE, Phase.LEAVING) if fragment < len(m.digests))
+        found = (*self._in(Phase.READY, Phase.TRAINING), *ended)
+        return frozenset(member.peer for member in found) - self.cut_off
 
     def gone(self, group: Collection[str]) -> bool:
-        """Whether none of a round's group is left for this peer: each is not live, cut off, or one
-        that this peer does without."""
+        """Whether none of a round's group is left: each is not live, cut off, or avoided by this
+        peer."""
         return not any(self.live(p) and p not in self.cut_off | self.avoided for p in group)
 
     def has_ended_before(self, peer: str, fragment: int, round_: int) -> bool:
         """Whether this peer ended the run with a later round than this, or has left before this
-        one: it holds this one with nobody any more. One that ended with this very round may still
-        be asked for its last word."""
+        one. One that ended with this very round may still be asked for its last word."""
         member = self.members.get(peer)
         if member is None or fragment >= len(member.digests):
             return False
@@ -179,11 +166,9 @@ class View:
         return member.phase is Phase.DONE and version > round_ + 1
 
     def reducer(self, order: Sequence[str]) -> str | None:
-        """The peer to reduce a shard now: the first of its order that is usable and that everybody
-        reaches, else the first that is usable.
-
-        Where the whole order is gone, a live peer that the order does not name stands in: else
-        those that the group left out would wait for ever."""
+        """The peer to reduce a shard now: the first usable one of its order that everybody reaches,
+        else the first usable. Where the whole order is gone another live peer stands in: else those
+        that the group left out would wait for ever."""
         usable = (peer for peer in order if self.usable(peer))
         if not self.apart:
             first = next(usable, None)
@@ -196,7 +181,6 @@ class View:
         return min((peer for peer in self.joinable() if self.usable(peer)), default=None)
 
     def reach(self, one: str, other: str) -> bool:
-        """Whether nothing is known to be between the two."""
         return (min(one, other), max(one, other)) not in self.unreachable
 
     @cached_property
@@ -212,44 +196,27 @@ class View:
     def _pairs(self, names: Callable[[Member], Collection[str]]) -> frozenset[Pair]:
         return frozenset(
             (min(member.peer, other), max(member.peer, other))
-            for member in self.members.values()
-            if member.live
+            for member in self._live
             for other in names(member)
             if other != member.peer and self.live(other)
         )
 
     def fastest_step_s(self) -> float:
         """What an inner step takes the fastest peer that trains; 0 when nobody has said. Of three
-        or more it is the second fastest: one's word alone would have all others take few steps."""
-        told = sorted(
-            member.step_s
-            for member in self.members.values()
-            if member.live and member.phase is Phase.TRAINING and member.step_s > 0
-        )
+        or more it is the second: one's word alone would have all others take few steps."""
+        told = sorted(m.step_s for m in self._in(Phase.TRAINING) if m.step_s > 0)
         return told[1] if len(told) > 2 else min(told, default=0.0)
 
     def arrived(self) -> frozenset[str]:
         """The live peers that have a model, or had: those that count for the start of a run."""
-        return frozenset(
-            member.peer
-            for member in self.members.values()
-            if member.live and member.phase is not Phase.STARTING
-        )
+        return frozenset(m.peer for m in self._live if m.phase is not Phase.STARTING)
 
     def joinable(self) -> frozenset[str]:
-        """The peers to lay the next round out over."""
-        return frozenset(
-            member.peer
-            for member in self.members.values()
-            if member.live
-            and member.phase in (Phase.READY, Phase.TRAINING)
-            and member.peer not in self.unreached
-        )
+        training = frozenset(m.peer for m in self._in(Phase.READY, Phase.TRAINING))
+        return training - self.unreached
 
 
-@lru_cache(maxsize=64)  # every shard of a round asks
-def _reached(group: frozenset[str], unreachable: frozenset[Pair]) -> frozenset[str]:
-    return reached_by_all(group, unreachable)
+_reached = lru_cache(maxsize=64)(reached_by_all)  # every shard of a round asks
 
 
 def alike(marks: Mapping[str, object]) -> tuple[tuple[str, ...], ...]:

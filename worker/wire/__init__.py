@@ -40,12 +40,10 @@ from murmuration.worker.wire.payloads import (
     root_of,
 )
 from murmuration.worker.wire.tensors import (
-    BLOCK_ELEMENTS,
     Again,
     WireError,
     are_finite,
     average,
-    bytes_tensor,
     check_values,
     decode,
     encode,
@@ -57,12 +55,10 @@ from murmuration.worker.wire.tensors import (
     split_state,
     state_hash,
     state_parts,
-    tensor_bytes,
     tensor_hash,
 )
 
 __all__ = [
-    "BLOCK_ELEMENTS",
     "HASH_BYTES",
     "MAX_FRAME_BYTES",
     "Again",
@@ -75,7 +71,6 @@ __all__ = [
     "WireError",
     "are_finite",
     "average",
-    "bytes_tensor",
     "check_name",
     "check_values",
     "claimed_sender",
@@ -106,7 +101,6 @@ __all__ = [
     "state_hash",
     "state_parts",
     "status_reply",
-    "tensor_bytes",
     "tensor_hash",
     "unpack_document",
 ]

@@ -34,26 +34,18 @@ def parse(kind: type[T], raw: bytes) -> T:
 
 @dataclass(frozen=True)
 class ReductionHeader:
-    """What begins a reduction.
-
-    Args:
-        joiners: peers to be in the next group beside those that contribute; of one shard a round.
-        last: the peer whose contribution came last.
-        factors: how far each contributor counts, where the norm limit has scaled one.
-        reducer: the peer that has computed it, which may not be the one that gives it.
-        roots, weights: of the contributors, as announced; no weights where all are 1.
-    """
+    """What begins a reduction."""
 
     contributors: tuple[str, ...]
-    joiners: tuple[str, ...]
+    joiners: tuple[str, ...]  # to be in the next group as well; of one shard a round
     codec: int
     total_bytes: int
     hash: int
-    last: str
-    factors: tuple[float, ...] = ()
-    reducer: str = ""
-    roots: tuple[bytes, ...] = ()
-    weights: tuple[int, ...] = ()
+    last: str  # the peer whose contribution came last
+    factors: tuple[float, ...] = ()  # how far each counts, where the norm limit has scaled one
+    reducer: str = ""  # that has computed it, which may not be the one that gives it
+    roots: tuple[bytes, ...] = ()  # of the contributors, as announced
+    weights: tuple[int, ...] = ()  # likewise; none where all are 1
 
     def root(self, peer: str) -> bytes:
         """What a peer has announced; nothing where it is none of the contributors."""
@@ -82,7 +74,6 @@ def unpack_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
 
 
 def status_reply(document: object) -> bytes:
-    """The answer of `Control/Status`."""
     return pb.StatusReply(document=documents.pack(document)).SerializeToString()
 
 
@@ -127,36 +118,19 @@ def refusal_kind(refused: pb.Refusal) -> str:
     return _REFUSAL_KINDS.get(refused.code, "invalid")
 
 
+_SAME = {each.name for each in fields(Member)} - {"digests", "signed"}
+
+
 def member_to_message(member: Member) -> pb.Member:
-    return pb.Member(
-        peer=member.peer,
-        address=member.address,
-        epoch=member.epoch,
-        incarnation=member.incarnation,
-        health=pb.Health.ValueType(member.health),
-        phase=pb.Phase.ValueType(member.phase),
-        heartbeat=member.heartbeat,
-        step=member.step,
-        step_s=member.step_s,
-        stage=member.stage,
-        profile=member.profile,
-        unreachable=member.unreachable,
-        idle=member.idle,
-        digests=[
-            pb.FragmentDigest(version=d.version, contributors=d.contributors, hash=d.hash)
-            for d in member.digests
-        ],
-    )
+    digests = [pb.FragmentDigest(**vars(digest)) for digest in member.digests]
+    return pb.Member(digests=digests, **{name: getattr(member, name) for name in _SAME})
 
 
 def signed_member_to_message(member: Member) -> pb.Member:
     """As its peer has signed it, and what this one says of its health."""
     assert member.signed is not None
-    return pb.Member(
-        health=pb.Health.ValueType(member.health),
-        signed=member.signed.words,
-        signature=member.signed.signature,
-    )
+    health, signed = pb.Health.ValueType(member.health), member.signed
+    return pb.Member(health=health, signed=signed.words, signature=signed.signature)
 
 
 def member_from_message(message: pb.Member) -> Member:
@@ -174,22 +148,13 @@ def member_from_message(message: pb.Member) -> Member:
         health, phase = Health(message.health), Phase(message.phase)
     except ValueError as error:
         raise WireError(f"peer {message.peer}: {error}") from error
-    return Member(
-        peer=message.peer,
-        address=message.address,
-        epoch=message.epoch,
-        incarnation=message.incarnation,
-        health=health,
-        phase=phase,
-        heartbeat=message.heartbeat,
-        step=message.step,
-        step_s=_seconds(message.step_s),
-        stage=message.stage,
-        profile=message.profile,
-        unreachable=tuple(message.unreachable),
-        idle=tuple(message.idle),
-        digests=tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests),
-    )
+    plain = {name: getattr(message, name) for name in _SAME}
+    plain |= {"health": health, "phase": phase}
+    plain |= {name: tuple(plain[name]) for name in ("unreachable", "idle")}
+    if not (math.isfinite(message.step_s) and message.step_s > 0):
+        plain["step_s"] = 0.0  # it is no duration
+    digests = tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests)
+    return Member(digests=digests, **plain)
 
 
 def check_name(name: str) -> None:
@@ -205,11 +170,6 @@ def counted_members(messages: Sequence[pb.Member]) -> Sequence[pb.Member]:
     if len(messages) > _MAX_PEERS:
         raise WireError(f"{len(messages)} peers in one message; at most {_MAX_PEERS}")
     return messages
-
-
-def _seconds(value: float) -> float:
-    """0 for what is no duration."""
-    return value if math.isfinite(value) and value > 0 else 0.0
 
 
 def _joining(raw: bytes) -> str | None:
@@ -256,29 +216,17 @@ def history_to_message(history: History) -> pb.History:
     """Each name stands in it once."""
     names = sorted({peer for each in history for *_, peers in each.parts for peer in peers})
     places = {name: place for place, name in enumerate(names)}
-    return pb.History(
-        peers=names,
-        rounds=[
-            pb.CountedRound(
-                round=each.round,
-                parts=[
-                    pb.CountedPart(
-                        start=start, stop=stop, contributors=[places[peer] for peer in peers]
-                    )
-                    for start, stop, peers in each.parts
-                ],
-            )
-            for each in history
-        ],
-    )
+    message = pb.History(peers=names)
+    for each in history:
+        parts = message.rounds.add(round=each.round).parts
+        for start, stop, peers in each.parts:
+            parts.add(start=start, stop=stop, contributors=[places[peer] for peer in peers])
+    return message
 
 
 def history_from_message(message: pb.History, elements: int, most_peers: int) -> History:
-    """Raises WireError: it fits no fragment of so many values, or is longer than any is.
-
-    Args:
-        most_peers: that can be named.
-    """
+    """Raises WireError: it fits no fragment of so many values, or is longer than any is, or names
+    more than `most_peers`."""
     if len(message.peers) > most_peers or len(message.rounds) > RECORDED_ROUNDS:
         raise WireError(f"a history of {len(message.peers)} peers, {len(message.rounds)} rounds")
     names = tuple(message.peers)
@@ -319,18 +267,13 @@ def lease_news_to_message(news: LeaseNews, run: int) -> pb.LeaseNews:
     for block, used in news.cursors.items():
         ledger = ledgers.setdefault(block.stream, pb.StreamLedger(stream=block.stream))
         ledger.cursors.append(pb.BlockCursor(number=block.number, used=used))
-    holdings = [
-        pb.BlockHolding(
-            peer=each.peer,
-            epoch=each.epoch,
-            sequence=each.sequence,
-            held=_messages(each.held),
-            asked=_messages(each.asked),
-            streams=[pb.OpenedStream(**stream._asdict()) for stream in each.streams],
-        )
-        for each in news.holdings
-    ]
-    return pb.LeaseNews(run=run, holdings=holdings, ledgers=ledgers.values())
+    message = pb.LeaseNews(run=run, ledgers=ledgers.values())
+    for each in news.holdings:
+        said = message.holdings.add(peer=each.peer, epoch=each.epoch, sequence=each.sequence)
+        said.held.extend(_messages(each.held))
+        said.asked.extend(_messages(each.asked))
+        said.streams.extend(pb.OpenedStream(**stream._asdict()) for stream in each.streams)
+    return message
 
 
 def lease_news_from_message(message: pb.LeaseNews, run: int) -> LeaseNews:

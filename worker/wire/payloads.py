@@ -30,11 +30,9 @@ _MOST_COLUMNS = 8
 
 @dataclass(frozen=True)
 class Payload:
-    """The encoding of a shard, ready to be sent any number of times.
-
-    `packed` holds zstd of each frame where that is smaller, and None where it is not; it is empty
-    when compressing was not tried.
-    """
+    """The encoding of a shard, ready to be sent any number of times. `packed` holds zstd of each
+    frame where that is smaller, and None where it is not; nothing where compressing was not
+    tried."""
 
     raw: memoryview
     hash: int
@@ -59,7 +57,6 @@ class Payload:
 
     @property
     def packed_bytes(self) -> int:
-        """Size on the wire."""
         if not self.packed:
             return len(self.raw)
         starts = range(0, len(self.raw), MAX_FRAME_BYTES)
@@ -72,11 +69,8 @@ class Payload:
 def frame_messages(
     kind: Kind, parts: Iterable[memoryview], offset: int = 0, frame_bytes: int = 0
 ) -> Iterator[tuple[bytes, int]]:
-    """Cuts the parts, one after another, into frames from `offset` on: of at most `frame_bytes`, or
-    else 1 MiB.
-
-    Yields each as a serialised message of the kind, and the size of its payload.
-    """
+    """Cuts the parts, one after another, into frames of at most `frame_bytes` (or 1 MiB) from
+    `offset` on. Yields each as a serialised message of the kind, and the size of its payload."""
     base, most = 0, frame_bytes or MAX_FRAME_BYTES
     for part in parts:
         for start in range(max(0, offset - base), len(part), most):
@@ -89,11 +83,8 @@ def payload_messages(
     kind: Kind, payload: Payload, offset: int = 0, frame_bytes: int = 0
 ) -> Iterator[tuple[bytes, int, int]]:
     """The frames of a payload from `offset` on; compressed ones begin at multiples of 1 MiB, others
-    are of at most `frame_bytes` where that is not 0.
-
-    Yields each as a serialised message, the size of what it carries, and how much of the raw
-    payload that stands for.
-    """
+    are of at most `frame_bytes` where that is not 0. Yields each as a serialised message, the size
+    of what it carries, and how much of the raw payload that stands for."""
     if not payload.packed or offset % MAX_FRAME_BYTES:
         for message, size in frame_messages(kind, [payload.raw], offset, frame_bytes):
             yield message, size, size
@@ -135,11 +126,8 @@ class Incoming:
         return self.received_bytes == self.total_bytes
 
     def add(self, frame: pb.Frame) -> tuple[int, int]:
-        """Takes a frame; returns the size of what it carried, and of what that stands for.
-
-        Raises:
-            Again: the frame is out of place, too large, or its bytes have changed.
-        """
+        """Takes a frame; returns the size of what it carried, and of what that stands for. Raises
+        Again: it is out of place, too large, or its bytes have changed."""
         carried = frame.payload  # once: each access makes a copy
         size = frame.raw_bytes or len(carried)
         if frame.offset != self.received_bytes:
@@ -168,11 +156,8 @@ class Incoming:
 def frame_message(
     kind: Kind, offset: int, piece: memoryview, raw_bytes: int = 0, columns: int = 1
 ) -> bytes:
-    """A frame as a serialised message of the kind.
-
-    Field by field, because that copies the payload once where the generated code does thrice; 0
-    is left out.
-    """
+    """A frame as a serialised message of the kind. Field by field, because that copies the payload
+    once where the generated code does thrice; 0 is left out."""
     outer = kind.DESCRIPTOR.fields_by_name["frame"].number
     at = b"\x08" + _varint(offset) if offset else b""
     head = at + b"\x12" + _varint(len(piece))
@@ -184,7 +169,6 @@ def frame_message(
 
 
 def _varint(value: int) -> bytes:
-    """Protobuf's encoding of an unsigned number."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -205,10 +189,8 @@ _contexts = _Contexts()
 
 
 def pack(units: memoryview, unit_bytes: int) -> bytes:
-    """zstd of the columns of units: first the first byte of every one, then the second, ...
-
-    Each column begins a block of its own, so that its bytes are coded by their own frequencies.
-    """
+    """zstd of the columns of units: first the first byte of every one, then the second, ... Each
+    column begins a block of its own, so that its bytes are coded by their own frequencies."""
     compressor = _contexts.compressor
     whole = len(units) // unit_bytes * unit_bytes if unit_bytes > 1 else 0
     if whole == 0:
@@ -217,10 +199,8 @@ def pack(units: memoryview, unit_bytes: int) -> bytes:
     stream = compressor.compressobj(size=len(units))
     packed = []
     for column in np.ascontiguousarray(flat[:whole].reshape(-1, unit_bytes).T):
-        packed += [
-            stream.compress(column.tobytes()),
-            stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK),
-        ]
+        packed.append(stream.compress(column.tobytes()))
+        packed.append(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
     return b"".join((*packed, stream.compress(flat[whole:].tobytes()), stream.flush()))
 
 
@@ -237,16 +217,11 @@ def unpack(packed: bytes, size: int, columns: int) -> memoryview:
         raise Again(f"a damaged zstd frame: {error}") from error
     if columns > _MOST_COLUMNS:
         raise Again(f"a frame of {columns} columns; at most {_MOST_COLUMNS}")
-    return _units(plain, columns)
-
-
-def _units(columns: bytes, unit_bytes: int) -> memoryview:
-    """The units of such columns."""
-    whole = len(columns) // unit_bytes * unit_bytes if unit_bytes > 1 else 0
+    whole = len(plain) // columns * columns if columns > 1 else 0
     if whole == 0:
-        return memoryview(columns)
-    flat = np.frombuffer(columns, np.uint8)
-    units = flat[:whole].reshape(unit_bytes, -1).T.ravel()
+        return memoryview(plain)
+    flat = np.frombuffer(plain, np.uint8)
+    units = flat[:whole].reshape(columns, -1).T.ravel()
     return np.concatenate((units, flat[whole:])).data
 
 
@@ -274,15 +249,12 @@ class Leaves:
         return -(-self.elements // self.size)
 
     def bounds(self, leaf: int) -> tuple[int, int]:
-        """The values in a leaf, from and to."""
         return leaf * self.size, min(self.elements, (leaf + 1) * self.size)
 
 
 class Commitment:
-    """One peer's contribution to a shard, of which it can show any leaf. any thread.
-
-    Args: payload: the encoded shard; weight: what it counts.
-    """
+    """One peer's contribution to a shard, of which it can show any leaf. Any thread. Args: weight:
+    what it counts."""
 
     def __init__(self, codec: Codec, leaves: Leaves, payload: memoryview, weight: int) -> None:
         self._codec, self._leaves, self._payload = codec, leaves, payload

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 import xxhash
@@ -45,8 +46,8 @@ def is_finite(values: Tensor) -> bool:
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """The same of tensors of any floating type and shape, on any device; of one that is sharded, of
-    the shard that is here."""
+    """The same of tensors of any floating type, shape and device; of a sharded one, of the shard
+    here."""
     here = (each.to_local() if hasattr(each, "to_local") else each for each in tensors)
     # All of them before any is looked at: that waits for the device.
     norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in here]
@@ -58,7 +59,6 @@ def are_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def encoded_bytes(codec: Codec, elements: int, exact: int = 0) -> int:
-    """Size of the encoding of `elements` values."""
     return codec.encoded_bytes(elements - exact) + _EXACT.encoded_bytes(exact)
 
 
@@ -79,10 +79,8 @@ def encoding_error(codec: Codec, payload: memoryview, values: Tensor, *, exact: 
 
 
 def check_values(codec: Codec, payload: memoryview, elements: int, *, exact: int = 0) -> float:
-    """The norm of encoded values, without integers.
-
-    Raises WireError unless all are finite and of sane size.
-    """
+    """The norm of encoded values, without integers. Raises WireError: some are not finite, or too
+    large."""
     squares = 0.0
     for start, stop in _blocks(elements - exact):
         block = _decode(codec, payload, start, stop)
@@ -102,14 +100,8 @@ def average(
     *,
     exact: int = 0,
 ) -> Tensor:
-    """The mean of encoded values, in the order given, block by block; integers of the first.
-
-    Args:
-        mean_of: of the decoded values of a block.
-
-    Raises:
-        WireError: no encoder writes such bytes.
-    """
+    """The mean of encoded values, in the order given, block by block; integers of the first. Args:
+    mean_of: of the decoded values of a block. Raises WireError: no encoder writes such bytes."""
     mean = torch.empty(elements, dtype=torch.float32, device="cpu")
     for start, stop in _blocks(elements - exact):
         mean[start:stop] = mean_of(_decode(codec, payload, start, stop) for payload in payloads)
@@ -132,7 +124,6 @@ def decode(codec: Codec, payload: memoryview, elements: int, *, exact: int = 0) 
 
 
 def state_parts(anchor: Tensor, momentum: Tensor) -> list[memoryview]:
-    """The bytes of a fragment's state, as Fetch carries them."""
     return [tensor_bytes(anchor), tensor_bytes(momentum)]
 
 
@@ -164,12 +155,12 @@ def _decode(codec: Codec, payload: memoryview, start: int, stop: int) -> Tensor:
 
 
 def hash64(payload: bytes | bytearray | memoryview) -> int:
-    """xxh3-64 of some bytes."""
     return xxhash.xxh3_64_intdigest(payload)
 
 
-def group_hash(group: Sequence[str]) -> int:
-    """Hash of the group that lays out a round."""
+@lru_cache(maxsize=256)  # every offer of a shard asks
+def group_hash(group: tuple[str, ...]) -> int:
+    """Tells a group that lays out a round from another."""
     return hash64("\n".join(group).encode())
 
 

@@ -14,6 +14,7 @@ from murmuration.algorithms.fragments import Fragment, TensorSpec, layer_of, par
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.reducers import reducer_orders
 from murmuration.worker import wire
+from murmuration.worker.wire import tensors
 
 NAMES = tuple(codec.name for codec in CODECS)
 PLANS = st.builds(
@@ -95,7 +96,7 @@ def test_shards_are_even_and_begin_where_blocks_of_both_codecs_do(
     st.sampled_from(NAMES),
     st.integers(0, 9_000),
     st.integers(1, 6),
-    st.sampled_from([4096, 8192, wire.BLOCK_ELEMENTS]),
+    st.sampled_from([4096, 8192, tensors.BLOCK_ELEMENTS]),
     st.integers(0, 99),
 )
 def test_the_mean_of_each_element_is_that_of_the_whole_whatever_the_shards_and_blocks(
@@ -110,7 +111,7 @@ def test_the_mean_of_each_element_is_that_of_the_whole_whatever_the_shards_and_b
 
     arrived = torch.full((elements,), torch.nan)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "BLOCK_ELEMENTS", block)
+        patch.setattr(tensors, "BLOCK_ELEMENTS", block)
         for start, stop in plan.shard_bounds(elements, peers):
             payloads = [wire.encode(up, values[start:stop]) for values in contributions]
             for payload in payloads:
@@ -127,9 +128,9 @@ def test_what_an_encoding_has_left_out_makes_it_whole(codec: str, elements: int)
     own = codec_by_name(codec)
     payload = wire.encode(own, values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "BLOCK_ELEMENTS", 4096)
+        patch.setattr(tensors, "BLOCK_ELEMENTS", 4096)
         error = wire.encoding_error(own, payload, values)
-    assert torch.equal(error, values - own.decode(wire.bytes_tensor(payload), elements))
+    assert torch.equal(error, values - own.decode(tensors.bytes_tensor(payload), elements))
 
 
 @pytest.mark.parametrize("codec", NAMES)
@@ -172,7 +173,9 @@ def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
 
 def test_limbs_that_are_not_finite_are_refused() -> None:
     e3m0, values = codec_by_name("e3m0"), torch.tensor([1.0, 2.0, torch.nan])
-    payload = wire.tensor_bytes(torch.cat((e3m0.encode(values[:2]), values[2:].view(torch.uint8))))
+    payload = tensors.tensor_bytes(
+        torch.cat((e3m0.encode(values[:2]), values[2:].view(torch.uint8)))
+    )
     for read in (
         lambda: wire.check_values(e3m0, payload, 3, exact=1),
         lambda: wire.decode(e3m0, payload, 3, exact=1),

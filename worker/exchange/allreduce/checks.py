@@ -12,7 +12,7 @@ seen so tells the others which leaf to look at: they believe what they compute, 
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ Caught = tuple[str, str]
 
 @dataclass(frozen=True)
 class Given:
-    """The mean of a shard, as its reducer itself gave it to this peer."""
+    """The mean of a shard, as its own reducer gave it to this peer."""
 
     key: ShardKey
     shard: ShardRange
@@ -52,33 +52,27 @@ class Given:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A leaf of `elements` values, one of `count`, to be checked: its encoded mean, that of the
-    round before if something of it may be left, and what this peer has contributed."""
+    """A leaf of `elements` values, one of `count`, to be checked."""
 
     given: Given
     leaf: int
     count: int
     elements: int
-    mean: memoryview
-    before: memoryview | None
-    own: Shown | None
+    mean: memoryview  # encoded
+    before: memoryview | None  # that of the round before, if something of it may be left
+    own: Shown | None  # what this peer has contributed
 
 
 class Checks:
     """What this peer has contributed and can show, and its checks of others. io thread only.
 
-    Args:
-        shards: that this peer reduces: they know who has gone on to later rounds.
-        reductions: that it has been given.
+    Args: shards: that this peer reduces; reductions: that it has been given.
     """
 
     open_to: Callable[[str], Stream]  # how to reach another peer, as the contributor does
 
     def __init__(
-        self,
-        context: Context,
-        shards: ReducedShards,
-        reductions: Mapping[ShardKey, wire.Reduction],
+        self, context: Context, shards: ReducedShards, reductions: Mapping[ShardKey, wire.Reduction]
     ) -> None:
         self._context, self._shards, self._reductions = context, shards, reductions
         self.doubts, self._tasks = Doubts(), Tasks()
@@ -94,12 +88,11 @@ class Checks:
         await self._tasks.close()
 
     def commitment(self, shard: ShardRange, payload: memoryview, weight: int) -> wire.Commitment:
-        """To a contribution. Any thread."""
         return wire.Commitment(self._context.codec, self._leaves(shard), payload, weight)
 
     def contributes(self, fragment: int, keys: Sequence[ShardKey]) -> None:
         """This peer begins a round with contributions to these shards, which it can show until its
-        next has ended: by then all that are in that one have ended this one, and have asked."""
+        next has ended: all that are in that one have asked by then."""
         self._own[fragment] = [*self._own.get(fragment, [])[-2:], dict.fromkeys(keys)]
         oldest = keys[0].round - KEPT_ROUNDS if keys else 0
         for of_shards in (self._announced, self._hints):
@@ -129,8 +122,8 @@ class Checks:
     # ------------------------------------------------------------------------- for other peers
 
     async def serve(self, request: pb.CheckRequest, stream: Stream) -> None:
-        """Answers another peer's check, with nothing for what is not here any more; or looks where
-        that peer has seen a false mean."""
+        """Answers another peer's check, with nothing for what is gone; or looks where a false mean
+        was seen."""
         most = max(map(len, self._own.get(request.fragment, [])), default=0)
         for asked in request.leaves[:most]:
             key = ShardKey(request.fragment, request.round, asked.shard)
@@ -143,7 +136,6 @@ class Checks:
             await stream.send(answer.SerializeToString())
 
     def _shown(self, key: ShardKey, root: bytes, leaf: int) -> Shown | None:
-        """A leaf of this peer's own contribution that has this root."""
         for own in self._own.get(key.fragment, ()):
             if (commitment := own.get(key)) and commitment.root == root:
                 return commitment.shown(leaf)
@@ -160,7 +152,6 @@ class Checks:
             self._tasks.spawn(self._check([drawn]))
 
     async def _tell_of(self, drawn: _Drawn) -> None:
-        """Tells the others where to look."""
         request = self._request("", drawn.given.key, [drawn])
         request.hint = True
 
@@ -179,19 +170,18 @@ class Checks:
         return wire.Leaves.of(shard.stop - shard.start - shard.exact, codecs)
 
     def _draw(self, fragment: int, given: Iterable[Given]) -> list[_Drawn]:
-        """A leaf of a mean of each reducer, as far as the bytes allow; and those that others have
-        told of."""
+        """Draws a leaf of a mean of each reducer, as far as the bytes allow, and adds hints."""
         context, rng, drawn = self._context, self._context.rng, list[_Drawn]()
-        by_reducer: dict[str, list[Given]] = {}
+        by_reducer = defaultdict[str, list[Given]](list)
         for each in given:
-            by_reducer.setdefault(each.header.reducer, []).append(each)
+            by_reducer[each.header.reducer].append(each)
             if each.key in self._hints:
                 drawn += filter(None, [self._drawn(each, self._hints[each.key])])
         left = max(_LEAST_BYTES, _SHARE * 2 * context.contribution_bytes(fragment))
         for reducer in rng.sample(sorted(by_reducer), len(by_reducer)):
             each = rng.choice(by_reducer[reducer])
-            found = self._drawn(each, rng.randrange(max(1, self._leaves(each.shard).count)))
-            if found is not None:
+            leaf = rng.randrange(max(1, self._leaves(each.shard).count))
+            if (found := self._drawn(each, leaf)) is not None:
                 leaf_bytes = context.codec.encoded_bytes(found.elements) + _OVERHEAD_BYTES
                 one = leaf_bytes * len(each.header.contributors)
                 if left < one * rng.random():  # of small fragments one in some rounds
@@ -244,7 +234,6 @@ class Checks:
                     await self._tell_of(each)
 
     def _request(self, of: str, key: ShardKey, drawn: Iterable[_Drawn]) -> pb.CheckRequest:
-        """Args: of: the contributor that is asked to show these leaves."""
         leaf = pb.CheckRequest.Leaf
         return pb.CheckRequest(
             run=self._context.run,
@@ -262,8 +251,15 @@ class Checks:
         key = drawn[0].given.key
         wanted = [each for each in drawn if peer in each.given.header.contributors]
         shown: dict[ShardKey, Shown] = {}
+        request, answers = self._request(peer, key, wanted), list[pb.CheckedLeaf]()
         with suppress(TransportError, TimeoutError, wire.WireError):
-            answers = await self._again(peer, self._request(peer, key, wanted), len(wanted))
+            for tried in range(1, _TRIES):  # an honest peer's stream may break
+                with suppress(TransportError):
+                    answers = await self._answers(peer, request, len(wanted))
+                    break
+                await asyncio.sleep(tried * self._context.config.retry_s)
+            else:
+                answers = await self._answers(peer, request, len(wanted))
             shown = {
                 each.given.key: (answer.payload, answer.path)
                 for each, answer in zip(wanted, answers, strict=False)
@@ -274,21 +270,14 @@ class Checks:
         excused |= all(me not in each.given.header.contributors for each in wanted)  # it came late
         return None if not shown and excused else shown
 
-    async def _again(self, peer: str, request: pb.CheckRequest, count: int) -> list[pb.CheckedLeaf]:
-        """As `_answers`; a stream that breaks is tried again, for an honest peer's may."""
-        for tried in range(1, _TRIES):
-            with suppress(TransportError):
-                return await self._answers(peer, request, count)
-            await asyncio.sleep(tried * self._context.config.retry_s)
-        return await self._answers(peer, request, count)
-
     async def _answers(
         self, peer: str, request: pb.CheckRequest, count: int
     ) -> list[pb.CheckedLeaf]:
-        """Raises TransportError, TimeoutError, WireError."""
         stream, found = self.open_to(peer), list[pb.CheckedLeaf]()
         try:
-            async with asyncio.timeout(self._shards.answer_s(request.fragment, peer)):
+            fragment, shards = request.fragment, self._shards  # it may be as late as a contribution
+            within_s = shards.patience.habit_s(fragment) + shards.transfer_s(fragment, [peer])
+            async with asyncio.timeout(within_s):
                 await stream.send(pb.ExchangeUp(check=request).SerializeToString())
                 await stream.done()
                 while len(found) < count and (raw := await stream.receive()) is not None:
@@ -300,7 +289,6 @@ class Checks:
     async def _judged(
         self, drawn: _Drawn, answers: Mapping[str, Mapping[ShardKey, Shown] | None]
     ) -> list[Caught]:
-        """Which peers have lied about a leaf."""
         me, given, caught, raws = self._context.me, drawn.given, list[Caught](), list[bytes]()
         header, key, reducer = given.header, given.key, given.header.reducer
         weights = header.weights or (1,) * len(header.contributors)
@@ -351,15 +339,11 @@ class Checks:
 def _hides(
     peer: str, drawn: _Drawn, answers: Mapping[str, Mapping[ShardKey, Shown] | None]
 ) -> bool | None:
-    """Whether a contributor does not show a leaf that most others show; None: nothing follows.
-
-    One that has begun a later round has nothing to show any more. Then it is this peer that asks
-    late, and most others have begun it too."""
-    shows = {
-        each: drawn.given.key in shown
-        for each in drawn.given.header.contributors
-        if (shown := answers.get(each)) is not None
-    }
+    """Whether a contributor does not show a leaf that most others show; None: nothing follows. One
+    that has begun a later round has nothing to show any more; most others have begun it too
+    then."""
+    key, told = drawn.given.key, drawn.given.header.contributors
+    shows = {each: key in shown for each in told if (shown := answers.get(each)) is not None}
     own = shows.pop(peer, None)
     if own is False and 2 * sum(shows.values()) > len(shows):
         return True

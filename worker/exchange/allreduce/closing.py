@@ -64,7 +64,7 @@ class Patience:
     apart, and for a twentieth of a usual round. While the round overlaps inner steps nobody
     waits; half of that time is left for the way back.
 
-    Args: most_s: the longest; also of a fragment of which no round is known; plan: of the run.
+    Args: most_s: the longest; also of a fragment of which no round is known.
     """
 
     def __init__(self, most_s: float, plan: "Plan") -> None:
@@ -76,8 +76,8 @@ class Patience:
         self._long: dict[int, deque[int]] = {}
 
     def has_quorum(self, fragment: int, round_: int, now: float, spread_s: float = 0.0) -> None:
-        """Most contributions to a shard are here at monotonic time `now` (s), and so many seconds
-        ago the first quarter was."""
+        """Most contributions to a shard are here at monotonic time `now` (s); `spread_s` ago the
+        first quarter was."""
         ended = self._ended.get(fragment)
         if ended is not None and ended[0] == round_ - 1:
             del self._ended[fragment]
@@ -85,20 +85,19 @@ class Patience:
             self._spreads_s.setdefault(fragment, deque(maxlen=_REMEMBERED)).append(spread_s)
 
     def ends(self, fragment: int, round_: int, now: float) -> None:
-        """A shard of the round closes."""
         ended = self._ended.get(fragment)
         if ended is None or ended[0] != round_:
             self._ended[fragment] = round_, now
 
     def waited_for_reducers(self, fragment: int, round_: int, now: float, seconds: float) -> None:
-        """The last mean of a round is here, so many seconds after half of them."""
+        """The last mean of a round is here, this many seconds after half of them."""
         self.waited(fragment, round_, seconds / OVERDUE)
         ended = self._ended.get(fragment)
         if ended is not None and ended[0] == round_ and seconds > 0:
             self._ended[fragment] = round_, min(now, ended[1] + seconds)
 
     def waited(self, fragment: int, round_: int, seconds: float) -> None:
-        """A round has waited so long for late peers, whether they have come or not."""
+        """A round has waited this long for late peers, whether they have come or not."""
         long = self._long.setdefault(fragment, deque(maxlen=_SPARED))
         if round_ not in long and seconds > self.habit_s(fragment):
             long.append(round_)
@@ -126,66 +125,45 @@ class Patience:
 
 @dataclass(eq=False)
 class PeerContribution:
-    """What one peer gives to one shard.
-
-    Args: incoming: its bytes; stream: the one that they come on; whole: its values are verified.
-    """
-
     incoming: "Incoming"
     weight: int
     norm: float
     root: bytes = b""
-    stream: object = None
-    whole: bool = False
-
-    @property
-    def mark(self) -> tuple[int, float]:
-        """Of a shard and the whole: where no sample has touched a shard, it alone may be equal."""
-        return self.incoming.hash, self.norm
+    stream: object = None  # that it comes on
+    whole: bool = False  # its values are here, and verified
 
 
 @dataclass(frozen=True)
 class DueMean:
-    """A mean to compute: the contributions in this order, each times its factor.
-
-    Args:
-        attempt: tells it from others of the same shard.
-        alike: groups that contribute the same, bit for bit.
-        left_out: peers in quarantine, whose contributions do not count.
-        late: the peers that were waited for in vain, or for longer than one may in each round.
-        last: the peer whose contribution came last.
-    """
+    """A mean to compute: the contributions in this order, each times its factor."""
 
     key: ShardKey
-    attempt: int
+    attempt: int  # tells it from others of the same shard
     shard: ShardRange
     contributors: Group
     inputs: tuple["Incoming", ...]
     weights: tuple[int, ...]
     roots: tuple[bytes, ...]
     factors: tuple[float, ...]
-    alike: tuple[Group, ...]
-    left_out: Group
-    late: Group
+    alike: tuple[Group, ...]  # groups that contribute the same, bit for bit
+    left_out: Group  # peers in quarantine, whose contributions do not count
+    late: Group  # that were waited for in vain, or for longer than one may in each round
     joiners: Group
-    last: str
+    last: str  # the peer whose contribution came last
 
 
 @dataclass(eq=False)
 class OpenShard:
-    """`begun`: a contribution has been whole here; `contributors` came at these times; `computing`
-    numbers the mean on its way; a quarter of the awaited, and a quorum, were here at these times.
-    """
+    """Times in monotonic seconds."""
 
     contributions: dict[str, PeerContribution] = field(default_factory=dict)
-    contributors: dict[str, float] = field(default_factory=dict)
-    begun: bool = False
-    quarter_at: float | None = None
+    contributors: dict[str, float] = field(default_factory=dict)  # by when they came
+    begun: bool = False  # a contribution has been whole here
+    quarter_at: float | None = None  # when a quarter of the awaited were here
     quorum_at: float | None = None
-    computing: int | None = None
+    computing: int | None = None  # the attempt that is on its way
 
     def contributed(self, peer: str, now: float) -> None:
-        """All that the peer gives is here and verified, at monotonic time `now` (s)."""
         self.begun = True
         self.contributors.pop(peer, None)
         self.contributors[peer] = now
@@ -199,9 +177,9 @@ class ReducedShards:
         self.view = View()
         self.closed: set[ShardKey] = set()
         self.given: set[ShardKey] = set()  # of these, to others
-        self._versions: dict[int, int] = {}
+        self.versions: dict[int, int] = {}  # by fragment, of this peer's own state
         self._groups: dict[tuple[int, int], Group] = {}
-        self._open: dict[ShardKey, OpenShard] = {}
+        self.open: dict[ShardKey, OpenShard] = {}
         self._attempts = count(1)
         self.patience = Patience(self._config.grace_s, context.plan)
         self._passed_over: defaultdict[ShardKey, set[str]] = defaultdict(set)
@@ -210,28 +188,16 @@ class ReducedShards:
         self._norms: dict[tuple[int, int], dict[str, float]] = {}
         self._took_s: dict[tuple[int, str], float] = {}  # its last contribution, to come here
 
-    def version(self, fragment: int) -> int | None:
-        """Of this peer's own state; None as long as it has none."""
-        return self._versions.get(fragment)
-
     def group(self, key: ShardKey) -> Group | None:
         """The group that lays out the round, as far as this peer knows it."""
         return self._groups.get((key.fragment, key.round))
 
-    def get(self, key: ShardKey) -> OpenShard | None:
-        return self._open.get(key)
-
-    def open(self, key: ShardKey) -> OpenShard:
-        """The shard, open from now on if it was not."""
-        return self._open.setdefault(key, OpenShard())
-
     def announced(self, key: ShardKey, peer: str, norm: float) -> None:
-        """The norm of what a peer contributes to a round."""
         self._norms.setdefault((key.fragment, key.round), {})[peer] = norm
 
     def most_norm(self, key: ShardKey, contributors: Group) -> float:
-        """The largest norm that a mean of the shard can have, by what each of these contributors
-        has announced to this peer itself; infinite where too few have."""
+        """The largest norm that a mean of the shard can have, by what its contributors have
+        announced to this peer itself; infinite where too few have."""
         plan = self._layout.plan
         most = self._most_norm(key.fragment, key.round, contributors)
         if plan.keeps_reduction_residual:  # of means before: what their encoding has left out
@@ -253,8 +219,8 @@ class ReducedShards:
         return most_norm(list(norms.values()), missing, self._config.norm_limit)
 
     def least_factor(self, key: ShardKey, contributors: Group, own: float) -> float:
-        """The least that a mean of these contributors counts of this peer's contribution, whose
-        norm is `own`, by what they have announced to this peer itself; 0 where too few have."""
+        """The least that a mean of these counts of this peer's contribution, whose norm is `own`,
+        by what they have announced to this peer itself; 0 where too few have."""
         known = self._norms.get((key.fragment, key.round), {})
         norms = [own if peer == self._me else known.get(peer) for peer in contributors]
         found = [each for each in norms if each is not None]
@@ -269,27 +235,22 @@ class ReducedShards:
             self._took_s[key.fragment, peer] = seconds
 
     def transfer_s(self, fragment: int, peers: Iterable[str]) -> float:
-        """How long it takes to get to the slowest of these and back, by their last contributions;
-        at most, and for one that has given nothing yet, what the payload takes at the floor."""
+        """How long it takes to get to the slowest of these and back, by their last contributions.
+        It is at most what the payload takes at the floor."""
         floor_s = self._layout.transfer_s(fragment)
         others = (peer for peer in peers if peer != self._me)
         took_s = (2 * self._took_s.get((fragment, peer), floor_s) for peer in others)
         return min(floor_s, max(took_s, default=0.0))
 
-    def begun(self, key: ShardKey) -> bool:
-        """Whether something that counts is here."""
-        return (entry := self._open.get(key)) is not None and entry.begun
-
     def awaited(self, key: ShardKey) -> set[str]:
-        """The peers that have not contributed yet to an open shard."""
-        entry, group = self._open.get(key), self.group(key)
+        entry, group = self.open.get(key), self.group(key)
         if entry is None or group is None:
             return set()
         return self._expected(key, group) - entry.contributors.keys()
 
     def admits(self, peer: str, group: Group) -> bool:
-        """Whether what the peer gives counts in a round of this group: where it is of the group,
-        or none of the group is left, whom others could leave the round to."""
+        """Whether what the peer gives counts in a round of this group. One that is not of the
+        group does where none of the group is left."""
         return peer in group or self.view.gone(group)
 
     def peer_to_ask(self, key: ShardKey, order: Sequence[str]) -> str | None:
@@ -311,11 +272,8 @@ class ReducedShards:
         return next((peer for peer in over if self.view.usable(peer)), None)
 
     def above(self, key: ShardKey, group: Group) -> str | None:
-        """The peer that is to reduce the shard in place of this one, if any.
-
-        That somebody does not reach this peer moves nothing which has begun here, unless that one
-        is awaited.
-        """
+        """The peer that is to reduce the shard in place of this one, if any. That somebody does not
+        reach this peer moves nothing which has begun here, unless that one is awaited."""
         view, passed_over = self.view, self._passed_over.get(key, ())
         order = self._layout.orders(key.fragment, group)[key.shard]
         order = tuple(peer for peer in order if peer not in passed_over)
@@ -324,7 +282,7 @@ class ReducedShards:
             return self.further(key, order)
         if best is None:
             return None
-        if (entry := self._open.get(key)) is not None and entry.begun:
+        if (entry := self.open.get(key)) is not None and entry.begun:
             before = takewhile(lambda peer: peer != self._me, order)
             awaited = self._expected(key, group) - entry.contributors.keys()
             moves = any(view.usable(peer) for peer in before)
@@ -340,45 +298,36 @@ class ReducedShards:
         avoided = self._quarantine.liars.union(own.idle if own else ()) - {self._me}
         self.view = view = replace(view, avoided=avoided)
         self._took_s = {at: took_s for at, took_s in self._took_s.items() if view.live(at[1])}
-        handed_back = [
-            key
-            for key, entry in self._open.items()
-            if (group := self.group(key)) is not None
-            and entry.begun
-            and entry.computing is None
-            and self.above(key, group)
-        ]
-        for key in handed_back:
-            del self._open[key]
+        for key, entry in list(self.open.items()):
+            movable = entry.begun and entry.computing is None
+            if movable and (group := self.group(key)) is not None and self.above(key, group):
+                del self.open[key]
 
     def pass_over(self, key: ShardKey, peer: str) -> None:
-        """The peer has not reduced the shard in time: the next of its order does."""
         self._passed_over[key].add(peer)
 
     def advanced(self, fragment: int, version: int, group: Group) -> list[ShardKey]:
         """This peer's state is at `version`, and `group` lays out that round. Where it was further,
-        it has gone back to the state of the others, and those rounds are to come; what it has
-        given of them to others stays as it is. Returns the shards to forget."""
+        it has gone back, and those rounds are to come; what it has given of them stays. Returns the
+        shards to forget."""
         afresh = self._groups.get((fragment, version), group) != group
-        back = version < self._versions.get(fragment, version)
+        back = version < self.versions.get(fragment, version)
         oldest = version - KEPT_ROUNDS
+        known = (key for key in (*self.open, *self.closed) if key.fragment == fragment)
         forgotten = [
             key
-            for key in (*self._open, *self.closed)
-            if key.fragment == fragment
-            and (
-                key.round < oldest
-                or (afresh and key.round == version)
-                or (back and key.round >= version and key not in self.given)
-            )
+            for key in known
+            if key.round < oldest
+            or (afresh and key.round == version)
+            or (back and key.round >= version and key not in self.given)
         ]
         for key in forgotten:
-            self._open.pop(key, None)
+            self.open.pop(key, None)
             self.closed.discard(key)
             self.given.discard(key)
         for key in [k for k in self._passed_over if k.fragment == fragment and k.round < version]:
             del self._passed_over[key]
-        self._versions[fragment] = version
+        self.versions[fragment] = version
         self._groups[fragment, version] = group
         for of_rounds in (self._groups, self._norms):
             for at in [
@@ -388,33 +337,33 @@ class ReducedShards:
         return forgotten
 
     def learned(self, key: ShardKey) -> bool:
-        """A reduction of the shard is known. Returns whether to keep it: the first that is known
-        here is the shard's, as others may have it by now."""
+        """A reduction of the shard is known. Returns whether to keep it: others may have the first
+        that was known here by now."""
         if key in self.closed:
             return False
         self.closed.add(key)
-        if entry := self._open.pop(key, None):  # what counted needs no memory any more
+        if entry := self.open.pop(key, None):  # what counted needs no memory any more
             late = {peer: each for peer, each in entry.contributions.items() if not each.whole}
             entry.contributions = late
         return True
 
     def computed(self, key: ShardKey, attempt: int, *, failed: bool = False) -> bool:
         """A mean that was due is done, or has failed. Returns whether to keep it."""
-        entry = self._open.get(key)
+        entry = self.open.get(key)
         if key in self.closed or entry is None or entry.computing != attempt:
             return False  # learned meanwhile, laid out afresh, or handed back
-        if failed:  # the shard must not stay closed to peers that try again
-            del self._open[key]
-            return False
-        return self.learned(key)
+        if not failed:
+            return self.learned(key)
+        del self.open[key]  # it must not stay closed to peers that try again
+        return False
 
     # ------------------------------------------------------------------------------------ closing
 
     def close(self, now: float) -> list[DueMean]:
-        """The means that are due at monotonic time `now` (s)."""
+        """Returns the means that are due at monotonic time `now` (s)."""
         return [
             self._compute(key, entry, group, now)
-            for key, entry in sorted(self._open.items(), key=lambda item: item[0])
+            for key, entry in sorted(self.open.items(), key=lambda item: item[0])
             if (group := self.group(key)) is not None and self._is_due(key, entry, group, now)
         ]
 
@@ -450,23 +399,23 @@ class ReducedShards:
             self.patience.waited(key.fragment, key.round, waited_s)
             if len(group) > 2:  # of two nobody knows which is the slow one
                 came_s = self.patience.habit_s(key.fragment) + entry.quorum_at
-                late |= {
-                    peer
-                    for peer in expected.intersection(entry.contributors)
-                    if entry.contributors[peer] > came_s + self.transfer_s(key.fragment, [peer])
-                }
+                for peer in expected.intersection(entry.contributors):
+                    if entry.contributors[peer] > came_s + self.transfer_s(key.fragment, [peer]):
+                        late.add(peer)
         entry.computing = next(self._attempts)
         contributors, factors, left_out = self._held_to_norms(key, entry)
+        given = entry.contributions
         return DueMean(
             key=key,
             attempt=entry.computing,
             shard=self._layout.shards(key.fragment, group)[key.shard],
             contributors=contributors,
-            inputs=tuple(entry.contributions[peer].incoming for peer in contributors),
-            weights=tuple(entry.contributions[peer].weight for peer in contributors),
-            roots=tuple(filter(None, (entry.contributions[peer].root for peer in contributors))),
+            inputs=tuple(given[peer].incoming for peer in contributors),
+            weights=tuple(given[peer].weight for peer in contributors),
+            roots=tuple(filter(None, (given[peer].root for peer in contributors))),
             factors=factors,
-            alike=alike({peer: entry.contributions[peer].mark for peer in contributors}),
+            # By the shard and the whole: a shard that no sample has touched may well be equal.
+            alike=alike({p: (given[p].incoming.hash, given[p].norm) for p in contributors}),
             left_out=left_out,
             late=tuple(sorted(late)),
             joiners=self._joiners(key, group, contributors),
@@ -486,10 +435,9 @@ class ReducedShards:
     def _held_to_norms(
         self, key: ShardKey, entry: OpenShard
     ) -> tuple[Group, tuple[float, ...], Group]:
-        """(the contributors that count, the factor of each, those in quarantine).
-
-        In the mean that ends a run, where most have nothing left to give, nobody else moves the
-        model: no limit is known then."""
+        """(the contributors that count, the factor of each, those in quarantine). In the mean that
+        ends a run most may have nothing left to give: nobody else moves the model then, as no limit
+        is known."""
         peers = tuple(sorted(entry.contributors))
         norms = [entry.contributions[peer].norm for peer in peers]
         if self._layout.ends_run and 2 * norms.count(0.0) > len(peers):
@@ -525,20 +473,16 @@ class ReducedShards:
     def wait_s(self, key: ShardKey, late: Collection[str]) -> float:
         """How long these late peers are waited for. What has begun to come may take as long as on
         the slowest link that is planned for."""
-        fragment, entry = key.fragment, self.get(key)
+        fragment, entry = key.fragment, self.open.get(key)
         usual_s = self.patience.usual_s(fragment, key.round, len(self.group(key) or ()))
         if entry is not None and not entry.contributions.keys().isdisjoint(late):
             return usual_s + self._layout.transfer_s(fragment)
         return usual_s + self.transfer_s(fragment, late)
 
-    def answer_s(self, fragment: int, peer: str) -> float:
-        """How long the answer to a check is waited for: as long as one may be late."""
-        return self.patience.habit_s(fragment) + self.transfer_s(fragment, [peer])
-
     def overdue_s(self, key: ShardKey, order: Sequence[str], reducer: str) -> float:
-        """How long a reducer is waited for, in place of which another of the order may reduce: for
-        longer than it waits for others itself. Where most have its answer, that is none: then it is
-        for less than this peer is waited for."""
+        """How long a reducer is waited for, in place of which another of the order may reduce:
+        longer than it waits for others itself. Where most have its answer it is no longer than
+        this peer is waited for."""
         most_s = OVERDUE * self.wait_s(key, self._expected(key, order))
         if self.further(key, order):
             most_s = min(most_s, self.patience.habit_s(key.fragment) / OVERDUE)

@@ -1,12 +1,12 @@
 """The contributing side of a mean round: every shard to its reducer, and every reduction back.
 
 A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
-stream is tried again at the same peer, resuming where it was. If membership suspects that peer, or
-knows that the link to it is cut, the next takes over. So it does if half of the round is back, and
-that peer's answer is overdue, or if its answers are of no use. Small shards for one peer go one by
-one: the first come back while others go. A large one waits for the window of its stream, so several
-go at once. The round succeeds when all shards are reduced. It fails as a whole at its deadline, or
-when most of the other reducers say that it cannot succeed.
+stream is resumed at the same peer. The next takes over if membership suspects that peer, if the
+link to it is cut, or if its answers are of no use. So it does if half of the round is back, and
+that peer's answer is overdue. Small shards for one peer go one by one: the first come back while
+others go. A large one waits for the window of its stream, so several go at once. The round succeeds
+when all shards are reduced. It fails as a whole at its deadline, or when most of the other reducers
+say that it cannot succeed.
 """
 
 import asyncio
@@ -43,55 +43,29 @@ _MOST_SPOILT = 3  # useless answers, one every `retry_s`: less may be a peer tha
 
 @dataclass(eq=False)
 class _Part:
-    """One shard on its way.
-
-    Args:
-        raw: what this peer contributes, encoded.
-        order: the peers that may reduce it, best first.
-        target: the peer that it is tried at, or was last; `task` is the try that is under way.
-        incoming: what has come of the reduction, on this try and those before it at this peer.
-        reduction: that the shard ended with, at `ended_at`.
-        away: it went to another peer.
-        asked_at: when the target was first asked, in s; spoilt: its answers that were of no use.
-        passed_over: peers that another is to reduce it in place of.
-        payload: `raw` as it is sent, once `prepared`; commitment: to it, if means are checked.
-        refused_by: the last peer that said that the round cannot succeed.
-        handed_in: its reducer has all that this peer contributes, which leaves.
-    """
-
     key: ShardKey
     shard: ShardRange
-    order: Sequence[str]
-    raw: memoryview
-    target: str = ""
-    task: asyncio.Task[None] | None = None
-    incoming: wire.Incoming | None = None
-    reduction: wire.ReductionHeader | None = None
+    order: Sequence[str]  # the peers that may reduce it, best first
+    raw: memoryview  # what this peer contributes, encoded
+    target: str = ""  # the peer that it is tried at, or was last
+    task: asyncio.Task[None] | None = None  # the try that is under way
+    incoming: wire.Incoming | None = None  # of the reduction, in all tries at this peer
+    reduction: wire.ReductionHeader | None = None  # that the shard ended with, at `ended_at`
     ended_at: float = 0.0
     retry_at: float = 0.0
     last_reason: str = ""
-    away: bool = False
-    asked_at: float = 0.0
-    spoilt: int = 0
-    passed_over: tuple[str, ...] = ()
-    refused_by: str = ""
-    handed_in: bool = False
-    prepared: bool = False
-    payload: wire.Payload = field(init=False)
-    commitment: wire.Commitment | None = None
-
-    def told(self, me: str, reason: str) -> str:
-        return reason if self.target == me else f"{self.target}: {reason}"
+    away: bool = False  # it went to another peer
+    asked_at: float = 0.0  # when the target was first asked, in s
+    spoilt: int = 0  # answers of the target that were of no use
+    passed_over: tuple[str, ...] = ()  # peers that another is to reduce it in place of
+    refused_by: str = ""  # the last peer that said that the round cannot succeed
+    handed_in: bool = False  # its reducer has all that this peer, which leaves, contributes
+    payload: wire.Payload | None = None  # `raw` as it is sent
+    commitment: wire.Commitment | None = None  # to it, if means are checked
 
 
 @dataclass(eq=False)
 class _Round:
-    """One of this peer's rounds on its way; `told_s` is how long it had taken when that was last
-    told, `slowest` the reducer that answered last, and `half_at` when half of the shards were here.
-    `lanes` hold, by peer, the shards that are sent to it at once; `preparing` is held by the one
-    whose bytes are made ready.
-    """
-
     begin: Begin
     parts: list[_Part]
     error: "Tensor | None"
@@ -99,10 +73,12 @@ class _Round:
     norm: float
     began: float
     deadline: float
-    told_s: float = 0.0
-    slowest: str = ""
-    half_at: float = math.inf
+    told_s: float = 0.0  # how long it had taken when that was last told
+    slowest: str = ""  # the reducer that answered last
+    half_at: float = math.inf  # when half of the shards were here
+    # By peer, held by the shards that are sent to it at once.
     lanes: defaultdict[str, asyncio.Semaphore] = field(init=False)
+    # Held by the shard whose bytes are made ready.
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -113,7 +89,6 @@ class _Round:
 
     @property
     def open(self) -> list[_Part]:
-        """Those without a reduction."""
         return [part for part in self.parts if part.reduction is None]
 
     @property
@@ -127,33 +102,14 @@ class _Round:
         late = (part.passed_over[0] if part.passed_over else part.target for part in self.open)
         return tuple(sorted({*filter(None, late)}))
 
-    def is_refused(self, me: str) -> bool:
-        """Whether most of the other reducers say that the round cannot succeed: one may lie."""
-        asked = {part.target for part in self.parts} - {me, ""}
-        refusing = {part.refused_by for part in self.open} - {""}
-        return 2 * len(refusing) > len(asked)
-
-    @property
-    def waited_for(self) -> str:
-        """The late peer: the last to contribute to every shard, or else the last to answer."""
-        late = {reduction.last for _, reduction in self.reductions}
-        return late.pop() if len(late) == 1 else self.slowest
-
 
 class FalseMean(wire.WireError):
     """No mean of the contributions that it names is so large; its reducer has sent it itself."""
 
 
 class Contributor:
-    """This peer's own rounds, at most one per fragment. io thread only.
-
-    Args:
-        context: what both sides share.
-        reducer: this peer's own, for the shard that falls to itself.
-        peers: how to reach the others.
-        results: takes each RoundDone and RoundFailed.
-        method: that reducers serve.
-    """
+    """This peer's own rounds, at most one per fragment. io thread only. Args: reducer: this peer's
+    own; method: that the others' serve."""
 
     def __init__(
         self,
@@ -173,21 +129,18 @@ class Contributor:
         reducer.checks.open_to = lambda peer: peers.open(peer, method)
 
     def tick(self) -> None:
-        """Time passes."""
         for round_ in list(self._rounds.values()):
             self._advance(round_)
         for fragment, round_ in self._rounds.items():
             self._tell_stall(round_, self._lasted_s.get(fragment))
 
     def on_view(self, view: View) -> None:
-        """Membership has changed, which this peer's own reducer knows."""
         self._view = self._reducer.shards.view
         for round_ in list(self._rounds.values()):
             self._advance(round_)
 
     async def begin(self, begin: Begin) -> None:
-        """Starts a round; its end is a result. A round of the fragment still on its way is given
-        up: its result could not be applied any more."""
+        """Starts a round, in place of one of the fragment that is still on its way."""
         fragment, group, context = begin.fragment, begin.group, self._context
         shards, orders = context.shards(fragment, group), context.orders(fragment, group)
         began = context.clock()
@@ -196,19 +149,17 @@ class Contributor:
                 begin.values.numel(), lambda: self._encode(begin, shards)
             )
         except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
-            failed = RoundFailed(fragment, begin.round, reason_of(failure), (context.me,))
-            self._results.finished(failed)
+            reason = reason_of(failure)
+            self._results.finished(RoundFailed(fragment, begin.round, reason, (context.me,)))
             return
-        parts = [
-            _Part(ShardKey(fragment, begin.round, index), *each)
-            for index, each in enumerate(zip(shards, orders, raws, strict=True))
-        ]
+        each_part = enumerate(zip(shards, orders, raws, strict=True))
+        parts = [_Part(ShardKey(fragment, begin.round, index), *each) for index, each in each_part]
         keys = [part.key for part in parts if context.plan.checks_means]
         self._reducer.checks.contributes(fragment, keys)
-        mean = begin.values.new_empty(begin.values.shape)
-        deadline = context.clock() + context.round_s(fragment)
         if earlier := self._rounds.get(fragment):
             self._drop(earlier)
+        mean = begin.values.new_empty(begin.values.shape)
+        deadline = context.clock() + context.round_s(fragment)
         round_ = _Round(begin, parts, error, mean, own_norm, began, deadline)
         self._rounds[fragment] = round_
         self._advance(round_)
@@ -224,14 +175,22 @@ class Contributor:
     # ----------------------------------------------------------------------- which peer is tried
 
     def _advance(self, round_: _Round) -> None:
-        """Moves what its reducer will not answer, begins what is due, and ends what is over."""
         if self._rounds.get(round_.begin.fragment) is not round_:
             return
         now = self._context.clock()
         for part in round_.open:
             if self._overdue(round_, part, now):
-                self._pass_over(part, now)
-            if part.task is not None and not self._lost(part.target):
+                self._reducer.pass_over(part.key, part.target)
+                part.order = tuple(peer for peer in part.order if peer != part.target)
+                part.passed_over += (part.target,)
+                self._context.counts.takeovers += 1
+                self._end(part)
+                part.target, part.retry_at = "", now
+            # That somebody else does not reach the target is no reason to give it up, nor that it
+            # is late: what has been sent there counts.
+            worth = self._view.usable(part.target) or part.target in self._view.late
+            reached = self._view.reach(self._context.me, part.target)
+            if part.task is not None and worth and reached:
                 continue
             best = self._reducer.shards.peer_to_ask(part.key, part.order)
             if part.task is not None and best != part.target:
@@ -239,8 +198,7 @@ class Contributor:
                 self._end(part)
                 part.retry_at = now
             if part.task is None and best is not None and now >= part.retry_at:
-                resumed = part.target == best
-                if not resumed:
+                if not (resumed := part.target == best):
                     part.incoming, part.asked_at, part.spoilt = None, now, 0
                     part.handed_in = False
                 part.target, part.away = best, part.away or best != self._context.me
@@ -263,20 +221,6 @@ class Contributor:
         late = now >= max(round_.half_at, part.asked_at) + most_s
         return late or part.spoilt >= _MOST_SPOILT
 
-    def _pass_over(self, part: _Part, now: float) -> None:
-        self._reducer.pass_over(part.key, part.target)
-        part.order = tuple(peer for peer in part.order if peer != part.target)
-        part.passed_over += (part.target,)
-        self._context.counts.takeovers += 1
-        self._end(part)
-        part.target, part.retry_at = "", now
-
-    def _lost(self, peer: str) -> bool:
-        """Whether a stream to the peer is not worth waiting for. That somebody else does not reach
-        it is no reason, nor that it is late: what has been sent there counts."""
-        worth = self._view.usable(peer) or peer in self._view.late
-        return not (worth and self._view.reach(self._context.me, peer))
-
     # ------------------------------------------------------------------------------------- one try
 
     def _spawn(
@@ -295,16 +239,17 @@ class Contributor:
     async def _try(self, round_: _Round, part: _Part, resumed: bool) -> None:
         """One try of a shard at one reducer: to its reduction, or to the reason why not yet."""
         me, peer = self._context.me, part.target
-        await self._prepare(round_, part)
-        opening = self._header(round_, part, resumed)
+        payload = await self._prepare(round_, part)
+        opening = self._header(round_, part, payload, resumed)
+        where = "" if peer == me else f"{peer}: "
         retry_s = self._context.config.retry_s
         broken = False
         answer: Answer
         try:
             if peer == me:
-                answer = await self._reducer.contribute(opening, round_.norm, part.payload)
+                answer = await self._reducer.contribute(opening, round_.norm, payload)
             else:
-                answer = await self._ask(round_, part, opening)
+                answer = await self._ask(round_, part, payload, opening)
             if isinstance(answer, wire.Reduction):
                 mean, left_out = await self._decoded(round_, part, answer)
         except TransportError as error:
@@ -335,43 +280,46 @@ class Contributor:
                     part.spoilt += 1  # it has taken the state over, and has got no mean
                 part.retry_at = self._context.clock() + (0 if agreed else retry_s)
             case Refusal("again", reason):
-                part.last_reason = part.told(me, reason)
+                part.last_reason = where + reason
                 part.retry_at = self._context.clock() + retry_s
             case Refusal() if peer != me == self._view.reducer(part.order):
                 self._reducer.shards.pass_over(part.key, peer)  # it has got no mean for this peer
             case Refusal(reason=reason):
-                part.last_reason, part.refused_by = part.told(me, reason), peer
+                part.last_reason, part.refused_by = where + reason, peer
                 part.retry_at = self._context.clock() + retry_s
                 part.spoilt += 1
-                if peer == me or round_.is_refused(me):
+                asked = {part.target for part in round_.parts} - {me, ""}
+                refusing = {part.refused_by for part in round_.open} - {""}
+                if peer == me or 2 * len(refusing) > len(asked):  # one may lie
                     self._fail(round_, part.last_reason)
         part.task = None
         if broken:
             self._peers.suspect(peer)
         self._advance(round_)
 
-    async def _prepare(self, round_: _Round, part: _Part) -> None:
+    async def _prepare(self, round_: _Round, part: _Part) -> wire.Payload:
         """Makes the bytes ready to be sent, one shard after another: the first leaves while others
         are compressed. What stays with this peer is not compressed."""
         context, shard, raw, checks = self._context, part.shard, part.raw, self._reducer.checks
         weight, stays = context.weight(round_.begin.weight), part.target == context.me
 
-        def work() -> None:
+        def work() -> wire.Payload:
             if context.plan.checks_means:
                 part.commitment = checks.commitment(shard, raw, weight)
             pack = context.compression.payload
-            part.payload = wire.Payload.of(raw) if stays else pack(context.codec, raw)
+            return wire.Payload.of(raw) if stays else pack(context.codec, raw)
 
         async with round_.preparing:
-            if not part.prepared:
-                await context.worked(shard.stop - shard.start, work)
-                part.prepared = True
+            if part.payload is None:
+                part.payload = await context.worked(shard.stop - shard.start, work)
                 if part.commitment is not None:
                     checks.commits(part.key, part.commitment)
+            return part.payload
 
-    async def _ask(self, round_: _Round, part: _Part, opening: pb.ContributionHeader) -> Answer:
-        """Contributes at another peer. Raises TransportError, WireError."""
-        context, key, peer = self._context, part.key, part.target
+    async def _ask(
+        self, round_: _Round, part: _Part, payload: wire.Payload, opening: pb.ContributionHeader
+    ) -> Answer:
+        context, peer = self._context, part.target
         header: wire.ReductionHeader | None = None
         sending: asyncio.Task[None] | None = None
         stream = self._peers.open(peer, self._method)
@@ -379,7 +327,8 @@ class Contributor:
             with context.arrivals.payload() as arrival:
                 await stream.send(pb.ExchangeUp(header=opening).SerializeToString())
                 if not opening.resumed:
-                    sending = self._spawn(round_, partial(self._send, round_, part, stream, 0))
+                    send = partial(self._send, round_, peer, payload, stream)
+                    sending = self._spawn(round_, send)
                 while (raw := await stream.receive()) is not None:
                     answer = wire.parse(pb.ExchangeDown, raw)
                     match answer.WhichOneof("body"):
@@ -394,10 +343,12 @@ class Contributor:
                             self._expect(round_, part, header)
                         case "resume" if header is None and _is_receipt(opening, answer):
                             part.handed_in = True
-                            self._leave_to_others(round_)
+                            others = (each for each in round_.open if each.target != context.me)
+                            if all(each.handed_in for each in others):
+                                self._leave_to_others(round_)
                         case "resume" if header is None and sending is None:
                             offset = min(answer.resume.offset, part.shard.contribution_bytes)
-                            send = partial(self._send, round_, part, stream, offset)
+                            send = partial(self._send, round_, peer, payload, stream, offset)
                             sending = self._spawn(round_, send)
                         case "redirect" if header is None:
                             return Redirect(answer.redirect.peer)
@@ -405,7 +356,7 @@ class Contributor:
                             refusal = answer.refusal
                             return Refusal(wire.refusal_kind(refusal), refusal.reason)
                         case other:
-                            raise wire.WireError(f"{key}: an unexpected {other}")
+                            raise wire.WireError(f"{part.key}: an unexpected {other}")
                     come = part.incoming
                     if header is not None and come is not None and come.complete:
                         come.verify()
@@ -415,10 +366,12 @@ class Contributor:
                 sending.cancel()
             stream.cancel()
         raise Unreachable(
-            "ended without an answer" if header is None else f"{key}: the reduction broke off"
+            "ended without an answer" if header is None else f"{part.key}: the reduction broke off"
         )
 
-    def _header(self, round_: _Round, part: _Part, resumed: bool) -> pb.ContributionHeader:
+    def _header(
+        self, round_: _Round, part: _Part, payload: wire.Payload, resumed: bool
+    ) -> pb.ContributionHeader:
         context, begin, shard = self._context, round_.begin, part.shard
         return pb.ContributionHeader(
             run=context.run,
@@ -426,11 +379,11 @@ class Contributor:
             round=begin.round,
             shard=part.key.shard,
             sender=context.me,
-            group=context.group_hash(begin.group),
+            group=wire.group_hash(begin.group),
             codec=context.codec.wire_id,
             elements=shard.stop - shard.start,
             total_bytes=shard.contribution_bytes,
-            hash=part.payload.hash,
+            hash=payload.hash,
             weight=begin.weight,
             norm=round_.norm,
             reduction_offset=part.incoming.received_bytes if part.incoming else 0,
@@ -440,20 +393,18 @@ class Contributor:
         )
 
     def _leave_to_others(self, round_: _Round) -> None:
-        """This peer may leave, if the reducers have all that it contributes."""
-        if all(part.handed_in or part.target == self._context.me for part in round_.open):
-            fragment, number = round_.begin.fragment, round_.begin.round
-            self._drop(round_)
-            left = RoundFailed(fragment, number, "left to the others", (), handed_in=True)
-            self._results.finished(left)
+        self._drop(round_)
+        at, left = round_.begin, "left to the others"
+        self._results.finished(RoundFailed(at.fragment, at.round, left, (), handed_in=True))
 
-    async def _send(self, round_: _Round, part: _Part, stream: Stream, offset: int) -> None:
+    async def _send(
+        self, round_: _Round, peer: str, payload: wire.Payload, stream: Stream, offset: int = 0
+    ) -> None:
         """The frames go out when a lane to the peer is free."""
         context = self._context
         with suppress(TransportError):  # the receiving side of the stream reports it
-            async with round_.lanes[part.target]:
-                frames = wire.payload_messages(pb.ExchangeUp, part.payload, offset)
-                for message, size, raw in frames:
+            async with round_.lanes[peer]:
+                for message, size, raw in wire.payload_messages(pb.ExchangeUp, payload, offset):
                     context.contributions_sent.add(size, raw, context.codec)
                     await context.sent(stream, message)
             await stream.done()
@@ -529,13 +480,11 @@ class Contributor:
     # --------------------------------------------------------------------------- the round's ends
 
     def _end(self, part: _Part) -> None:
-        """The try that is under way is over."""
         task, part.task = part.task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
     def _drop(self, round_: _Round) -> None:
-        """Nothing of the round is wanted any more."""
         del self._rounds[round_.begin.fragment]
         for part in round_.parts:
             self._end(part)
@@ -554,24 +503,26 @@ class Contributor:
         self._tell_scaled(round_)
         missed = self._where(round_, counted=False)
         context.counts.late += bool(missed)
-        sent_bytes = sum(part.payload.packed_bytes for part in round_.parts if part.away)
+        away = (part.payload for part in round_.parts if part.away and part.payload)
+        sent_bytes = sum(payload.packed_bytes for payload in away)
+        late = {reduction.last for _, reduction in reductions}
         now = context.clock()
         exchange_s = self._lasted_s[begin.fragment] = now - round_.began
         self._waited_for_reducers(round_, now)
         # Reductions for the others, of about as many bytes, went out in the same time.
         context.compression.exchanged(2 * sent_bytes, exchange_s)
         joiners = reductions[joiners_shard(begin.round, len(reductions))][1].joiners
+        by_shard = [each.contributors for _, each in reductions]
         result = RoundDone(
             fragment=begin.fragment,
             round=begin.round,
             mean=round_.mean,
-            contributors=min(len(each.contributors) for _, each in reductions),
-            next_group=next_group(
-                begin.group, [each.contributors for _, each in reductions], joiners
-            ),
+            contributors=min(map(len, by_shard)),
+            next_group=next_group(begin.group, by_shard, joiners),
             missed=missed,
             exchange_s=exchange_s,
-            waited_for=round_.waited_for,
+            # The last to contribute to every shard, or else the last to answer.
+            waited_for=late.pop() if len(late) == 1 else round_.slowest,
             error=round_.error,
             parts=tuple((*bounds, each.contributors) for bounds, each in reductions),
             sent=partial(self._sent, round_) if context.plan.keeps else None,
@@ -582,12 +533,11 @@ class Contributor:
             if self._reducer.checks.doubts.again(part.target, begin.fragment, begin.round):
                 context.caught(part.target, f"{part.key} leaves out {', '.join(sorted(out))}")
         if context.plan.checks_means:
-            given = (
+            others = [
                 Given(part.key, part.shard, part.reduction)
                 for part in round_.parts
-                if part.reduction is not None and part.reduction.reducer == part.target
-            )
-            others = [each for each in given if each.header.reducer != context.me]
+                if part.reduction and part.reduction.reducer == part.target != context.me
+            ]
             self._reducer.checks.completed(begin.fragment, others)
 
     def _waited_for_reducers(self, round_: _Round, now: float) -> None:
@@ -626,11 +576,11 @@ class Contributor:
 
     def _received(self, round_: _Round) -> Iterator[tuple[str, int, int]]:
         """As `RoundDone` has it. A peer that begins again may truly reduce a shard again."""
-        group = self._context.group_hash(round_.begin.group)
+        group = wire.group_hash(round_.begin.group)
         for part in round_.parts:
             if part.reduction is not None:
                 member = self._view.members.get(part.target)
-                life = f"{part.target}/{0 if member is None else member.epoch}/{group}"
+                life = f"{part.target}/{member.epoch if member else 0}/{group}"
                 yield part.target, wire.hash64(life.encode()), part.reduction.hash
 
     def _where(self, round_: _Round, *, counted: bool) -> tuple[tuple[int, int], ...]:
@@ -640,7 +590,7 @@ class Contributor:
 
     def _sent(self, round_: _Round) -> "Tensor":
         """A contribution as others have decoded it, as far as it is taken out of the local
-        parameters. Any thread."""
+        parameters."""
         whole = memoryview(bytearray().join(part.raw for part in round_.parts))
         elements, limbs = round_.mean.numel(), self._context.limbs(round_.begin.fragment)
         me = self._context.me
@@ -650,7 +600,6 @@ class Contributor:
         return sent
 
     def _tell_scaled(self, round_: _Round) -> None:
-        """Says, once, that the norm limit has scaled what this peer contributes."""
         me, most = self._context.me, self._context.config.norm_limit
         found = [(each.factor(me), len(each.contributors)) for _, each in round_.reductions]
         factor, count = min(((f, n) for f, n in found if f), default=(1.0, 0))
@@ -676,22 +625,15 @@ class Contributor:
         round_.told_s = seconds
         here = (part.key for part in round_.open if part.target == me)
         late = {peer for key in here for peer in self._reducer.shards.awaited(key)} - {me}
-        self._context.log(
-            new_event(
-                "stalled",
-                fragment=begin.fragment,
-                round=begin.round,
-                waiting_for=sorted(late or {*round_.waiting_for} - {me}),
-                seconds=round(seconds, 1),
-                last_s=round(last_s, 1),
-            )
-        )
+        waiting_for = sorted(late or {*round_.waiting_for} - {me})
+        times = {"seconds": round(seconds, 1), "last_s": round(last_s, 1)}
+        at = {"fragment": begin.fragment, "round": begin.round}
+        self._context.log(new_event("stalled", **at, waiting_for=waiting_for, **times))
 
     def _encode(
         self, begin: Begin, shards: tuple[ShardRange, ...]
     ) -> "tuple[list[memoryview], Tensor | None, float]":
-        """The encoding of each shard, what all have left out, and the norm of all. Runs off the
-        loop."""
+        """The encoding of each shard, what all have left out, and the norm of all."""
         context, values = self._context, begin.values
         codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
         # Shards lie on whole blocks, so the encoding of all is theirs, one after another.

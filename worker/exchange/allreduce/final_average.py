@@ -15,7 +15,7 @@ from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.round_context import Context, Peers, Results
 from murmuration.worker.exchange.view import View
-from murmuration.worker.membership import Member, Phase
+from murmuration.worker.membership import Phase
 from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 
 _RETRY_S = 0.5
@@ -23,24 +23,16 @@ _RETRY_S = 0.5
 
 @dataclass(eq=False)
 class _Pass:
-    """The last pass over one fragment; `running`: a mean of it is on its way."""
-
     begin: Begin
     patient_until: float
     deadline: float
-    running: bool = False
+    running: bool = False  # a mean of it is on its way
     retry_at: float = -math.inf
 
 
 class FinalAverage:
-    """This peer's part in the pass that ends a run in pairs. io thread only.
-
-    Args:
-        context: with the plan of means; the grace of its rounds is how long others are waited for.
-        reducer: this peer's own.
-        peers: how to reach the others.
-        results: takes each RoundDone and RoundFailed, one for each `begin`.
-    """
+    """This peer's part in the pass that ends a run in pairs. io thread only. Args: context: with
+    the plan of means, whose grace says how long others are waited for."""
 
     def __init__(self, context: Context, reducer: Reducer, peers: Peers, results: Results) -> None:
         self._context, self._reducer, self._results = context, reducer, results
@@ -57,13 +49,11 @@ class FinalAverage:
         self._advance(pass_)
 
     def tick(self) -> None:
-        """Time passes."""
         self._contributor.tick()
         for pass_ in list(self._passes.values()):
             self._advance(pass_)
 
     def on_view(self, view: View) -> None:
-        """Membership has changed."""
         self._view = view
         self._contributor.on_view(view)
         for pass_ in list(self._passes.values()):
@@ -79,7 +69,6 @@ class FinalAverage:
                 self._fail(pass_, reason)
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
-        """A mean of the pass has ended."""
         now, pass_ = self._context.clock(), self._passes[result.fragment]
         if isinstance(result, RoundDone) or now >= pass_.deadline:
             del self._passes[result.fragment]
@@ -92,17 +81,18 @@ class FinalAverage:
         await self._contributor.close()
 
     def _advance(self, pass_: _Pass) -> None:
-        """Begins the mean when it is due."""
         now, begin = self._context.clock(), pass_.begin
         if pass_.running or now < pass_.retry_at:
             return
         live = [member for member in self._view.members.values() if member.live]
-        if any(_version(member, begin.fragment) > begin.round for member in live):
+        known = (member for member in live if begin.fragment < len(member.digests))
+        at = {member.peer: member.digests[begin.fragment].version for member in known}
+        if any(version > begin.round for version in at.values()):
             self._fail(pass_, "the others have agreed without this peer")
             return
         phases = (Phase.READY, Phase.TRAINING, Phase.LEAVING)
-        running = [member for member in live if member.phase in phases]
-        here = {m.peer for m in running if _version(m, begin.fragment) == begin.round}
+        running = [member.peer for member in live if member.phase in phases]
+        here = {peer for peer in running if at.get(peer) == begin.round}
         if len(here) < len(running) and now < pass_.patient_until:
             return
         pass_.running = True
@@ -113,8 +103,3 @@ class FinalAverage:
     def _fail(self, pass_: _Pass, reason: str) -> None:
         del self._passes[pass_.begin.fragment]
         self._results.finished(RoundFailed(pass_.begin.fragment, pass_.begin.round, reason, ()))
-
-
-def _version(member: Member, fragment: int) -> int:
-    """Of the peer's state; -1 as long as it has none."""
-    return member.digests[fragment].version if fragment < len(member.digests) else -1

@@ -18,16 +18,31 @@ async def reduce(
     context: Context, due: DueMean, before: "Tensor | None"
 ) -> tuple[wire.Reduction, "Tensor | None"]:
     """The mean as the bytes that everyone applies, and what their encoding leaves out if that is
-    kept. Averages in the order given, block by block.
+    kept. Averages in the order given. Args: before: what earlier means have left out, to be
+    added."""
+    codec, shard = context.reduction_codec, due.shard
+    elements = shard.stop - shard.start
 
-    Args: before: what earlier means have left out, to be added.
-    """
-    work = len(due.inputs) * (due.shard.stop - due.shard.start)
-    payload, left_out = await context.worked(work, lambda: _average(context, due, before))
+    def work() -> "tuple[wire.Payload, Tensor | None]":
+        over, aggregation = context.plan.mean_over, context.config.aggregation
+        given = [each.buffer for each in due.inputs]
+
+        def mean_of(values: "Iterable[Tensor]") -> "Tensor":
+            return aggregate(values, due.factors, due.weights, over=over, aggregation=aggregation)
+
+        mean = wire.average(context.codec, given, elements, mean_of, exact=shard.exact)
+        if before is not None:
+            mean.add_(before)
+        raw, left_out = wire.encode(codec, mean, exact=shard.exact), None
+        if context.plan.keeps_reduction_residual:
+            left_out = wire.encoding_error(codec, raw, mean, exact=shard.exact)
+        return context.compression.payload(codec, raw), left_out
+
+    payload, left_out = await context.worked(len(due.inputs) * elements, work)
     header = wire.ReductionHeader(
         contributors=due.contributors,
         joiners=due.joiners,
-        codec=context.reduction_codec.wire_id,
+        codec=codec.wire_id,
         total_bytes=len(payload.raw),
         hash=payload.hash,
         last=due.last,
@@ -39,62 +54,28 @@ async def reduce(
     return wire.Reduction(header, payload), left_out
 
 
-def _average(
-    context: Context, due: DueMean, before: "Tensor | None"
-) -> tuple[wire.Payload, "Tensor | None"]:
-    """Off the loop."""
-    codec, shard = context.reduction_codec, due.shard
-    mean = wire.average(
-        context.codec,
-        [each.buffer for each in due.inputs],
-        shard.stop - shard.start,
-        lambda each: aggregate(
-            each,
-            due.factors,
-            due.weights,
-            over=context.plan.mean_over,
-            aggregation=context.config.aggregation,
-        ),
-        exact=shard.exact,
-    )
-    if before is not None:
-        mean.add_(before)
-    raw = wire.encode(codec, mean, exact=shard.exact)
-    left_out = None
-    if context.plan.keeps_reduction_residual:
-        left_out = wire.encoding_error(codec, raw, mean, exact=shard.exact)
-    return context.compression.payload(codec, raw), left_out
-
-
 @dataclass(frozen=True)
 class _Left:
-    """By the encoding of `round`; `before` is what went into it, for the case that it is done over.
-
-    Args: rest: what another layout has left of a shard, which is for shards of the round after.
-    """
+    """What the encoding of `round` has left out."""
 
     round: int
-    before: "Tensor | None"
+    before: "Tensor | None"  # what went into it, for the case that it is done over
     after: "Tensor"
-    rest: bool = False
+    rest: bool = False  # of another layout's shard: for shards of the round after
 
 
 class Residuals:
-    """The residuals of all fragments.
-
-    A shard is the same range as long as the group is the same. Of another layout's shards the next
-    round takes what this peer still reduces. The rest is given up: who reduces it now lacks it.
-    """
+    """The residuals of all fragments. A shard is the same range as long as the group is the same.
+    Of another layout's shards the next round takes what this peer still reduces; the rest is given
+    up."""
 
     def __init__(self) -> None:
         self._left: dict[tuple[int, int, int], _Left] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything was left out. any thread."""
         return bool(self._left)
 
     def before(self, key: ShardKey, start: int, stop: int) -> "Tensor | None":
-        """What to add to the mean of a round; None for nothing."""
         found = None
         for at, end, left in self._overlapping(key.fragment, start, stop):
             values = left.before if left.round >= key.round else left.after
@@ -138,7 +119,6 @@ class Residuals:
         return [(start, stop, values) for start, stop, values in found if values is not None]
 
     def load(self, fragment: int, version: int, plain: Iterable[tuple[int, int, "Tensor"]]) -> None:
-        """What `plain` has given."""
         for start, stop, values in plain:
             self._left[fragment, start, stop] = _Left(version - 1, None, values)
 

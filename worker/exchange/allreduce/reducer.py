@@ -10,16 +10,15 @@ contributor                                  reducer
 
 A stream that begins with a CheckRequest is of `checks`. A contribution is held until this peer has
 come to its round, and then taken, redirected to the peer that is to reduce the shard, or refused.
-What has been taken counts once, however often it is sent; a broken one goes on where it was. A peer
-outside the round's group is held until the shard has closed: it adds nothing. The answer goes out
-once the shard has closed (`closing`), to the late ones too, and to those outside.
+It counts once, however often it is sent; a broken one goes on where it was. A peer outside the
+round's group adds nothing. The answer goes out once the shard has closed (`closing`), to late ones
+and to those outside too.
 """
 
 import asyncio
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from murmuration.algorithms.robust import NORM_SLACK
 from murmuration.protos import murmuration_pb2 as pb
@@ -44,45 +43,36 @@ _AT_ONCE_S = 0.005  # what is held for longer may have come meanwhile
 
 @dataclass(frozen=True)
 class Redirect:
-    """Another peer is to reduce the shard."""
-
     peer: str
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a contribution is not taken, of the kinds that `wire.refusal` has; `faulty`: what was
-    sent does not fit."""
+    """Why a contribution is not taken, of the kinds that `wire.refusal` has."""
 
     kind: str
     reason: str
-    faulty: bool = False
+    faulty: bool = False  # what was sent does not fit
 
 
 Answer = Redirect | Refusal | wire.Reduction
 
 
-def _future() -> "asyncio.Future[Any]":
-    return asyncio.get_running_loop().create_future()
-
-
 @dataclass(eq=False)
 class _Offer:
-    """A contributor on its stream, or this peer itself with its `own` payload, of this `norm`.
-
-    It is held, until `held_until`, or else part of `shard`. `decided` is when that has changed, and
-    `answer` what the contributor is told in the end.
-    """
+    """A contributor on its stream, or this peer itself with its `own` payload, of this `norm`."""
 
     header: pb.ContributionHeader
     came_s: float
     norm: float
     own: wire.Payload | None = None
-    held_until: float = math.inf
+    held_until: float = math.inf  # or it is part of `shard`
     shard: OpenShard | None = None
     contribution: PeerContribution | None = None
-    decided: "asyncio.Future[None]" = field(default_factory=_future)
-    answer: "asyncio.Future[Answer]" = field(default_factory=_future)
+    decided: asyncio.Event = field(default_factory=asyncio.Event)  # it is held no longer
+    answer: "asyncio.Future[Answer]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     @property
     def key(self) -> ShardKey:
@@ -90,11 +80,6 @@ class _Offer:
 
     def __str__(self) -> str:
         return f"{self.key} from {self.header.sender}"
-
-    def release(self) -> None:
-        """It is held no longer."""
-        if not self.decided.done():
-            self.decided.set_result(None)
 
     @property
     def is_whole(self) -> bool:
@@ -111,14 +96,8 @@ class _Offer:
 
 
 class Reducer:
-    """All shards that this peer reduces, and the reductions that it knows. io thread only.
-
-    Args:
-        residuals: what earlier reductions have left out; None for nothing.
-
-    Attributes:
-        shards: those that are open or closed, and this peer's view of the swarm.
-    """
+    """All shards that this peer reduces, and the reductions that it knows. io thread only. Args:
+    residuals: what earlier reductions have left out."""
 
     def __init__(self, context: Context, residuals: Residuals | None = None) -> None:
         self._context = context
@@ -133,21 +112,18 @@ class Reducer:
     # ----------------------------------------------------------------------- what happens elsewhere
 
     def tick(self) -> None:
-        """Time passes."""
         now = self._context.clock()
         for offer in list(self._offers):
             if offer.shard is None and now >= offer.held_until:
-                late = Refusal("pruned", "this peer has not closed that round in time")
-                self._answer(offer, late)
+                reason = "this peer has not closed that round in time"
+                self._answer(offer, Refusal("pruned", reason))
         self._close_due()
 
     def on_view(self, view: View) -> None:
-        """Membership has changed."""
         self.shards.on_view(view)
         self._look_again()
 
     def advanced(self, fragment: int, version: int, group: Group) -> None:
-        """This peer has committed a version of a fragment."""
         self._residuals.advanced(fragment, version)
         for key, kept in self._reductions.items():
             if key.fragment == fragment and key.round < version:
@@ -169,7 +145,7 @@ class Reducer:
         self._look_again()
 
     def take_late(self, fragment: int) -> list[str]:
-        """The peers that shards were closed without since this was asked last, after a wait, and
+        """The peers that shards were closed without since this was last asked, after a wait, and
         those that were passed over; one that is both comes twice."""
         late = {each for each in self._late if each[0] == fragment}
         self._late -= late
@@ -212,7 +188,7 @@ class Reducer:
         offer = _Offer(up.header, self._context.clock(), up.header.norm)
         try:
             self._begin(offer)
-            await offer.decided
+            await offer.decided.wait()
             refused = None if offer.answer.done() else await self._take(offer, stream)
             if refused is not None and not offer.answer.done():
                 self._answer(offer, refused)
@@ -233,8 +209,8 @@ class Reducer:
                 await self._give(answer, offer.header.reduction_offset, stream)
 
     async def _take(self, offer: _Offer, stream: Stream) -> Answer | None:
-        """Receives and verifies what the offer gives. Returns None where it counts, or has counted:
-        then the answer is the shard's reduction."""
+        """Receives and verifies what the offer gives. Returns None where it counts, or has
+        counted."""
         contribution, header = offer.contribution, offer.header
         assert contribution is not None, "it was accepted"
         if contribution.whole:
@@ -303,7 +279,7 @@ class Reducer:
         if not offer.is_current:
             return _taken_over(offer)
         contribution.whole = True
-        if offer.shard is not None and self.shards.get(key) is offer.shard:
+        if offer.shard is not None and self.shards.open.get(key) is offer.shard:
             offer.shard.contributed(header.sender, context.clock())
         answer = self._closed_or_moved(offer)
         self._close_due()
@@ -335,8 +311,8 @@ class Reducer:
         self._offers[offer] = None
         if header.run != context.run:
             self._answer(offer, Refusal("run", "this is another run"))
-        elif header.fragment >= context.fragments:
-            reason = f"fragment {header.fragment} of {context.fragments}"
+        elif header.fragment >= (fragments := len(context.elements)):
+            reason = f"fragment {header.fragment} of {fragments}"
             self._answer(offer, Refusal("invalid", reason, faulty=True))
         else:
             offer.held_until = offer.came_s + context.round_s(header.fragment)
@@ -344,7 +320,7 @@ class Reducer:
         self._close_due()
 
     def _look_again(self) -> None:
-        """At all that waits here: something has changed."""
+        """Decides on all that waits here: something has changed."""
         self._close_due()
         for offer in list(self._offers):
             if offer.shard is None:
@@ -356,28 +332,23 @@ class Reducer:
         self._offers.pop(offer, None)
         if not offer.answer.done():
             offer.answer.set_result(answer)
-        offer.release()
+        offer.decided.set()
 
     def _decide(self, offer: _Offer) -> None:
-        """Holds, takes or ends a stream that has not been accepted."""
         mine = self.shards.group(offer.key)
-        agreed = mine is not None and self._context.group_hash(mine) == offer.header.group
+        agreed = mine is not None and wire.group_hash(mine) == offer.header.group
         decision = self._decision(offer.key, mine if agreed else None)
         answer = self._accept(offer, decision) if isinstance(decision, tuple) else decision
         if answer is not None:
             self._answer(offer, answer)
 
     def _decision(self, key: ShardKey, group: Group | None) -> Answer | Group | None:
-        """The group to take the contribution with, what to answer, or None to hold.
-
-        Args:
-            key: what somebody wants to contribute to.
-            group: the sender's if it is ours too, else None.
-        """
+        """The group to take the contribution with, what to answer, or None to hold. Args: group:
+        the sender's if it is ours too, else None."""
         shards = self.shards
         if key in shards.closed and group is not None:
             return self._reductions[key]
-        version = shards.version(key.fragment)
+        version = shards.versions.get(key.fragment)
         if key not in shards.closed:
             if version is None or key.round > version:
                 return None
@@ -391,17 +362,15 @@ class Reducer:
             return Refusal("invalid", f"shard {key.shard} of {count}")
         if (above := shards.above(key, group)) is not None:
             return Redirect(above)
-        if version is not None and key.round < version and not shards.begun(key):
+        begun = (entry := shards.open.get(key)) is not None and entry.begun
+        if version is not None and key.round < version and not begun:
             # Applied here through others, and no peer that knows the answer is left.
             return Refusal("pruned", f"round {key.round} is over, this peer is at {version}")
         return group
 
     def _accept(self, offer: _Offer, group: Group) -> Refusal | None:
-        """Takes one contribution, or holds it where the round is not its sender's; counts it once
-        however often it is sent.
-
-        Other values than before come from a peer that gave the round up and tries it again later:
-        the newer ones count.
+        """Takes one contribution, or holds it where the round is not its sender's. Other values
+        than before come from a peer that gave the round up and tries again: the newer ones count.
         """
         header, key, own = offer.header, offer.key, offer.own
         try:
@@ -417,7 +386,7 @@ class Reducer:
         if not self.shards.admits(header.sender, group):
             return None
         self.shards.announced(key, header.sender, offer.norm)
-        entry = offer.shard = self.shards.open(key)
+        entry = offer.shard = self.shards.open.setdefault(key, OpenShard())
         earlier = entry.contributions.get(header.sender)
         if own is not None:
             earlier = None
@@ -428,22 +397,23 @@ class Reducer:
         elif earlier is not None and not earlier.whole and not header.resumed:
             earlier = None
         if earlier is None:
-            held = wire.Incoming.held(own.raw, own.hash) if own is not None else None
-            incoming = held or wire.Incoming(header.total_bytes, header.hash)
-            earlier = PeerContribution(
-                incoming, weight, offer.norm, header.root, whole=own is not None
-            )
+            whole = own is not None
+            if own is not None:
+                incoming = wire.Incoming.held(own.raw, own.hash)
+            else:
+                incoming = wire.Incoming(header.total_bytes, header.hash)
+            earlier = PeerContribution(incoming, weight, offer.norm, header.root, whole=whole)
             entry.contributions[header.sender] = earlier
         offer.contribution = earlier
         if not earlier.whole or own is not None:
             earlier.stream = offer
         if own is not None:
             entry.contributed(header.sender, self._context.clock())
-        offer.release()
+        offer.decided.set()
         return None
 
     def _misfit(self, offer: _Offer, group: Group) -> str:
-        """Why the header comes too early, if it does. Raises ValueError: it never fits."""
+        """Returns why the header comes too early, if it does. Raises ValueError: it never fits."""
         header, key, codec = offer.header, offer.key, self._context.codec
         shard = self._context.shards(key.fragment, group)[key.shard]
         elements = shard.stop - shard.start
@@ -458,14 +428,12 @@ class Reducer:
         return "" if known else f"{key}: {header.sender} is not a member"
 
     def _closed_or_moved(self, offer: _Offer) -> Answer | None:
-        """What a contributor whose bytes are all here is told, if the time has come."""
         key = offer.key
         if key in self.shards.closed:
             return self._reductions[key]
-        return None if self.shards.get(key) is offer.shard else self._moved(offer)
+        return None if self.shards.open.get(key) is offer.shard else self._moved(offer)
 
     def _moved(self, offer: _Offer) -> Answer:
-        """What it has contributed counts for nothing here."""
         decision = self._decision(offer.key, self.shards.group(offer.key))
         if isinstance(decision, Redirect | Refusal | wire.Reduction):
             return decision
@@ -484,7 +452,8 @@ class Reducer:
         self._late.update((key.fragment, peer, False) for peer in due.late)
         before = self._residuals.before(key, shard.start, shard.stop)
         try:
-            await self._tell_alike(due)
+            if not context.ends_run:
+                await self._tell_alike(due)
             reduction, left_out = await reduce(context, due, before)
         except Exception as failure:  # the shard must not stay closed to peers that try again
             context.log(new_event("warning", text=f"{key} was not reduced: {failure}"))
@@ -500,15 +469,12 @@ class Reducer:
         """Says who contributes the same, where it is something: other values than zeros."""
         context, shard = self._context, due.shard
         codec, elements = context.codec, shard.stop - shard.start
-        for peers in () if context.ends_run else due.alike:
+        for peers in due.alike:
             if context.known_alike(peers):
                 continue
             given = due.inputs[due.contributors.index(peers[0])].buffer
-            norm = await context.worked(
-                elements,
-                partial(wire.check_values, codec, given, elements, exact=shard.exact),
-            )
-            if norm > 0:
+            check = partial(wire.check_values, codec, given, elements, exact=shard.exact)
+            if await context.worked(elements, check) > 0:
                 context.contribute_alike(peers)
 
 

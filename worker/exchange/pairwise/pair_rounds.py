@@ -48,15 +48,8 @@ _TOLERANCE_S = 1e-6  # by which clocks and sums of times may differ
 
 
 class Pairs(Component):
-    """This peer's pair rounds. io thread only.
-
-    Args:
-        context: run, plan, sizes, clock.
-        schedule: of the whole run.
-        peers: how to reach the others.
-        results: takes each RoundDone and RoundFailed.
-        prefetched: takes the anchors' mean of a round to come, or that it will not come in time.
-    """
+    """This peer's pair rounds. io thread only. Args: prefetched: takes the anchors' mean of a round
+    to come, or that it will not come in time."""
 
     def __init__(
         self,
@@ -68,16 +61,14 @@ class Pairs(Component):
     ) -> None:
         self.context, self.peers, self.tasks = context, peers, Tasks()
         self.values = PairValues(context)
-        fragments, plan = range(context.fragments), context.plan
+        fragments, plan = range(len(context.elements)), context.plan
         self.total_bytes = [[self.values.total_bytes(f, part) for part in PARTS] for f in fragments]
         self._round_bytes = [sum(sizes) for sizes in self.total_bytes]
         self._rounds = [schedule.rounds(fragment) for fragment in fragments]
         self._results, self._prefetched = results, prefetched
+        told, awaited = plan.shared_momentum, plan.overlap_steps == 0
         self.prefetch = AnchorPrefetch(
-            context.config,
-            self._round_bytes,
-            told=plan.shared_momentum,
-            awaited=plan.overlap_steps == 0,
+            context.config, self._round_bytes, told=told, awaited=awaited
         )
         self._patience = Patience(context.config.patience_s, plan)
         self._met: list[tuple[str, bool]] = []
@@ -111,7 +102,6 @@ class Pairs(Component):
     # -------------------------------------------------------------------------- what happens here
 
     def on_view(self, view: View) -> None:
-        """Membership has changed."""
         self._view = view
         for round_ in list(self._laid.values()):
             round_.view = view
@@ -144,7 +134,7 @@ class Pairs(Component):
     async def _send_ahead(self, fragment: int, round_: int, values: "Tensor") -> None:
         """A round that begins in the same instant goes first: its contribution would wait."""
         try:
-            anchor = await self.values.anchor(fragment, values)
+            anchor = await self.values.own(fragment, ANCHOR, values)
         except Exception:  # the round itself says so; nobody may wait for what is not to be
             if self.prefetch.awaited:
                 self._prefetched(PrefetchedAnchor(fragment, round_, None))
@@ -153,21 +143,22 @@ class Pairs(Component):
             self._just_laid = True
             self._lay(fragment, round_, {ANCHOR: anchor})
             self.look()
-            asyncio.get_running_loop().call_soon(self._end_instant)
 
-    def _end_instant(self) -> None:
-        self._just_laid, self.changed = False, True
-        self.look()
+            def end_instant() -> None:
+                self._just_laid, self.changed = False, True
+                self.look()
+
+            asyncio.get_running_loop().call_soon(end_instant)
 
     async def begin(self, begin: Begin) -> None:
-        """Starts a round; its end is a result."""
         key, context, anchor = (begin.fragment, begin.round), self.context, None
         try:
-            contribution = await self.values.contribution(begin)
+            own = self.values.own
+            contribution = await own(begin.fragment, CONTRIBUTION, begin.values, begin.weight)
             laid = self._laid.get(key)
             if laid is None or laid.group != self._group(*key):
                 assert begin.anchor is not None, "pairs exchange anchors"
-                anchor = await self.values.anchor(begin.fragment, begin.anchor)
+                anchor = await own(begin.fragment, ANCHOR, begin.anchor)
         except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
             self._results.finished(RoundFailed(*key, reason_of(failure), (context.me,)))
             return
@@ -199,7 +190,6 @@ class Pairs(Component):
         self.look()
 
     async def serve(self, stream: Stream) -> None:
-        """Serves a partner's stream."""
         caller = PartnerStream(self, stream)
         self._waiting[caller] = None
         self._set_timer()
@@ -213,7 +203,6 @@ class Pairs(Component):
     # ------------------------------------------------------------------ what partners' streams ask
 
     def header(self, round_: PairRound, peer: str) -> pb.PairHeader:
-        """This peer's first message to a partner."""
         come = (round_.partners[peer].parts.get(part) for part in PARTS)
         held = [
             pb.Held(hash=part.hash, offset=part.incoming.received_bytes) if part else pb.Held()
@@ -224,7 +213,7 @@ class Pairs(Component):
             fragment=round_.fragment,
             round=round_.round,
             sender=self.context.me,
-            group=self.context.group_hash(round_.group),
+            group=wire.group_hash(round_.group),
             held=held,
         )
 
@@ -233,14 +222,13 @@ class Pairs(Component):
         if header.run != self.context.run:
             self._turn_away(caller, "run", "this is another run")
             return
-        if header.fragment >= self.context.fragments:
-            raise wire.WireError(f"fragment {header.fragment} of {self.context.fragments}")
+        if header.fragment >= (fragments := len(self.context.elements)):
+            raise wire.WireError(f"fragment {header.fragment} of {fragments}")
         if not self._view.live(header.sender):
             raise wire.Again(f"{header.sender or 'nobody'} is not a member")
         self._decide(caller, header)
 
     def forget(self, stream: PartnerStream) -> None:
-        """Nothing more comes on it."""
         stream.over = True
         self._waiting.pop(stream, None)
         round_ = stream.round
@@ -269,17 +257,11 @@ class Pairs(Component):
             asyncio.get_running_loop().call_soon(self.peers.suspect, peer)
         self.step(round_)
 
-    def anchor_came(self, round_: PairRound) -> None:
-        """A partner's anchor is here, and valid."""
-        if self.prefetch.came(round_):
-            self.tasks.spawn(self._average(round_))
-
     def recall(self, round_: PairRound, peer: str, attempt: int) -> None:
         """A partner may not know yet that the round has succeeded."""
         round_.recalls[peer] = self.now + self.context.config.retry_s, attempt
 
     def look(self) -> None:
-        """At all that waits here, if something has changed."""
         if self._looking:
             return
         self._looking = True
@@ -300,7 +282,7 @@ class Pairs(Component):
         key, me, peer = (header.fragment, header.round), self.context.me, header.sender
         if (round_ := self._laid.get(key)) is not None:
             expected = peer in round_.group and peer < me
-            if not expected or self.context.group_hash(round_.group) != header.group:
+            if not expected or wire.group_hash(round_.group) != header.group:
                 self._turn_away(caller, "group", "this peer has another partner in that round")
                 return
             del self._waiting[caller]
@@ -331,8 +313,7 @@ class Pairs(Component):
         return draw_group(context.me, context.run, size, self._view, (fragment, round_))
 
     def _lay(self, fragment: int, number: int, own: dict[int, OwnPart]) -> PairRound:
-        """Lays the round out, in place of an earlier group. Those partners are called that this
-        peer calls."""
+        """Lays the round out, in place of an earlier group."""
         if (earlier := self._laid.get((fragment, number))) is not None:
             self._leave(earlier)
         context, key = self.context, (fragment, number)
@@ -358,7 +339,6 @@ class Pairs(Component):
             stream.drop()
 
     def _catch_up(self, round_: PairRound) -> None:
-        """With what has happened before the round had begun here."""
         for peer, partner in round_.partners.items():
             if came := CONTRIBUTION in partner.parts:
                 round_.came(peer, self.now)
@@ -390,7 +370,6 @@ class Pairs(Component):
             self._timer = loop.call_later(at - now + _TOLERANCE_S, self._elapse)
 
     def _elapse(self) -> None:
-        """Does what has been put off until now."""
         self._timer, self._timer_at, now = None, math.inf, self.now
         for round_ in [each for each in self._leaving if now >= each.leave_at]:
             self._leaving.remove(round_)
@@ -415,11 +394,11 @@ class Pairs(Component):
     # ------------------------------------------------------------------------------------ the ends
 
     def _members(self, round_: PairRound) -> int:
-        return len(drawn_from(self._view, self.context.me, round_.fragment))
+        return len(self._view.in_draw(round_.fragment) | {self.context.me})
 
     def _judge(self, round_: PairRound) -> None:
-        """Notes the partners that the round has met, and those that it has waited for in vain. One
-        that is suspected or out of reach is neither: its link may be at fault."""
+        """Notes the partners that the round has met, and those that it has waited for in vain. The
+        link of one that is suspected or out of reach may be at fault."""
         key, now, view, patience = round_.key, self.now, self._view, self._patience
         patience.ends(*key, now)
         two = self._members(round_) <= 2  # of two nobody knows which is the slow one
@@ -460,7 +439,8 @@ class Pairs(Component):
         self._leaving.append(round_)
         self._results.finished(RoundFailed(*round_.key, round_.failed, round_.waiting_for))
 
-    async def _average(self, round_: PairRound) -> None:
+    async def average_anchors(self, round_: PairRound) -> None:
+        """Tells the anchors' mean ahead of the round."""
         mean_anchor: Tensor | None = None
         with suppress(Exception):  # the round itself says what is wrong
             mean_anchor = await self.values.mean_anchor(round_)
@@ -506,30 +486,17 @@ class Pairs(Component):
 # -------------------------------------------------------------------------------------- draws
 
 
-def drawn_from(view: View, me: str, fragment: int) -> frozenset[str]:
-    """The peers that the groups of the fragment's rounds are drawn from."""
-    peers = view.in_draw(fragment)
-    return peers if me in peers else peers | {me}
-
-
 def draw_group(me: str, run: int, size: int, view: View, key: tuple[int, int]) -> Group:
-    """This peer's group of a round of a fragment; itself alone if it sits out. A peer that comes so
-    late that others of its group have ended the run does without those.
-
-    Args: key: (fragment, round).
-    """
-    peers = drawn_from(view, me, key[0])
+    """This peer's group of a round, by (fragment, round); itself alone if it sits out. A peer that
+    comes so late that others of its group have ended the run does without those."""
+    peers = view.in_draw(key[0]) | {me}
     drawn = _dealt(run, key, peers, size, view.apart).get(me, (me,))
     return tuple(peer for peer in drawn if not view.has_ended_before(peer, *key))
 
 
 @lru_cache(maxsize=64)  # asked again whenever anything has changed, and by all simulated peers
 def _dealt(
-    run: int,
-    key: tuple[int, int],
-    peers: frozenset[str],
-    size: int,
-    unreachable: frozenset[Pair],
+    run: int, key: tuple[int, int], peers: frozenset[str], size: int, unreachable: frozenset[Pair]
 ) -> dict[str, Group]:
     every = groups(run, *key, membership_epoch(peers), peers, size, unreachable)
     return {peer: group for group in every for peer in group}

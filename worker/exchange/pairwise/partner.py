@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
-    from murmuration.worker.training.mailbox import Begin
 
 
 _HEADER_S = 10.0
@@ -51,54 +50,37 @@ class _EndedError(Exception):
 
 
 class PairValues:
-    """Encodes, checks and averages the values of pair rounds.
-
-    Args: context: plan, sizes, where heavy work runs.
-    """
+    """Encodes, checks and averages the values of pair rounds."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def codec(self, part: int) -> Codec:
-        """The wire codec of a part."""
         plan = self._context.plan
         return codec_by_name(plan.anchor_codec if part == ANCHOR else plan.codec)
 
     def total_bytes(self, fragment: int, part: int) -> int:
-        """The encoded size of a fragment's part."""
         elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
         return wire.encoded_bytes(self.codec(part), elements, exact)
 
-    async def contribution(self, begin: "Begin") -> OwnPart:
-        """As it goes to partners. Raises ValueError: not for the codec."""
-        context = self._context
-        encoded = await context.encoded(
-            self.codec(CONTRIBUTION),
-            begin.values,
-            exact=context.limbs(begin.fragment),
-            error=context.plan.keeps,
-        )
-        return OwnPart(*encoded, context.weight(begin.weight))
-
-    async def anchor(self, fragment: int, anchor: "Tensor") -> OwnPart:
-        """As it goes to partners. Raises ValueError: not for the codec."""
-        codec, exact = self.codec(ANCHOR), self._context.limbs(fragment)
-        lossy = codec.name != "fp32"
-        return OwnPart(*await self._context.encoded(codec, anchor, exact=exact, error=lossy))
+    async def own(self, fragment: int, part: int, values: "Tensor", weight: int = 1) -> OwnPart:
+        """A part as it goes to partners. Raises ValueError: it is not for the codec."""
+        context, codec, exact = self._context, self.codec(part), self._context.limbs(fragment)
+        error = codec.name != "fp32" if part == ANCHOR else context.plan.keeps
+        encoded = await context.encoded(codec, values, exact=exact, error=error)
+        return OwnPart(*encoded, context.weight(weight) if part == CONTRIBUTION else 1)
 
     async def check(self, fragment: int, part: int, incoming: wire.Incoming) -> None:
         """Raises WireError: a part that is complete is not what it should be."""
         elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
         codec = self.codec(part)
         incoming.verify()
-        await self._context.worked(
-            elements,
-            lambda: wire.check_values(codec, incoming.buffer, elements, exact=exact),
-        )
+        work = partial(wire.check_values, codec, incoming.buffer, elements, exact=exact)
+        await self._context.worked(elements, work)
 
     async def mean_anchor(self, round_: PairRound) -> "Tensor":
-        """As it has arrived everywhere, with what the own anchor's encoding left out: each keeps
-        that, so nothing of all anchors' mean is lost, and small steps add up."""
+        """As it has arrived everywhere, with what the own anchor's encoding left out: so nothing of
+        all anchors' mean is lost, and small steps add up."""
         mean, rest = await self.mean(round_, ANCHOR), round_.own[ANCHOR].left_out
         return mean if rest is None else mean.add_(rest)
 
@@ -109,25 +91,17 @@ class PairValues:
         weights = [each.weight for each in parts] if part == CONTRIBUTION else None
         mean_of = partial(mean_in_order, weights=weights)
         exact = self._context.limbs(round_.fragment)
-        return await self._context.worked(
-            len(parts) * elements,
-            lambda: wire.average(
-                codec, [each.raw for each in parts], elements, mean_of, exact=exact
-            ),
-        )
+        given = [each.raw for each in parts]
+        work = partial(wire.average, codec, given, elements, mean_of, exact=exact)
+        return await self._context.worked(len(parts) * elements, work)
 
 
 class PartnerStream:
     """One side of a stream. io thread only.
 
     Args:
-        pairs: the rounds of this peer.
         stream: of a partner that has called; None where this peer is to call.
         round_, peer, attempt: the round, the partner and the number of the try, of a call.
-
-    Attributes:
-        header: what a caller has asked for, by then (s) at the latest: `header_by`.
-        over: nothing more comes.
     """
 
     def __init__(
@@ -158,7 +132,6 @@ class PartnerStream:
         return self.round
 
     async def run(self) -> None:
-        """Says and hears what there is to say and to hear, until the stream is over."""
         if self._stream is None:
             if self.over:
                 return
@@ -192,7 +165,6 @@ class PartnerStream:
             self._finished.set()
 
     def refuse(self, kind: str, reason: str) -> None:
-        """Says this instead of what has not been said."""
         if not self._last_said:
             self._refusal, self._last_said = wire.refusal(kind, reason), True
             self._changed.set()
@@ -205,7 +177,6 @@ class PartnerStream:
         self._pairs.changed = True
 
     def look(self) -> None:
-        """There may be something to say now."""
         round_ = self.round
         answered = self._held is not None and not (self._last_said or self._drained)
         if round_ is not None and round_.failed and answered:
@@ -229,7 +200,6 @@ class PartnerStream:
             self._finished.set()
 
     async def _say_all(self, stream: Stream) -> None:
-        """The header, each part as soon as there is one, then that everything is here."""
         await self._until(lambda: self.round is not None)
         round_ = self._in_round
         header = self._pairs.header(round_, self.peer)
@@ -244,12 +214,11 @@ class PartnerStream:
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Raises _OvertakenError: that is not to be any more."""
-        while True:
-            self._check_overtaken()
-            if holds():
-                return
+        self._check_overtaken()
+        while not holds():
             self._changed.clear()
             await self._changed.wait()
+            self._check_overtaken()
 
     def _check_overtaken(self) -> None:
         if self._refusal is not None or self._ending:
@@ -262,7 +231,6 @@ class PartnerStream:
         return round_.begun or not self._pairs.busy
 
     async def _give(self, stream: Stream, round_: PairRound, part: int) -> None:
-        """From where the partner needs it."""
         context, own, codec = self._context, round_.own[part], self._pairs.values.codec(part)
         offset = (self._held or {}).get(own.hash, 0)
         header = pb.PartHeader(
@@ -286,9 +254,8 @@ class PartnerStream:
         try:
             with suppress(_EndedError):
                 try:
-                    await self._hear_all(stream)
-                except _OvertakenError:
-                    pass
+                    with suppress(_OvertakenError):
+                        await self._hear_all(stream)
                 except wire.WireError as error:
                     if not (self.over or self._drained):
                         self._unfit(error)
@@ -300,8 +267,7 @@ class PartnerStream:
             self._closed(str(error))
 
     async def _hear_all(self, stream: Stream) -> None:
-        """The header, each part of the partner's, then that everything is there. Raises WireError:
-        it does not fit."""
+        """Raises WireError: what the partner says does not fit."""
         header = (await self._next(stream, "header")).header
         if self.calls:
             self.hold(header)
@@ -410,8 +376,9 @@ class PartnerStream:
         if self.over or self._drained:
             raise _OvertakenError
         part.checked = True
-        if index == ANCHOR and partner.parts.get(index) is part:
-            self._pairs.anchor_came(round_)
+        here = partner.parts.get(index) is part
+        if index == ANCHOR and here and self._pairs.prefetch.came(round_):
+            self._pairs.tasks.spawn(self._pairs.average_anchors(round_))
         if partner.received:
             round_.last = self.peer
             round_.came(self.peer, self._pairs.now)
@@ -420,8 +387,7 @@ class PartnerStream:
     # ------------------------------------------------------------------------------------ the end
 
     def _drain(self, round_: PairRound) -> None:
-        """Ends the stream if nothing that matters is to be said any more, or leaves that to the
-        partner that was called."""
+        """Ends the stream if nothing that matters is to be said any more."""
         if self.over or self._drained:
             return
         partner = round_.partners[self.peer]
@@ -454,15 +420,14 @@ class PartnerStream:
         self._pairs.look()
 
     def _lose(self, round_: PairRound, reason: str) -> None:
-        """The stream is gone too early. A partner that was called is called again if the round has
-        succeeded here, until it knows as well."""
+        """The stream is gone too early. If the round has succeeded here, a partner that was called
+        is called again until it knows as well."""
         if self.calls and round_.succeeded:
             self._pairs.recall(round_, self.peer, self.attempt)
         else:
             self._pairs.lose(round_, self.peer, self.attempt, f"{self.peer}: {reason}")
 
     def _unfit(self, error: wire.WireError) -> None:
-        """What came does not fit."""
         again, reason, round_ = isinstance(error, wire.Again), str(error), self.round
         asked = round_.round if round_ else self.header.round if self.header else 0
         self._context.refused(error, self.peer, asked)

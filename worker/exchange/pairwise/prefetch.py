@@ -18,20 +18,12 @@ class AnchorPrefetch:
     The mean is told as soon as it is known. In plans without overlap the train side waits for it;
     there it is told as well when it may go on without, and a later mean is told all the same.
 
-    Args:
-        config: closing rules.
-        round_bytes: by fragment, what a peer gives each partner.
-        told: whether the train side uses anchors' means.
-        awaited: whether it waits for them.
+    Args: round_bytes: by fragment, what a peer gives each partner; told, awaited: whether the train
+    side uses anchors' means, and waits for them.
     """
 
     def __init__(
-        self,
-        config: "RoundConfig",
-        round_bytes: Sequence[int],
-        *,
-        told: bool,
-        awaited: bool,
+        self, config: "RoundConfig", round_bytes: Sequence[int], *, told: bool, awaited: bool
     ) -> None:
         self._config, self._round_bytes = config, round_bytes
         self._told, self.awaited = told, told and awaited
@@ -39,41 +31,40 @@ class AnchorPrefetch:
         self._s_per_byte = 0.0
 
     def arrived(self, size_bytes: int, took_s: float) -> None:
-        """Bytes of a partner's have arrived one after the other. What was slow counts half as much
-        with each that follows: the next pair's link may be as slow again."""
+        """Bytes of a partner's have arrived. What was slow counts half as much with each that
+        follows: the next pair's link may be as slow again."""
         if size_bytes > 0:
             self._s_per_byte = max(took_s / size_bytes, self._s_per_byte / 2)
 
     def lead_s(self, fragment: int) -> float:
-        """By how long peers that this one has not exchanged with may be behind: what a round of the
-        fragment takes where all give each partner as much. As long as nothing has come, the slowest
-        link that is planned for is assumed."""
+        """By how long peers that this one has not exchanged with may be behind: what a round takes
+        where all give each partner as much. At first the slowest link that is planned for is
+        assumed."""
         size_bytes = self._round_bytes[fragment]
         if self._s_per_byte == 0.0:
             return self._config.transfer_s(size_bytes)
         return size_bytes * self._s_per_byte
 
     def laid(self, round_: PairRound, members: int) -> bool:
-        """Whether the train side may go on without, of a round to come in a swarm of that size. A
-        peer that sits out waits for nobody, and where all are one group they have one anchor."""
+        """Whether the train side may go on without, of a round to come. A peer that sits out waits
+        for nobody, and where all are one group they have one anchor."""
         one = len(round_.group) == members and self._met.get(round_.fragment) == round_.group
         return (len(round_.group) == 1 or one) and self._goes_without(round_)
 
     def ended(self, round_: PairRound) -> None:
-        """A round is over."""
         self._met[round_.fragment] = round_.group if round_.succeeded else ()
 
     def came(self, round_: PairRound) -> bool:
         """Whether the anchors' mean is to be told, now that a partner's anchor is here."""
-        early = self._told and not round_.told and not round_.begun
-        if early and round_.holds_anchors():
-            round_.told = True
-            return True
-        return False
+        if not self._told or round_.told or round_.begun:
+            return False
+        anchors = [partner.parts.get(ANCHOR) for partner in round_.partners.values()]
+        round_.told = all(anchor is not None and anchor.checked for anchor in anchors)
+        return round_.told
 
     def overdue(self, round_: PairRound, now: float) -> bool:
         """Whether the train side may go on without, as time passes: a partner of which nothing
-        comes is not waited for, and one of which little comes not for ever."""
+        comes is not waited for, nor for ever one of which little comes."""
         return self._awaits(round_) and now >= self._until(round_) and self._goes_without(round_)
 
     def due_at(self, round_: PairRound) -> float | None:

@@ -3,17 +3,16 @@
 Between every two peers of the group there is one stream, opened by the one whose name comes first.
 What arrives on it is staged. A peer that holds the values of all its partners says so, and the
 round succeeds for it when all of them have said so too. A stream that breaks is opened again and
-goes on where it was; a peer for which the round has succeeded keeps what it sent, and repeats it.
+goes on where it was; a peer for which the round has succeeded repeats what it sent.
 
-A peer that has said so no longer knows whether the others have applied the round. From then on no
-rumour that a partner is gone ends it at once, only one that stands for as long as this peer is
-patient. A partner that is cut off and trusted is called for twice that long. Else it waits until no
-partner can stage any more: nobody does so at its deadline or later, and a partner's deadline is
-later than this peer's by as much as it came later.
+A peer that has said so no longer knows whether the others have applied the round. From then on a
+rumour that a partner is gone ends it only if it stands for as long as this peer is patient. A
+partner that is cut off and trusted is called for twice that long. Else it waits until no partner
+can stage any more: nobody does so at its deadline or later, and a partner's deadline is later than
+this peer's by as much as it came later.
 
 What no protocol between two can settle remains: its partner may have heard the last word and have
-applied the round. Then the two are a little further apart than they would be, which later rounds
-make good. Nobody else waits for either.
+applied the round. Then the two are a little further apart, which later rounds make good.
 """
 
 import math
@@ -37,10 +36,8 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class OwnPart:
-    """An anchor or a contribution that this peer gives.
-
-    Args: left_out: what the encoding of its values has, None for nothing.
-    """
+    """An anchor or a contribution of this peer's; `left_out` is the rest that its encoding has not
+    got."""
 
     payload: "wire.Payload"
     left_out: "Tensor | None" = None
@@ -74,31 +71,22 @@ class TheirPart:
 
 @dataclass(eq=False)
 class Partner:
-    """What is known of a partner; all but parts and words from the beginning of the round.
-
-    Args:
-        parts: as much of its anchor and its contribution as is here.
-        staged: it says that it holds everything; declined: why it has given up, if it says so.
-        open: a call is on its way, or it is to call; attempt: the number of the call.
-        broken_at: when its stream broke (s), and gone_at: when membership has found it gone;
-            nothing has come since.
-    """
+    """What is known of a partner; times and calls from the beginning of the round, in s."""
 
     parts: dict[int, TheirPart] = field(default_factory=dict)
-    staged: bool = False
-    declined: str | None = None
+    staged: bool = False  # it says that it holds everything
+    declined: str | None = None  # why it has given up, if it says so
     met_at: float = math.inf
     heard_at: float = -math.inf
-    broken_at: float = math.inf
-    gone_at: float = math.inf
-    open: bool = False
-    attempt: int = 0
+    broken_at: float = math.inf  # when its stream broke; nothing has come since
+    gone_at: float = math.inf  # when membership has found it gone; likewise
+    open: bool = False  # a call is on its way, or it is to call
+    attempt: int = 0  # the number of the call
     retry_at: float = 0.0
     reason: str = ""
 
     @property
     def received(self) -> bool:
-        """Whether all of its values are here, and valid."""
         return all(part in self.parts and self.parts[part].checked for part in PARTS)
 
     @property
@@ -116,21 +104,10 @@ class PairRound:
     of. From `deadline` on nothing is staged; a peer that has not staged by then gives up.
 
     Args:
-        me: this peer.
         group: the peers of the round, this one included; alone it succeeds at once.
-        key: which round it is: (fragment, round).
+        key: (fragment, round).
         own: by part, what this peer gives; the contribution comes when the round begins.
         laid: when (s) the round was laid out.
-
-    Attributes:
-        complete: everything is here, and the partners are told so.
-        succeeded: everything that the round needs is here: apply. failed: why nothing may be.
-        reported: its end is known to others here.
-        useless: partners whose values do not fit.
-        leave_at: when a round that is given up is left (s).
-        last: whose values came last; heard: when bytes of a partner came last (s).
-        told: the train side has the anchors' mean, or is about to; let_go: it need not wait for it.
-        recalls: when to call a partner again that may not know of the end, and which attempt it is.
     """
 
     def __init__(
@@ -148,12 +125,19 @@ class PairRound:
         self.view, self._config = view, config
         self.partners = {peer: Partner() for peer in self.group if peer != me}
         self.streams: dict[str, PartnerStream] = {}
+        # When to call a partner again that may not know of the end, and which attempt it is.
         self.recalls: dict[str, tuple[float, int]] = {}
-        self.begun = self.complete = self.succeeded = self.reported = False
-        self.failed = self.last = ""
-        self.began = self.deadline = self.patience_until = self.leave_at = self.heard = 0.0
-        self.told = self.let_go = False
-        self.useless = set[str]()
+        self.begun = self.reported = False  # its end is known to others here
+        self.complete = False  # everything is here, and the partners are told so
+        self.succeeded = False  # everything that the round needs is here: apply
+        self.failed = ""  # why nothing may be applied
+        self.last = ""  # whose values came last
+        self.began = self.deadline = self.patience_until = 0.0
+        self.leave_at = 0.0  # when a round that is given up is left
+        self.heard = 0.0  # when bytes of a partner came last
+        self.told = False  # the train side has the anchors' mean, or is about to
+        self.let_go = False  # it need not wait for it
+        self.useless = set[str]()  # partners whose values do not fit
         self._round_s = self._patience_s = self._lead_s = self._transfer_s = 0.0
 
     def __str__(self) -> str:
@@ -169,7 +153,6 @@ class PairRound:
 
     @property
     def weight(self) -> int:
-        """Of this peer's contribution."""
         contribution = self.own.get(CONTRIBUTION)
         return contribution.weight if contribution else 1
 
@@ -186,17 +169,10 @@ class PairRound:
         end = now - self._transfer_s if self.failed else -math.inf
         return max(partner.met_at, end) - self.began - self._lead_s
 
-    def holds_anchors(self) -> bool:
-        """Whether every partner's anchor is here, and valid."""
-        anchors = (partner.parts.get(ANCHOR) for partner in self.partners.values())
-        return all(anchor is not None and anchor.checked for anchor in anchors)
-
     def parts(self, part: int) -> list[OwnPart | TheirPart]:
         """A part of every peer, in the order of the group, which is sorted."""
-        return [
-            self.own[part] if peer == self.me else self.partners[peer].parts[part]
-            for peer in self.group
-        ]
+        of = {peer: partner.parts[part] for peer, partner in self.partners.items()}
+        return [self.own[part] if peer == self.me else of[peer] for peer in self.group]
 
     # ------------------------------------------------------------------------------- what happens
 
@@ -246,8 +222,8 @@ class PairRound:
         return True
 
     def declines(self, peer: str, reason: str) -> None:
-        """The partner will not hold this round with this peer. What has staged counts, even if it
-        lost patience then: others may have applied it."""
+        """The partner will not hold this round. What has staged counts, even if it lost patience
+        then: others may have applied it."""
         if not (self.complete and self.partners[peer].staged):
             self.give_up(f"{peer} declines: {reason}")
 
@@ -296,11 +272,10 @@ class PairRound:
     def _not_expected(self, peer: str, now: float) -> str | None:
         """Why the partner is not expected back, if it is not.
 
-        One that is cut off is waited for as long as one that has not come. It is half as long if
-        it is suspected as well, so that the peer that waits next does not wait in vain. So it is if
-        a suspected partner sends nothing, for it has frozen. Once this peer has staged, the partner
-        may have applied the round: then a suspicion alone is not enough, and one that is not
-        suspected is waited for longer.
+        One that is cut off is waited for as long as one that has not come; half as long if it is
+        suspected as well, so that the peer that waits next does not wait in vain. So is a suspected
+        one that sends nothing. Once this peer has staged, the partner may have applied the round: a
+        suspicion alone is not enough then, and one that is not suspected is waited for longer.
         """
         partner, patience_s = self.partners[peer], self._config.patience_s
         if partner.staged:
@@ -317,7 +292,6 @@ class PairRound:
         return None
 
     def _cut_off_s(self, peer: str) -> float:
-        """How long a partner that is cut off is waited for."""
         if not self.view.usable(peer):
             return self._config.patience_s / 2
         return self._config.patience_s * (2 if self.complete else 1)
@@ -336,7 +310,6 @@ class PairRound:
         return partner.heard_at + self._cut_off_s(peer)
 
     def _given_up_at(self, peer: str) -> float:
-        """When a partner that has not come is not waited for any more."""
         return max(self.patience_until, self.partners[peer].heard_at + self._patience_s)
 
     def _hopeless(self, now: float) -> str:
@@ -366,7 +339,6 @@ class PairRound:
         return max(self.patience_until, came_at) + self._round_s + self._config.retry_s
 
     def _to_call(self, now: float) -> list[str]:
-        """The partners that it falls to this peer to call."""
         found = []
         for peer, partner in sorted(self.partners.items()):
             # One that has said everything may still miss this peer's word.

@@ -18,7 +18,7 @@ from murmuration.algorithms.codecs import (
     topk,
 )
 from murmuration.algorithms.fragments import shard_bounds
-from murmuration.worker.wire import BLOCK_ELEMENTS
+from murmuration.worker.wire.tensors import BLOCK_ELEMENTS
 
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 WIRE_IDS = {

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire
 from murmuration.worker.wire import WireError, hash64
+from murmuration.worker.wire.tensors import bytes_tensor, tensor_bytes
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=30))
 def test_tensors_become_bytes_and_back_without_a_copy(values: list[float]) -> None:
     tensor = torch.tensor(values, dtype=torch.float32)
-    raw = wire.tensor_bytes(tensor)
+    raw = tensor_bytes(tensor)
     assert raw.nbytes == 4 * len(values)
-    back = wire.bytes_tensor(raw).view(torch.float32)
+    back = bytes_tensor(raw).view(torch.float32)
     assert torch.equal(back, tensor)
     if values:
         assert back.data_ptr() == tensor.data_ptr()
@@ -43,14 +44,14 @@ def test_a_reduction_that_is_not_finite_or_absurd_is_refused(bad: float) -> None
     values = torch.ones(1000)
     values[777] = bad
     with pytest.raises(WireError, match="NaN, Inf or absurdly large"):
-        wire.decode(codec_by_name("fp32"), wire.tensor_bytes(values), 1000)
+        wire.decode(codec_by_name("fp32"), tensor_bytes(values), 1000)
 
 
 def test_a_state_hash_covers_anchor_momentum_and_group() -> None:
     anchor, momentum, group = torch.arange(4.0), torch.ones(4), ("a", "b")
     hashed = wire.state_hash(anchor, momentum, group)
     assert hashed == wire.state_hash(anchor.clone(), momentum.clone(), group)
-    whole = b"".join([wire.tensor_bytes(anchor), wire.tensor_bytes(momentum), b"a\nb"])
+    whole = b"".join([tensor_bytes(anchor), tensor_bytes(momentum), b"a\nb"])
     assert hashed == hash64(whole)
     for index in range(4):
         for which in range(2):
@@ -70,8 +71,7 @@ def test_a_tensor_hash_is_128_bits_of_all_tensors_in_order() -> None:
 
 
 def test_a_group_hash_depends_on_names_and_order() -> None:
-    assert wire.group_hash(["a", "b"]) == wire.group_hash(("a", "b"))
-    assert len({wire.group_hash(g) for g in (["a", "b"], ["b", "a"], ["ab"], [])}) == 4
+    assert len({wire.group_hash(g) for g in (("a", "b"), ("b", "a"), ("ab",), ())}) == 4
 
 
 def test_bytes_that_no_encoder_writes_are_a_wire_error() -> None:

@@ -21,6 +21,7 @@ from murmuration.worker.exchange.view import View
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
+from murmuration.worker.wire.tensors import tensor_bytes
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import FakeStream
 
@@ -37,7 +38,7 @@ def values(peer: str, part: int) -> torch.Tensor:
 
 
 def raw(peer: str, part: int) -> memoryview:
-    return wire.tensor_bytes(values(peer, part))
+    return tensor_bytes(values(peer, part))
 
 
 def hash_of(peer: str, part: int) -> int:
@@ -321,7 +322,7 @@ def test_what_is_no_header_is_refused(clock: Clock, message: bytes, code: int, r
 
 
 def of_number(number: float) -> bytes:
-    return wire.tensor_bytes(torch.full((VALUES,), number)).tobytes()
+    return tensor_bytes(torch.full((VALUES,), number)).tobytes()
 
 
 @pytest.mark.parametrize("me", "ab")
