@@ -39,11 +39,8 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Digest:
-    """The committed state of one fragment, in short.
-
-    `contributors` is that of the latest round. The next round that the peer contributes to is
-    `version`.
-    """
+    """The committed state of one fragment, in short. `contributors` is that of the latest round;
+    the next that the peer contributes to is `version`."""
 
     version: int
     contributors: int
@@ -91,7 +88,6 @@ class Member:
 
     @property
     def live(self) -> bool:
-        """Not known to be gone."""
         return self.health in (Health.ALIVE, Health.SUSPECT)
 
 
@@ -104,12 +100,7 @@ class MemberLimits:
     peer took none, since the start of a window; nobody is `_FASTER` times as fast as this peer has
     ever been in it.
 
-    Args:
-        steps: of the run: nobody is further, nor has a fragment more rounds than that and the means
-            at the end.
-        inner_steps: H of the plan.
-        fragments: of this peer's stage; of another stage, any number up to `MAX_FRAGMENTS`.
-        stages: 1 where the model is not cut; stage: this peer's.
+    Args: inner_steps: H of the plan; fragments: of this peer's stage; stages: 1: it is not cut.
     """
 
     steps: int
@@ -147,7 +138,7 @@ class MemberLimits:
 
     def takes(self, step: int, step_s: float, now: float) -> None:
         """This peer trains, and is at this step at monotonic time `now` (s). Args: step_s: what an
-        inner step takes it, 0 while that is not known."""
+        inner step takes it, 0: not known."""
         if step_s > 0:
             self._fastest_s = min(self._fastest_s, step_s)
         if not self._taken or now >= self._taken[-1][0] + _SAMPLE_S:
@@ -173,10 +164,8 @@ class MemberLimits:
 
 
 def newest(known: Member, heard: Member) -> Member:
-    """Merges two records of one peer: health by incarnation, the rest by heartbeat.
-
-    A later epoch replaces all. A peer that left stays gone for that epoch.
-    """
+    """Merges two records of one peer: health by incarnation, the rest by heartbeat. A later epoch
+    replaces all. A peer that left stays gone for that epoch."""
     if known.epoch != heard.epoch:
         return max(known, heard, key=lambda member: member.epoch)
     fields = heard if heard.heartbeat > known.heartbeat else known

@@ -3,22 +3,20 @@
 Three kinds of news, by how they travel:
 
 - Health, incarnation, epoch, address, phase, unreachable peers and state digests of any peer go out
-  at once, with every exchange. They stop once `_TELL_LIFE` others (`_TELL_STATE` for digests) are
-  known to have them; a peer that sent the same news counts too. The rest of the swarm has it from
-  others, from the subject itself or from a full exchange. A peer that is suspected or worse is
-  always told, since only that peer can refute. A sender of outdated news is corrected.
-- Step and heartbeat change with every step, and no decision depends on another peer's step. They
-  are not relayed for their own sake: a request carries those of its sender in a few bytes, and each
-  member that travels for another reason carries the newest.
+  at once, with every exchange, until `_TELL_LIFE` others (`_TELL_STATE` for digests) are known to
+  have them. The rest of the swarm has it from others, or from a full exchange. A peer that is
+  suspected or worse is always told, since only that peer can refute; so is one with outdated news.
+- Step and heartbeat change with every step, and no decision depends on another peer's. A request
+  carries those of its sender in a few bytes; each member that travels carries the newest.
 - All that is known goes both ways in the first `_FIRST_FULL` exchanges of a process, after a failed
   exchange, and once per `full_s`. This repairs whatever was lost. Beyond `_MOST_BYTES` it goes in
   parts, in turn, and above `_FULL_PEERS` peers less often: it takes at most a constant rate.
 
-Messages that carry members are numbered per sender and receiver. Every message acknowledges the
-highest number received; all up to it have arrived, and what is under way is not sent twice. Only
-the requesting peer knows whether an answer arrived. If its exchange failed, it acknowledges 0,
-"count on nothing", until a message with `reset` restarts the numbers. So does a restarted process,
-which learns from numbers that it never used that it is taken for its earlier epoch.
+Messages that carry members are numbered per sender and receiver, and acknowledge the highest number
+received: all up to it have arrived, and what is under way is not sent twice. Only the requesting
+peer knows whether an answer arrived. If its exchange failed it acknowledges 0, "count on nothing",
+until a message with `reset` restarts the numbers. So does a restarted process, which is told of
+numbers that it never used.
 
 Ref: rumour mongering with feedback and counters, and anti-entropy behind it (Demers et al. 1987).
 """
@@ -26,6 +24,7 @@ Ref: rumour mongering with feedback and counters, and anti-entropy behind it (De
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from murmuration.worker.membership import Health, Member
 
@@ -64,13 +63,13 @@ class GossipMessage:
 
 @dataclass
 class _Rumour:
-    """The newest of one member: who has it, to whom it is under way, who is behind."""
+    """The newest of one member."""
 
     member: Member
     tell: int
     known_to: set[str] = field(default_factory=set)
     under_way: set[str] = field(default_factory=set)
-    owed_to: set[str] = field(default_factory=set)
+    owed_to: set[str] = field(default_factory=set)  # they are behind
 
     @property
     def spreads(self) -> bool:
@@ -79,8 +78,6 @@ class _Rumour:
 
 @dataclass
 class _Peering:
-    """With one peer: numbers used and received, and the members of each number under way."""
-
     used: int = 0
     received: int = 0
     reset: bool = True  # what was sent may be lost, or nothing was sent yet
@@ -92,11 +89,7 @@ class Dissemination:
     """Composes what one peer says, and tracks what the others know.
 
     Every call takes `members`: all that are known, this peer included, sorted by name. What changes
-    is in another sequence.
-
-    Args:
-        me: this peer.
-        full_s: between two full exchanges, in swarms of up to 32.
+    is in another sequence. Args: full_s: between two full exchanges, in swarms of up to 32.
     """
 
     def __init__(self, me: str, full_s: float) -> None:
@@ -123,7 +116,6 @@ class Dissemination:
         return replace(said, progress=MemberProgress(me.epoch, me.heartbeat, me.step))
 
     def answer(self, peer: str, asked: GossipMessage, members: Sequence[Member]) -> GossipMessage:
-        """Answers a request that was `heard`."""
         return self._say(peer, members, full=asked.full)
 
     def heard(self, peer: str, said: GossipMessage, members: Sequence[Member]) -> None:
@@ -136,7 +128,9 @@ class Dissemination:
             for number in [n for n in link.sent if n <= said.acknowledged]:
                 self._delivered(peer, link.sent.pop(number), arrived=True)
         else:
-            self._forget(peer)
+            self._lose(peer, link)
+            for known in self._rumours.values():
+                known.known_to.discard(peer)
         for member in said.members:
             rumour = self._rumours.get(member.peer)
             if rumour is None:  # one too many
@@ -168,8 +162,6 @@ class Dissemination:
                 self._cursor = ordered[index - 1].peer
                 return tuple(ordered[:index])
         return tuple(ordered)
-
-    # --------------------------------------------------------------------------------- inside
 
     def _say(self, peer: str, members: Sequence[Member], full: bool) -> GossipMessage:
         self._refresh(members)
@@ -245,11 +237,6 @@ class Dissemination:
         link.sent.clear()
         link.reset = True
 
-    def _forget(self, peer: str) -> None:
-        self._lose(peer, self._links[peer])
-        for rumour in self._rumours.values():
-            rumour.known_to.discard(peer)
-
 
 def with_progress(
     said: GossipMessage, sender: str, members: Iterable[Member]
@@ -258,35 +245,20 @@ def with_progress(
     if (progress := said.progress) is not None:
         for member in members:
             if member.peer == sender and member.epoch == progress.epoch:
-                return (
-                    *said.members,
-                    replace(member, heartbeat=progress.heartbeat, step=progress.step),
-                )
+                its = replace(member, heartbeat=progress.heartbeat, step=progress.step)
+                return (*said.members, its)
     return said.members
 
 
-def _life(member: Member) -> tuple[object, ...]:
-    return (
-        member.epoch,
-        member.incarnation,
-        member.health,
-        member.phase,
-        member.address,
-        member.unreachable,
-        member.idle,
-    )
-
-
-def _news(member: Member) -> tuple[object, ...]:
-    return (*_life(member), member.digests, member.step_s, member.profile)
+_LIFE = ("epoch", "incarnation", "health", "phase", "address", "unreachable", "idle")
+_life = attrgetter(*_LIFE)
+_news = attrgetter(*_LIFE, "digests", "step_s", "profile")
 
 
 def _most_bytes(member: Member) -> int:
     """A bound of the member's size on the wire."""
     if (signed := member.signed) is not None:
         return 16 + len(member.peer.encode()) + len(signed.words) + len(signed.signature)
-    names = sum(
-        len(name.encode()) + 3
-        for name in (member.peer, member.address, *member.unreachable, *member.idle)
-    )
-    return 64 + names + len(member.profile) + 30 * len(member.digests)
+    names = (member.peer, member.address, *member.unreachable, *member.idle)
+    names_bytes = sum(len(name.encode()) + 3 for name in names)
+    return 64 + names_bytes + len(member.profile) + 30 * len(member.digests)

@@ -22,23 +22,14 @@ _NEVER = -math.inf
 
 @dataclass
 class Case:
-    """Against one life of a peer.
+    """Against one life of a peer."""
 
-    Args:
-        life: its epoch and incarnation.
-        since: when it was first accused (s).
-        accusers: peers that say so; this one too, once its own probes have failed.
-        left: the accusers say that it has left, and not that it is dead.
-        failed: this peer's own probes have all failed.
-        ended: its time was up.
-    """
-
-    life: tuple[int, int]
-    since: float
-    accusers: set[str] = field(default_factory=set)
-    left: bool = False
-    failed: bool = False
-    ended: bool = False
+    life: tuple[int, int]  # its epoch and incarnation
+    since: float  # when it was first accused (s)
+    accusers: set[str] = field(default_factory=set)  # this peer too, once its probes have failed
+    left: bool = False  # the accusers say that it has left, and not that it is dead
+    failed: bool = False  # this peer's own probes have all failed
+    ended: bool = False  # its time was up
 
 
 class Suspicions:
@@ -46,36 +37,23 @@ class Suspicions:
 
     def __init__(self, pause_s: float) -> None:
         self._pause_s = pause_s
-        self._cases: dict[str, Case] = {}
+        self.cases: dict[str, Case] = {}  # in the order in which they were accused
         self._answered_at: dict[str, float] = {}
-        self._words: dict[str, Counter[str]] = {}  # by peer, how often each accuser has said so
-
-    def get(self, peer: str) -> Case | None:
-        return self._cases.get(peer)
-
-    @property
-    def accused(self) -> tuple[str, ...]:
-        """Peers with a case, in the order in which they were accused."""
-        return tuple(peer for peer, case in self._cases.items() if not case.ended)
+        self.words: dict[str, Counter[str]] = {}  # by peer, how often each accuser has said so
 
     def accuse(self, peer: str, life: tuple[int, int], accuser: str | None, now: float) -> Case:
         """Somebody, who may be this peer, says that this life of a peer has ended."""
-        case = self._cases.get(peer)
+        case = self.cases.get(peer)
         if case is None or case.life < life:
-            case = self._cases[peer] = Case(life, now)
+            case = self.cases[peer] = Case(life, now)
         if accuser is not None and len(case.accusers) < _MOST_ACCUSERS:
             case.accusers.add(accuser)
         return case
 
     def count(self, peer: str, accuser: str) -> None:
-        """The accuser says that the peer has ended, once more."""
-        words = self._words.setdefault(peer, Counter())
+        words = self.words.setdefault(peer, Counter())
         if accuser in words or len(words) < _MOST_ACCUSERS:
             words[accuser] += 1
-
-    def words_against(self, peer: str) -> dict[str, int]:
-        """By accuser."""
-        return dict(self._words.get(peer, ()))
 
     def rests(self, peer: str, now: float) -> bool:
         """Whether the peer has answered so lately that hearsay means nothing."""
@@ -83,27 +61,14 @@ class Suspicions:
 
     def answered(self, peer: str, now: float) -> None:
         """It lives: it has answered this peer's own probe, or another's in its place."""
-        if self._cases.pop(peer, None) is not None:
+        if self.cases.pop(peer, None) is not None:
             self._answered_at[peer] = now
 
-    def forget_words(self, peer: str) -> None:
-        """They were true, or of an earlier life."""
-        self._words.pop(peer, None)
-
-    def close(self, peer: str) -> Case | None:
-        """It has refuted, or left, or begun again. Returns the case that there was."""
-        return self._cases.pop(peer, None)
-
-    def postpone(self, seconds: float) -> None:
-        """This process did not run for so long: nobody could have been heard."""
-        for case in self._cases.values():
-            case.since += seconds
-
     def end_due(self, now: float, least_s: float, most_s: float) -> list[str]:
-        """Ends the cases whose time is up, after this peer's own probes have failed. Returns whom
+        """Ends the cases whose time is up, after this peer's own probes have failed; returns whom
         they are against."""
         due = []
-        for peer, case in self._cases.items():
+        for peer, case in self.cases.items():
             until = case.since + time_s(len(case.accusers), least_s, most_s)
             if case.failed and not case.ended and now >= until:
                 case.ended = True
@@ -124,8 +89,6 @@ _MOST_FLAPS = 4  # after which a mark stays no longer than after as many
 
 @dataclass
 class _PeerLink:
-    """To a peer that has not answered; times in s."""
-
     missed_since: float
     missed: int = 0
     unreachable: bool = False
@@ -134,21 +97,17 @@ class _PeerLink:
 
 
 class Reachability:
-    """Judges by the probes of this peer.
-
-    Args:
-        brief_s: shorter cuts are ignored. An unreachable peer stays so until it has answered for
-            twice that long, and that time doubles each time that the link fails again: what others
-            do about a cut costs more than to leave it marked.
-    """
+    """Judges by the probes of this peer. Args: brief_s: shorter cuts are ignored. An unreachable
+    peer stays so until it has answered for twice that long, and twice as long each time that the
+    link fails again: what others do about a cut costs more than to leave it marked."""
 
     def __init__(self, brief_s: float) -> None:
         self._brief_s = brief_s
-        self._links: dict[str, _PeerLink] = {}
+        self.links: dict[str, _PeerLink] = {}  # of peers that live on
 
     def answered(self, peer: str, now: float) -> None:
         """A probe of this peer's own, at monotonic time `now` (s)."""
-        if (link := self._links.get(peer)) is None:
+        if (link := self.links.get(peer)) is None:
             return
         link.missed = 0
         if link.answers_since is None:
@@ -157,41 +116,28 @@ class Reachability:
         if link.unreachable and now - link.answers_since >= steady_s:
             link.unreachable, link.flaps = False, link.flaps + 1
 
-    def answered_to_others(self, peer: str, now: float) -> None:
-        """A probe in this peer's place, after its own has failed."""
-        self._missed(peer, 1, now)
-
-    def refuted(self, peer: str, now: float) -> None:
-        """It says that it lives, after this peer's own probe and those in its place have failed."""
-        self._missed(peer, 2, now)
-
-    def _missed(self, peer: str, probes: int, now: float) -> None:
-        link = self._links.setdefault(peer, _PeerLink(now))
+    def missed(self, peer: str, probes: int, now: float) -> None:
+        """It lives, though it has answered none of these."""
+        link = self.links.setdefault(peer, _PeerLink(now))
         if link.missed == 0:
             link.missed_since = now
         link.missed, link.answers_since = link.missed + probes, None
         if link.missed >= _MISSED and now - link.missed_since >= self._brief_s:
             link.unreachable = True
 
-    def forget(self, peer: str) -> None:
-        """The peer is gone, or has another epoch or address."""
-        self._links.pop(peer, None)
-
     @property
     def in_question(self) -> list[str]:
         """Peers to probe again soon: they may be unreachable, or no longer so."""
         return [
             peer
-            for peer, link in self._links.items()
+            for peer, link in self.links.items()
             if (link.answers_since is not None if link.unreachable else link.missed > 0)
         ]
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """The unreachable peers, sorted; as many as a member may name."""
-        return tuple(sorted(p for p, link in self._links.items() if link.unreachable))[
-            :MAX_UNREACHABLE
-        ]
+        found = sorted(peer for peer, link in self.links.items() if link.unreachable)
+        return tuple(found[:MAX_UNREACHABLE])
 
 
 _MARKED_S = 60.0  # doubles each time
@@ -205,18 +151,14 @@ _LIVES_S = 30.0  # in which a peer that has begun again so often does it again a
 
 @dataclass
 class _Mark:
-    """Args: until: when rounds may wait for the peer again, in s."""
-
     until: float
     times: int
     stands: bool = True
 
 
 class IdlePeers:
-    """Whom this peer has waited for in vain, not long ago; itself, where others wait for it.
-
-    Args: me: says so of itself for longer at once, since nothing is lost by it.
-    """
+    """The peers that this one has waited for in vain, not long ago; itself, where others wait for
+    it. Of itself (`me`) it says so for longer at once, since nothing is lost by it."""
 
     def __init__(self, me: str = "") -> None:
         self._me = me
@@ -246,10 +188,8 @@ class IdlePeers:
             self.waited_for(peer, now)
 
     def waited_for(self, peer: str, now: float) -> None:
-        """A round has waited for the peer's part, which never came: for a while none waits for it.
-
-        To begin again, in another epoch too, ends it no sooner: else a peer could make every round
-        wait."""
+        """A round has waited in vain for the peer's part: for a while none waits for it. To begin
+        again, in another epoch too, ends it no sooner: else a peer could make every round wait."""
         mark = self._marks.get(peer)
         if mark is None or not mark.stands:
             first = _OWN_DOUBLINGS if peer == self._me else 0

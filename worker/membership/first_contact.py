@@ -41,17 +41,12 @@ class FirstContact:
     """Takes newcomers in, and asks to be taken in. I/O thread only.
 
     Args:
-        gossip: of this peer; the newcomers become its members.
         manifest: of the run; a peer with another is refused.
-        clock: monotonic seconds.
-        ways: what makes this peer one that others can dial, if it can, in this order, where the
-            peer at an address cannot: each says whether there is something new to dial.
-
-    Attributes:
-        introduced: whether a coordinator answers, which will name peers as they come.
+        ways: what may make this peer one that others can dial, in this order, where the peer at
+            an address cannot: each says whether there is something new to dial.
     """
 
-    introduced = False
+    introduced = False  # a coordinator answers, which will name peers as they come
 
     def __init__(
         self,
@@ -71,8 +66,8 @@ class FirstContact:
 
     @property
     def undialled(self) -> bool:
-        """Whether peers have refused to take this one in, since they cannot dial it, and nobody
-        has taken it in."""
+        """Whether peers have refused to take this one in, as they cannot dial it, and nobody has
+        taken it in."""
         alone = not any(member.live for member in self.gossip.others)
         return alone and self._undialled_since is not None
 
@@ -96,16 +91,19 @@ class FirstContact:
         if member is None:
             return pb.JoinReply(refusal=refusal)
         joins, me = not join.dial_only, self.gossip.me
+        known = self._known(member.peer)
         if joins and member.peer == me.peer and member.address != me.address:
             own = f"its own name is {member.peer!r} too; choose another with --name"
             return pb.JoinReply(refusal=own)
         if (unfit := undialable(member.address, me.address)) is not None:
             return pb.JoinReply(refusal=unfit)
-        if joins and (address := await self._name_taken_at(member)) is not None:
-            taken = f"{member.peer!r} lives at {address}; choose another name with --name"
+        if joins and known is not None and await self._lives_elsewhere(known, member):
+            taken = f"{member.peer!r} lives at {known.address}; choose another name with --name"
             return pb.JoinReply(refusal=taken)
-        if joins and (later := self._later_process(member)) is not None:
-            return pb.JoinReply(members=[later])
+        known = self._known(member.peer)
+        if joins and known is not None and known.epoch > member.epoch:
+            # Of a process that was later by its clock of then: it takes a later epoch now.
+            return pb.JoinReply(members=[self.gossip.to_message(known)])
         unreached = await self._dial_back(member, caller.name, alone=join.dial_only)
         if unreached is not None:
             seen = f" (calls come from {seen_from})" if seen_from else ""
@@ -114,8 +112,8 @@ class FirstContact:
         if join.dial_only:
             return pb.JoinReply()
         self.gossip.hear((member,))
-        known, certificates = self.gossip.introductions()
-        return pb.JoinReply(members=known, certificates=certificates)
+        members, certificates = self.gossip.introductions()
+        return pb.JoinReply(members=members, certificates=certificates)
 
     def _newcomer(self, join: pb.JoinRequest) -> tuple[Member | None, str]:
         """The one that asks, or is to be dialled; or why it is none. Raises WireError."""
@@ -126,39 +124,31 @@ class FirstContact:
         members, refused = self.gossip.read_members([join.member], certificates)
         for member in members:
             if member.peer == join.member.peer:
-                said = said_of(join.member)
+                asked = join.member
+                said = wire.member_from_message(
+                    wire.parse(pb.Member, asked.signed) if asked.signed else asked
+                )
                 return (said if said.epoch < member.epoch else member), ""
         return None, refused[0] if refused else "its certificate is missing, or not of this run"
 
-    def _later_process(self, member: Member) -> pb.Member | None:
-        """What the newcomer has said before, of a process that was later by its clock of then: it
-        takes a later epoch when it hears of it."""
-        known = next((each for each in self.gossip.others if each.peer == member.peer), None)
-        if known is None or known.epoch <= member.epoch:
-            return None
-        return self.gossip.to_message(known)
+    def _known(self, peer: str) -> Member | None:
+        return next((each for each in self.gossip.others if each.peer == peer), None)
 
-    async def _name_taken_at(self, member: Member) -> str | None:
-        """Where another process answers by the newcomer's name; a former life of it does not."""
-        known = next((each for each in self.gossip.others if each.peer == member.peer), None)
-        if known is None or not known.live or known.address == member.address:
-            return None
-        moved = known.epoch == member.epoch and split_relayed(member.address) is not None
-        if moved:  # this process, which has another relay now
-            return None
+    async def _lives_elsewhere(self, known: Member, member: Member) -> bool:
+        """Whether another process answers by the newcomer's name; a former life of it does not."""
+        if not known.live or known.address == member.address:
+            return False
+        if known.epoch == member.epoch and split_relayed(member.address) is not None:
+            return False  # it is this process, which has another relay now
         timeout_s = self.gossip.rules.config.probe_timeout_s
         sender = await self.gossip.exchange(known.peer, known.address, timeout_s)
-        return known.address if sender == member.peer else None
+        return sender == member.peer
 
     async def _dial_back(self, member: Member, caller: str, *, alone: bool) -> str | None:
-        """The peer that cannot dial a newcomer: this one, or, unless it is to answer alone, another
-        that it asks. None when the newcomer may become a member: no round would wait for a peer
-        that cannot be reached."""
-        if any(
-            (known.epoch, known.address) == (member.epoch, member.address) and known.live
-            for known in self.gossip.others
-            if known.peer == member.peer
-        ):
+        """Names the peer that cannot dial a newcomer: this one or, unless it is to answer `alone`,
+        another that it asks. None: it may become a member."""
+        known, at = self._known(member.peer), (member.epoch, member.address)
+        if known is not None and known.live and (known.epoch, known.address) == at:
             return None
         async with self._dialling[caller]:
             second = None if alone else asyncio.ensure_future(self._second_dial(member))
@@ -170,34 +160,36 @@ class FirstContact:
 
     async def _second_dial(self, member: Member) -> str | None:
         """As `_dial_back`, by another peer, if there is one; another one at each try."""
-        able = [
-            other
-            for other in self.gossip.others
-            if other.health is Health.ALIVE
-            and other.peer not in (member.peer, *self.gossip.me.unreachable)
-            and other.address != member.address
-        ]
+        out = {member.peer, *self.gossip.me.unreachable}
+        alive = (other for other in self.gossip.others if other.health is Health.ALIVE)
+        able = [each for each in alive if each.peer not in out and each.address != member.address]
         if not able:
             return None
         self._seconds_asked += 1
         other = able[self._seconds_asked % len(able)]
-        undialled = await ask_to_dial(
-            self._transport, other.address, member, self._packed, other.peer
-        )
-        return f"{other.peer} does not reach {member.peer}" if undialled else None
+        asked = (self._transport, other.address, member, self._packed, other.peer)
+        return f"{other.peer} does not reach {member.peer}" if await ask_to_dial(*asked) else None
 
     async def contact(self, address: str, peer: str | None = None) -> str | None:
         """First contact. Returns what is wrong where another try may help.
 
         Args: peer: that is to be there; None: any of the run.
 
-        Raises:
-            ManifestRefused: it runs something else.
-            NotDialled: peers have said for a while that they cannot dial this one, nobody else has
-                taken it in, and its run has not begun.
+        Raises ManifestRefused, and NotDialled where peers have said for a while that they cannot
+        dial this one, nobody else has taken it in, and its run has not begun.
         """
+        ways = iter(self._ways)
         try:
-            await self._join_somehow(address, peer)
+            while True:
+                try:
+                    await self.join(address, peer)
+                    break
+                except NotDialled:
+                    for way in ways:
+                        if await way(address):
+                            break
+                    else:
+                        raise
         except (TransportError, wire.WireError) as error:
             return str(error)
         except NotDialled as error:
@@ -209,19 +201,6 @@ class FirstContact:
             return str(error)
         self._undialled_since = None
         return None
-
-    async def _join_somehow(self, address: str, peer: str | None) -> None:
-        """As `join`, in another way where nobody dials this peer. Raises as `join`."""
-        ways = iter(self._ways)
-        while True:
-            try:
-                return await self.join(address, peer)
-            except NotDialled:
-                for way in ways:
-                    if await way(address):
-                        break
-                else:
-                    raise
 
     async def join(self, address: str, peer: str | None = None, *, again: bool = True) -> None:
         """First contact with a peer; once more where this peer has a later epoch by its answer.
@@ -249,12 +228,6 @@ class FirstContact:
         self.gossip.hear(members)
         if again and self.gossip.me.epoch != epoch:
             await self.join(address, peer, again=False)
-
-
-def said_of(message: pb.Member) -> Member:
-    """What a member says in a message, signed or not. Raises WireError."""
-    said = wire.parse(pb.Member, message.signed) if message.signed else message
-    return wire.member_from_message(said)
 
 
 async def ask_to_dial(
@@ -312,9 +285,8 @@ _MEET_AGAIN_S = 5.0
 
 
 class CoordinatorClient:
-    """Tells the optional coordinator of this peer, and learns of others there.
-
-    Introduces this peer again and again; the coordinator may come and go. io thread only."""
+    """Tells the optional coordinator of this peer, again and again, and learns of others there; the
+    coordinator may come and go. io thread only."""
 
     def __init__(
         self, address: str, manifest: bytes, first_contact: FirstContact, node: "Node"
@@ -327,12 +299,8 @@ class CoordinatorClient:
         self._refusal: MurmurError | None = None
 
     async def run(self) -> None:
-        """Until cancelled. A refusal ends the run only before it has begun.
-
-        Raises:
-            ManifestRefused: the coordinator's run is another one, or that of a peer that it names.
-            NotDialled: as `GossipService.contact`.
-        """
+        """Until cancelled. Raises ManifestRefused, for its run is another one or that of a peer
+        that it names, and NotDialled; a refusal ends the run only before it has begun."""
         while True:
             if self._refusal is not None:
                 raise self._refusal
@@ -356,7 +324,6 @@ class CoordinatorClient:
         return self._node.published is not None
 
     async def leave(self) -> None:
-        """Says a last time how this peer is."""
         with suppress(TransportError, wire.WireError, ManifestRefused):
             await self._introduce()
 

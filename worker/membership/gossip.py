@@ -20,7 +20,7 @@ from murmuration.worker.membership.dissemination import (
     MemberProgress,
     with_progress,
 )
-from murmuration.worker.membership.swim import IndirectProbe, Membership, Probe
+from murmuration.worker.membership.swim import Membership, Probe
 from murmuration.worker.transport import Method, Stream, TransportError
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ class GossipService:
 
     Args:
         rules: what it knows of the swarm, and what follows from it.
-        run: its number; another's gossip is not heard.
         limits: of what is believed of a member.
-        node: that it runs in.
         words, revoked: None where peers have no certificates: then nothing is signed.
     """
 
@@ -101,7 +99,6 @@ class GossipService:
 
     @property
     def swarm(self) -> View:
-        """Everyone, whatever they serve."""
         return View({member.peer: member for member in self.members})
 
     def introduction(self) -> tuple[pb.Member, list[bytes]]:
@@ -119,10 +116,6 @@ class GossipService:
     def address_of(self, peer: str) -> str | None:
         return self.rules.address(peer)
 
-    def _at(self, address: str) -> str | None:
-        """Whom this peer knows at an address."""
-        return next((m.peer for m in self.members if m.address == address), None)
-
     def open(self, peer: str, method: str) -> Stream:
         """A stream to a peer. Raises TransportError: no address is known."""
         if (address := self.address_of(peer)) is None:
@@ -130,16 +123,11 @@ class GossipService:
         return self._transport.open(address, method, peer)
 
     def suspect(self, peer: str) -> None:
-        """A stream to the peer broke: it is probed now."""
         self._do(self.rules.suspect(peer))
 
     def round_ended(self, series: int | str, late: Sequence[str], silent: Iterable[str]) -> None:
-        """A round of this peer is over.
-
-        Args:
-            late: as `IdlePeers` takes them.
-            silent: peers for whose answer the round was given up.
-        """
+        """A round of this peer is over. Args: late: as `IdlePeers` takes them; silent: peers for
+        whose answer the round was given up."""
         before = self.me.idle
         self.rules.round_ended(series, late, self._clock())
         self._do()
@@ -166,47 +154,49 @@ class GossipService:
         self._do()
 
     def connect(self, peers: Iterable[str]) -> None:
-        """Begins to open the data connections to these peers, without waiting."""
         for peer in peers:
             address = self.address_of(peer)
             if address is not None and address != self.me.address:
                 self._transport.connect(address, peer)
 
     def tick(self) -> None:
-        """Time passes."""
         self._do(self.rules.tick(self._clock()))
 
     def update(self, **changes: Any) -> None:
-        """This peer's own state has changed: fields of `Member`."""
         self.rules.update(**changes)
         self._carry_out()
         self._node.on_view(self.view)
 
     def expel(self, peer: str) -> None:
-        """The run's authority has taken a peer's certificate back."""
         self.rules.expel(peer)
         self._do()
 
     def hear(self, members: Iterable[Member], sender: str | None = None) -> None:
-        """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
         before = self.me.idle
         self._carry_out(self.rules.hear(members, sender, self._clock()))
         self._tell_idle(before, "begins again and again")
         self._meet()
         self._node.on_view(self.view)
 
-    def _do(self, probes: Sequence[Probe | IndirectProbe] = ()) -> None:
+    def _do(self, probes: Sequence[Probe] = ()) -> None:
         if self._carry_out(probes):
             self._node.on_view(self.view)
 
-    def _carry_out(self, probes: Sequence[Probe | IndirectProbe] = ()) -> bool:
+    def _carry_out(self, probes: Sequence[Probe] = ()) -> bool:
         """Begins what membership asks for. Returns whether the view has changed."""
         for probe in probes:
-            begin = self._probe(probe) if isinstance(probe, Probe) else self._ask_probe(probe)
-            self._node.spawn(begin)
-        if changed := self.rules.view_changed():
-            self._log_members()
-        return changed
+            self._node.spawn(self._ask_probe(probe) if probe.via else self._probe(probe))
+        if not self.rules.view_changed():
+            return False
+        for member in self.others:
+            health = member.health.name.lower()
+            if self._logged.get(member.peer) != health:
+                self._logged[member.peer] = health
+                self._node.log(new_event("member", peer_changed=member.peer, health=health))
+        if self.me.unreachable != self._unreachable:
+            self._unreachable = self.me.unreachable
+            self._node.log(new_event("unreachable", peers=list(self._unreachable)))
+        return True
 
     def _meet(self) -> None:
         """Probes those that have only just begun: no round is laid out over them before they have
@@ -227,12 +217,11 @@ class GossipService:
         asked, refused = self._read(gossip)
         self._hear(gossip.sender, asked)
         answer = self._news.answer(gossip.sender, asked, self.members)
-        answer = self._accusing(gossip.sender, answer)
         return self._message(answer, gossip.sender, refused[:_MAX_TOLD], gossip.lacks)
 
     async def on_indirect_probe(self, request: bytes) -> bytes:
-        """Probes another peer in the asking one's place: a member, at the address that this peer
-        knows of it, and a few at once. Raises WireError."""
+        """Probes a member in the asking peer's place, at the address that this peer knows, and a
+        few at once. Raises WireError."""
         asked = wire.parse(pb.ProbeRequest, request)
         if (address := self.address_of(asked.peer)) is None:
             raise wire.WireError(f"{shown(asked.peer)} is not a member")
@@ -256,7 +245,6 @@ class GossipService:
             await self._tell_all()
 
     async def leave(self) -> None:
-        """This peer leaves."""
         self._do(self.rules.leave())
         await self._tell_all()
 
@@ -270,22 +258,17 @@ class GossipService:
                 )
 
     async def _probe(self, probe: Probe) -> None:
-        sender = await self.exchange(probe.peer, probe.address, probe.timeout_s)
-        answered = sender == probe.peer
+        timeout_s = self.rules.config.probe_timeout_s
+        answered = await self.exchange(probe.peer, probe.address, timeout_s) == probe.peer
         self._do(self.rules.probed(probe.peer, self._clock(), answered=answered))
 
-    async def _ask_probe(self, probe: IndirectProbe) -> None:
-        request = pb.ProbeRequest(
-            peer=probe.peer, address=probe.address, timeout_s=probe.timeout_s
-        ).SerializeToString()
-        alive = False
+    async def _ask_probe(self, probe: Probe) -> None:
+        timeout_s, alive = self.rules.config.probe_timeout_s, False
+        asked = pb.ProbeRequest(peer=probe.peer, address=probe.address, timeout_s=timeout_s)
+        there = next((m.peer for m in self.members if m.address == probe.via), None)
         with suppress(TransportError, wire.WireError):
             raw = await self._transport.call(
-                probe.via,
-                Method.INDIRECT_PROBE,
-                request,
-                2 * probe.timeout_s,
-                self._at(probe.via),
+                probe.via, Method.INDIRECT_PROBE, asked.SerializeToString(), 2 * timeout_s, there
             )
             alive = wire.parse(pb.ProbeReply, raw).alive
         self.rules.probed_for(probe.peer, self._clock(), alive=alive)
@@ -307,7 +290,7 @@ class GossipService:
         Args: timeout_s: of a direct call; through a relay, which takes more trips, twice that."""
         timeout_s *= 1 if split_relayed(address) is None else 2
         began = self._clock()
-        said = self._accusing(peer, self._news.request(peer, self.members, began))
+        said = self._news.request(peer, self.members, began)
         request = self._message(said, peer, lacked=self._lacked.pop(peer, ()))
         try:
             raw = await self._transport.call(address, Method.GOSSIP, request, timeout_s, peer)
@@ -319,7 +302,8 @@ class GossipService:
                     self._lacked[sender] = answer.lacks[:MOST_CERTIFICATES]
                 self._node.on_round_trip(sender, self._clock() - began)
                 self._hear(sender, said)
-                self._tell(sender, answer.refused)
+                for reason in answer.refused[:_MAX_TOLD]:
+                    self.warnings.add(f"{sender} refuses {shown(reason, 200)}")
         except (TransportError, wire.WireError) as error:
             sender = None
             if _EXPELLED in str(error):
@@ -332,11 +316,6 @@ class GossipService:
         self.hear(with_progress(message, sender, self.members), sender)
         self._news.heard(sender, message, self.members)
 
-    def _accusing(self, peer: str, message: GossipMessage) -> GossipMessage:
-        """With what others say of the receiver's end, for it to refute."""
-        word = self.rules.said_against(peer)
-        return message if word is None else replace(message, members=(*message.members, word))
-
     def _message(
         self,
         message: GossipMessage,
@@ -345,7 +324,9 @@ class GossipService:
         lacked: Sequence[str] = (),
     ) -> bytes:
         """Args: peer: the receiver; lacked: whose certificates it has asked for."""
-        members = [self.to_message(member) for member in message.members]
+        word = None if peer is None else self.rules.said_against(peer)  # for it to refute
+        told = message.members if word is None else (*message.members, word)
+        members = [self.to_message(member) for member in told]
         said = to_gossip_message(message, self.me.peer, self.run, members)
         said.refused.extend(refused)
         if self._words is not None:
@@ -358,7 +339,6 @@ class GossipService:
         return said.SerializeToString()
 
     def to_message(self, member: Member) -> pb.Member:
-        """The member as it travels."""
         if self._words is None:
             return wire.member_to_message(member)
         if member.peer == self.me.peer:
@@ -371,18 +351,16 @@ class GossipService:
             self._revoked.learn(entries)
 
     def read_hints(self, messages: Sequence[pb.Member]) -> list[Member]:
-        """Peers to be called at their addresses: nothing else of it is believed, so that nobody
-        needs to have signed it. Raises WireError."""
+        """Peers to be called at their addresses; nothing else is believed, so nobody needs to have
+        signed it. Raises WireError."""
         members = [wire.member_from_message(each) for each in wire.counted_members(messages)]
         return [member for member in members if self.limits.problem(member) is None]
 
     def read_members(
         self, messages: Sequence[pb.Member], certificates: Sequence[bytes] = ()
     ) -> tuple[tuple[Member, ...], list[str]]:
-        """Those that may be believed, and what is wrong with each of the others.
-
-        Raises WireError: too many.
-        """
+        """Those that may be believed, and what is wrong with each of the others. Raises WireError:
+        too many."""
         members: list[Member] = []
         refused: list[str] = []
         messages = wire.counted_members(messages)
@@ -393,7 +371,13 @@ class GossipService:
             if len(refused) >= _MAX_REFUSED or most > _MOST_OF_ONE:
                 break  # whoever sends so many wants this peer to be busy
             try:
-                if (member := self._read_member(message)) is not None:
+                if self._words is not None:
+                    member = self._words.read(message, self.limits.problem)
+                else:
+                    member = wire.member_from_message(message)
+                    if (wrong := self.limits.problem(member)) is not None:
+                        raise wire.WireError(wrong)
+                if member is not None:  # else its peer's certificate is not here yet
                     members.append(member)
                     said[member.peer] += 1
                     most = max(most, said[member.peer])
@@ -401,16 +385,6 @@ class GossipService:
                 refused.append(f"member {shown(_name(message))}: {shown(str(error), 160)}")
         self._node.on_refused(len(refused))
         return tuple(members), refused
-
-    def _read_member(self, message: pb.Member) -> Member | None:
-        """None: its peer's certificate is not here yet. Raises WireError: it is no member, or not
-        signed, or cannot be."""
-        if self._words is not None:
-            return self._words.read(message, self.limits.problem)
-        member = wire.member_from_message(message)
-        if (wrong := self.limits.problem(member)) is not None:
-            raise wire.WireError(wrong)
-        return member
 
     def _read(self, message: pb.GossipMessage) -> tuple[GossipMessage, list[str]]:
         """What may be believed of it, and what is wrong with the rest. Raises WireError."""
@@ -431,21 +405,6 @@ class GossipService:
                 said = replace(said, progress=None)
         return said, refused
 
-    def _tell(self, peer: str, refused: Sequence[str]) -> None:
-        """Warns of what another does not believe."""
-        for reason in refused[:_MAX_TOLD]:
-            self.warnings.add(f"{peer} refuses {shown(reason, 200)}")
-
-    def _log_members(self) -> None:
-        for member in self.others:
-            health = member.health.name.lower()
-            if self._logged.get(member.peer) != health:
-                self._logged[member.peer] = health
-                self._node.log(new_event("member", peer_changed=member.peer, health=health))
-        if self.me.unreachable != self._unreachable:
-            self._unreachable = self.me.unreachable
-            self._node.log(new_event("unreachable", peers=list(self._unreachable)))
-
 
 def _name(message: pb.Member) -> str:
     """Whom it is of: a peer's own words name it."""
@@ -454,33 +413,20 @@ def _name(message: pb.Member) -> str:
     return ""
 
 
+_PLAIN = ("number", "acknowledged", "reset", "full")
+
+
 def to_gossip_message(
     message: GossipMessage, sender: str, run: int, members: Sequence[pb.Member]
 ) -> pb.GossipMessage:
     """Args: members: those of the message, as they travel."""
-    mine = message.progress
-    return pb.GossipMessage(
-        sender=sender,
-        run=run,
-        members=members,
-        progress=None if mine is None else pb.MemberProgress(**asdict(mine)),
-        number=message.number,
-        acknowledged=message.acknowledged,
-        reset=message.reset,
-        full=message.full,
-    )
+    plain = {name: getattr(message, name) for name in _PLAIN}
+    progress = None if message.progress is None else pb.MemberProgress(**asdict(message.progress))
+    return pb.GossipMessage(sender=sender, run=run, members=members, progress=progress, **plain)
 
 
 def from_gossip_message(message: pb.GossipMessage, members: tuple[Member, ...]) -> GossipMessage:
     """The inverse, with those of its members that may be believed."""
-    theirs = message.progress
-    return GossipMessage(
-        members=members,
-        progress=MemberProgress(theirs.epoch, theirs.heartbeat, theirs.step)
-        if message.HasField("progress")
-        else None,
-        number=message.number,
-        acknowledged=message.acknowledged,
-        reset=message.reset,
-        full=message.full,
-    )
+    theirs, plain = message.progress, {name: getattr(message, name) for name in _PLAIN}
+    progress = MemberProgress(theirs.epoch, theirs.heartbeat, theirs.step)
+    return GossipMessage(members, progress if message.HasField("progress") else None, **plain)

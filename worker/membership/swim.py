@@ -1,24 +1,24 @@
 """Membership as pure rules: what happens is a method, which returns whom to probe.
 
-Every `gossip_s` a peer exchanges news of members with others (push-pull); `dissemination` says what
-each message holds. The answer, empty or not, is evidence of life, so this is the probe too. A peer
-that does not answer is probed through others. If they fail as well it is suspected, and declared
-dead after `suspicion_s` unless it answers, or refutes by raising its incarnation. A suspicion is
-enough to route around a peer; only a death removes it from a group.
+Every `gossip_s` a peer exchanges news of members with others (push-pull, `dissemination`). The
+answer is evidence of life, so this is the probe too. A peer that does not answer is probed through
+others. If they fail as well it is suspected, and declared dead after `suspicion_s` unless it
+answers, or refutes by raising its incarnation. A suspicion is enough to route around a peer; only a
+death removes it from a group.
 
 What others say of a live peer's end changes nothing by itself: this peer probes it, tells it what
 is said, and believes its own probes (`evidence`). So nobody can end another by words.
 
 Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
 others within about `probe_s` where there are few, and a few at a time in a larger swarm; messages
-are acknowledged; own starvation shifts all timers instead of scaling them; rumours of an end are
-not believed, but looked into.
+are acknowledged; own starvation shifts all timers; rumours of an end are looked into.
 """
 
 import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 from murmuration.worker.membership import MAX_UNREACHABLE, Health, Member, newest
@@ -33,24 +33,12 @@ _MOST_PROBES = 32  # under way, before accused peers have to wait for theirs
 
 @dataclass(frozen=True)
 class Probe:
-    """Exchange news of members with a peer: `hear` its answer, then `probed`."""
+    """Exchange news of members with a peer: `hear` its answer, then `probed`. Or ask the peer at
+    the address `via` to probe it, then `probed_for`."""
 
     peer: str
     address: str
-    timeout_s: float
-
-
-@dataclass(frozen=True)
-class IndirectProbe:
-    """Ask the peer at `via` to probe another, then `probed_for`."""
-
-    via: str
-    peer: str
-    address: str
-    timeout_s: float
-
-
-Action = Probe | IndirectProbe
+    via: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +91,7 @@ class MembershipConfig:
 
 
 class Membership:
-    """One peer's knowledge of the swarm.
-
-    Args:
-        me: this peer.
-        config: timing.
-        rng: chooses the peers to gossip with; seeded by the caller.
-    """
+    """One peer's knowledge of the swarm. Args: rng: chooses the peers to gossip with; seeded."""
 
     def __init__(self, me: Member, config: MembershipConfig, rng: random.Random) -> None:
         self.config, self._rng = config, rng
@@ -122,6 +104,7 @@ class Membership:
         self._idle = IdlePeers(me.peer)
         self.liars: frozenset[str] = frozenset()
         self._suspicions = Suspicions(config.probe_s)
+        self._cases = self._suspicions.cases
         self._expelled: set[str] = set()
         self._proven: dict[str, int] = {}  # who has answered this peer, in which epoch
         self._forgettable: dict[str, None] = {}  # that have ended, and never answered it
@@ -137,106 +120,88 @@ class Membership:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All known peers, sorted by name."""
         if self._sorted is None:
             self._sorted = tuple(self._members[peer] for peer in sorted(self._members))
         return self._sorted
 
     @property
     def unmet(self) -> frozenset[str]:
-        """The live peers that nobody has seen to answer since they began, as far as this peer has
-        looked: they may not exist."""
-        return frozenset(
-            member.peer
-            for member in self._others()
-            if member.live and self._proven.get(member.peer) != member.epoch
-        )
+        """The live peers that nobody has seen to answer since they began: they may not exist."""
+        live = (member for member in self._others() if member.live)
+        return frozenset(m.peer for m in live if self._proven.get(m.peer) != m.epoch)
 
     def address(self, peer: str) -> str | None:
         member = self._members.get(peer)
         return member.address if member else None
 
     def said_against(self, peer: str) -> Member | None:
-        """What others say of the peer's end, for it to refute; None: nothing, or this peer agrees,
-        so that it says so itself."""
+        """What others say of the peer's end, for it to refute; None: nothing, or this peer says so
+        too."""
         member = self._members.get(peer)
-        if member is None or member.health is not Health.ALIVE or not self._suspicions.get(peer):
+        if member is None or member.health is not Health.ALIVE or peer not in self._cases:
             return None
         return replace(member, health=Health.SUSPECT)
 
     def accusers(self, peer: str) -> dict[str, int]:
         """Who has said of the peer that it has ended, and how often; of a live peer it is wrong."""
-        return self._suspicions.words_against(peer)
+        return dict(self._suspicions.words.get(peer, ()))
 
     # ----------------------------------------- what happens; then `view_changed` says what follows
 
-    def tick(self, now: float) -> list[Action]:
-        """Time passes; expected a few times per `gossip_s`. Args: now: monotonic seconds, here and
+    def tick(self, now: float) -> list[Probe]:
+        """Time passes; called a few times per `gossip_s`. Args: now: monotonic seconds, here and
         below."""
         if self._ticked_at is not None:
             asleep_s = now - self._ticked_at - self.config.gossip_s
-            if asleep_s > 0:  # this process was starved or frozen, not the others
-                self._suspicions.postpone(asleep_s)
+            if asleep_s > 0:  # this process was starved or frozen: nobody could have been heard
+                for case in self._cases.values():
+                    case.since += asleep_s
         self._ticked_at = now
         self._idle.tick(now)
         config = self.config
         most_s = config.suspicion_s(len(self._members))
         for peer in self._suspicions.end_due(now, config.least_suspicion_s, most_s):
-            self._suspicions.forget_words(peer)  # they were true
+            self._suspicions.words.pop(peer, None)  # they were true
             self._put(replace(self._members[peer], health=Health.DEAD))
-        actions: list[Action] = []
+        actions: list[Probe] = []
         if now >= self._gossip_at:
             self._gossip_at = now + self.config.gossip_s
             actions += self._probe([*self._reach.in_question, *self._next_targets()])
-            actions += self._look_into(self._suspicions.accused)
+            accused = [peer for peer, case in self._cases.items() if not case.ended]
+            actions += self._look_into(accused)
         if now >= self._reconnect_at:
             self._reconnect_at = now + self.config.reconnect_s
-            gone = [
-                member.peer
-                for member in self._others()
-                if not member.live and member.peer not in self._expelled
-            ]
-            actions += self._probe(
-                [*self._rng.sample(gone, min(1, len(gone))), *self.me.unreachable]
-            )
+            ended = (member.peer for member in self._others() if not member.live)
+            gone = [peer for peer in ended if peer not in self._expelled]
+            chosen = self._rng.sample(gone, min(1, len(gone)))
+            actions += self._probe([*chosen, *self.me.unreachable])
         return actions
 
-    def hear(self, members: Iterable[Member], sender: str | None, now: float) -> list[Action]:
+    def hear(self, members: Iterable[Member], sender: str | None, now: float) -> list[Probe]:
         """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
         actions = self._merge(members, sender, now)
-        if sender is not None and (case := self._suspicions.get(sender)) is not None:
+        if sender is not None and (case := self._cases.get(sender)) is not None:
             # It speaks, and its refutation takes another message: its time starts again.
             case.since = now
         return actions
 
-    def probed(self, peer: str, now: float, *, answered: bool) -> list[Action]:
-        """A `Probe` has ended."""
+    def probed(self, peer: str, now: float, *, answered: bool) -> list[Probe]:
         self._probing.discard(peer)
         if answered:
-            self._prove(peer)
             self._reach.answered(peer, now)
             self._lives(peer, now)
         member = self._members.get(peer)
         if answered or member is None or not member.live or peer in self._asking:
             return []
-        helpers = [
-            other for other in self._others() if other.health is Health.ALIVE and other.peer != peer
-        ]
+        alive = (other for other in self._others() if other.health is Health.ALIVE)
+        helpers = [other for other in alive if other.peer != peer]
         chosen = self._rng.sample(helpers, min(self.config.indirect_probes, len(helpers)))
         self._asking[peer], self._asked_at[peer] = len(chosen), now
-        if not chosen:
-            # Nobody else to ask: this peer tries once more itself.
-            return [
-                IndirectProbe(self.me.address, peer, member.address, self.config.probe_timeout_s)
-            ]
-        return [
-            IndirectProbe(helper.address, peer, member.address, self.config.probe_timeout_s)
-            for helper in chosen
-        ]
+        # Where there is nobody else to ask this peer tries once more itself.
+        return [Probe(peer, member.address, helper.address) for helper in chosen or [self.me]]
 
     def probed_for(self, peer: str, now: float, *, alive: bool) -> None:
-        """An `IndirectProbe` has ended; `alive` is False as well when the asked peer did not
-        answer."""
+        """An `IndirectProbe` has ended; not `alive` as well when the asked peer did not answer."""
         if peer not in self._asking:
             return
         if alive:
@@ -244,8 +209,7 @@ class Membership:
             # of one's own may, the fault is this peer's link.
             swift = now - self._asked_at[peer] <= self.config.probe_timeout_s
             if self._asking.pop(peer) > 0 and swift:
-                self._reach.answered_to_others(peer, now)
-            self._prove(peer)
+                self._reach.missed(peer, 1, now)
             self._lives(peer, now)
             return
         self._asking[peer] -= 1
@@ -258,9 +222,9 @@ class Membership:
             case.failed = True
             self._put(replace(member, health=Health.LEFT if case.left else Health.SUSPECT))
             if case.left:
-                self._suspicions.close(peer)
+                del self._cases[peer]
 
-    def suspect(self, peer: str) -> list[Action]:
+    def suspect(self, peer: str) -> list[Probe]:
         """A data stream to the peer broke: it is probed now."""
         member = self._members.get(peer)
         return self._probe([peer]) if member and member.live else []
@@ -276,24 +240,21 @@ class Membership:
         self._idle.round_ended(series, known, now)
 
     def update(self, **changes: Any) -> None:
-        """This peer's own state has changed: fields of `Member`."""
         self._put(replace(self.me, **changes, heartbeat=self.me.heartbeat + 1))
 
     def expel(self, peer: str) -> None:
-        """The run's authority has taken a peer's certificate back."""
         self._expelled.add(peer)
         if member := self._members.get(peer):
-            self._suspicions.close(peer)
+            self._cases.pop(peer, None)
             self._put(replace(member, health=Health.LEFT))
 
-    def leave(self) -> list[Action]:
-        """This peer goes away on purpose."""
+    def leave(self) -> list[Probe]:
         self._put(replace(self.me, health=Health.LEFT))
         return self._probe([member.peer for member in self._others() if member.live])
 
     def view_changed(self) -> bool:
-        """Whether the view is another than at the last call, by what has happened since: a peer's
-        health or phase, whom it does not reach, or the set of peers."""
+        """Whether the view is another than at the last call: a peer's health or phase, whom it does
+        not reach, or the set of peers."""
         idle = tuple(sorted({*self._idle.peers, *self.liars}))[:MAX_UNREACHABLE]
         lacking = (self._reach.unreachable, idle)
         if lacking != (self.me.unreachable, self.me.idle):
@@ -301,8 +262,6 @@ class Membership:
             self._put(replace(self.me, unreachable=lacking[0], idle=lacking[1], heartbeat=beat))
         changed, self._outline_changed = self._outline_changed, False
         return changed
-
-    # --------------------------------------------------------------------------------- inside
 
     def _others(self) -> Iterable[Member]:
         return (member for member in self.members if member.peer != self._me)
@@ -312,36 +271,32 @@ class Membership:
         self._members[member.peer], self._sorted = member, None
         if known is None or _outline(known) != _outline(member):
             self._outline_changed = True
-        if known and (
-            not member.live or (known.epoch, known.address) != (member.epoch, member.address)
-        ):
-            self._reach.forget(member.peer)
+        at = member.epoch, member.address
+        if known and (not member.live or (known.epoch, known.address) != at):
+            self._reach.links.pop(member.peer, None)
         if member.live or member.peer in self._proven:
             self._forgettable.pop(member.peer, None)
         else:
             self._forgettable[member.peer] = None
 
     def _has_room(self) -> bool:
-        """For one more member. Where all places are taken, one that has ended and never answered
-        this peer gives way: so those that do not exist keep nobody out for long."""
+        """Where all places are taken, one that has ended and never answered this peer gives way: so
+        those that do not exist keep nobody out for long."""
         if len(self._members) < MAX_MEMBERS:
             return True
         idle = (p for p in self._forgettable if p not in self._probing and p not in self._asking)
         if (peer := next(idle, None)) is None:
             return False
-        self._suspicions.close(peer)
-        self._suspicions.forget_words(peer)
+        self._cases.pop(peer, None)
+        self._suspicions.words.pop(peer, None)
         del self._members[peer], self._forgettable[peer]
         self._sorted, self._outline_changed = None, True
         return True
 
     def _next_targets(self) -> list[str]:
-        """Round robin over a shuffled list, so that nobody waits long for a probe.
-
-        Enough at once that everybody is reached once per `probe_s`, if they are not more than
-        `_PROBE_ALL_OF`. Of more, a peer reaches `_PROBE_OF_MORE` in that time and is itself reached
-        by as many on average, so that a crash is noticed by somebody as fast at a constant rate.
-        """
+        """Round robin over a shuffled list. Up to `_PROBE_ALL_OF` peers are all reached once per
+        `probe_s`. Of more `_PROBE_OF_MORE` are: each is reached by as many on average, so a crash
+        is noticed as fast."""
         live = [member.peer for member in self._others() if member.live]
         reached = len(live) if len(live) <= _PROBE_ALL_OF else _PROBE_OF_MORE
         count = math.ceil(reached * min(1.0, self.config.gossip_s / self.config.probe_s))
@@ -354,32 +309,29 @@ class Membership:
                 targets.append(peer)
         return targets
 
-    def _probe(self, peers: list[str]) -> list[Action]:
-        actions: list[Action] = []
+    def _probe(self, peers: list[str]) -> list[Probe]:
+        actions: list[Probe] = []
         for peer in peers:
             if peer in self._members and peer not in self._probing and peer != self._me:
                 self._probing.add(peer)
-                address = self._members[peer].address
-                actions.append(Probe(peer, address, self.config.probe_timeout_s))
+                actions.append(Probe(peer, self._members[peer].address))
         return actions
 
-    def _look_into(self, accused: Iterable[str]) -> list[Action]:
+    def _look_into(self, accused: Iterable[str]) -> list[Probe]:
         """Probes peers against which something is said, as many at once as may be."""
         room = max(0, _MOST_PROBES - len(self._probing))
         return self._probe([peer for peer in accused if peer not in self._asking][:room])
 
-    def _prove(self, peer: str) -> None:
-        """It has answered, to this peer or to another in its place."""
+    def _lives(self, peer: str, now: float) -> None:
+        """It has answered, to this peer or to another in its place: what is said against it is
+        wrong."""
+        self._suspicions.answered(peer, now)
         if member := self._members.get(peer):
             self._proven[peer] = member.epoch
+            if member.health is Health.SUSPECT:
+                self._put(replace(member, health=Health.ALIVE))
 
-    def _lives(self, peer: str, now: float) -> None:
-        """It has answered, so that what is said against it is wrong."""
-        self._suspicions.answered(peer, now)
-        if (member := self._members.get(peer)) and member.health is Health.SUSPECT:
-            self._put(replace(member, health=Health.ALIVE))
-
-    def _merge(self, members: Iterable[Member], sender: str | None, now: float) -> list[Action]:
+    def _merge(self, members: Iterable[Member], sender: str | None, now: float) -> list[Probe]:
         accused: list[str] = []
         for heard in members:
             peer = heard.peer
@@ -404,7 +356,12 @@ class Membership:
             if merged.epoch > known.epoch:
                 self._idle.begun_again(peer, now)
             if _life(merged) > _life(known) or merged.health is Health.LEFT:
-                self._close_case(known, merged, now)
+                # It has refuted what is said against it, or has begun again, or has left.
+                case, again = self._cases.pop(peer, None), merged.epoch != known.epoch
+                if again or not merged.live:
+                    self._suspicions.words.pop(peer, None)
+                if case and case.failed and merged.health is Health.ALIVE and not again:
+                    self._reach.missed(peer, 2, now)  # the probes in this peer's place too
             if not hearsay or _life(heard) < _life(known):
                 continue
             if sender is not None:
@@ -417,19 +374,11 @@ class Membership:
 
     def _is_hearsay(self, heard: Member, known: Member, merged: Member, sender: str | None) -> bool:
         """Whether it is others' word of the end of a peer that is not known to be gone."""
-        case = self._suspicions.get(heard.peer)
+        case = self._cases.get(heard.peer)
         itself = heard.peer == sender or heard.signed or (case is not None and case.failed)
         if heard.health is Health.ALIVE or (heard.health is Health.LEFT and itself):
             return False
         return known.live or merged.health is Health.SUSPECT
-
-    def _close_case(self, known: Member, merged: Member, now: float) -> None:
-        """The peer has refuted what is said against it, or has begun again, or has left."""
-        case = self._suspicions.close(known.peer)
-        if merged.epoch != known.epoch or not merged.live:
-            self._suspicions.forget_words(known.peer)
-        if case and case.failed and merged.health is Health.ALIVE and known.epoch == merged.epoch:
-            self._reach.refuted(known.peer, now)
 
     def _defend(self, heard: Member) -> None:
         """Refutes what others say of this peer and it has not said itself, unless it is leaving."""
@@ -452,9 +401,5 @@ class Membership:
             self._put(replace(me, incarnation=incarnation, heartbeat=beat))
 
 
-def _life(member: Member) -> tuple[int, int]:
-    return (member.epoch, member.incarnation)
-
-
-def _outline(member: Member) -> tuple[object, ...]:
-    return (member.epoch, member.health, member.phase, member.unreachable, member.idle)
+_life = attrgetter("epoch", "incarnation")
+_outline = attrgetter("epoch", "health", "phase", "unreachable", "idle")

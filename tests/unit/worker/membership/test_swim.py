@@ -13,8 +13,6 @@ from murmuration.worker.membership import Health, Member, newest
 from murmuration.worker.membership.evidence import IdlePeers
 from murmuration.worker.membership.swim import (
     MAX_MEMBERS,
-    Action,
-    IndirectProbe,
     Membership,
     MembershipConfig,
     Probe,
@@ -36,8 +34,8 @@ class Watched(Membership):
     changed: bool
 
 
-def _watched(name: str) -> Callable[..., list[Action]]:
-    def event(self: Watched, *given: Any, **named: Any) -> list[Action]:
+def _watched(name: str) -> Callable[..., list[Probe]]:
+    def event(self: Watched, *given: Any, **named: Any) -> list[Probe]:
         actions = getattr(Membership, name)(self, *given, **named)
         self.changed = self.view_changed()
         return actions or []
@@ -61,12 +59,12 @@ def health(membership: Membership, peer: str) -> Health:
     return next(each.health for each in membership.members if each.peer == peer)
 
 
-def probes(actions: Sequence[Action]) -> list[str]:
-    return [action.peer for action in actions if isinstance(action, Probe)]
+def probes(actions: Sequence[Probe]) -> list[str]:
+    return [action.peer for action in actions if not action.via]
 
 
-def asked(actions: Sequence[Action]) -> list[IndirectProbe]:
-    return [action for action in actions if isinstance(action, IndirectProbe)]
+def asked(actions: Sequence[Probe]) -> list[Probe]:
+    return [action for action in actions if action.via]
 
 
 def suspect(membership: Membership, peer: str, now: float) -> None:
