@@ -13,13 +13,11 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.worker import wire
 from murmuration.worker.catchup.choices import (
     Repair,
-    any_has_begun,
     at_end,
     choose_repair,
     choose_return,
     choose_take_over,
     have_started,
-    may_follow,
     step_of_the_others,
 )
 from murmuration.worker.catchup.donors import Donors
@@ -42,30 +40,23 @@ _START_POLL_S = 0.05
 _TOGETHER_S = 5.0
 _REPAIR_S = 0.25
 _SKIP_S = 1.0
+_ALONE_S = 2.0  # after which this peer follows others that have started without it
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinConfig:
-    """Args:
-    joins: addresses to try, again and again until the run starts.
-    remembered: of members that a former life of this peer knew; who answers there may be anybody.
-    min_peers: how many must be ready before the run starts, None to leave that to the others.
-    wait_s: how long to wait for them.
-    """
+    """How a peer comes into its swarm."""
 
-    joins: tuple[str, ...] = ()
-    remembered: tuple[str, ...] = ()
-    min_peers: int | None = 1
-    wait_s: float = 120.0
+    joins: tuple[str, ...] = ()  # addresses to try, again and again until the run starts
+    remembered: tuple[str, ...] = ()  # of a former life; who answers there may be anybody
+    min_peers: int | None = 1  # to be ready before the start; None leaves that to the others
+    wait_s: float = 120.0  # how long to wait for them
 
 
 class Bootstrap:
-    """Waits for enough peers, takes over what a run under way has, and repairs ever after.
-
-    Args:
-        plan: without an exchange there is nothing to take over or repair; in pairs it is only the
-            position in the schedule, and in the end the one state where there is to be one.
-    """
+    """Waits for enough peers, takes over what a run under way has, and repairs ever after. Without
+    an exchange there is nothing to take over or repair; in pairs it is only the position in the
+    schedule, and in the end the one state where there is to be one."""
 
     def __init__(
         self, config: JoinConfig, plan: Plan, first_contact: FirstContact, node: "Node"
@@ -102,7 +93,7 @@ class Bootstrap:
                     node.post(Started(()))
                     return
                 if fetched and self._complete() and self._gossip.me.phase is Phase.READY:
-                    await self._start_with(self._joinable())
+                    await self._start_with(tuple(sorted(self._gossip.view.joinable())))
                     return
             now = node.clock()
             waits_on = self._config.min_peers is None or self._config.wait_s == math.inf
@@ -118,8 +109,8 @@ class Bootstrap:
             await asyncio.sleep(_START_POLL_S)
 
     async def _start_with(self, group: tuple[str, ...]) -> None:
-        """In pairs, where later nobody waits for the rest, all take the first step together: peers
-        that have started know the others, so that all draw their first partners from the same."""
+        """In pairs, where later nobody waits for the rest, all take the first step together: so all
+        draw their first partners from the same peers."""
         node = self._node
         node.post(Started(group))
         if not self._pairs:
@@ -133,18 +124,21 @@ class Bootstrap:
         node.post(AllStarted())
 
     def _complete(self) -> bool:
-        """Whether enough are here, or this peer may follow others that have started, or go on
-        without those that had."""
+        """Whether this peer may start: with enough, after others, or without them."""
         arrived, min_peers = self._gossip.swarm.arrived(), self._config.min_peers
         if min_peers is not None and len(arrived) >= min_peers:
             return True
         # None of these is one to take over from: that comes first.
         now = self._node.clock()
         if not (started := have_started(self._gossip.others)):
-            begun = min_peers is None or any_has_begun(self._gossip.others)
-            return begun and self._holds_state and self._is_deserted(now)
+            others = self._gossip.others  # they may be gone by now
+            begun = any(member.phase in (Phase.TRAINING, Phase.DONE) for member in others)
+            may_begin = min_peers is None or begun
+            return may_begin and self._holds_state and self._is_deserted(now)
         self._seen_at = min(self._seen_at, now)
-        return may_follow(started, self._digests_at_start(), now - self._seen_at)
+        as_started = self._digests_at_start()
+        together = any(member.digests == as_started for member in started)
+        return together or now - self._seen_at >= _ALONE_S
 
     @property
     def _holds_state(self) -> bool:
@@ -155,12 +149,8 @@ class Bootstrap:
     def _is_deserted(self, now: float) -> bool:
         """Whether for a while nobody has been here that has begun the run, or would begin it."""
         live = {member.address for member in self._gossip.others if member.live}
-        someone = (
-            have_started(self._gossip.others)
-            or self._first_contact.introduced
-            or any(each in live or each not in self._problems for each in self._config.joins)
-        )
-        if someone:
+        hoped = any(each in live or each not in self._problems for each in self._config.joins)
+        if have_started(self._gossip.others) or self._first_contact.introduced or hoped:
             self._deserted_since = None
         elif self._deserted_since is None:
             self._deserted_since = now
@@ -168,21 +158,20 @@ class Bootstrap:
         return since is not None and now - since >= min(DESERTED_S, self._config.wait_s)
 
     async def _try_hints(self) -> None:
+        async def contact(address: str) -> str | None:
+            try:
+                return await self._first_contact.contact(address)
+            except (ManifestRefused, NotDialled) as error:
+                if address in self._config.joins:  # a refusal counts only where the user names it
+                    raise
+                return str(error)
+
         known = {member.address for member in self._gossip.members if member.live}
         joins = dict.fromkeys((*self._config.joins, *self._config.remembered))
         addresses = [address for address in joins if address not in known]
-        problems = await asyncio.gather(*map(self._try, addresses))
+        problems = await asyncio.gather(*map(contact, addresses))
         found = zip(addresses, problems, strict=True)
         self._problems = {address: problem for address, problem in found if problem}
-
-    async def _try(self, address: str) -> str | None:
-        """As `FirstContact.contact`; a refusal counts only where the user has named the peer."""
-        try:
-            return await self._first_contact.contact(address)
-        except (ManifestRefused, NotDialled) as error:
-            if address in self._config.joins:
-                raise
-            return str(error)
 
     def _too_few(self) -> str:
         have = ", ".join(member.peer for member in self._gossip.members if member.live)
@@ -195,7 +184,6 @@ class Bootstrap:
         )
 
     def _left_behind(self) -> str:
-        """Why there is no run to join any more."""
         ends = {Health.LEFT: "has left", Health.DEAD: "does not answer any more"}
         gone = [f"{m.peer} {ends[m.health]}" for m in self._gossip.others if m.health in ends]
         said = "; ".join([*gone, *self._problems.values()]) or "nobody answers"
@@ -208,22 +196,19 @@ class Bootstrap:
         """(there is nothing to fetch before the start, or it is here; a run is under way)."""
         gossip, donors = self._gossip, self._donors
         replicas = donors.first_choices(gossip.replicas)
-        chosen = choose_take_over(gossip.me, replicas, self._digests_at_start(), self._plan)
-        fragments, donor = range(len(gossip.me.digests)), chosen.donor
+        as_started = self._digests_at_start()
+        under_way, donor = choose_take_over(gossip.me, replicas, as_started, self._plan)
+        fragments = range(len(gossip.me.digests))
         fetched = donor is None or await donors.fetch(donor, fragments, "joining")
-        return fetched, chosen.under_way
-
-    def _joinable(self) -> tuple[str, ...]:
-        return tuple(sorted(self._gossip.view.joinable()))
+        return fetched, under_way
 
     def _digests_at_start(self) -> tuple[Digest, ...]:
         """This peer's digests as they will be once it starts with all that may join."""
-        published, group = self._node.published, self._joinable()
+        published, group = self._node.published, tuple(sorted(self._gossip.view.joinable()))
         assert published is not None, "nothing to compare with"
-        return tuple(
-            Digest(s.version, s.contributors, wire.state_hash(s.anchor, s.momentum, group))
-            for s in published.states
-        )
+        hashes = [wire.state_hash(s.anchor, s.momentum, group) for s in published.states]
+        both = zip(published.states, hashes, strict=True)
+        return tuple(Digest(s.version, s.contributors, hash_) for s, hash_ in both)
 
     async def _repair(self) -> None:
         node, published = self._node, self._node.published
@@ -285,11 +270,10 @@ class Splits:
     over. I/O thread only.
 
     Peers whose states were equal and differ one version later compare the reductions that led
-    there. Where one reducer has given them different reductions of a shard, it is told, once. One
-    such peer may lie about what it was given, and an honest reducer may have gone back to an
-    earlier state and reduced again. Where two or more, and most, each have another one,
-    it is the reducer that lies. Where these have the same one, this peer alone was given another:
-    so it is in the third such round of eight.
+    there. A reducer that has given them different ones is told, once: a peer may lie about what it
+    was given, and an honest reducer may have gone back and reduced again. Where two or more, and
+    most, each have another one, it is the reducer that lies. Where these have the same one, this
+    peer alone was given another: it lies in the third such round of eight.
     """
 
     def __init__(self, gossip: GossipService, node: "Node") -> None:
@@ -300,10 +284,7 @@ class Splits:
         self._next_at = 0.0
 
     async def look(self, voters: Sequence[Member]) -> None:
-        """Compares where somebody's state is seen to differ at a version that this peer has had.
-
-        Args: voters: the others whose word counts.
-        """
+        """Compares where a voter's state is seen to differ at a version that this peer has had."""
         node, now = self._node, self._node.clock()
         apart = {
             (index, digest.version)

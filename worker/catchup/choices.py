@@ -1,10 +1,10 @@
 """When a run starts and has ended, and whose state to fetch: before the start, and ever after.
 
-All decide alike from what gossip tells: the digests of the others, and their phases. States are
-ordered by (version, peers that hold it, contributors of the latest round, first of these peers by
-name), so everyone agrees which of two to ask for, and still does after the next round. What most
-peers share wins over that order, and a minority goes back to it. With pairs states differ by
-design; there a peer that has fallen behind only moves on to where the others are in the schedule.
+All decide alike from the digests and phases that gossip tells. States are ordered by (version,
+peers that hold it, contributors of the latest round, first of these peers by name), so everyone
+agrees which of two to ask for. What most peers share wins over that order, and a minority goes back
+to it. With pairs states differ by design; there a peer that has fallen behind only moves on to
+where the others are in the schedule.
 
 A state replaces a peer's own only where more than half of those hold it that have contributed to
 rounds of this peer. Where no state has so many, the one of at least as many as are on any other way
@@ -20,38 +20,19 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.membership import Digest, Health, Member, Phase
 
-_ALONE_S = 2.0
-
-
-@dataclass(frozen=True)
-class TakeOver:
-    """Whether a run is under way without this peer, and the peer whose state to fetch."""
-
-    under_way: bool
-    donor: Member | None
-
 
 def choose_take_over(
     me: Member, replicas: Iterable[Member], as_started: tuple[Digest, ...], plan: Plan
-) -> TakeOver:
-    """Decides before the start whether to fetch state, and from whom.
+) -> tuple[bool, Member | None]:
+    """Decides before the start: (whether a run is under way, from which replica to fetch state).
 
     Peers that have started a moment ago with this one in their group have the state that this one
-    will have: then there is nothing to take over. Of peers that are all about to start, after a
-    restart of the whole swarm, the most advanced gives its state to the others; before the first
-    round it is the first by name, if their initial parameters differ.
-
-    Args:
-        replicas: the other peers of this peer's stage.
-        as_started: this peer's digests as they will be once it starts with all that may join.
+    will have (`as_started`): then there is nothing to take over. Of peers that are all about to
+    start, after a restart of the swarm, the most advanced gives its state to the others; before the
+    first round it is the first by name, if their initial parameters differ.
     """
-    known = [
-        member
-        for member in replicas
-        if member.health is Health.ALIVE
-        and member.phase is not Phase.STARTING
-        and len(member.digests) == len(me.digests)
-    ]
+    alive = [m for m in replicas if m.health is Health.ALIVE and m.phase is not Phase.STARTING]
+    known = [member for member in alive if len(member.digests) == len(me.digests)]
     started = [member for member in known if member.phase is not Phase.READY]
     # In pairs, peers that have started wait for the others before their first step: until then they
     # have what this peer has.
@@ -75,7 +56,7 @@ def choose_take_over(
         first = min(ready, key=lambda member: (-held[member.digests], member.peer))
         donors = [first] if first.digests != me.digests else []
     donor = max(donors, key=lambda m: [*map(rank, count(), m.digests)], default=None)
-    return TakeOver(under_way, donor)
+    return under_way, donor
 
 
 def have_started(others: Iterable[Member]) -> list[Member]:
@@ -83,26 +64,10 @@ def have_started(others: Iterable[Member]) -> list[Member]:
     return [m for m in others if m.live and m.phase in (Phase.TRAINING, Phase.DONE)]
 
 
-def any_has_begun(others: Iterable[Member]) -> bool:
-    """Whether a peer is known to have trained in this run, be it gone by now."""
-    return any(member.phase in (Phase.TRAINING, Phase.DONE) for member in others)
-
-
-def may_follow(started: Sequence[Member], as_started: tuple[Digest, ...], since_s: float) -> bool:
-    """Whether to start after others that have, where this peer does not count itself.
-
-    They must have started with the same peers; or with others, and then `since_s` ago or longer.
-    """
-    known = any(member.digests == as_started for member in started)
-    return bool(started) and (known or since_s >= _ALONE_S)
-
-
 def all_agree(me: Member, others: Iterable[Member], plan: Plan) -> bool:
-    """Whether all have come to the end of the run, with the same state in each stage.
-
-    Peers that have not begun do not count, unless one alone serves its stage. In pairs without a
-    consensus at the end the states differ by design.
-    """
+    """Whether all have come to the end of the run, with the same state in each stage. Peers that
+    have not begun do not count, unless one alone serves its stage. In pairs without a consensus at
+    the end the states differ by design."""
     live = [member for member in others if member.live]
     begun = [member for member in live if member.phase is not Phase.STARTING]
     one_anchor = plan.exchange == "mean" or plan.consensus
@@ -114,12 +79,8 @@ def all_agree(me: Member, others: Iterable[Member], plan: Plan) -> bool:
 
 
 def all_leave(me: Member, others: Iterable[Member], plan: Plan, steps: int) -> bool:
-    """Whether the loops of all have ended before the run's last step, with one state where there is
-    one.
-
-    Args:
-        steps: of the run. A peer that has come to the mean after them has seen all loops end.
-    """
+    """Whether the loops of all have ended before the run's last step (`steps`), with one state
+    where there is one. A peer that has come to the mean after them has seen all loops end."""
     one_anchor = plan.exchange == "mean"
     return all(
         at_end(member, steps)
@@ -130,8 +91,8 @@ def all_leave(me: Member, others: Iterable[Member], plan: Plan, steps: int) -> b
 
 
 def at_end(member: Member, steps: int) -> bool:
-    """Whether a peer has come to the mean that ends a run of so many steps before these are taken:
-    as a round it has their number."""
+    """Whether a peer has come to the mean that ends a run early: as a round it has the number of
+    its steps."""
     return any(digest.version >= steps for digest in member.digests)
 
 
@@ -151,10 +112,8 @@ class Repair:
 def _ranking(
     states: Iterable[tuple[str, Sequence[Digest]]],
 ) -> Callable[[int, Digest], tuple[int, ...]]:
-    """Which of two states of a fragment to ask for: the higher one, in the order above.
-
-    Args: states: of each peer; the order is of these.
-    """
+    """Which of two states of a fragment to ask for: the higher one, in the order above, among these
+    peers."""
     holders: dict[tuple[int, int, int], list[int]] = {}  # by their place among the names
     for place, (_, digests) in enumerate(sorted(states, key=lambda each: each[0])):
         for index, digest in enumerate(digests):
@@ -173,23 +132,16 @@ def choose_repair(
     """Decides whether to fetch state, and from whom.
 
     Args:
-        me: this peer's name.
         mine: this peer's digests, by fragment.
-        members: the other peers.
-        failed: fragments whose current round this peer has given up, and which it therefore cannot
-            bring forward by itself. One version of difference is otherwise the normal course.
+        failed: fragments whose current round this peer has given up, so that it cannot bring them
+            forward by itself. One version of difference is otherwise the normal course.
 
-    Returns:
-        The donor that wins in most fragments, the most advanced of several; or None when there is
-        nothing to repair.
+    Returns: The donor that wins in most fragments, the most advanced of several.
     """
     best: Repair | None = None
     best_rank: tuple[object, ...] = ()
-    begun = [
-        member
-        for member in members
-        if member.health is Health.ALIVE and member.phase not in (Phase.STARTING, Phase.READY)
-    ]
+    alive = (member for member in members if member.health is Health.ALIVE)
+    begun = [member for member in alive if member.phase not in (Phase.STARTING, Phase.READY)]
     rank = _ranking([(me, mine), *((member.peer, member.digests) for member in begun)])
     for member in begun:
         reasons: dict[int, str] = {}
@@ -226,15 +178,12 @@ def choose_return(
     Peers that were cut off go on among themselves, and may be ahead of the others when they are
     back. The others have none of their rounds: so more of them would give up theirs.
 
-    Args:
-        mine: as in `choose_repair`.
-        voters: the others whose word counts (`electorate`).
-        hash_of: the hash of this peer's own state, by fragment and version; 0 for not known.
-        ended: this peer and all voters are done: nobody comes to where this peer is any more.
+    Args: voters: the others whose word counts (`electorate`). hash_of: the hash of this peer's own
+    state, by fragment and version; 0: not known. ended: this peer and all voters are done: nobody
+    comes to where this peer is any more.
 
-    Returns:
-        All fragments of a donor, where in one more than half of all hold one state of an earlier
-        version. At that version this peer had another state, or all have ended.
+    Returns: All fragments of a donor, where in one more than half of all hold one state of an
+    earlier version. At that version this peer had another state, or all have ended.
     """
     for index in range(len(mine)):
         held = Counter((m.digests[index].version, m.digests[index].hash) for m in voters)
@@ -253,17 +202,11 @@ def choose_return(
 def step_of_the_others(
     mine: Sequence[Digest], members: Iterable[Member], partners: Container[str] = ()
 ) -> int | None:
-    """Where a peer in a plan of pairs should go on, having slept while the others did not.
+    """Where a peer in a plan of pairs should go on, having slept while the others did not: the
+    furthest step known of a peer, if most others are two rounds ahead in every fragment.
 
-    Args:
-        mine: this peer's digests, by fragment.
-        members: the other peers.
-        partners: of the rounds that this peer has come to.
-
-    Returns:
-        The furthest step known of a peer, if most of the others are two rounds ahead in every
-        fragment; None when this peer is among them. None as well while a partner is no further than
-        this peer: they have a round to hold, however often faster pairs have met meanwhile.
+    None when this peer is among them, and while a partner of a round that it has come to is no
+    further: they have a round to hold, however often faster pairs have met meanwhile.
     """
     others = [c for c in members if c.health is Health.ALIVE and c.phase is Phase.TRAINING]
     if any(
@@ -294,12 +237,10 @@ class Electorate:
     """The others whose word counts, and whether this peer's own does.
 
     Args:
-        counts_me: this peer trains. One that begins again, or for the first time, or has joined
-            and closed no round since, follows most of those that train.
-        known: they have contributed to rounds of this peer. Else these are all that train, for
-            this peer has no rounds with anybody that is here.
-        may_tie: as many as stay where they are may be enough. Not for one that has joined, until
-            it has closed a round.
+        counts_me: this peer trains. One that has closed no round since it began or joined follows
+            most of those that train.
+        known: they have contributed to rounds of this peer. Else these are all that train.
+        may_tie: as many as stay where they are may be enough; not for one that has just joined.
     """
 
     others: tuple[Member, ...]
@@ -315,11 +256,8 @@ class Electorate:
 def electorate(
     mine: Sequence[Digest], phase: Phase, replicas: Iterable[Member], contributors: Collection[str]
 ) -> Electorate:
-    """Whose word counts for a peer with these digests.
-
-    Args:
-        contributors: to rounds that this peer took part in.
-    """
+    """Whose word counts for a peer with these digests. Args: contributors: to rounds of this
+    peer."""
     alive = [m for m in replicas if m.health is Health.ALIVE and len(m.digests) == len(mine)]
     begun = [m for m in alive if m.phase is not Phase.READY or any(d.version for d in m.digests)]
     trains, has_rounds = phase is not Phase.READY, any(digest.version for digest in mine)
@@ -336,18 +274,12 @@ def electorate(
 
 @dataclass(frozen=True)
 class Votes:
-    """What the electorate says of a donor's states.
-
-    Args:
-        holders: others that hold them, or have held them.
-        keepers: the peers, with this one, of the other way that most follow (`most_on_a_way`).
-        undecided: those that do not know the states, or have not answered.
-    """
+    """What the electorate says of a donor's states."""
 
     among: Electorate
-    holders: tuple[str, ...]
-    keepers: int
-    undecided: int
+    holders: tuple[str, ...]  # others that hold them, or have held them
+    keepers: int  # with this peer, on the other way that most follow (`most_on_a_way`)
+    undecided: int  # those that do not know the states, or have not answered
 
     @property
     def majority(self) -> bool:
@@ -378,16 +310,11 @@ def confirms(had: Had, states: Mapping[int, FragmentState | Digest]) -> bool | N
 
 
 def most_on_a_way(at: Mapping[str, Mapping[int, Digest]], had: Mapping[str, Had]) -> int:
-    """How many of these peers are on the way that most are on.
+    """How many of these peers are on the way that most are on; 1 at least.
 
-    A way is all that a peer has had. On it are those that are there, and those that it has left
-    behind. In some fragments these may be ahead of it, where they have had what it has there.
-
-    Args:
-        at: where each is, by fragment.
-        had: what each says.
-
-    Returns: 1 at least.
+    A way is all that a peer has `had`. On it are those that are there, and those that it has left
+    behind. In some fragments these may be ahead of it, where they have had what it has there. Args:
+    at: where each is, by fragment.
     """
 
     def steps(peer: str) -> int:

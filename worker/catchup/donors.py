@@ -101,8 +101,7 @@ class Donors:
             if not self._enough(donor, votes, goes_back=goes_back):
                 return False
         if not await self._plausible(published, votes, states):
-            self.set_aside(donor, "its state is too far from this peer's, and too few have it")
-            self._do_without(donor, published)
+            self._do_without(donor, "its state is too far from this peer's, and too few have it")
             return False
         self._unconfirmed.pop(donor.peer, None)
         self._split = {i: (s.version, s.hash) for i, s in states.items()} if same else {}
@@ -136,8 +135,8 @@ class Donors:
     async def _given_up(
         self, donor: Member, published: Published, states: Iterable[int]
     ) -> dict[int, int]:
-        """By fragment, the rounds of this peer's that the donor's state has not got; nothing where
-        it does not say, and in pairs, where every peer has a history of its own."""
+        """By fragment, the rounds of this peer's that the donor's state has not got. In pairs every
+        peer has a history of its own."""
         node, found = self._node, {}
         if self._plan.exchange != "pairs":
             for index in states:
@@ -150,8 +149,8 @@ class Donors:
     def _begin_with_own(
         self, donor: Member, published: Published, fragments: Iterable[int]
     ) -> None:
-        """Before the start a donor at the same version has the same values as a rule, over another
-        group. What this peer holds then counts as arrived, so that the donor sends no values."""
+        """Before the start a donor at the same version mostly has the same values, over another
+        group. They count as arrived, so that the donor sends none."""
         for index in fragments:
             mine, theirs = published.states[index], donor.digests[index]
             if mine.version == theirs.version:
@@ -176,18 +175,13 @@ class Donors:
             return await fetch_states(*given)
 
     def _helpers(self, donor: Member, expected: Mapping[int, tuple[int, int]]) -> list[Member]:
-        """Others that hold the same states, as many as there are chunks at most; each joiner has an
-        order of its own."""
+        """Others that hold the same states, as many as there are chunks at most, in an order of
+        this peer's own."""
         chunks = sum(4 * sum(sizes) for sizes in expected.values()) // state_transfer.CHUNK_BYTES
         me = self._gossip.me.peer
         hashes = [donor.digests[index].hash for index in expected]
-        alike = [
-            member
-            for member in self._gossip.replicas
-            if member.peer != donor.peer
-            and member.digests
-            and [member.digests[index].hash for index in expected] == hashes
-        ]
+        others = (m for m in self._gossip.replicas if m.peer != donor.peer and m.digests)
+        alike = [m for m in others if [m.digests[index].hash for index in expected] == hashes]
         alike.sort(key=lambda member: wire.hash64(f"{me}/{member.peer}".encode()))
         return alike[: min(_HELPERS, chunks)]
 
@@ -195,6 +189,12 @@ class Donors:
         """Its state is not taken; others come first for a while."""
         self._aside[donor.peer] = self._node.clock() + for_s
         self._warnings.add(f"fetching from {donor.peer}: {shown(reason, 200)}")
+
+    def _do_without(self, donor: Member, reason: str) -> None:
+        self.set_aside(donor, reason)
+        published = self._node.published
+        if published is not None and published.failed:  # the donor's rounds are others
+            self._gossip.leave_out(donor.peer)
 
     def _check_announced(
         self, donor: Member, step: int, states: Mapping[int, FragmentState]
@@ -207,9 +207,8 @@ class Donors:
             if len(state.group) > most:
                 raise wire.WireError(f"fragment {index}: a group of {len(state.group)} peers")
             said = donor.digests[index]
-            if state.version < said.version or (
-                state.version == said.version and state.hash != said.hash
-            ):
+            other = state.version == said.version and state.hash != said.hash
+            if state.version < said.version or other:
                 text = (
                     f"fragment {index} is another state than the announced version {said.version}"
                 )
@@ -269,7 +268,7 @@ class Donors:
             await asyncio.sleep(_ASK_AGAIN_S)
 
     def _enough(self, donor: Member, votes: Votes | None, *, goes_back: bool) -> bool:
-        """Whether so many hold the donor's states; else it is set aside, and after a while that is
+        """Whether enough hold the donor's states; else it is set aside, and after a while that is
         said once. Others that are behind may be about to hold them."""
         if votes is None or votes.majority or (votes.enough and not goes_back):
             return True
@@ -279,16 +278,10 @@ class Donors:
         if now - since >= max(_TOLD_S, _TOLD_ROUNDS * self._plan.inner_steps * published.step_s):
             others = [peer for peer in votes.holders if peer != donor.peer]
             besides = f"only {', '.join(others)} has its state" if others else ""
-            self.set_aside(donor, besides or "no other peer has its state")
-            self._do_without(donor, published)
+            self._do_without(donor, besides or "no other peer has its state")
         else:
             self._aside[donor.peer] = now + _UNCONFIRMED_S
         return False
-
-    def _do_without(self, donor: Member, published: Published) -> None:
-        """Where this peer's rounds fail: the donor may be why, for its rounds are others."""
-        if published.failed:
-            self._gossip.leave_out(donor.peer)
 
     async def _plausible(
         self, published: Published, votes: Votes | None, states: Mapping[int, FragmentState]

@@ -34,18 +34,14 @@ class HeldStates:
 
     Their hashes confirm them to others. Whose contributions its own rounds have counted says whose
     word counts, and how far its anchors and momenta usually move says which states are plausible.
-
-    Attributes:
-        exact: how many of the last values of each fragment are limbs of integers.
-        contributors: the peers that have contributed to rounds of this peer.
     """
 
     def __init__(self, exact: Sequence[int] = ()) -> None:
         self._hashes: dict[tuple[int, int], int] = {}
         self._agreed: dict[tuple[str, int], int] = {}  # the last version that is as this peer's
         self._contributed: dict[str, None] = {}  # the latest last
-        self.contributors: frozenset[str] = frozenset()
-        self.exact = exact
+        self.contributors: frozenset[str] = frozenset()  # to rounds of this peer
+        self.exact = exact  # limbs of integers that each fragment ends with
         self._sampled: dict[int, tuple[int, Sequence[Tensor]]] = {}
         self._received: dict[int, deque[tuple[int, Sequence[Received]]]] = {}
         self._moves: dict[int, dict[int, Moves]] = {}  # by the version that it led to
@@ -79,7 +75,6 @@ class HeldStates:
         self._agreed |= {(peer, i): state.version for peer in peers for i, state in states.items()}
 
     def heard(self, member: Member) -> None:
-        """What a contributor is at."""
         for index, digest in enumerate(member.digests):
             if digest.hash == self.hash_of(index, digest.version):
                 self._agreed[member.peer, index] = digest.version
@@ -90,7 +85,7 @@ class HeldStates:
         return next((received for at, received in rounds if at == version), ())
 
     def parted(self, fragment: int, peers: Iterable[str], version: int) -> int:
-        """The version from which the states of these went another way than this peer's, which is at
+        """The version from which the states of these went another way than this peer's at
         `version`: the last that one of them shared; else the first that this peer remembers, where
         they are contributors, and now where they are not."""
         shared = [self._agreed.get((peer, fragment), -1) for peer in peers]
@@ -101,9 +96,9 @@ class HeldStates:
         return first if known else version
 
     def usual_moves(self, fragment: int, since: int, peers: Iterable[str]) -> Moves | None:
-        """How far a round leads, as the mean since this version, and of a few rounds before.
-        Where these are contributors it is that of all remembered rounds, if more: a peer that
-        trained alone meanwhile may have come to rest. None: not known."""
+        """How far a round leads, as the mean since this version, and of a few rounds before; None:
+        not known. Where these are contributors it is that of all remembered rounds, if more: a peer
+        that trained alone may have come to rest."""
         moves = self._moves.get(fragment, {})
         newest = max(moves, default=0)
         found = [move for at, move in moves.items() if at > min(since, newest - _MOVES)]
@@ -139,7 +134,6 @@ class HeldStates:
         return self._hashes.get((fragment, version), 0)
 
     def versions(self, fragment: int, until: int) -> list[int]:
-        """The remembered ones up to this, the newest first."""
         known = (version for index, version in self._hashes if index == fragment)
         return sorted((version for version in known if version <= until), reverse=True)
 
@@ -150,8 +144,8 @@ def too_far(
     holders: Sequence[str],
     held: HeldStates,
 ) -> bool:
-    """Whether rounds hardly lead from one to the other, by ways that part where the holders of the
-    others' states have last shared this peer's. Any thread."""
+    """Whether rounds hardly lead from one to the other, since the holders of the others' states
+    have last shared this peer's. Any thread."""
     for index, state in theirs.items():
         version, own = mine[index].version, held.measured(index, mine[index])
         since = held.parted(index, holders, version)

@@ -23,8 +23,7 @@ _NEXT_S = 10.0
 async def serve_states(
     stream: Stream, run: int, published: Published | None, held: HeldStates
 ) -> None:
-    """Answers Fetches with what this peer has committed as the stream begins; with nothing when
-    there is nothing."""
+    """Answers Fetches with what this peer has committed as the stream begins, if anything."""
     raw = await stream.receive()
     with suppress(TimeoutError):
         while raw is not None and published is not None:
@@ -96,11 +95,8 @@ async def fetch_states(
         begun: by fragment, what has arrived from other donors; what arrives now is left there if
             the link breaks, for the next to go on with.
 
-    Returns:
-        (where a joiner goes on in the schedule, states by fragment), each verified by its hash.
-
-    Raises:
-        TransportError, WireError: nothing was taken.
+    Returns: (where a joiner goes on in the schedule, verified states by fragment).
+    Raises TransportError, WireError: nothing was taken.
     """
     streams = [transport.open(each.address, Method.FETCH, each.peer) for each in (donor, *helpers)]
     stream, begun = streams[0], {} if begun is None else begun
@@ -141,10 +137,8 @@ async def _share_out(
     streams: Sequence[Stream], run: int, begun: Mapping[int, wire.Incoming]
 ) -> None:
     """Has each donor give chunks until all are here. One that is free gives the chunk that was
-    asked for longest ago, so that nothing waits for a slow one.
-
-    Raises TransportError: some are missing.
-    """
+    asked for longest ago, so that nothing waits for a slow one. Raises TransportError: some are
+    missing."""
     chunks = [
         (index, begin, whole.part(begin, min(begin + CHUNK_BYTES, whole.total_bytes)))
         for index, whole in begun.items()
@@ -191,8 +185,7 @@ async def rounds_apart(
     held: HeldStates,
 ) -> int:
     """How many of the latest rounds in this state the donor never had: 0 for a peer that is only
-    behind, or does not say; more where a partition has made two histories of one. At most as many
-    as are remembered."""
+    behind, or does not say; more where a partition has made two histories of one."""
     versions = held.versions(fragment, mine.version)[:REMEMBERED]
     for asked in (versions[:1], versions[1:]):  # nearly always the newest is one that it had
         headers = await headers_at(transport, donor, run, [(fragment, v) for v in asked])
@@ -207,8 +200,8 @@ async def rounds_apart(
 async def headers_at(
     transport: Transport, donor: Member, run: int, asked: Sequence[tuple[int, int]]
 ) -> list[pb.StateHeader]:
-    """What it knows of each (fragment, version): hash 0 is nothing; all of it is nothing where it
-    does not say."""
+    """What it knows of each (fragment, version), hash 0: nothing; no headers at all where it does
+    not say."""
     if not asked:
         return []
     stream = transport.open(donor.address, Method.FETCH, donor.peer)
@@ -232,7 +225,6 @@ async def headers_at(
 
 
 async def _next(stream: Stream) -> bytes:
-    """Raises TransportError: there is none."""
     if (raw := await stream.receive()) is None:
         raise TransportError("the donor has nothing more to give")
     return raw
@@ -271,17 +263,9 @@ async def _state(
         raise wire.WireError(f"fragment {index} is damaged: its hash differs")
     if not await offload(lambda: wire.is_finite(anchor) and wire.is_finite(momentum)):
         raise wire.WireError(f"fragment {index} holds NaN, Inf or absurdly large values")
-    return FragmentState(
-        version=header.version,
-        contributors=header.contributors,
-        group=group,
-        anchor=anchor,
-        momentum=momentum,
-        hash=header.hash,
-        history=history,
-    )
+    known = {"version": header.version, "contributors": header.contributors, "hash": header.hash}
+    return FragmentState(group=group, anchor=anchor, momentum=momentum, history=history, **known)
 
 
 def sizes_of(states: Sequence[FragmentState]) -> dict[int, tuple[int, int]]:
-    """By fragment, how many values its anchor and momentum have."""
     return {i: (s.anchor.numel(), s.momentum.numel()) for i, s in enumerate(states)}
