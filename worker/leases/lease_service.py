@@ -1,7 +1,6 @@
 """Carries out what the rules of leases say, over the transport."""
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -31,14 +30,8 @@ _POLL_S = 0.02
 
 
 class LeaseService(Component):
-    """One peer's leases, live: a component of its node. io thread only.
-
-    Args:
-        run: names the run.
-        gossip: who is there.
-        node: that it runs in.
-        ledger: what is used already, from a checkpoint.
-    """
+    """One peer's leases, live: a component of its node. io thread only. Args: ledger: what is used
+    already, from a checkpoint."""
 
     def __init__(self, run: int, gossip: GossipService, node: "Node", ledger: Ledger) -> None:
         self._run, self._gossip, self._node = run, gossip, node
@@ -48,19 +41,15 @@ class LeaseService(Component):
 
     @property
     def ledger(self) -> Ledger:
-        """What is used, as far as this peer knows."""
         return self._table.ledger
 
     def on_view(self, _view: View) -> None:
-        """Membership has changed."""
         self._carry_out(self._table.on_view(self._gossip.swarm, self._gossip.me.epoch))
 
     def tick(self) -> None:
-        """Time passes."""
         self._carry_out(self._table.tick(self._node.clock()))
 
     def handle(self, message: ShareMessage) -> None:
-        """The train thread says something."""
         self._carry_out(self._table.heard(message))
 
     async def on_lease(self, request: bytes) -> bytes:
@@ -84,25 +73,33 @@ class LeaseService(Component):
         for action in actions:
             match action:
                 case Announce(peer, number, news):
-                    self._spawn(self._announce(peer, number, news))
+                    work = self._announce(peer, number, news)
+                    if self._group is None:
+                        self._node.spawn(work)
+                        continue
+                    try:
+                        self._group.create_task(work)
+                    except RuntimeError:  # the group has ended
+                        work.close()
                 case PeerSilent(peer, passed_over):
                     self._gossip.suspect(peer)
                     if passed_over:
                         text = f"{peer} answers no lease of samples: none waits for its answers"
                         self._node.log(new_event("warning", text=text))
-                case StreamsDiffer():
-                    self._node.log(new_event("warning", text=_difference(action)))
+                case StreamsDiffer(peer, stream, theirs):
+                    named = f" named {stream.name!r}" if stream.name else ""
+                    what = f"{peer} has other samples than this peer, or in another order"
+                    if theirs.length != (stream.length or 0):
+                        here, there = stream.length, theirs.length
+                        what = f"{peer} shares out {there} samples, and this peer {here}"
+                    text = (
+                        f"{what} (swarm.shard{named}): what one holds out, the other may train on; "
+                        "build data, splits and samplers alike on every peer, with fixed "
+                        "generators, and give each set of data a name of its own"
+                    )
+                    self._node.log(new_event("warning", text=text))
                 case _:
                     self._node.post(action)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        if self._group is None:
-            self._node.spawn(work)
-            return
-        try:
-            self._group.create_task(work)
-        except RuntimeError:  # the group has ended
-            work.close()
 
     async def _announce(self, peer: str, number: int, news: LeaseNews) -> None:
         request = wire.lease_news_to_message(news, self._run).SerializeToString()
@@ -115,17 +112,3 @@ class LeaseService(Component):
             self._carry_out(self._table.answered(peer, number, theirs))
         except (TransportError, wire.WireError):
             self._carry_out(self._table.unanswered(peer, self._node.clock()))
-
-
-def _difference(found: StreamsDiffer) -> str:
-    stream, peer = found.stream, found.peer
-    named = f" named {stream.name!r}" if stream.name else ""
-    if found.theirs.length == (stream.length or 0):
-        what = f"{peer} has other samples than this peer, or in another order"
-    else:
-        what = f"{peer} shares out {found.theirs.length} samples, and this peer {stream.length}"
-    return (
-        f"{what} (swarm.shard{named}): what one holds out, the other may train on; build data, "
-        "splits and samplers alike on every peer, with fixed generators, and give each set of data "
-        "a name of its own"
-    )

@@ -8,11 +8,11 @@ all have answered and nothing stands against it:
 - Of two that ask for one block the heavier by rendezvous hashing gets it: the other withdraws as it
   answers. A block that somebody has is never given away.
 
-So of two peers that know each other, or a third one, at most one has a block: the later to ask is
-told. A peer that is suspected is not asked. It asks this one before it has anything, unless each
-suspects the other. A peer that died or left holds nothing: its blocks are free, from where it was
-known to be in them. One that lives and does not answer is passed over: it is told, and not waited
-for until it has answered again and again. What it says that it holds counts.
+So of two peers that know each other, or a third one, at most one has a block. A peer that is
+suspected is not asked. It asks this one before it has anything, unless each suspects the other. A
+peer that died or left holds nothing: its blocks are free, from where it was known to be in them.
+One that lives and does not answer is passed over: it is not waited for until it has answered again
+and again, and what it says that it holds counts.
 
 How far a peer is in its blocks goes to all in the same messages. `UseKnown` says what has arrived,
 and the train thread goes no further than a block beyond: that is all that a crash repeats.
@@ -60,8 +60,6 @@ _CHOICES_PER_PEER = 5  # to choose from, of the free blocks that stand first; al
 
 @dataclass
 class _Opened:
-    """A stream that the train thread draws from."""
-
     stream: SampleStream
     opening: int
     ahead: int
@@ -90,12 +88,7 @@ class _Announcement:
 
 
 class LeaseTable:
-    """One peer's part.
-
-    Args:
-        me: this peer's name.
-        ledger: what is used already, from a checkpoint.
-    """
+    """One peer's part. Args: ledger: what is used already, from a checkpoint."""
 
     def __init__(self, me: str, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -124,7 +117,6 @@ class LeaseTable:
     # ------------------------------------------------------- what happens; each says what to do
 
     def tick(self, now: float) -> list[LeaseAction]:
-        """It is `now` (s) on the monotonic clock."""
         for peer, since in list(self._silent_since.items()):
             if now - since >= _PATIENCE_S and self._owed.get(peer) != _ANSWERS_OWED:
                 self._actions.append(PeerSilent(peer, passed_over=peer not in self._owed))
@@ -156,11 +148,6 @@ class LeaseTable:
         self._silent_since.setdefault(peer, now)
         return [PeerSilent(peer)]
 
-    def heard(self, message: ShareMessage) -> list[LeaseAction]:
-        """The train thread says something."""
-        self._heard_from_loop(message)
-        return self._done()
-
     def _done(self) -> list[LeaseAction]:
         self._go_on()
         actions, self._actions = self._actions, []
@@ -170,7 +157,7 @@ class LeaseTable:
         """What to say to a peer that announces this, and what to do."""
         asker, *_ = news.holdings
         for block in [block for block in asker.blocks if block in self._asked]:
-            if weight(_key(block), asker.peer) > weight(_key(block), self._me):
+            if _weight(block, asker.peer) > _weight(block, self._me):
                 del self._asked[block]
         self._merge(news)
         wanted = set(asker.blocks)
@@ -183,16 +170,13 @@ class LeaseTable:
         """Nothing more is drawn here: gives back what is held, and says what to do."""
         for stream in list(self._opened):
             self._close(stream)
-        if (
-            not self.idle
-        ):  # to all at once: earlier calls may wait for a silent peer, or never begin
+        if not self.idle:  # to all at once: earlier calls may wait for a silent peer
             self._announcement, self._news_to_tell = None, True
             self._calling.clear()
         return self._done()
 
-    # --------------------------------------------------------------------------------- inside
-
-    def _heard_from_loop(self, message: ShareMessage) -> None:
+    def heard(self, message: ShareMessage) -> list[LeaseAction]:
+        """The train thread says something."""
         match message:
             case StreamOpened(stream, opening, ahead, again, first):
                 self._close(stream.id)
@@ -212,8 +196,15 @@ class LeaseTable:
             case Starved(stream_id):
                 if opened := self._opened.get(stream_id):
                     opened.starved = True
-            case SamplesUsed():
-                self._used(message)
+            case SamplesUsed(stream_id, total, cursors, done):
+                self.ledger.merge({}, cursors)
+                self._used_here |= cursors.keys()
+                for block in done:
+                    self.ledger.finish(block.stream, block.number, block.number + 1)
+                self._drop(done)
+                if opened := self._opened.get(stream_id):
+                    opened.total = total
+                self._news_to_tell = True
             case EpochEnded(block):
                 end = (block.epoch + 1) * EPOCH_BLOCKS
                 self.ledger.finish(block.stream, block.number, end)
@@ -226,16 +217,7 @@ class LeaseTable:
             case SampleStreamClosed(stream_id):
                 self._close(stream_id)
         self._look_for_free()
-
-    def _used(self, used: SamplesUsed) -> None:
-        self.ledger.merge({}, used.cursors)
-        self._used_here |= used.cursors.keys()
-        for block in used.done:
-            self.ledger.finish(block.stream, block.number, block.number + 1)
-        self._drop(used.done)
-        if opened := self._opened.get(used.stream):
-            opened.total = used.total
-        self._news_to_tell = True
+        return self._done()
 
     def _close(self, stream: int) -> None:
         if self._opened.pop(stream, None) is not None:
@@ -255,10 +237,8 @@ class LeaseTable:
             known = self._others.get(holding.peer)
             if known is None and len(self._others) >= MAX_MEMBERS:
                 continue
-            newer = known is None or (holding.epoch, holding.sequence) > (
-                known.epoch,
-                known.sequence,
-            )
+            said = holding.epoch, holding.sequence
+            newer = known is None or said > (known.epoch, known.sequence)
             if holding.peer != self._me and newer:
                 self._others[holding.peer] = holding
                 self._compare(holding)
@@ -268,20 +248,16 @@ class LeaseTable:
             self._news_to_tell = True
 
     def _compare(self, holding: Holding) -> None:
-        """Tells where a peer has drawn from none of the streams that are drawn from here under a
-        name, or under a name and of a length."""
+        """Tells of a peer that has other samples, under the name of a stream here."""
         shared = {each.id for each in holding.streams} & {each.id for each in self._drawn}
         for theirs in holding.streams:
             alike = [each for each in self._drawn if each.name == theirs.name]
             as_long = [each for each in alike if each.length == theirs.length]
             for mine in (alike, as_long):
-                told = [(holding.peer, each) for each in mine]
-                if (
-                    mine
-                    and shared.isdisjoint(each.id for each in mine)
-                    and not self._told & {*told}
-                ):
-                    self._told.update(told)
+                told = {(holding.peer, each) for each in mine}
+                apart = shared.isdisjoint(each.id for each in mine)
+                if mine and apart and not self._told & told:
+                    self._told |= told
                     stream = self._drawn[mine[-1]]
                     self._actions.append(StreamsDiffer(holding.peer, stream, theirs))
 
@@ -289,11 +265,9 @@ class LeaseTable:
         """Whether another took a block that is held here: it has held this peer for dead."""
         if self.ledger.is_done(block):
             return True
-        key = _key(block)
-        return any(
-            block in each.held and weight(key, each.peer) > weight(key, self._me)
-            for each in self._live_holdings()
-        )
+        mine = _weight(block, self._me)
+        holders = (each.peer for each in self._live_holdings() if block in each.held)
+        return any(_weight(block, peer) > mine for peer in holders)
 
     def _live_holdings(self) -> list[Holding]:
         """Of the others that are not gone. A peer that is no known member counts: it may be new."""
@@ -313,28 +287,21 @@ class LeaseTable:
         """The others that are asked: alive beyond doubt, and not out of reach of this one."""
         me = self._view.members.get(self._me)
         unreached = me.unreachable if me is not None else ()
-        return [
-            peer
-            for peer, member in self._view.members.items()
-            if peer != self._me
-            and member.health is Health.ALIVE
-            and peer not in unreached
-            and self._me not in member.unreachable
-        ]
+        out = {self._me, *unreached}
+        alive = (
+            m for p, m in self._view.members.items() if m.health is Health.ALIVE and p not in out
+        )
+        return [member.peer for member in alive if self._me not in member.unreachable]
 
     def _lacks(self, opened: _Opened) -> int:
-        """Blocks to ask for."""
         mine = [b for b in (*self._asked, *self._held) if b.stream == opened.stream.id]
         return opened.ahead - sum(block not in opened.begun for block in mine)
 
     def _free(self, opened: _Opened, first: int) -> list[int]:
-        """Those that stand first."""
         if opened.stop is None:
             return []
-        stream = opened.stream
-        found = self.ledger.free(
-            stream.id, first, opened.stop, stream.blocks, self._taken(stream.id)
-        )
+        stream, taken = opened.stream, self._taken(opened.stream.id)
+        found = self.ledger.free(stream.id, first, opened.stop, stream.blocks, taken)
         most = max(1, self._lacks(opened), _CHOICES_PER_PEER * len(self._awaited()))
         return list(islice(found, most))
 
@@ -383,12 +350,11 @@ class LeaseTable:
         )
 
     def _choose(self, opened: _Opened) -> list[Block]:
-        """Free blocks near the front: of these the ones that are this peer's by weight, so that few
-        ask for the same."""
+        """Free blocks near the front: of these the ones that are this peer's by weight."""
         stream, lacks = opened.stream, self._lacks(opened)
         free = [Block(stream.id, number) for number in self._free(opened, opened.first)]
         if not stream.in_order:
-            free.sort(key=lambda block: -weight(_key(block), self._me))
+            free.sort(key=lambda block: -_weight(block, self._me))
         chosen = sorted(free[: max(0, lacks)])
         if stream.in_order and chosen:
             opened.first = chosen[-1].number + 1
@@ -456,5 +422,5 @@ class LeaseTable:
         return LeaseNews((mine, *others), dict(self.ledger.done), known)
 
 
-def _key(block: Block) -> bytes:
-    return f"block {block.stream} {block.number}".encode()
+def _weight(block: Block, peer: str) -> int:
+    return weight(f"block {block.stream} {block.number}".encode(), peer)

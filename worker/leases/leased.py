@@ -40,14 +40,11 @@ class LeasedBlocks:
     Draw them with `take`, and say with `use`, in the same order, when they are given to the loop.
     The two may be apart, as where a `DataLoader` loads ahead.
 
-    Args:
-        stream: what is drawn from.
-        at_once: positions that are mostly taken with one call.
-        post: to the I/O thread; must not block.
-        receive: the next message of the stream, for which it waits; None when the run ends.
-        opening: a number of its own for each time that the stream is opened here.
-        again: whether this is another pass over the epoch that was exhausted.
-        first: of a stream that is read from the front: the number of the block to begin with.
+    Args: at_once: positions that are mostly taken with one call. post: to the I/O thread; must not
+    block. receive: waits for the next message of the stream; None when the run ends. opening: a
+    number of its own for each time that the stream is opened here. again: whether this is another
+    pass over the epoch that was exhausted. first: of a stream that is read from the front: the
+    number of the block to begin with.
     """
 
     def __init__(
@@ -88,11 +85,8 @@ class LeasedBlocks:
 
     def use(self, count: int) -> None:
         """The oldest `count` that were taken are given to the loop next; the others hear of them
-        when it comes back.
-
-        Waits as long as more than a block (or twice `at_once`) would be used that nobody knows of:
-        so much is repeated when this process dies.
-        """
+        when it comes back. Waits as long as more than a block (or twice `at_once`) would be used
+        that nobody knows of: that is repeated when this process dies."""
         if 2 * (self._total + count - self._posted) >= self._most_unknown:
             self.tell()
         while self._total + count - self._known > self._most_unknown and not self.run_is_over:
@@ -107,8 +101,7 @@ class LeasedBlocks:
             self._advance(run.block, run.begin + used)
 
     def end_epoch(self, run: Run, length: int) -> None:
-        """The stream, whose length nobody knew, has ended where this run was to be read: what was
-        taken beyond it does not exist."""
+        """The stream, whose length nobody knew, has ended where this run was to be read."""
         self._lengths[run.epoch] = length
         self._current = None
         fits = (each._replace(end=min(each.end, self._size(each.block))) for each in self._drawn)
@@ -121,7 +114,6 @@ class LeasedBlocks:
         self._post(EpochEnded(block._replace(number=first_missing)))
 
     def tell(self) -> None:
-        """Tells what is used."""
         if self._total > self._posted or self._done:
             self._posted = self._total
             cursors, done = dict(self._cursors), tuple(self._done)
@@ -135,11 +127,8 @@ class LeasedBlocks:
         self._current, self._ended, self.run_is_over = None, True, True
 
     def close(self) -> None:
-        """Gives back what is not used."""
         self.tell()
         self._post(SampleStreamClosed(self.stream.id))
-
-    # --------------------------------------------------------------------------------- inside
 
     def _next(self) -> Run | None:
         """The block to draw from next, which may be waited for."""

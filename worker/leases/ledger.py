@@ -23,31 +23,21 @@ class Block(NamedTuple):
 
     @property
     def place(self) -> int:
-        """In its epoch, from 0."""
         return self.number % EPOCH_BLOCKS
 
 
 @dataclass(frozen=True)
 class SampleStream:
-    """An order of positions that all peers know, again and again; each time is an epoch.
+    """An order of positions that all peers know, again and again; each time is an epoch."""
 
-    Args:
-        id: the same on every peer that draws of it.
-        block: positions of a block.
-        length: of an epoch; None where nobody knows before its end.
-        in_order: a peer reads it from the front: it is given rising blocks of one epoch.
-        name: that the user has given it.
-    """
-
-    id: int
-    block: int
-    length: int | None
-    in_order: bool = False
-    name: str = ""
+    id: int  # the same on every peer that draws of it
+    block: int  # positions of a block
+    length: int | None  # of an epoch; None where nobody knows before its end
+    in_order: bool = False  # a peer reads it from the front: it is given rising blocks
+    name: str = ""  # that the user has given it
 
     @property
     def blocks(self) -> int | None:
-        """Of an epoch."""
         return None if self.length is None else -(-self.length // self.block)
 
     def size(self, block: Block) -> int:
@@ -101,15 +91,13 @@ class LeaseNews:
 
 @dataclass(frozen=True)
 class StreamOpened:
-    """Blocks are wanted, `ahead` of them beyond the one that is drawn from: of the epoch that the
-    others are in, from the `first` on if it is of that one; with `again` of the one that was
-    exhausted last. `opening` tells this time from those before: all answers have it."""
+    """Blocks are wanted of the epoch that the others are in."""
 
     stream: SampleStream
-    opening: int
-    ahead: int
-    again: bool = False
-    first: int = 0
+    opening: int  # tells this time from those before: all answers have it
+    ahead: int  # blocks beyond the one that is drawn from
+    again: bool = False  # of the epoch that was exhausted last
+    first: int = 0  # the block to begin with, if it is of that epoch
 
 
 @dataclass(frozen=True)
@@ -128,13 +116,12 @@ class Starved:
 
 @dataclass(frozen=True)
 class SamplesUsed:
-    """`total` positions since the stream was opened; `cursors` are how many of each block, and
-    `done` the blocks that are used up."""
+    """What was given to the loop."""
 
     stream: int
-    total: int
-    cursors: Mapping[Block, int]
-    done: tuple[Block, ...]
+    total: int  # positions since the stream was opened
+    cursors: Mapping[Block, int]  # how many of each block
+    done: tuple[Block, ...]  # the blocks that are used up
 
 
 @dataclass(frozen=True)
@@ -192,12 +179,11 @@ class UseKnown:
 
 @dataclass(frozen=True)
 class Exhausted:
-    """Nothing is free in this epoch and those before. `behind`: but for blocks that a stream which
-    is read from the front has passed."""
+    """Nothing is free in this epoch and those before."""
 
     opening: int
     stream: int
-    behind: bool = False
+    behind: bool = False  # but for blocks that a stream which is read from the front has passed
 
 
 LeaseMessage = BlockLeased | LeaseRevoked | UseKnown | Exhausted
@@ -240,10 +226,8 @@ _MOST_STREAMS, _MOST_CURSORS = 1024, 1 << 16
 
 class Ledger:
     """Blocks that are used up, as ranges, and cursors into others. Merging is union and maximum, so
-    that news may come twice and in any order.
-
-    Peers draw near the front of what is free, so there are but a few ranges for each of them.
-    """
+    that news may come twice and in any order. Peers draw near the front of what is free, so there
+    are but a few ranges for each of them."""
 
     def __init__(self) -> None:
         self.done: dict[int, Ranges] = {}
@@ -255,11 +239,9 @@ class Ledger:
         return at >= 0 and block.number < ranges[at][1]
 
     def finish(self, stream: int, start: int, stop: int) -> None:
-        """Blocks `start` to `stop` are used up."""
         self.merge({stream: ((start, stop),)}, {})
 
     def merge(self, done: Mapping[int, Ranges], cursors: Mapping[Block, int]) -> None:
-        """Takes over what another ledger has."""
         for stream, ranges in done.items():
             if stream in self.done or len(self.done) < _MOST_STREAMS:
                 self.done[stream] = union(self.done.get(stream, ()), ranges)
@@ -272,11 +254,8 @@ class Ledger:
     def free(
         self, stream: int, first: int, stop: int, blocks: int | None, taken: Collection[int]
     ) -> Iterator[int]:
-        """Numbers from `first` below `stop` that are neither used up nor taken, in order.
-
-        Args:
-            blocks: of each epoch; None as long as nobody knows.
-        """
+        """Numbers from `first` below `stop` that are neither used up nor taken, in order. Args:
+        blocks: of each epoch; None: not known yet."""
         end = EPOCH_BLOCKS if blocks is None else blocks
         number = first
         for start, after in (*self.done.get(stream, ()), (stop, stop)):
@@ -296,14 +275,12 @@ class Ledger:
         return last // EPOCH_BLOCKS
 
     def plain(self) -> dict[str, Any]:
-        """For a checkpoint: plain values."""
         return {
             "done": [[stream, [list(each) for each in self.done[stream]]] for stream in self.done],
             "cursors": [[*block, used] for block, used in self.cursors.items()],
         }
 
     def load(self, plain: Mapping[str, Any]) -> None:
-        """Holds what `plain` gave, and nothing else."""
         self.done.clear()
         self.cursors.clear()
         done: Sequence[Any] = plain["done"]
