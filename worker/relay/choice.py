@@ -17,7 +17,7 @@ TRY_S = 15.0  # between two tries of a relay
 _MOST_FAILED_TRIES = 3  # in a row, then it is replaced
 
 
-# ------------------------------------------------------------------------------------ actions
+_LONG_PAUSE = 10  # failures: after as many the pause is the longest
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,6 @@ class Advertise:
 Action = Reserve | Release | Try | Advertise
 
 
-_LONG_PAUSE = 10  # failures: after as many the pause is the longest
-
-
 class _State(Enum):
     IDLE = auto()
     ASKED = auto()
@@ -62,8 +59,6 @@ class _State(Enum):
 
 @dataclass
 class _Known:
-    """A peer that is or may be a relay."""
-
     address: str
     peer: str = ""
     rtt_s: float = math.inf
@@ -97,18 +92,11 @@ class RelayChoice:
         return self._ask([known]) if known.state is _State.IDLE else []
 
     def seen(
-        self,
-        there: Mapping[str, tuple[str, float | None]],
-        gone: Collection[str],
-        now: float,
+        self, there: Mapping[str, tuple[str, float | None]], gone: Collection[str], now: float
     ) -> list[Action]:
-        """Members as they are now.
-
-        Args:
-            there: by address, the name of each that can be dialled, and the seconds that a small
-                call takes, None where they are not known.
-            gone: addresses of those that have died or left.
-        """
+        """Members as they are now. Args: there: by address, the name of each that can be dialled,
+        and the seconds that a small call takes, if they are known; gone: addresses of those that
+        have ended."""
         for address, known in list(self._known.items()):
             if known.state is _State.IDLE and address not in there:
                 del self._known[address]
@@ -155,7 +143,6 @@ class RelayChoice:
         return [Release(address), *self.lost(address, now)]
 
     def tick(self, now: float) -> list[Action]:
-        """Time passes."""
         if not self.wanted:
             return []
         actions = self._replace(now)
@@ -164,10 +151,7 @@ class RelayChoice:
             actions += [Try(known.address) for known in self._in(_State.HELD)]
         return actions
 
-    # --------------------------------------------------------------------------------- inside
-
     def _in(self, *states: _State) -> list[_Known]:
-        """The best first."""
         return sorted(
             (known for known in self._known.values() if known.state in states),
             key=lambda known: (known.rtt_s, known.address),

@@ -12,14 +12,7 @@ from murmuration.worker import wire
 from murmuration.worker.background import Component, cancel
 from murmuration.worker.membership import Health
 from murmuration.worker.membership.gossip import GossipService
-from murmuration.worker.relay.choice import (
-    Action,
-    Advertise,
-    RelayChoice,
-    Release,
-    Reserve,
-    Try,
-)
+from murmuration.worker.relay.choice import Action, Advertise, RelayChoice, Release, Reserve, Try
 from murmuration.worker.relay.service import ALIVE_S, SILENT_S
 from murmuration.worker.relay.tunnels import first_of, message, own_port, pump, received
 from murmuration.worker.transport import Method, Stream, TransportError
@@ -31,13 +24,8 @@ _RESERVE_S, _TRY_S = 3.0, 5.0
 
 
 class RelayedPeer(Component):
-    """This peer, where nobody can dial it. io thread only.
-
-    Args:
-        gossip: of this peer: the members are its candidates, and learn how it is reached.
-        bound: HOST:PORT that its own server is bound to.
-        round_trip_s: of a small call to a peer; None: not known.
-    """
+    """This peer, where nobody can dial it. io thread only. Args: bound: HOST:PORT that its own
+    server is bound to; round_trip_s: of a small call to a peer; None: not known."""
 
     def __init__(
         self,
@@ -63,48 +51,38 @@ class RelayedPeer(Component):
         return await asyncio.shield(asked)
 
     def tick(self) -> None:
-        """Time passes."""
         if self._choice.wanted:
             self._do(self._choice.seen(*self._members(), self._node.clock()))
             self._do(self._choice.tick(self._node.clock()))
 
     async def close(self) -> None:
-        """Ends the reservations."""
         await cancel(self._held.values())
 
     def _members(self) -> tuple[dict[str, tuple[str, float | None]], set[str]]:
         """Those that may relay, and the addresses of those that are gone, for `seen`."""
         members, away = self._gossip.others, self._gossip.me.unreachable
-        there = {
-            member.address: (member.peer, self._round_trip_s(member.peer))
-            for member in members
-            if member.health is Health.ALIVE
-            and member.peer not in away
-            and split_relayed(member.address) is None
-        }
+        alive = (m for m in members if m.health is Health.ALIVE and m.peer not in away)
+        able = (member for member in alive if split_relayed(member.address) is None)
+        there = {m.address: (m.peer, self._round_trip_s(m.peer)) for m in able}
         return there, {member.address for member in members if not member.live}
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            self._do_one(action)
-
-    def _do_one(self, action: Action) -> None:
-        match action:
-            case Reserve(address):
-                self._held[address] = asyncio.ensure_future(self._hold(address))
-            case Release(address):
-                if (task := self._held.pop(address, None)) is not None:
-                    task.cancel()
-            case Try(address):
-                self._node.spawn(self._try(address))
-            case Advertise(relays):
-                address = relayed_address(self._gossip.me.peer, relays)
-                self._gossip.update(address=address)
-                by = list(self._choice.relays)
-                self._node.log(new_event("relayed", by=by, address=address))
+            match action:
+                case Reserve(address):
+                    self._held[address] = asyncio.ensure_future(self._hold(address))
+                case Release(address):
+                    if (task := self._held.pop(address, None)) is not None:
+                        task.cancel()
+                case Try(address):
+                    self._node.spawn(self._try(address))
+                case Advertise(relays):
+                    address = relayed_address(self._gossip.me.peer, relays)
+                    self._gossip.update(address=address)
+                    by = list(self._choice.relays)
+                    self._node.log(new_event("relayed", by=by, address=address))
 
     async def _hold(self, asked: str) -> None:
-        """A reservation, from the first word to the last."""
         address, reserved = asked, False
         stream = self._node.transport.open(asked, Method.RESERVE)
         try:
@@ -156,15 +134,14 @@ class RelayedPeer(Component):
         await pump(stream, reader, writer)
 
     async def _try(self, relay: str) -> None:
-        """The way that others take."""
+        """Calls this peer itself, by the way that others take."""
         me, transport = self._gossip.me.peer, self._node.transport
         address, request = relayed_address(me, (relay,)), pb.MeasureRequest().SerializeToString()
+        leads_here = True
         transport.drop(address)  # a connection that is there says nothing of new ones
         try:
             await transport.call(address, Method.MEASURE, request, _TRY_S, me)
         except TransportError as error:
             self._warnings.add(f"nothing comes through the relay {relay}: {shown(str(error))}")
             leads_here = False
-        else:
-            leads_here = True
         self._do(self._choice.tried(relay, self._node.clock(), leads_here=leads_here))

@@ -76,15 +76,10 @@ class UpnpRouter:
 class RouterPort(Component):
     """This peer's port of the router. io thread only.
 
-    Args:
-        gossip: of this peer: the others learn from it where it is dialled.
-        bound: HOST:PORT that its own server is bound to.
-
-    Attributes:
-        refused: why there is no port.
+    Args: bound: HOST:PORT that its own server is bound to.
     """
 
-    refused = ""
+    refused = ""  # why there is no port
 
     def __init__(self, gossip: GossipService, bound: str, node: "Node") -> None:
         self._gossip, self._bound, self._node = gossip, bound, node
@@ -101,14 +96,12 @@ class RouterPort(Component):
         return bool(self._address)
 
     def tick(self) -> None:
-        """Time passes."""
         if self._address and self._node.clock() >= self._again_at:
             self._again_at = self._node.clock() + _AGAIN_S
             leads_here = self._gossip.me.address == self._address
             self._node.spawn(self._ask() if leads_here else self.close())
 
     async def close(self) -> None:
-        """Gives the port back."""
         if address := self._address:
             self._address = ""
             await self._node.offload(lambda: self._node.router.close(address))

@@ -7,8 +7,7 @@ without I/O.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +25,6 @@ RATE_MBPS, PLACES = 100.0, 32
 _BURST_S = 0.25  # of the rate: what goes at once after a pause
 
 
-class NoRelay(Exception):
-    """This peer does not relay that. The message says why, and goes to the caller."""
-
-
 @dataclass
 class _Dial:
     by: str
@@ -44,9 +39,6 @@ class RelayTable:
         rate_mbps: that all tunnels together may carry, each direction counted; those that send at
             a time have equal shares of it, however many tunnels they have. 0: it is no relay.
         places: peers that it relays for at once.
-
-    Attributes:
-        carried_bytes: for each peer that has had a place.
     """
 
     def __init__(self, rate_mbps: float = RATE_MBPS, places: int = PLACES) -> None:
@@ -55,61 +47,53 @@ class RelayTable:
         self._dials: dict[int, _Dial] = {}
         self._last = 0
         self._free_at: dict[str, float] = {}  # by peer: when its share is free again
-        self.carried_bytes: Counter[str] = Counter()
+        self.carried_bytes: Counter[str] = Counter()  # of each peer that has had a place
 
     @property
     def tunnels(self) -> int:
-        """That are open."""
         return sum(dial.accepted for dial in self._dials.values())
 
     def document(self) -> dict[str, object]:
-        """For the status: plain values."""
-        return {
-            "for": list(self._places),
-            "tunnels": self.tunnels,
-            "relayed_bytes": dict(self.carried_bytes),
-        }
+        relayed_bytes = dict(self.carried_bytes)
+        return {"for": list(self._places), "tunnels": self.tunnels, "relayed_bytes": relayed_bytes}
 
     def reserve(self, peer: str, now: float, *, relayed: bool) -> None:
-        """Gives a place, or keeps it. Args: relayed: whether this peer is itself reached through a
-        relay. Raises NoRelay."""
+        """Gives a place, or keeps it. Args: relayed: this peer is itself reached through one.
+        Raises Refused."""
         if not self._rate_mbps:
-            raise NoRelay("it relays for nobody (--relay-mbps 0)")
+            raise Refused("it relays for nobody (--relay-mbps 0)")
         if relayed:
-            raise NoRelay("it is itself reached through a relay")
+            raise Refused("it is itself reached through a relay")
         if peer not in self._places and len(self._places) >= self._most:
-            raise NoRelay(f"it relays for {self._most} peers already")
+            raise Refused(f"it relays for {self._most} peers already")
         self._places[peer] = now
 
     def release(self, peer: str) -> None:
         self._places.pop(peer, None)
 
     def dial(self, by: str, to: str, *, known: bool) -> int:
-        """The number of a dial that `to` is to accept. Args: known: whether the caller is one of
-        the run. Raises NoRelay."""
+        """The number of a dial that `to` is to accept. Args: known: `by` is of the run. Raises
+        Refused."""
         if not known:
-            raise NoRelay("it relays between members only")
+            raise Refused("it relays between members only")
         if to not in self._places:
-            raise NoRelay("that peer is not reached through it")
+            raise Refused("that peer is not reached through it")
         waiting = [each for each in self._dials.values() if each.to == to and not each.accepted]
-        if (
-            len(waiting) >= _UNACCEPTED
-            or sum(each.by == by for each in waiting) >= _UNACCEPTED_EACH
-        ):
-            raise NoRelay(f"{len(waiting)} dials wait for that peer")
+        own = sum(each.by == by for each in waiting)
+        if len(waiting) >= _UNACCEPTED or own >= _UNACCEPTED_EACH:
+            raise Refused(f"{len(waiting)} dials wait for that peer")
         self._last += 1
         self._dials[self._last] = _Dial(by, to)
         return self._last
 
     def accept(self, number: int, by: str) -> None:
-        """Raises NoRelay: nobody dials the peer by that number."""
+        """Raises Refused: nobody dials the peer by that number."""
         dial = self._dials.get(number)
         if dial is None or dial.to != by or dial.accepted:
-            raise NoRelay("nobody dials it by that number")
+            raise Refused("nobody dials it by that number")
         dial.accepted = True
 
     def end(self, number: int) -> None:
-        """A dial has failed, or its tunnel has ended."""
         self._dials.pop(number, None)
 
     def carry(self, number: int, sender: str, size_bytes: int, now: float) -> float:
@@ -126,11 +110,8 @@ class RelayTable:
 
     def strangers(self, now: float, members: Container[str]) -> list[str]:
         """Peers that have a place, are no live members, and have had the time to become some."""
-        return [
-            peer
-            for peer, since in self._places.items()
-            if peer not in members and now - since > _UNKNOWN_S
-        ]
+        had_time = (peer for peer, since in self._places.items() if now - since > _UNKNOWN_S)
+        return [peer for peer in had_time if peer not in members]
 
 
 ALIVE_S = 1.0  # between two signs of life
@@ -141,14 +122,8 @@ _CLOSE_S = 1.0
 
 
 class RelayService(Component):
-    """io thread only.
-
-    Args:
-        table: what it relays, and how much.
-        swarm: whom it knows.
-        certified: whether callers have proved that they are of the run.
-        clock: monotonic seconds.
-    """
+    """Serves as a relay. io thread only. Args: certified: callers have proved that they are of the
+    run."""
 
     def __init__(
         self, table: RelayTable, swarm: GossipService, certified: bool, clock: Callable[[], float]
@@ -174,19 +149,16 @@ class RelayService(Component):
             self._dialled[peer].put_nowait(None)
 
     async def close(self) -> None:
-        """Ends all that it serves."""
         self._closing.set()
         if self._serving:
             await asyncio.wait(self._serving, timeout=_CLOSE_S)
 
     async def reserve(self, stream: Stream) -> None:
-        """Serves a peer that wants to be reached through this one, as long as both live. Raises
-        Refused."""
-        peer = (await _header(stream)).sender
+        """Serves a peer that is reached through this one, while both live. Raises Refused."""
+        peer = (await received(stream, _HEADER_S)).header.sender
         me = self._swarm.me
-        with _refusing():
-            relayed = split_relayed(me.address) is not None
-            self.table.reserve(peer, self._clock(), relayed=relayed)
+        relayed = split_relayed(me.address) is not None
+        self.table.reserve(peer, self._clock(), relayed=relayed)
         if (before := self._dialled.get(peer)) is not None:
             before.put_nowait(None)
         dialled = self._dialled[peer] = asyncio.Queue()
@@ -201,11 +173,10 @@ class RelayService(Component):
 
     async def dial(self, stream: Stream) -> None:
         """Carries what a peer sends to one that is reached through this one. Raises Refused."""
-        header = await _header(stream)
+        header = (await received(stream, _HEADER_S)).header
         live = (member.peer for member in self._swarm.members if member.live)
         known = self._certified or header.sender in live
-        with _refusing():
-            number = self.table.dial(header.sender, header.peer, known=known)
+        number = self.table.dial(header.sender, header.peer, known=known)
         accepted = self._waiting[number] = asyncio.get_running_loop().create_future()
         ended = None
         try:
@@ -227,20 +198,19 @@ class RelayService(Component):
 
     async def accept(self, stream: Stream) -> None:
         """The reserving peer's side of a dial. Raises Refused."""
-        header = await _header(stream)
-        with _refusing():
-            self.table.accept(header.dialled, header.sender)
+        header = (await received(stream, _HEADER_S)).header
+        self.table.accept(header.dialled, header.sender)
         ended = asyncio.Event()
         self._waiting[header.dialled].set_result((stream, ended))
-        await self._until_closed(_waits(ended))
+        await self._until_closed(ended.wait())
 
-    async def _until_closed(self, *works: Coroutine[None, None, None]) -> None:
+    async def _until_closed(self, *works: Coroutine[Any, Any, object]) -> None:
         """As `first_of`; ends too when this peer does."""
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
         try:
-            await first_of(*works, _waits(self._closing))
+            await first_of(*works, self._closing.wait())
         finally:
             self._serving.discard(task)
 
@@ -249,10 +219,6 @@ class RelayService(Component):
             if (wait_s := self.table.carry(number, sender, len(raw), self._clock())) > 0:
                 await asyncio.sleep(wait_s)
             await sink.send(raw)
-
-
-async def _header(stream: Stream) -> pb.RelayHeader:
-    return (await received(stream, _HEADER_S)).header
 
 
 async def _tell(stream: Stream, dialled: "asyncio.Queue[int | None]") -> None:
@@ -273,15 +239,3 @@ async def _hear(stream: Stream) -> None:
     """Until the other side is silent. Raises Unreachable."""
     while True:
         await received(stream, SILENT_S)
-
-
-async def _waits(event: asyncio.Event) -> None:
-    await event.wait()
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    try:
-        yield
-    except NoRelay as error:
-        raise Refused(str(error)) from error

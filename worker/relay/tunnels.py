@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Container, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import (
@@ -29,7 +30,6 @@ _MOST_PORTS = 512  # and relays that are remembered: what peers say of themselve
 
 
 def message(**body: object) -> bytes:
-    """One `RelayMessage`, as bytes."""
     return pb.RelayMessage(**body).SerializeToString()  # type: ignore[arg-type]  # one of its own
 
 
@@ -45,7 +45,7 @@ async def received(stream: Stream, within_s: float) -> pb.RelayMessage:
     return wire.parse(pb.RelayMessage, raw)
 
 
-async def first_of(*works: Coroutine[None, None, None]) -> None:
+async def first_of(*works: Coroutine[Any, Any, object]) -> None:
     """Runs all until one ends, and cancels the others. Raises what that one raises."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -77,7 +77,6 @@ async def pump(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.Str
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
-    """Closes it, with what has not been sent."""
     writer.transport.abort()
     with suppress(OSError):
         await writer.wait_closed()
@@ -91,28 +90,18 @@ def own_port(bound: str) -> tuple[str, int]:
 
 class Tunnels:
     """The dialling end: a port of loopback for each peer that is reached through relays. io thread
-    only.
-
-    Args:
-        transport: to the relays.
-        me: the name of this peer.
-        clock: monotonic seconds.
-
-    Attributes:
-        own: (the address that this peer advertises, the one that it is bound to): where it is
-            itself the relay it need not be able to dial the former.
-        problems: by relay, why it has led nowhere the last time.
-    """
+    only."""
 
     def __init__(self, transport: Transport, me: str, clock: Callable[[], float]) -> None:
         self._transport, self._me, self._clock = transport, me, clock
-        self._ports: dict[
-            str, tuple[str, asyncio.Task[None]]
-        ] = {}  # by address, those first that nobody uses
+        # By address, those first that nobody uses.
+        self._ports: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed_at: dict[str, float] = {}  # by relay
+        # The address that this peer advertises, and the one that it is bound to: where it is itself
+        # the relay it need not be able to dial the former.
         self.own = ("", "")
-        self.problems: dict[str, str] = {}
+        self.problems: dict[str, str] = {}  # by relay, why it has led nowhere the last time
 
     def port(self, address: str) -> str | None:
         """HOST:PORT of loopback that leads to the peer; None where it is dialled directly."""
@@ -137,7 +126,6 @@ class Tunnels:
             self._ports.pop(address)[1].cancel()
 
     async def close(self) -> None:
-        """Ends all tunnels."""
         await cancel(self._tasks)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

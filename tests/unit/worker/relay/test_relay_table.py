@@ -2,7 +2,8 @@
 
 import pytest
 
-from murmuration.worker.relay.service import NoRelay, RelayTable
+from murmuration.worker.relay.service import RelayTable
+from murmuration.worker.transport import Refused
 
 
 def table(**limits: float) -> RelayTable:
@@ -15,11 +16,11 @@ def test_it_joins_a_dial_with_the_peer_that_has_reserved_and_no_other() -> None:
     relay = table()
     number = relay.dial("x", "r", known=True)
     for wrong, by in ((number, "x"), (number + 1, "r")):
-        with pytest.raises(NoRelay, match="nobody dials it"):
+        with pytest.raises(Refused, match="nobody dials it"):
             relay.accept(wrong, by)
     relay.accept(number, "r")
     assert relay.tunnels == 1
-    with pytest.raises(NoRelay, match="nobody dials it"):
+    with pytest.raises(Refused, match="nobody dials it"):
         relay.accept(number, "r")
     relay.end(number)
     assert relay.tunnels == 0
@@ -27,12 +28,12 @@ def test_it_joins_a_dial_with_the_peer_that_has_reserved_and_no_other() -> None:
 
 def test_it_leads_nowhere_but_to_peers_that_have_a_place() -> None:
     relay = table()
-    with pytest.raises(NoRelay, match="not reached through it"):
+    with pytest.raises(Refused, match="not reached through it"):
         relay.dial("x", "192.0.2.1:22", known=True)
-    with pytest.raises(NoRelay, match="between members only"):
+    with pytest.raises(Refused, match="between members only"):
         relay.dial("stranger", "r", known=False)
     relay.release("r")
-    with pytest.raises(NoRelay, match="not reached through it"):
+    with pytest.raises(Refused, match="not reached through it"):
         relay.dial("x", "r", known=True)
 
 
@@ -40,25 +41,25 @@ def test_places_are_limited_and_kept() -> None:
     relay = table(places=2)
     relay.reserve("s", 0.0, relayed=False)
     relay.reserve("r", 1.0, relayed=False)
-    with pytest.raises(NoRelay, match="2 peers already"):
+    with pytest.raises(Refused, match="2 peers already"):
         relay.reserve("t", 1.0, relayed=False)
-    with pytest.raises(NoRelay, match="itself reached"):
+    with pytest.raises(Refused, match="itself reached"):
         table().reserve("s", 0.0, relayed=True)
-    with pytest.raises(NoRelay, match="--relay-mbps 0"):
+    with pytest.raises(Refused, match="--relay-mbps 0"):
         RelayTable(0).reserve("r", 0.0, relayed=False)
 
 
 def test_dials_that_nobody_accepts_are_limited() -> None:
     relay = table()
     numbers = [relay.dial(f"x{n % 4}", "r", known=True) for n in range(16)]
-    with pytest.raises(NoRelay, match="16 dials wait"):
+    with pytest.raises(Refused, match="16 dials wait"):
         relay.dial("x0", "r", known=True)
-    with pytest.raises(NoRelay, match="16 dials wait"):
+    with pytest.raises(Refused, match="16 dials wait"):
         relay.dial("y", "r", known=True)
     relay.end(numbers[0])
     relay.dial("y", "r", known=True)
     relay.end(numbers[1])
-    with pytest.raises(NoRelay, match="15 dials wait"):
+    with pytest.raises(Refused, match="15 dials wait"):
         relay.dial("x3", "r", known=True)
 
 
