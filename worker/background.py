@@ -17,7 +17,6 @@ class Offload(Protocol):
 
 
 async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancels all of these, and returns when they have ended."""
     ending = list(tasks)
     for task in ending:
         task.cancel()

@@ -69,15 +69,12 @@ class TransportError(MurmurError):
 
 
 class Unreachable(TransportError):
-    """The peer does not answer, or the link broke."""
+    pass
 
 
 class Untrusted(Unreachable):
-    """One side does not take the other: its certificate at the handshake, or what it asks.
-
-    Args:
-        closed: the other side has closed the connection without a word of why.
-    """
+    """One side does not take the other: its certificate at the handshake, or what it asks. Args:
+    closed: the other side has closed the connection without a word of why."""
 
     def __init__(self, message: str, *, closed: bool = False) -> None:
         super().__init__(message)
@@ -89,25 +86,18 @@ class Refused(TransportError):
 
 
 class Busy(Refused):
-    """The caller, or all callers together, have too much under way here."""
+    pass
 
 
 class AddressInUse(TransportError):
-    """Another process listens there, or the address is not this machine's."""
-
     exit_code = ExitCode.ADDRESS_IN_USE
 
 
 class Caller(NamedTuple):
-    """Who calls.
+    """Who calls."""
 
-    Args:
-        address: the transport's own name of where it is from.
-        role, name: that its certificate says; empty where nothing is encrypted.
-    """
-
-    address: str = ""
-    role: str = ""
+    address: str = ""  # the transport's own name of where it is from
+    role: str = ""  # that its certificate says, and its name; empty where nothing is encrypted
     name: str = ""
 
 
@@ -119,20 +109,16 @@ class Stream(Protocol):
 
     async def send(self, message: bytes) -> None:
         """Returns when there is room for more. Raises Unreachable."""
-        ...
 
     async def done(self) -> None:
-        """Nothing more will be sent from this side. A served stream ends when its handler
+        """Nothing more will be sent from this side; a served stream ends when its handler
         returns."""
-        ...
 
     async def receive(self) -> bytes | None:
         """The next message, None when the other side is done. Raises Unreachable."""
-        ...
 
     def cancel(self) -> None:
         """Ends the stream at once, for both sides."""
-        ...
 
 
 class Handler(Protocol):
@@ -143,22 +129,17 @@ class Handler(Protocol):
 
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         """Answers one call. Raises Refused."""
-        ...
 
     async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
         """Serves one stream; returning ends it. Raises Refused."""
-        ...
 
 
 class Transport(Protocol):
     """One peer's way to all others. io thread only.
 
     Where a `peer` is named, nobody else may answer at the address: its certificate must be of that
-    name, if there are certificates; otherwise, of any peer of the run.
-
-    Attributes:
-        tunnel: HOST:PORT on this machine that leads to a peer which cannot be dialled at its
-            address; None: it can be.
+    name, if there are certificates; otherwise, of any peer of the run. `tunnel` gives HOST:PORT on
+    this machine that leads to a peer which cannot be dialled; None: it can be.
     """
 
     tunnel: "Callable[[str], str | None]"
@@ -169,41 +150,31 @@ class Transport(Protocol):
     @property
     def encrypted(self) -> bool:
         """Whether peers prove who they are, and nobody else reads along."""
-        ...
 
     async def listen(self, handler: Handler) -> str:
         """Starts serving; returns the address with the bound port. Raises AddressInUse."""
-        ...
 
     async def call(
         self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
     ) -> bytes:
         """One small request and its answer. Raises Unreachable."""
-        ...
 
     def open(self, address: str, method: str, peer: str | None = None) -> Stream: ...
 
     def connect(self, address: str, peer: str | None = None) -> None:
-        """Begins to open the data connection that streams to this peer will use, without waiting:
-        a first round of exchanges does not have to."""
-        ...
+        """Begins to open the data connection that streams to this peer will use."""
 
     def drop(self, address: str) -> None:
         """Closes the connections to that address, so that the next call opens one."""
-        ...
 
     def close_unneeded(self, needed: Container[str]) -> set[str]:
-        """Closes the connections to other addresses than these on which nothing is under way.
-        Returns the addresses that connections are left to."""
-        ...
+        """Closes idle connections to other addresses than these; returns the addresses that are
+        left."""
 
     def renew(self, security: "Identity") -> None:
         """New connections are made with this key and certificate; those that there are stay."""
-        ...
 
-    async def close(self) -> None:
-        """Stops serving and closes every link."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Traffic:
@@ -267,17 +238,12 @@ class Places:
         what: of what, as a refusal names it.
         share: of one caller, however many others have.
         each: of one caller, at most; without a certificate nobody can be told from others.
-        total: of all callers together, asked for each time; half of them go by shares.
+        total: of all callers together; half of them go by shares.
     """
 
     def __init__(self, what: str, share: int, each: int, total: Callable[[], int]) -> None:
         self._what, self._share, self._each, self._total = what, share, each, total
         self._taken: Counter[tuple[str, str]] = Counter()
-
-    @property
-    def _common(self) -> int:
-        """That are taken beyond the shares of their callers."""
-        return sum(max(0, taken - self._share) for taken in self._taken.values())
 
     @contextmanager
     def taken(self, caller: Caller) -> Iterator[None]:
@@ -288,7 +254,8 @@ class Places:
         if not caller.role:
             free = self._taken.total() < total
         else:
-            free = self._taken[who] < self._share or self._common < total // 2
+            beyond = sum(max(0, taken - self._share) for taken in self._taken.values())
+            free = self._taken[who] < self._share or beyond < total // 2
         if not free:
             taken = f"{self._taken.total()} of at most {total} {self._what}"
             raise Busy(f"no place is free here: {taken} are under way")

@@ -98,14 +98,10 @@ class GrpcTransport:
     """Serves `host:port` and calls others. Port 0 takes a free one.
 
     Args:
-        proxy: HOST:PORT of an HTTP CONNECT proxy to reach others through. All of them: exceptions
-            that the environment makes for the web (`no_proxy`) do not count in this process then.
+        proxy: HOST:PORT of an HTTP CONNECT proxy to reach others through: all of them, whatever
+            `no_proxy` says in the environment.
         security: what this process proves itself by, and believes others by; None: nothing is
             encrypted, and anything that reaches the port may call.
-
-    Attributes:
-        tunnel: HOST:PORT on this machine that leads to a peer which cannot be dialled at its
-            address; None: it can be.
     """
 
     def __init__(
@@ -135,7 +131,11 @@ class GrpcTransport:
         server.add_generic_rpc_handlers((Router(handler, self._traffic, self._security),))
         host = self._listen_address.rpartition(":")[0]
         try:
-            port = self._add_port(server)
+            if self._security is None:
+                port = server.add_insecure_port(self._listen_address)
+            else:
+                self._shown = ServerCertificate(self._security)
+                port = server.add_secure_port(self._listen_address, self._shown.credentials())
         except RuntimeError:
             port = 0
         if port == 0:
@@ -205,20 +205,14 @@ class GrpcTransport:
             await self._server.stop(grace=0.5)
             self._server = None
 
-    def _add_port(self, server: aio.Server) -> int:
-        if (security := self._security) is None:
-            return server.add_insecure_port(self._listen_address)
-        self._shown = ServerCertificate(security)
-        return server.add_secure_port(self._listen_address, self._shown.credentials())
-
     def _line(self, address: str, peer: str | None, use: str) -> "_Line":
         security = self._security
         name = security.server_name(peer) if security is not None else None
         return _Line(address, use, name, self.tunnel(address))
 
     async def _look_up(self, line: "_Line", timeout_s: float) -> None:
-        """Asks for the addresses of a name. Streams to a peer follow calls, and use what those have
-        found. A proxy looks names up itself. Raises Unreachable."""
+        """Asks for the addresses of a name; streams use what calls have found. A proxy looks names
+        up itself. Raises Unreachable."""
         if line.tunnel is not None or self._proxy is not None:
             return
         try:
@@ -227,7 +221,6 @@ class GrpcTransport:
             raise Unreachable(f"{line.address}: {error}") from error
 
     def _end(self, line: "_Line") -> None:
-        """Closes a connection, with what is under way on it."""
         self._targets.pop(line.address, None)
         if (connection := self._connections.pop(line, None)) is not None:
             task = asyncio.ensure_future(connection.channel.close(None))
@@ -236,7 +229,7 @@ class GrpcTransport:
 
     def _forget(self, line: "_Line", error: aio.AioRpcError) -> None:
         """Drops a channel that cannot connect: it would fail every call until its back-off ends,
-        though the peer may have come up meanwhile. How often to try is for the caller to say."""
+        though the peer may have come up meanwhile."""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             self._connections.pop(line, None)
 
@@ -262,30 +255,21 @@ class GrpcTransport:
 
 
 class _Line(NamedTuple):
-    """Which connection.
-
-    Args:
-        use: for what; those with one have one connection.
-        server_name: that the certificate there must have; None: not encrypted.
-        tunnel: HOST:PORT that leads there; None: the address itself.
-    """
+    """Which connection."""
 
     address: str
-    use: str
-    server_name: str | None
-    tunnel: str | None
+    use: str  # those with one use have one connection
+    server_name: str | None  # that the certificate there must have; None: not encrypted
+    tunnel: str | None  # HOST:PORT that leads there; None: the address itself
 
 
 @dataclass
 class _Connection:
-    """Args: uses: calls and streams that are under way on it."""
-
     channel: aio.Channel
     uses: int = 0
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Around a call."""
         self.uses += 1
         try:
             yield
@@ -293,7 +277,6 @@ class _Connection:
             self.release()
 
     def release(self) -> None:
-        """A call or stream has ended."""
         self.uses -= 1
 
 

@@ -15,10 +15,8 @@ from grpc_health.v1 import health_pb2
 
 from murmuration.worker.transport import (
     CONTROL_METHODS,
-    DATA_METHODS,
     MAX_CONTROL_BYTES,
     MAX_DATA_BYTES,
-    RELAY_METHODS,
     WINDOW_BYTES,
     Busy,
     Caller,
@@ -65,21 +63,15 @@ _Context = aio.ServicerContext[bytes, bytes]
 
 
 class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
-    """Leads each known method to the handler, as bytes."""
-
     def __init__(self, handler: Handler, traffic: Traffic, security: "Identity | None") -> None:
         self._handler, self._traffic, self._security = handler, traffic, security
         self._calls = Places("calls", _CALLS_SHARE, _CALLS_EACH, lambda: MOST_CALLS)
         # Of tokens and of those that were expelled too, so that these take no place of a member.
         self._enrolments = Places("calls", 1, _ENROLMENTS_EACH, lambda: _MOST_ENROLMENTS)
-        self._handlers = {
-            **{PACKAGE + method: self._serving(method, self._call) for method in CONTROL_METHODS},
-            **{
-                PACKAGE + method: self._serving(method, self._stream)
-                for method in (*DATA_METHODS, *RELAY_METHODS)
-            },
-            _HEALTH: self._serving(_HEALTH, self._check),
-        }
+        self._handlers = {_HEALTH: self._serving(_HEALTH, self._check)}
+        for method in Method:
+            answer = self._call if method in CONTROL_METHODS else self._stream
+            self._handlers[PACKAGE + method] = self._serving(method, answer)
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
@@ -138,7 +130,6 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         return request
 
     def _caller(self, context: "_Context") -> Caller:
-        """TLS has verified the certificate before it comes to a call."""
         if self._security is None:
             return Caller(context.peer())
         names = context.auth_context().get("x509_subject_alternative_name", ())
@@ -157,8 +148,7 @@ class _ServerStream:
         except _ENDED as error:
             raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
 
-    async def done(self) -> None:
-        """The stream ends when its handler returns."""
+    async def done(self) -> None: ...
 
     async def receive(self) -> bytes | None:
         try:
@@ -175,7 +165,6 @@ class _ServerStream:
 
 
 def server_options() -> list[tuple[str, int]]:
-    """Of the server: what it reads ahead, how many streams and connections it takes."""
     most = ("grpc.max_allowed_incoming_connections", _most_connections())
     return [*_SERVER_OPTIONS, most]
 
