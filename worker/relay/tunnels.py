@@ -5,6 +5,7 @@ at the other end into the server's own port. So TLS, and all above it, is as on 
 """
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Container, Coroutine
 from contextlib import suppress
@@ -24,6 +25,9 @@ from murmuration.worker.transport import Method, Stream, Transport, TransportErr
 
 _CHUNK_BYTES = 128 * 1024
 _OPEN_S = 2.0  # for a relay to answer: then the next one is tried
+_FIRST_S = 5.0  # for the first answer to what is sent: TLS gives one at once
+_STALLED_S = 10.0  # without an answer, when a tunnel ends: gRPC gives its own ping up by then
+_AT_ONCE_S = 1.0  # what follows an answer so soon may be an acknowledgement, which has none
 _AVOID_S = 10.0  # that a relay is tried last that has failed
 _MOST_RELAYS = 4  # of one peer, that are tried
 _MOST_PORTS = 512  # and relays that are remembered: what peers say of themselves fills no memory
@@ -80,6 +84,43 @@ async def closed(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
     with suppress(OSError):
         await writer.wait_closed()
+
+
+class _Answered:
+    """A stream through a relay, on which something comes back of what is sent: TLS, and then gRPC's
+    pings, see to that. So a relay that opens tunnels and drops what is in them is found out."""
+
+    def __init__(self, stream: Stream, clock: Callable[[], float]) -> None:
+        self._stream, self._clock = stream, clock
+        self.done, self.cancel = stream.done, stream.cancel
+        self._first, self._answered_at = asyncio.Event(), -math.inf
+        self._sent_at: float | None = None  # the first since then that is to be answered
+
+    async def send(self, message: bytes) -> None:
+        now = self._clock()
+        if self._sent_at is None and now > self._answered_at + _AT_ONCE_S:
+            self._sent_at = now
+        await self._stream.send(message)
+
+    async def receive(self) -> bytes | None:
+        if (raw := await self._stream.receive()) is not None:
+            self._sent_at, self._answered_at = None, self._clock()
+            self._first.set()
+        return raw
+
+    async def begins(self) -> bool:
+        """Whether a first answer has come in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_S):
+                return await self._first.wait()
+        return False
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether nothing has come back of what was sent last, for long, or of anything."""
+        if self._sent_at is None:
+            return False
+        return not self._first.is_set() or self._clock() - self._sent_at >= _STALLED_S
 
 
 def own_port(bound: str) -> tuple[str, int]:
@@ -158,13 +199,35 @@ class Tunnels:
         for relay in order:
             stream = await self._dialled(relay, peer)
             if stream is not None:
-                await pump(stream, reader, writer)
+                await self._watched(relay, _Answered(stream, self._clock), reader, writer)
                 return
-            if len(self._failed_at) >= _MOST_PORTS:
-                self._failed_at.clear()
-                self.problems.clear()
-            self._failed_at[relay] = self._clock()
         await closed(writer)
+
+    async def _watched(
+        self,
+        relay: str,
+        stream: _Answered,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Carries what a relay gives back; one that gives nothing comes last for a while."""
+
+        async def watch() -> None:
+            if await stream.begins():
+                await asyncio.Event().wait()
+            if stream.unanswered:
+                self._failed(relay, "it drops what it is given")
+
+        await first_of(pump(stream, reader, writer), watch())
+        if stream.unanswered:
+            self._failed(relay, "it drops what it is given")
+
+    def _failed(self, relay: str, problem: str) -> None:
+        """Others come first for a while."""
+        if len(self._failed_at) >= _MOST_PORTS:
+            self._failed_at.clear()
+            self.problems.clear()
+        self._failed_at[relay], self.problems[relay] = self._clock(), problem
 
     async def _dialled(self, relay: str, peer: str) -> Stream | None:
         """A tunnel to the peer; None: the relay does not answer, or does not reach it."""
@@ -176,10 +239,12 @@ class Tunnels:
                 await stream.send(message(header=pb.RelayHeader(sender=self._me, peer=peer)))
                 if (await received(stream, _OPEN_S)).HasField("opened"):
                     return stream
+            problem = "it answers something else"
         except (TransportError, wire.WireError, TimeoutError) as error:
-            self.problems[relay] = str(error) or f"no answer in {_OPEN_S:g} s"
+            problem = str(error) or f"no answer in {_OPEN_S:g} s"
         except BaseException:
             stream.cancel()
             raise
         stream.cancel()
+        self._failed(relay, problem)
         return None

@@ -193,3 +193,79 @@ async def test_a_tunnel_in_use_is_not_the_one_that_gives_way(
     tunnels.close_unneeded({used})
     assert list(tunnels._ports) == [used]
     await tunnels.close()
+
+
+async def _drops(stream: Stream) -> None:
+    """A relay that opens a tunnel, and takes whatever comes."""
+    await received(stream, _WAIT_S)
+    await stream.send(message(opened=pb.RelayOpened()))
+    while await stream.receive() is not None:
+        pass
+
+
+async def test_another_relay_is_taken_where_one_drops_what_it_is_given(
+    run: Authority | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("murmuration.worker.relay.tunnels._FIRST_S", 0.2)
+    async with parties(run, "x", "p", "q", "r") as (x, p, q, r):
+        p.server.streams["Relay/Dial"] = _drops
+        q.members = (q.me, x.me)
+        await r.reserve(q)
+        address = relayed_address("r", [p.address, q.address])
+        with pytest.raises(Unreachable):
+            await heard_back(x, address, "r", b"through p")
+        assert x.tunnels.problems[p.address] == "it drops what it is given"
+        x.transport.drop(address)
+        await heard_back(x, address, "r", b"through q")
+
+
+class OneAnswer:
+    """A stream through a relay that drops all but the first word, which ends when it is told."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.answers.put_nowait(message(payload=b"first"))
+        self.asked = asyncio.Event()
+
+    async def send(self, said: bytes) -> None:
+        self.asked.set()
+
+    async def receive(self) -> bytes | None:
+        return await self.answers.get()
+
+    async def done(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("later_s", "silent_s", "fails"),
+    [(2.0, 11.0, True), (2.0, 9.0, False), (0.0, 11.0, False)],
+    ids=["silence", "a short one", "an acknowledgement"],
+)
+async def test_a_relay_whose_tunnel_ends_after_long_silence_comes_last(
+    later_s: float, silent_s: float, fails: bool
+) -> None:
+    now, stream = [100.0], OneAnswer()
+    tunnels = Tunnels(Party("x", None).transport, "x", lambda: now[0])
+
+    async def dialled(relay: str, peer: str) -> OneAnswer:
+        return stream
+
+    tunnels._dialled = dialled  # type: ignore[assignment]  # no relay is there
+    host, port = split_address(tunnels.port(relayed_address("r", ["p:1"])) or "")
+    reader, writer = await asyncio.open_connection(host, port)
+    assert await reader.read(5) == b"first"
+    now[0] += later_s
+    writer.write(b"asked")
+    await stream.asked.wait()
+    now[0] += silent_s
+    stream.answers.put_nowait(None)
+    assert await reader.read() == b""
+    while len(tunnels._tasks) > 1:  # the port goes on listening
+        await asyncio.sleep(0)
+    await tunnels.close()
+    writer.close()
+    assert ("p:1" in tunnels.problems) == fails
