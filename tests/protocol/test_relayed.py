@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
 from murmuration.worker.identity import Authority
 from murmuration.worker.relay.router_port import UpnpRouter
+from murmuration.worker.relay.tunnels import message, received
+from murmuration.worker.transport import Method, Stream
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
@@ -162,5 +165,27 @@ def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation(
             (third,) = {"a", "b", "c"} - {first, second}
             swarm.network.refuse_dials.add(first)
             await swarm.until(lambda: relays_of(swarm["d"]) == sorted((second, third)), 120)
+
+    run(scenario())
+
+
+def test_a_relay_cannot_take_over_the_reservation_of_another() -> None:
+    async def lies(stream: Stream) -> None:
+        await received(stream, 10)
+        await stream.send(message(opened=pb.RelayOpened(peer="b", address="a")))
+        await received(stream, 10)
+
+    async def scenario() -> None:
+        async with Swarm(Problem(steps=10**6)) as swarm:
+            await swarm.start(*"ab")
+            swarm["b"].node.server.streams[Method.RESERVE] = lies
+            swarm.network.close_port("d")
+            await swarm.join("d", via="a", min_peers=2)
+            await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+            await swarm.sleep(60)
+            assert [said["by"] for said in swarm["d"].of_kind("relayed")] == [["a"]]
+            told = [str(said["text"]) for said in swarm["d"].of_kind("warning")]
+            assert any("b at a, which is another" in text for text in told)
+            assert not any("no relay is left" in text for text in told)
 
     run(scenario())

@@ -108,6 +108,16 @@ class RelayChoice:
             actions += [Release(address), *self.lost(address, now)]
         return actions
 
+    def is_of_another(self, address: str, asked: str, peer: str) -> bool:
+        """Whether the peer that was asked at `asked` has no right to this name and address. It
+        would take over the place of the relay, or of the candidate, that these are of."""
+        was, known = self._known.get(asked), self._known.get(address)
+        if was is not None and was.peer not in ("", peer):
+            return True
+        if known is None or known is was:
+            return False
+        return known.state is not _State.IDLE or known.peer not in ("", peer)
+
     def reserved(self, asked: str, peer: str, address: str, now: float) -> list[Action]:
         """The peer that was asked at `asked` is a relay now, which is advertised at `address`."""
         was = self._known.pop(asked, None)

@@ -1,6 +1,7 @@
 """Carries out the choice of relays: keeps a stream at each of them, and accepts who dials there."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
 
 _RESERVE_S, _TRY_S = 3.0, 5.0
+_MOST_TUNNELS = 64  # that one relay has open here at once: no honest one takes more of a peer
 
 
 class RelayedPeer(Component):
@@ -40,6 +42,7 @@ class RelayedPeer(Component):
         self._warnings = Warnings(node.log)
         self._held: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Future[bool]] = {}
+        self._tunnels: Counter[str] = Counter()  # that are open, by relay
 
     async def begin(self, address: str) -> bool:
         """Asks the peer there to be the first relay. Whether it is; False too if there is one
@@ -88,8 +91,11 @@ class RelayedPeer(Component):
         try:
             await stream.send(message(header=pb.RelayHeader(sender=self._gossip.me.peer)))
             opened = (await received(stream, _RESERVE_S)).opened
+            wire.check_name(opened.address)
+            if self._choice.is_of_another(opened.address, asked, opened.peer):
+                named = shown(f"{opened.peer} at {opened.address}")
+                raise wire.WireError(f"it says that it is {named}, which is another")
             address = opened.address
-            wire.check_name(address)
             self._held[address] = self._held.pop(asked)
             self._do(self._choice.reserved(asked, opened.peer, address, self._node.clock()))
             reserved = True
@@ -118,8 +124,14 @@ class RelayedPeer(Component):
     async def _listen(self, stream: Stream, relay: str) -> None:
         while True:
             said = await received(stream, SILENT_S)
-            if said.HasField("dialled"):
+            if not said.HasField("dialled"):
+                continue
+            if self._tunnels[relay] < _MOST_TUNNELS:
+                self._tunnels[relay] += 1
                 self._node.spawn(self._accept(relay, said.dialled))
+            else:  # the relay gives that dial up
+                most = f"more than {_MOST_TUNNELS} tunnels at once"
+                self._warnings.add(f"{relay} opens {most} to this peer: the others are refused")
 
     async def _accept(self, relay: str, number: int) -> None:
         stream = self._node.transport.open(relay, Method.ACCEPT)
@@ -127,11 +139,12 @@ class RelayedPeer(Component):
         try:
             reader, writer = await asyncio.open_connection(*own_port(self._bound))
             await stream.send(message(header=header))
+            await pump(stream, reader, writer)
         except (TransportError, OSError) as error:
             stream.cancel()
             self._warnings.add(f"nothing comes through a relay: {error}")
-            return
-        await pump(stream, reader, writer)
+        finally:
+            self._tunnels[relay] -= 1
 
     async def _try(self, relay: str) -> None:
         """Calls this peer itself, by the way that others take."""

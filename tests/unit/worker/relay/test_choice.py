@@ -84,3 +84,14 @@ def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alon
     choice.lost("a2", now)
     assert Reserve("a0") not in choice.tick(now + MOST_RETRY_S - 1)
     assert choice.tried("a0", now, leads_here=False) == []  # it is none any more
+
+
+def test_a_relay_has_no_right_to_the_name_and_address_of_another() -> None:
+    choice = begun(0.01, 0.02, 0.03)  # p0 and p1 are relays, p2 may be one
+    assert not choice.is_of_another("a2", "a2", "p2")
+    assert not choice.is_of_another("b2", "a2", "p2"), "it has another address by now"
+    assert not choice.is_of_another("a2", "alias", "p2")
+    assert choice.is_of_another("a0", "a2", "p2")
+    assert choice.is_of_another("a0", "a2", "p0")
+    assert choice.is_of_another("a0", "alias", "p0")
+    assert choice.is_of_another("a2", "alias", "p3")

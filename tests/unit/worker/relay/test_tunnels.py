@@ -11,10 +11,12 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import relayed_address, split_address
 from murmuration.protos.events import Warnings
+from murmuration.worker.background import Tasks
 from murmuration.worker.identity import Authority, Role
 from murmuration.worker.identity.gate import Gate
 from murmuration.worker.membership import Member
 from murmuration.worker.node.answers import NodeServer
+from murmuration.worker.relay.relayed import RelayedPeer
 from murmuration.worker.relay.service import RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels, message, own_port, pump, received
 from murmuration.worker.transport import Stream, Unreachable, Untrusted
@@ -269,3 +271,50 @@ async def test_a_relay_whose_tunnel_ends_after_long_silence_comes_last(
     await tunnels.close()
     writer.close()
     assert ("p:1" in tunnels.problems) == fails
+
+
+class LoneNode:
+    """As much of a node as a peer needs that is reached through relays."""
+
+    def __init__(self, party: Party) -> None:
+        self.transport, self.clock = party.transport, time.monotonic
+        self.tasks, self.texts = Tasks(), list[object]()
+        self.spawn = self.tasks.spawn
+        self.me, self.others = party.me, list[Member]()
+
+    def log(self, event: dict[str, object]) -> None:
+        self.texts.append(event.get("text"))
+
+    def update(self, **_: object) -> None:
+        pass
+
+
+async def test_a_relay_that_opens_tunnels_without_end_gets_a_few_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("murmuration.worker.relay.relayed._MOST_TUNNELS", 3)
+    opened = set[int]()
+
+    async def keeps(stream: Stream) -> None:
+        opened.add((await received(stream, _WAIT_S)).header.dialled)
+        await asyncio.Event().wait()
+
+    async with parties(None, "p", "r") as (p, r):
+
+        async def floods(stream: Stream) -> None:
+            await received(stream, _WAIT_S)
+            await stream.send(message(opened=pb.RelayOpened(peer="p", address=p.address)))
+            for number in range(1, 11):
+                await stream.send(message(dialled=number))
+            await asyncio.Event().wait()
+
+        p.server.streams |= {"Relay/Reserve": floods, "Relay/Accept": keeps}
+        node = LoneNode(r)
+        peer = RelayedPeer(node, r.address, node, lambda _: None)  # type: ignore[arg-type]
+        assert await peer.begin(p.address)
+        while len(opened) < 3 or not any("tunnels at once" in str(text) for text in node.texts):
+            await asyncio.sleep(0)
+        assert peer._tunnels[p.address] == 3
+        await peer.close()
+        await node.tasks.close()
+    assert opened == {1, 2, 3}
