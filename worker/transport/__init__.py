@@ -90,6 +90,8 @@ class Busy(Refused):
 
 
 class AddressInUse(TransportError):
+    """This process cannot listen there."""
+
     exit_code = ExitCode.ADDRESS_IN_USE
 
 
