@@ -136,7 +136,8 @@ def take_mean(
     stepped: tuple[Tensor, Tensor], anchor: Tensor, g: Tensor, ranges: Iterable[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
     """Writes the mean of the local values into fresh (anchor, momentum), in the ranges of running
-    statistics; what is `AT_HOME` stays so. The contributions were taken from `anchor`."""
+    statistics; what is `AT_HOME` stays so. Args: anchor: that `g`, the mean pseudo-gradient, is
+    taken from; of pairs the mean of their anchors."""
     new, momentum = stepped
     for start, stop in ranges:
         here = anchor[start:stop]

@@ -388,8 +388,9 @@ class FragmentOptimizer:
         return mean
 
     def abandon(self, counted: Ranges, error: Tensor | None, local: Tensor) -> Tensor | None:
-        """Ends a round that came to nothing, but for the ranges whose reduction is known to have
-        this peer's part. Returns the local parameters to go on from; None for the same."""
+        """Ends a round that came to nothing. Returns the local parameters to go on from; None for
+        the same. Args: counted: the ranges whose reduction is known to have this peer's part;
+        error: as `RoundResult`'s."""
         contribution, self.failed = self._ended(), True
         moved, local = self._start is not None, self._from_anchor(local)
         if contribution.everyone:  # nothing was learned that others could have counted

@@ -17,7 +17,8 @@ class Link:
 
     Args:
         rate_mbps: megabits per second up, and as many down.
-        delay_s: added to every byte on its way, in seconds; varies by up to the jitter either way.
+        delay_s: added to every byte on its way, in seconds; one way.
+        jitter_s: the delay varies by up to this much either way, in order.
         loss: connections that break per minute, on average.
     """
 

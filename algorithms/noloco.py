@@ -10,15 +10,17 @@ mean over all replicas. A round of the paper's update does
 
     delta_i <- a*delta_i - drive*m - c*(phi_i - m);   phi_i <- phi_i + delta_i
 
-where m is the mean phi of its group, and `drive` is 0 where the loss is flat, b where local steps
-converge. Before the round the members of a group are independent, with P = E phi^2, X = E phi*delta
-and D = E delta^2 each. So E (phi_i - m)^2 = qP with q = (n-1)/n, E m^2 = P/n, m and phi_i - m are
-uncorrelated, and with r = qc + drive/n, s = q*c^2 + drive^2/n:
+where m is the mean phi of its group, and `drive` is b times the share of the way to the optimum
+that local steps go: 0 where the loss is flat, b where they converge. Before the round the members
+of a group are independent, with P = E phi^2, X = E phi*delta and D = E delta^2 each. So
+E (phi_i - m)^2 = qP with q = (n-1)/n, E m^2 = P/n, m and phi_i - m are uncorrelated, and with
+r = qc + drive/n, s = q*c^2 + drive^2/n:
 
     D' = a^2 D - 2ar X + s P;   X' = aX - rP + D';   P' = P + 2(aX - rP) + D'
 
 Its spectral radius is itself an eigenvalue, and it is 1 exactly where s(1 + a) = 2r(1 - a^2) + 2a
-r^2. The limits below are that equation, solved for c and for b.
+r^2. The limits below are that equation, solved for c and for b. Without drive a swarm of N replicas
+follows it with q*N/(N - 1) for q, which allows more.
 
 Ref: arXiv:2506.10911 eq. 2. Its bound on our c is not safe (docs/evidence/pairs.md).
 """
@@ -172,8 +174,9 @@ def relative_distance(anchor: Tensor, mean_anchor: Tensor) -> float:
 
 
 def spectral_radius(a: float, c: float, size: int = 2, drive: float = 0.0) -> float:
-    """The growth of the replicas' variance a round, in the long run; below 1 is stable. `drive` is
-    0 for the replicas by themselves, b in a bowl whose bottom the local steps reach."""
+    """The growth of the replicas' variance a round, in the long run; below 1 is stable. Args: a:
+    outer momentum; c: pull towards the group's mean anchor; size: peers in a group; drive: 0 for
+    the replicas by themselves, b in a bowl whose bottom the local steps reach."""
     q = (size - 1) / size
     return _radius(a, q * c + drive / size, q * c * c + drive * drive / size)
 

@@ -72,7 +72,8 @@ def separated(
 
     A member that does not reach another changes places with one of another group, or of the
     `bench`, which is in none, as long as that leaves fewer such pairs. Then the peer that reaches
-    fewest of its group leaves it, until all reach each other. Groups of one are left out.
+    fewest of its group leaves it, until all reach each other. Groups of one are left out. The same
+    groups and pairs give every peer the same answer.
     """
     unreached: dict[str, set[str]] = defaultdict(set)
     for one, other in unreachable:

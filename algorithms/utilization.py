@@ -209,8 +209,9 @@ def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPredi
 def needed_mbps(
     plan: Plan, workload: Workload, link: Link, peers: int, target: float
 ) -> float | None:
-    """The lowest speed in Mbit/s with which a plan reaches a utilization below 1, to 0.2 %; None
-    where the delay alone costs too much. Raises ValueError: the plan does not fit the model."""
+    """The lowest speed in Mbit/s with which a plan reaches a utilization below 1, to 0.2 %. It is 0
+    where nothing is sent, and None where the delay alone costs too much. Of the link its delay and
+    jitter count. Raises ValueError: the plan does not fit the model."""
     rounds = rounds_of(plan, workload, peers)
     if not rounds.bits_per_period:
         return 0.0

@@ -171,7 +171,7 @@ class Record(PeerSummary):
 
 def _extend(curve: Curve, step: int | None, loss: float | None) -> None:
     """Adds a point that is later than the last; thins the curve out where it grows long."""
-    if step is not None and loss is not None and (not curve or step > curve[-1][0]):
+    if step is not None and loss is not None and step > (curve[-1][0] if curve else -1):
         curve.append((step, loss))
         if len(curve) > _MAX_CURVE_POINTS:
             del curve[1::2]

@@ -125,7 +125,7 @@ class _Results:
         return [value for each in self.all if (value := int_of(each, key)) is not None]
 
     def pairs(self, key: str, other: str) -> list[tuple[int, int]]:
-        """Both of each report that has the one, and of the other more than 0."""
+        """Both figures of each report that has the one, and the other but as 0."""
         return [
             (value, more)
             for each in self.all

@@ -49,19 +49,18 @@ def leave_results(
             problems.append(f"the loss curve could not be written: {error}")
     report["out"] = str(out / "report.json")
     as_json = json.dumps(report, indent=1, allow_nan=False) + "\n"
-    text = io.StringIO()
-    print_report(report, Console(file=text, width=_TEXT_WIDTH))
-    contents = {
-        out / "report.json": as_json,
-        json_path: as_json,
-        out / "report.txt": text.getvalue(),
-    }
-    for path, content in contents.items():
+
+    def write(path: Path, content: str) -> None:
         try:
-            if path is not None:
-                write_atomically(path, content.encode())
+            write_atomically(path, content.encode())
         except OSError as error:
             problems.append(f"{path} could not be written: {error}")
+
+    for path in filter(None, (out / "report.json", json_path)):  # before what may fail to print
+        write(path, as_json)
+    text = io.StringIO()
+    print_report(report, Console(file=text, width=_TEXT_WIDTH))
+    write(out / "report.txt", text.getvalue())
     if console is not None:
         print_report(report, console)
         for problem in problems:

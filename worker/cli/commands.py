@@ -24,7 +24,6 @@ from murmuration.protos.files import RESULTS
 from murmuration.worker.cli.options import RunFlags, option, options, track_option, web_option
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import NOTHING, remembered
-from murmuration.worker.identity import Authority, Identity, token_from
 from murmuration.worker.node.own_address import Addresses, FoundHost, served_at
 from murmuration.worker.node.supervision import check_memory, end_on_sigterm
 from murmuration.worker.views import PagePlace
@@ -34,6 +33,7 @@ from murmuration.worker.views.tracking import Trackers
 if TYPE_CHECKING:
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import Config
+    from murmuration.worker.identity import Identity
     from murmuration.worker.node.newcomer import Newcomer
     from murmuration.worker.training.export import Layout
 
@@ -150,8 +150,9 @@ class WorkerFlags:
         known = NOTHING if self.fresh else remembered(self.out, contacts, tell)
         return Newcomer(contacts, proxy=self.proxy, wait_s=wait_s, remembered=known, tell=tell)
 
-    def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> Identity | None:
+    def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> "Identity | None":
         """As `Admission.identity`, which says what is raised."""
+        from murmuration.worker.identity import token_from
         from murmuration.worker.node.admission import Admission
 
         return Admission(
@@ -444,7 +445,7 @@ def _run(
     flags: WorkerFlags,
     waits: "JoinConfig",
     found: FoundHost | None,
-    identity: Identity | None,
+    identity: "Identity | None",
 ) -> int:
     """Args: waits: whom to join and wait for; found: the host to advertise, if none was given."""
     import torch
@@ -524,9 +525,11 @@ def _default_name(out: Path) -> str:
     return f"{socket.gethostname()}-{zlib.crc32(place.encode()):08x}"
 
 
-def _joins(flags: WorkerFlags, identity: Identity | None) -> str:
+def _joins(flags: WorkerFlags, identity: "Identity | None") -> str:
     """What lets another machine in, as it is typed. A token is a secret: it is made for a terminal
     only, never for what may be a log."""
+    from murmuration.worker.identity import Authority
+
     if identity is None:
         return "--insecure" if flags.insecure else ""
     if (authority := Authority.load(flags.out)) is None:

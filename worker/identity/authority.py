@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,11 @@ class Authority:
 
     def tokens(self) -> list[TokenRecord]:
         """Oldest first. Raises IdentityError."""
+        fields = itemgetter("made", "expires", "uses", "admitted", "revoked")
+        kept = ((id_, fields(each)) for id_, each in self._read()["tokens"].items())
         return [
-            TokenRecord(id_, **(kept | {"admitted": tuple(kept["admitted"].values())}))
-            for id_, kept in self._read()["tokens"].items()
+            TokenRecord(id_, made, expires, uses, tuple(admitted.values()), revoked)
+            for id_, (made, expires, uses, admitted, revoked) in kept
         ]
 
     def revoke(self, token_id: str) -> None:

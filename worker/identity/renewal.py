@@ -67,8 +67,10 @@ class Renewal:
         certificate: bytes | None = None
         try:
             if authority is not None:
-                asked = before.name, before.der, before.request(), before.role
-                certificate = await self._offload(lambda: authority.renew(*asked))
+                asked = before.name, before.der
+                certificate = await self._offload(
+                    lambda: authority.renew(*asked, before.request(), before.role)
+                )
             elif self._ask is not None:
                 name, request, der = before.name, before.request(), before.der
                 wanted = pb.EnrolRequest(name=name, request=request, certificate=der)

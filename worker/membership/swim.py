@@ -201,7 +201,7 @@ class Membership:
         return [Probe(peer, member.address, helper.address) for helper in chosen or [self.me]]
 
     def probed_for(self, peer: str, now: float, *, alive: bool) -> None:
-        """An `IndirectProbe` has ended; not `alive` as well when the asked peer did not answer."""
+        """A `Probe` by another has ended; not `alive` too when the asked peer did not answer."""
         if peer not in self._asking:
             return
         if alive:

@@ -44,18 +44,16 @@ _Kept = dict[str, deque[tuple[float, float]]]  # (when, what) by peer
 
 @dataclass(frozen=True)
 class Profile:
-    """One peer's measurements as gossip carries them; what is not known is left out, or 0: of what
-    is sent to each peer, one way; of a microbatch here, encoded; how many calls fit here at once
-    (`memory`); and the norm of the stage's last gradient."""
+    """One peer's measurements as gossip carries them; what is not known is left out, or 0."""
 
-    latency_s: Mapping[str, float] = field(default_factory=dict)
-    rate_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    forward_s: float = 0.0
+    latency_s: Mapping[str, float] = field(default_factory=dict)  # one way, by peer
+    rate_bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # sent to each peer
+    forward_s: float = 0.0  # of a microbatch here, as the next two
     backward_s: float = 0.0
     loss_s: float = 0.0
-    activation_bytes: int = 0
-    memory: int = 0
-    gradient_norm: float = 0.0
+    activation_bytes: int = 0  # of a microbatch, encoded
+    memory: int = 0  # calls that fit here at once
+    gradient_norm: float = 0.0  # of the stage's last gradient
 
     def pack(self) -> bytes:
         packed: bytes = msgpack.packb(asdict(self))

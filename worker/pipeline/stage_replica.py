@@ -162,7 +162,7 @@ class StageReplica(InnerReplica):
         self.lr_factor *= _REBUILT_LR
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """None where nothing has visited the stage: zeros would move it by its momentum."""
+        """Does nothing where nothing has visited the stage: zeros would move it by its momentum."""
         if any(bool(gradient.any()) for gradient in gradients.values()):
             super().inner_step(step, gradients)
 

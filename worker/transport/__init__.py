@@ -49,7 +49,7 @@ DATA_METHODS = tuple(each for each in Method if each.startswith("Data/"))
 # Each stream has a connection of its own: what it carries waits for nothing else.
 RELAY_METHODS = tuple(each for each in Method if each.startswith("Relay/"))
 
-# `murmur ping`, `doctor` and `status`, and what peers measure links with: these train nothing.
+# `murmur doctor` and `status`, and what peers measure links with: these train nothing.
 PROBE_METHODS = (Method.STATUS, Method.MEASURE)
 
 MAX_CONTROL_BYTES = 64 * 1024

@@ -14,7 +14,13 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
 
 import uvicorn
@@ -98,13 +104,15 @@ class WebServer:
 
     def __init__(self, option: str, address: str, app: ASGIApp, folder: Path | None = None) -> None:
         host, port = split_address(address)
-        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-            self._socket.listen()
+            with ExitStack() as opened:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                self._socket = opened.enter_context(socket.socket(family))
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                self._socket.bind((host, port))
+                self._socket.listen()
+                opened.pop_all()
         except OSError as error:
-            self._socket.close()
             raise OSError(cannot_listen(option, address, error)) from error
         config = uvicorn.Config(
             app,
@@ -162,7 +170,7 @@ def page_app(
         return JSONResponse(history.since(since_s))
 
     async def file(request: Request) -> Response:
-        name, media_type = _FILES[request.url.path]
+        name, media_type = _FILES[request.scope["path"]]
         return FileResponse(_STATIC / name, media_type=media_type)
 
     hosts = [*THIS_MACHINE] if token is None else ["*"]
