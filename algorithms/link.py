@@ -80,20 +80,8 @@ def _number(text: str, value: str) -> float:
         raise ValueError(f"link {text!r}: {value!r} is no number; {_EXAMPLE}") from None
 
 
-@dataclass(frozen=True)
-class MessageTime:
-    """The time of one message, LogNormal(mu, s^2), of this mean, exp(mu + s^2/2), in seconds, and
+def lognormal(mean_s: float, spread: float) -> tuple[float, float]:
+    """(mu, s) of the time of one message, LogNormal(mu, s^2), with this mean, exp(mu + s^2/2), and
     this standard deviation over it (arXiv:2506.10911, the section on latency)."""
-
-    mean_s: float
-    spread: float
-
-    @property
-    def s(self) -> float:
-        """Standard deviation of the logarithm: spread^2 = exp(s^2) - 1."""
-        return math.sqrt(math.log1p(self.spread**2))
-
-    @property
-    def mu(self) -> float:
-        """Mean of the logarithm."""
-        return math.log(self.mean_s) - self.s**2 / 2
+    s = math.sqrt(math.log1p(spread**2))
+    return math.log(mean_s) - s**2 / 2, s

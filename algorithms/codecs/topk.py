@@ -3,8 +3,7 @@
 `topk` has k = 64; `topk32`, `topk128` and `topk256` the k of their names: 0.09 to 0.51 bits a
 value. A chunk is 4096 consecutive values of the flattened fragment, where SparseLoCo takes 64x64
 tiles of a matrix: the encoding knows no shapes. Of a chunk of n values (the last one may be
-smaller) the k' = ceil(n * k / 4096) largest in magnitude are kept; of equal ones the earlier. Its
-encoding:
+smaller) the k' = ceil(n * k / 4096) largest in magnitude are kept, of equal ones the earlier:
 
     low, high: bf16, little-endian | bits, the first in the lowest bit | zero bits to a byte
 

@@ -53,8 +53,7 @@ class Planner:
         self._returns: list[list[float]] = self._return_s.tolist()
 
     def best(self, origin: int, banned: Iterable[int] = ()) -> Route | None:
-        """The route of the fastest loop without banned peers; of equals by the lowest; None if
-        none."""
+        """The route of the fastest loop without banned peers, if any; of equals by the lowest."""
         visit_s = self._visit_s.copy()
         visit_s[list(banned)] = np.inf
         loop_s = np.full(len(visit_s), np.inf)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from murmuration.algorithms.link import Link, MessageTime
+from murmuration.algorithms.link import Link, lognormal
 from murmuration.worker.simulation.scenario import STALL_S
 from murmuration.worker.simulation.virtual_loop import Act, VirtualLoop
 
@@ -28,10 +28,6 @@ class Load:
 
     end: float
     done: Act | None
-
-    @property
-    def gone(self) -> bool:
-        return self.done is None
 
 
 class Pipe:
@@ -55,7 +51,7 @@ class Pipe:
 
     def remove(self, load: Load) -> float:
         """Takes a load off; returns the bytes that had not passed, 0 if it was through."""
-        if load.gone:
+        if load.done is None:
             return 0.0
         self._advance()
         left = max(0.0, load.end - self._served)
@@ -73,7 +69,7 @@ class Pipe:
     def _plan(self) -> None:
         """For when the next load is through, as things are."""
         self._plans += 1
-        while self._loads and self._loads[0][2].gone:
+        while self._loads and self._loads[0][2].done is None:
             heapq.heappop(self._loads)
         if not self._loads:
             self._served = 0.0
@@ -196,7 +192,7 @@ class SimulatedStream:
         if self.ended:
             return
         self.ended = True
-        self._network.forget(self)
+        self._network._streams.pop(self.number, None)
         for sender, queue in self._queues.items():
             for message in queue:
                 if message.transfer is not None:
@@ -234,7 +230,7 @@ class Network:
         self.down = [Pipe(clock, bytes_per_s) for _ in range(peers)]
         self.sent_bytes = 0.0
         self._link, self._rng, self._on_break = link, rng, on_break
-        self._time = MessageTime(link.delay_s, latency_spread) if latency_spread else None
+        self._time = lognormal(link.delay_s, latency_spread) if latency_spread else None
         self._streams: dict[int, SimulatedStream] = {}
         self._opened = 0
         self._dead: set[int] = set()
@@ -243,7 +239,7 @@ class Network:
     def delay_s(self, one: int, other: int) -> float:
         """Of one message between the two."""
         if self._time is not None:
-            return self._rng.lognormvariate(self._time.mu, self._time.s)
+            return self._rng.lognormvariate(*self._time)
         reach_s = self._link.jitter_s
         return self._link.delay_s + (self._rng.uniform(-reach_s, reach_s) if reach_s else 0.0)
 
@@ -280,9 +276,6 @@ class Network:
     def stall(self, stream: SimulatedStream, found_s: float = STALL_S) -> None:
         """Nothing comes through any more."""
         self.clock.after(found_s, lambda: self.break_off(stream))
-
-    def forget(self, stream: SimulatedStream) -> None:
-        self._streams.pop(stream.number, None)
 
     def die(self, peer: int) -> None:
         """Its process is gone, and its connections with it."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from murmuration.algorithms.link import MessageTime
+from murmuration.algorithms.link import lognormal
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
 from murmuration.worker.simulation.network import SimulatedStream
@@ -101,7 +101,7 @@ class Peer(ABC):
         mean_s = self._steps * scenario.step_s
         mean_s *= scenario.slow_factor if number in swarm.slow else 1.0
         # A sum of steps varies less than each of them.
-        self._time = MessageTime(mean_s, scenario.step_spread / self._steps**0.5)
+        self._time = lognormal(mean_s, scenario.step_spread / self._steps**0.5)
         self._chance = Random(f"steps {scenario.seed} {number}")
         self._began_at = 0.0
         self._own, self._tasks, self._serving = context_of(number), Tasks(), 0
@@ -122,11 +122,6 @@ class Peer(ABC):
     @abstractmethod
     def on_stream(self, stream: Stream) -> Coroutine[None, None, None]:
         """Serves a stream that another peer has opened."""
-
-    def died(self) -> None:
-        """This peer is not waited for."""
-        if not self.done:
-            self.finish()
 
     @property
     def now(self) -> float:
@@ -158,7 +153,7 @@ class Peer(ABC):
         self.later(taken_s, end)
 
     def _taken_s(self) -> float:
-        return self._chance.lognormvariate(self._time.mu, self._time.s)
+        return self._chance.lognormvariate(*self._time)
 
     def waited(self) -> float:
         """Ends the time without computing; returns it, in seconds."""

@@ -213,7 +213,8 @@ class SimulatedSwarm:
         self.dead.add(peer)
         self.clock.kill(peer)
         self.network.die(peer)
-        self.endpoints[peer].died()
+        if not self.endpoints[peer].done:
+            self.endpoints[peer].finish()
 
     def _freeze(self, peer: int, wakes_at: float) -> None:
         self._wakes_at[peer] = max(self._wakes_at[peer], wakes_at)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmuration.algorithms.link import Link, MessageTime, parse_link
+from murmuration.algorithms.link import Link, lognormal, parse_link
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ MEANS = st.floats(1e-3, 1e3)
 class TestMessages:
     @given(MEANS, SPREADS)
     def test_the_parameters_give_back_mean_and_spread(self, mean_s: float, spread: float) -> None:
-        message = MessageTime(mean_s, spread)
-        mean = math.exp(message.mu + message.s**2 / 2)
+        mu, s = lognormal(mean_s, spread)
+        mean = math.exp(mu + s**2 / 2)
         assert mean == pytest.approx(mean_s)
-        assert mean * math.sqrt(math.expm1(message.s**2)) == pytest.approx(mean_s * spread)
+        assert mean * math.sqrt(math.expm1(s**2)) == pytest.approx(mean_s * spread)
