@@ -11,16 +11,13 @@ huggingface.py  the task for a model of transformers, in full or by LoRA
 
 from murmuration.worker.errors import TaskError, TextError
 from murmuration.worker.tasks.loading import (
-    BUILT_IN,
     OWN_LOOP,
     import_factory,
     least_bytes,
     load_task,
     local_settings,
-    task_factory,
 )
 from murmuration.worker.tasks.task import (
-    SPLITS,
     Batch,
     Cursor,
     ExportsToHuggingFace,
@@ -38,9 +35,7 @@ from murmuration.worker.tasks.task import (
 )
 
 __all__ = [
-    "BUILT_IN",
     "OWN_LOOP",
-    "SPLITS",
     "Batch",
     "Cursor",
     "ExportsToHuggingFace",
@@ -61,5 +56,4 @@ __all__ = [
     "load_task",
     "local_settings",
     "next_batch",
-    "task_factory",
 ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import TaskError, TextError
-from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
+from murmuration.worker.tasks.task import SPLITS, Batch, Cursor, one_line
 from murmuration.worker.tasks.text import (
     STDLIB,
     Streamed,
@@ -64,7 +65,6 @@ class HuggingFace:
         tokenizer: a folder; by default the model's, or 'bytes', which makes a token of each byte.
         text: a file, a folder, a glob, or "stdlib"; it is packed to windows of `context` tokens.
         dataset: instead of a text, arguments of `datasets.load_dataset`; column: of its text.
-        context: tokens of a sample; batch_size: samples of a batch.
         lora: arguments of peft's `LoraConfig`: only the adapters are trained, and travel.
         sample_prompt: what the sample in a run's report begins with.
 
@@ -77,8 +77,8 @@ class HuggingFace:
 
     @staticmethod
     def local_options(options: Mapping[str, object]) -> tuple[str, ...]:
-        """Of these options, those that name files of this machine, or could have a library load
-        code: a config and adapters are harmless if they consist of numbers and known words."""
+        """Names the options that name files of this machine, or could have a library load code: a
+        config and adapters are harmless if they consist of numbers and known words."""
         model, lora = options.get("model"), options.get("lora")
         named = {
             "model": not (isinstance(model, Mapping) and _harmless(model, _MODEL_WORDS)),
@@ -94,8 +94,8 @@ class HuggingFace:
 
     @staticmethod
     def least_bytes(options: Mapping[str, Any], stages: int) -> int:
-        """The least that a process with such options holds: the values, with gradients, anchor and
-        momentum unless adapters alone are trained. Of a folder of this machine nothing is said."""
+        """Counts what a process with such options holds at least: the values, with gradients,
+        anchor and momentum unless adapters alone are trained; 0 for a folder of this machine."""
         model = options.get("model")
         if not isinstance(model, Mapping):
             return 0
@@ -142,18 +142,21 @@ class HuggingFace:
 
     def model(self) -> nn.Module:
         """Return a new model (CPU, fp32), from its checkpoint or by the seed."""
+        auto, source = self._transformers.AutoModelForCausalLM, self._source
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            made = self._base()
-            if self._lora is None:
-                return made
-            peft = _library("peft")
-            try:
-                settings = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **self._lora})
-                adapted: nn.Module = peft.get_peft_model(made, settings)
-            except (TypeError, ValueError) as error:
-                raise TaskError(f"lora: {_one_line(error)}") from error
-            return adapted
+            if isinstance(source, str) and any(Path(source).glob("*.safetensors")):
+                with _refusals(f"model {source!r}"):
+                    made = auto.from_pretrained(source, dtype=torch.float32, local_files_only=True)
+            else:
+                made = auto.from_config(self._config, dtype=torch.float32)
+            model: nn.Module = made.train()
+            if self._lora is not None:
+                peft = _library("peft")
+                with _refusals("lora"):
+                    settings = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **self._lora})
+                    model = peft.get_peft_model(model, settings)
+            return model
 
     def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
         """Yield batches without end: inputs and targets are int64, (batch_size, context)."""
@@ -168,11 +171,8 @@ class HuggingFace:
         yield from drawn_windows(self._tokens[split], cursor, self.batch_size, self._context)
 
     def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-        """Return a loader of the text's windows, each token in one of them.
-
-        Raises:
-            TaskError: a data set that is read as it comes has no places to lease.
-        """
+        """Return a loader of the text's windows, each token in one. Raises TaskError: of a data
+        set."""
         if self._streamed is not None:
             raise TaskError('data = "leased" needs a text: it does not go with a dataset')
         windows = Windows(self._tokens["train"], self._context)
@@ -199,11 +199,13 @@ class HuggingFace:
                 else:
                     chosen = logits.argmax(keepdim=True)
                 tokens = torch.cat([tokens, chosen[None]], dim=1)
-        return self._decoded(tokens[0, -n_tokens:].tolist())
+        added: list[int] = tokens[0, -n_tokens:].tolist()
+        if self._tokenizer is None:
+            return bytes(token for token in added if token < 256).decode("utf-8", "replace")
+        return str(self._tokenizer.decode(added))
 
     def to_huggingface(self, model: nn.Module, folder: Path) -> nn.Module:
-        """Write config and tokenizer; return the model whose values are to be stored beside them,
-        adapters merged into it."""
+        """Write config and tokenizer; return the model to store beside them, adapters merged."""
         if self._lora is not None:
             model = model.merge_and_unload()  # type: ignore[operator]  # peft's
         self._config.architectures = [type(model).__name__]
@@ -212,30 +214,14 @@ class HuggingFace:
             self._tokenizer.save_pretrained(folder)
         return model
 
-    def _base(self) -> nn.Module:
-        auto = self._transformers.AutoModelForCausalLM
-        source = self._source
-        if isinstance(source, str) and any(Path(source).glob("*.safetensors")):
-            try:
-                made = auto.from_pretrained(source, dtype=torch.float32, local_files_only=True)
-            except (OSError, ValueError, RuntimeError) as error:
-                raise TaskError(f"model {source!r}: {_one_line(error)}") from error
-        else:
-            made = auto.from_config(self._config, dtype=torch.float32)
-        found: nn.Module = made.train()
-        return found
-
     def _read_config(self) -> Any:
         auto, source = self._transformers.AutoConfig, self._source
-        try:
+        instead = "; name a folder with config.json, or give the config as a table with model_type"
+        instead += ', such as { model_type = "llama" }'
+        with _refusals(f"model {source!r}", instead):
             if isinstance(source, str):
                 return auto.from_pretrained(source, local_files_only=True)
             return auto.for_model(**source)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise TaskError(
-                f"model {source!r}: {_one_line(error)}; name a folder with config.json, or give "
-                'the config as a table with model_type, such as { model_type = "llama" }'
-            ) from error
 
     def _read_tokenizer(self, named: str | None) -> Any:
         """None for bytes."""
@@ -247,21 +233,14 @@ class HuggingFace:
                     "vocab_size = 256 or name a tokenizer"
                 )
             return None
-        try:
+        with _refusals(f"tokenizer {folder!r}", "; name a folder with a tokenizer, or 'bytes'"):
             return self._transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise TaskError(
-                f"tokenizer {folder!r}: {_one_line(error)}; name a folder with a tokenizer, or "
-                "'bytes'"
-            ) from error
 
     def _read_text(self, text: str) -> dict[str, npt.NDArray[np.int64]]:
         corpus = load_text(text)
         self.warnings += corpus.warnings
-        found = {
-            split: self._tokenized(bytes(part))
-            for split, part in zip(SPLITS, (corpus.train, corpus.validation), strict=True)
-        }
+        parts = {"train": corpus.train, "validation": corpus.validation}
+        found = {split: self._tokenized(bytes(part)) for split, part in parts.items()}
         for split, tokens in found.items():
             if tokens.size <= self._context:
                 raise TextError(
@@ -281,11 +260,6 @@ class HuggingFace:
         ids = self._tokenizer(decoded, add_special_tokens=False)["input_ids"]
         return np.asarray(ids, np.int64)
 
-    def _decoded(self, tokens: list[int]) -> str:
-        if self._tokenizer is None:
-            return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
-        return str(self._tokenizer.decode(tokens))
-
 
 def _harmless(value: object, words: Container[str], key: str = "") -> bool:
     """Whether it is made of numbers, and of text only under one of the keys `words`."""
@@ -296,6 +270,14 @@ def _harmless(value: object, words: Container[str], key: str = "") -> bool:
     return value is None or isinstance(value, int | float) or key in words
 
 
+@contextmanager
+def _refusals(what: str, instead: str = "") -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise TaskError(f"{what}: {one_line(error)[:300]}{instead}") from error
+
+
 def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
@@ -303,7 +285,3 @@ def _library(name: str) -> Any:
         raise TaskError(
             f"task 'huggingface' needs {error.name}: pip install 'murmuration[hf]'"
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

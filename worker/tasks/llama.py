@@ -17,19 +17,18 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
-from torch import nn
+from torch import Tensor, nn
 
 from murmuration.worker.tasks.llama_config import LlamaConfig
 from murmuration.worker.tasks.task import Batch, StageModule
 
 
 def build_llama(config: LlamaConfig, seed: int) -> Llama:
-    """A decoder whose parameters depend on the config and the run's seed alone: CPU, fp32.
-    Torch's global random generator is left as it was."""
+    """Return a decoder whose parameters depend on config and seed alone: CPU, fp32."""
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws values that are replaced below
         model = Llama(config)
     held = dict(model.named_parameters())
-    _draw_parameters(config, seed, held, of=held)
+    _draw_parameters(config, seed, held, held)
     return model
 
 
@@ -42,10 +41,7 @@ def empty_llama(config: LlamaConfig) -> Llama:
 def build_llama_stage(
     config: LlamaConfig, seed: int, first: int, last: int, *, outer: bool
 ) -> LlamaStage:
-    """Return a part of `build_llama(config, seed)`, bit for bit; nothing else stays in memory.
-
-    Arguments and errors are those of `Staged.stage`.
-    """
+    """Return a part of `build_llama(config, seed)`, bit for bit; nothing else stays in memory."""
     if not 0 <= first <= last + 1 <= config.num_hidden_layers:
         raise ValueError(
             f"layers {first} to {last} of a model with layers 0 to {config.num_hidden_layers - 1}"
@@ -53,16 +49,12 @@ def build_llama_stage(
     with torch.random.fork_rng(devices=[]):  # nn.Linear draws values that are replaced below
         stage = LlamaStage(config, range(first, last + 1), outer=outer)
     decoder = dict(empty_llama(config).named_parameters())
-    _draw_parameters(config, seed, dict(stage.named_parameters()), of=decoder)
+    _draw_parameters(config, seed, dict(stage.named_parameters()), decoder)
     return stage
 
 
 def _draw_parameters(
-    config: LlamaConfig,
-    seed: int,
-    held: Mapping[str, nn.Parameter],
-    *,
-    of: Mapping[str, nn.Parameter],
+    config: LlamaConfig, seed: int, held: Mapping[str, nn.Parameter], of: Mapping[str, nn.Parameter]
 ) -> None:
     """Give parameters of a decoder their first values; norms, which begin at one, stay as they are.
 
@@ -92,33 +84,21 @@ def _draw_parameters(
         held[name].detach().copy_(draws.mul_(2 * bound).sub_(bound))
 
 
-def next_token_loss(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats per token: scalar, fp32."""
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.to(logits_BTV.device).flatten())
 
 
 class KeyValueCache:
-    """Keys and values of the tokens read so far, so that each new token costs one forward.
-
-    Attributes:
-        length: tokens held.
-    """
+    """Keys and values of the `length` tokens read so far: each new token costs one forward."""
 
     def __init__(self, config: LlamaConfig, device: torch.device) -> None:
-        shape = (
-            config.num_hidden_layers,
-            1,
-            config.num_key_value_heads,
-            config.max_position_embeddings,
-            config.head_size,
-        )
-        self.length = 0
+        heads = (config.num_hidden_layers, 1, config.num_key_value_heads)
+        shape, self.length = (*heads, config.max_position_embeddings, config.head_size), 0
         self._keys = torch.zeros(shape, dtype=torch.float32, device=device)
         self._values = torch.zeros(shape, dtype=torch.float32, device=device)
 
-    def extend(
-        self, layer: int, key_BKTE: torch.Tensor, value_BKTE: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def extend(self, layer: int, key_BKTE: Tensor, value_BKTE: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new keys and values of one layer; return all of it so far (BKSE each)."""
         end = self.length + key_BKTE.shape[2]
         self._keys[layer, :, :, self.length : end] = key_BKTE
@@ -127,38 +107,28 @@ class KeyValueCache:
 
 
 class Llama(nn.Module):
-    """Decoder with a head: tokens to logits."""
-
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
         self.model = _Decoder(config, range(config.num_hidden_layers), outer=True)
         self.lm_head = _head_of(config)
 
-    def forward(self, tokens_BT: torch.Tensor, cache: KeyValueCache | None = None) -> torch.Tensor:
-        """Return the logits of the token that follows each token.
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Return the logits of the token that follows each token: logits_BTV, fp32.
 
         Args:
             tokens_BT: int64; at most `max_position_embeddings` long, those in the cache included.
             cache: tokens read before, which gets the new ones added; B is then 1, and T is 1
                 unless the cache is empty.
-
-        Returns:
-            logits_BTV, fp32.
         """
         return self.model.logits(self.model(self.model.embedded(tokens_BT), cache), self.lm_head)
 
 
 class _Decoder(nn.Module):
-    """Everything but the head, as far as a stage holds it.
+    """The layers of these numbers; with `outer`, the embedding and the final norm."""
 
-    Args:
-        layers: numbers of the layers that are held, in order.
-        outer: whether the embedding and the final norm are.
-    """
-
-    cos_TE: torch.Tensor
-    sin_TE: torch.Tensor
+    cos_TE: Tensor
+    sin_TE: Tensor
 
     def __init__(self, config: LlamaConfig, layers: range, *, outer: bool) -> None:
         super().__init__()
@@ -169,12 +139,12 @@ class _Decoder(nn.Module):
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
 
-    def embedded(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+    def embedded(self, tokens_BT: Tensor) -> Tensor:
         assert self.embed_tokens is not None, "only stage 0 embeds"
-        hidden_BTD: torch.Tensor = self.embed_tokens(tokens_BT.to(self.embed_tokens.weight.device))
+        hidden_BTD: Tensor = self.embed_tokens(tokens_BT.to(self.embed_tokens.weight.device))
         return hidden_BTD
 
-    def forward(self, hidden_BTD: torch.Tensor, cache: KeyValueCache | None) -> torch.Tensor:
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None) -> Tensor:
         start = 0 if cache is None else cache.length
         end = start + hidden_BTD.shape[1]
         assert end <= self.cos_TE.shape[0], "more tokens than the context holds"
@@ -186,7 +156,7 @@ class _Decoder(nn.Module):
             cache.length = end
         return hidden_BTD
 
-    def logits(self, hidden_BTD: torch.Tensor, head: nn.Linear | None) -> torch.Tensor:
+    def logits(self, hidden_BTD: Tensor, head: nn.Linear | None) -> Tensor:
         """By the final norm, and the head or, without one, the embedding."""
         assert self.norm is not None, "only stage 0 has the head"
         assert self.embed_tokens is not None
@@ -201,11 +171,7 @@ def _head_of(config: LlamaConfig) -> nn.Linear | None:
 
 
 class _DecoderLayer(nn.Module):
-    """Attention and SwiGLU, each added to what enters it.
-
-    Args:
-        index: its place in the decoder, from 0; where a cache keeps its keys and values.
-    """
+    """Attention and SwiGLU, each added to what enters it."""
 
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
@@ -215,11 +181,8 @@ class _DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
-        self,
-        hidden_BTD: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        cache: KeyValueCache | None,
-    ) -> torch.Tensor:
+        self, hidden_BTD: Tensor, rotary: tuple[Tensor, Tensor], cache: KeyValueCache | None
+    ) -> Tensor:
         hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rotary, cache)
         hidden_BTD = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
         return hidden_BTD
@@ -240,11 +203,8 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(
-        self,
-        hidden_BTD: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        cache: KeyValueCache | None,
-    ) -> torch.Tensor:
+        self, hidden_BTD: Tensor, rotary: tuple[Tensor, Tensor], cache: KeyValueCache | None
+    ) -> Tensor:
         B, T, D = hidden_BTD.shape
         query_BHTE = self.q_proj(hidden_BTD).view(B, T, self.heads, -1).transpose(1, 2)
         key_BKSE = self.k_proj(hidden_BTD).view(B, T, self.key_heads, -1).transpose(1, 2)
@@ -259,7 +219,7 @@ class _Attention(nn.Module):
         mixed_BHTE = F.scaled_dot_product_attention(
             query_BHTE, key_BKSE, value_BKSE, is_causal=T > 1
         )
-        mixed_BTD: torch.Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).reshape(B, T, D))
+        mixed_BTD: Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).reshape(B, T, D))
         return mixed_BTD
 
 
@@ -270,41 +230,32 @@ class _SwiGLU(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        gated: torch.Tensor = F.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD)
-        result_BTD: torch.Tensor = self.down_proj(gated)
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        gated: Tensor = F.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD)
+        result_BTD: Tensor = self.down_proj(gated)
         return result_BTD
 
 
 class LlamaStage(StageModule):
-    """Some layers in a row; stage 0's has the embedding, the final norm and the head as well.
-
-    Args:
-        config: sizes of the whole decoder.
-        layers: numbers of the layers, in order.
-        outer: whether it is stage 0's.
-    """
+    """The layers of these numbers; with `outer`, as on stage 0, embedding, final norm and head."""
 
     def __init__(self, config: LlamaConfig, layers: range, *, outer: bool) -> None:
         super().__init__()
         self.model = _Decoder(config, layers, outer=outer)
         self.lm_head = _head_of(config) if outer else None
 
-    def embed(self, batch: Batch) -> torch.Tensor:
-        """Return the embedded bytes: (B, T, D)."""
+    def embed(self, batch: Batch) -> Tensor:
         return self.model.embedded(batch.inputs)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states after this stage's layers: (B, T, D), as `hidden`."""
-        found: torch.Tensor = self.model(hidden, None)
+    def forward(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self.model(hidden, None)
         return found
 
-    def loss(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the mean cross-entropy of the batch in nats per byte: scalar, fp32."""
+    def loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         return next_token_loss(self.model.logits(hidden, self.lm_head), batch.targets)
 
 
-def _rotary_table(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def _rotary_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     """Return the cosines and the signed sines of every position: TE each.
 
     Hugging Face pairs dimension i with i + E/2 and computes x * cos + rotate_half(x) * sin, where
@@ -320,7 +271,7 @@ def _rotary_table(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([cos_TE, cos_TE], dim=1), torch.cat([-sin_TE, sin_TE], dim=1)
 
 
-def _rotate(x_BHTE: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
+def _rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     """Turn each pair of dimensions (i, i + E/2) by its position's angle."""
     swapped_BHTE = x_BHTE.roll(x_BHTE.shape[-1] // 2, dims=-1)
     return torch.addcmul(x_BHTE * cos_TE, swapped_BHTE, sin_TE)

@@ -2,31 +2,23 @@
 
 Shape suffixes: B batch, T time, V vocabulary.
 """
-# ruff: noqa: N803, N806 (shape suffixes are capitals)
+# ruff: noqa: N806 (shape suffixes are capitals)
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import TaskError, TextError
-from murmuration.worker.tasks.llama import (
-    KeyValueCache,
-    Llama,
-    LlamaStage,
-    build_llama,
-    build_llama_stage,
-    empty_llama,
-    next_token_loss,
-)
+from murmuration.worker.tasks import llama
 from murmuration.worker.tasks.llama_config import llama_config
 from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
 from murmuration.worker.tasks.text import STDLIB, Windows, drawn_windows, load_text
@@ -47,11 +39,6 @@ class LlamaBytes:
         architecture: fields of `LlamaConfig` to change in the preset.
         sample_prompt: what the sample in a run's report begins with.
 
-    Attributes:
-        config: the model's sizes.
-        corpus: the text, with the size of each part.
-        batch_size: samples per batch.
-
     Raises:
         TaskError: an unknown preset or field, or sizes that do not fit one another.
         TextError: the text is missing, unreadable or too short.
@@ -61,13 +48,13 @@ class LlamaBytes:
 
     @staticmethod
     def local_options(options: Mapping[str, object]) -> tuple[str, ...]:
-        """Of these options, those that name files of this machine."""
+        """Names those of these options that name files of this machine."""
         return ("text",) if options.get("text", STDLIB) != STDLIB else ()
 
     @staticmethod
     def least_bytes(options: Mapping[str, Any], stages: int) -> int:
-        """The least that a process with such options holds: the values of the largest stage with
-        gradients, anchor and momentum, and the logits of a batch. Raises TaskError."""
+        """Counts the values of the largest stage with gradients, anchor and momentum, and the
+        logits of a batch. Raises TaskError."""
         changes = dict(options.get("architecture") or {})
         if (context := options.get("context_bytes")) is not None:
             changes["max_position_embeddings"] = context
@@ -105,35 +92,27 @@ class LlamaBytes:
         self.corpus = load_text(text, min_bytes=self.config.max_position_embeddings + 1)
         self.warnings = self.corpus.warnings
 
-    def model(self) -> Llama:
+    def model(self) -> llama.Llama:
         """Return a new decoder (CPU, fp32) whose parameters depend on the seed alone."""
-        return build_llama(self.config, self.seed)
+        return llama.build_llama(self.config, self.seed)
 
     def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
-        """Yield batches without end: inputs and targets are int64, (batch_size, context_bytes).
-
-        Args:
-            split: 'train' or 'validation'.
-            cursor: where to begin.
-
-        Raises:
-            ValueError: for any other split.
-        """
+        """Yield batches without end: inputs and targets are int64, (batch_size, context_bytes)."""
         if split not in SPLITS:
             raise ValueError(f"split is 'train' or 'validation', not {split!r}")
         text = self.corpus.train if split == "train" else self.corpus.validation
         return drawn_windows(text, cursor, self.batch_size, self.config.max_position_embeddings)
 
-    def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    def loader(self) -> DataLoader[tuple[Tensor, Tensor]]:
         """Return a loader of the text's windows, each byte in one of them."""
         windows = Windows(self.corpus.train, self.config.max_position_embeddings)
         return DataLoader(windows, self.batch_size, shuffle=True)
 
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the batch in nats per byte: scalar, fp32."""
         device = next(model.parameters()).device
         logits_BTV = model(batch.inputs.to(device))
-        return next_token_loss(logits_BTV, batch.targets)
+        return llama.next_token_loss(logits_BTV, batch.targets)
 
     def to_huggingface(self, model: nn.Module, folder: Path) -> nn.Module:
         """Write the `config.json` of transformers' LlamaForCausalLM, which has the same names."""
@@ -156,20 +135,13 @@ class LlamaBytes:
         return model
 
     def layer_sizes(self) -> list[int]:
-        """Return the parameters of each decoder layer, in order."""
-        return [_size(layer) for layer in empty_llama(self.config).model.layers.values()]
+        return [self.config.layer_elements] * self.config.num_hidden_layers
 
     def outer_size(self) -> int:
-        """Return the parameters of the embedding, the final norm and the head."""
-        return _size(empty_llama(self.config)) - sum(self.layer_sizes())
+        return self.config.outer_elements
 
-    def stage(self, first: int, last: int, *, outer: bool) -> LlamaStage:
-        """Return layers `first` to `last` of `model()`, as `Staged.stage` says.
-
-        Raises:
-            ValueError: layers that the model does not have.
-        """
-        return build_llama_stage(self.config, self.seed, first, last, outer=outer)
+    def stage(self, first: int, last: int, *, outer: bool) -> llama.LlamaStage:
+        return llama.build_llama_stage(self.config, self.seed, first, last, outer=outer)
 
     def generate(
         self,
@@ -179,20 +151,15 @@ class LlamaBytes:
         temperature: float = 0.8,
         seed: int = 0,
     ) -> str:
-        """Continue a text; arguments and bytes as of `stream`.
-
-        Returns:
-            The added text, without the prompt.
-        """
+        """Return what `stream` adds to a text."""
         return "".join(self.stream(model, prompt, n_tokens, temperature, seed))
 
     def stream(
         self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> Iterator[str]:
-        """Continue a text character by character.
-
-        When the context is full, its later half is read again and the earlier half forgotten, so
-        the model never meets a position that it was not trained on.
+        """Continue a text character by character, bytes that are no UTF-8 as U+FFFD; yield what is
+        added. When the context is full, its later half is read again and the earlier half
+        forgotten, so the model never meets a position that it was not trained on.
 
         Args:
             model: a decoder of this task, on any device.
@@ -200,52 +167,32 @@ class LlamaBytes:
             n_tokens: bytes to add.
             temperature: 0 takes the likeliest byte; 1 samples from the model as it is.
             seed: of the sampling; torch's global random generator is neither read nor moved.
-
-        Yields:
-            The added text, without the prompt; bytes that are no UTF-8 become U+FFFD.
         """
-        return decoded(self._sampled(model, prompt, n_tokens, temperature, seed))
+        sampled = self._sampled(model, prompt, n_tokens, temperature, seed)
+        return codecs.iterdecode((bytes([each]) for each in sampled), "utf-8", "replace")
 
     @torch.inference_mode()
     def _sampled(
         self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> Iterator[int]:
-        """The bytes that come after the prompt."""
-        assert isinstance(model, Llama)
+        assert isinstance(model, llama.Llama)
         device = next(model.parameters()).device
         generator = torch.Generator("cpu").manual_seed(seed)
         context = self.config.max_position_embeddings
         tokens = list(prompt.encode() or b"\n")
-        cache = KeyValueCache(self.config, device)
+        cache = llama.KeyValueCache(self.config, device)
         unread = tokens[-context:]
         for _ in range(n_tokens):
             if cache.length + len(unread) > context:
                 cache.length = 0
                 unread = tokens[-max(context // 2, 1) :]
             logits_BTV = model(torch.tensor([unread], dtype=torch.int64, device=device), cache)
-            token = _sample(logits_BTV[0, -1].float().cpu(), temperature, generator)
+            logits_V = logits_BTV[0, -1].float().cpu()
+            if temperature > 0:
+                probabilities_V = (logits_V / temperature).softmax(dim=-1)
+                token = int(torch.multinomial(probabilities_V, 1, generator=generator))
+            else:
+                token = int(logits_V.argmax())
             tokens.append(token)
             unread = [token]
             yield token
-
-
-def decoded(values: Iterable[int]) -> Iterator[str]:
-    """Yield the text of UTF-8 bytes, each character when its last byte is there; U+FFFD for bytes
-    that make none."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for value in values:
-        if text := decoder.decode(bytes([value])):
-            yield text
-    if text := decoder.decode(b"", final=True):
-        yield text
-
-
-def _sample(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
-    if temperature <= 0:
-        return int(logits_V.argmax())
-    probabilities_V = (logits_V / temperature).softmax(dim=-1)
-    return int(torch.multinomial(probabilities_V, 1, generator=generator))
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

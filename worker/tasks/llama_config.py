@@ -13,16 +13,10 @@ from murmuration.worker.tasks.task import nearest
 class LlamaConfig:
     """Sizes of a decoder, under the names that Hugging Face's `config.json` uses.
 
-    Attributes:
-        hidden_size: width of the residual stream.
-        intermediate_size: width of the SwiGLU layer.
-        num_hidden_layers: decoder layers.
-        num_attention_heads: query heads; each is hidden_size / num_attention_heads wide.
-        num_key_value_heads: key and value heads; query heads share them evenly.
-        vocab_size: tokens; 256 for bytes.
+    Args:
+        intermediate_size: width of the SwiGLU layer; vocab_size: 256 for bytes.
+        num_key_value_heads: query heads share them evenly.
         max_position_embeddings: the context in tokens.
-        rope_theta: base of the rotary frequencies.
-        rms_norm_eps: added to the mean square before its root.
         tie_word_embeddings: whether the head is the embedding.
         initializer_range: standard deviation of all first values. None: one over the root of a
             matrix's inputs, of those that write to the residual stream less with every layer.
@@ -64,12 +58,10 @@ class LlamaConfig:
 
     @property
     def head_size(self) -> int:
-        """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def layer_elements(self) -> int:
-        """Parameters of one layer."""
         keys = self.num_key_value_heads * self.head_size
         attention = 2 * self.hidden_size * (self.hidden_size + keys)
         return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
@@ -125,16 +117,8 @@ MODELS: dict[str, LlamaConfig] = {
 
 
 def llama_config(model: str, **changes: Any) -> LlamaConfig:
-    """Return a model's sizes, some of them changed.
-
-    Args:
-        model: 'tiny', 'small' or 'base'.
-        changes: fields of `LlamaConfig` by name.
-
-    Raises:
-        TaskError: an unknown model or field (with the nearest valid name), or sizes that do not
-            fit one another.
-    """
+    """Return a model's sizes ('tiny', 'small' or 'base'), some fields changed. Raises TaskError: an
+    unknown model or field (with the nearest valid name), or sizes that do not fit one another."""
     if model not in MODELS:
         raise TaskError(f"unknown model {model!r}{nearest(model, MODELS)}")
     known = {field.name for field in fields(LlamaConfig)}

@@ -16,7 +16,7 @@ from typing import Any
 from murmuration.worker.errors import TaskError
 from murmuration.worker.tasks.huggingface import HuggingFace
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.tasks.task import Task, nearest
+from murmuration.worker.tasks.task import Task, nearest, one_line
 
 OWN_LOOP = "own-loop"  # the name in the manifest of a run whose peers bring loops of their own
 BUILT_IN: Mapping[str, Callable[..., Task]] = {
@@ -26,7 +26,7 @@ BUILT_IN: Mapping[str, Callable[..., Task]] = {
 
 
 def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = None) -> Task:
-    """Build the task that a run names.
+    """Builds the task that a run names.
 
     A module is looked for on Python's path and then in the working directory. Loading one runs
     its code, so a name must come from the user of this machine, never from a peer alone.
@@ -40,19 +40,16 @@ def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = No
         TextError: the task's text is missing, unreadable or too short.
     """
     given = dict(options or {})
-    factory = task_factory(name, given)
+    factory = BUILT_IN.get(name) or import_factory(name)
+    _check_options(name, factory, given)
     try:
         task = factory(**given, seed=seed)
     except TaskError:
         raise
     except ValueError as error:
-        raise TaskError(f"task {name!r}: {_one_line(error)}") from error
-    missing = [
-        method
-        for method in ("model", "batches", "loss")
-        if not callable(getattr(task, method, None))
-    ]
-    if missing:
+        raise TaskError(f"task {name!r}: {one_line(error)}") from error
+    methods = ("model", "batches", "loss")
+    if missing := [each for each in methods if not callable(getattr(task, each, None))]:
         raise TaskError(
             f"task {name!r}: the factory returned {type(task).__name__!r}, which lacks "
             f"{', '.join(missing)}: a task has model(), batches(split, cursor) and "
@@ -62,15 +59,12 @@ def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = No
 
 
 def local_settings(name: str, options: Mapping[str, object]) -> tuple[str, ...]:
-    """The keys of a [task] that have this machine load code or read a file.
-
-    Of a task that is not built in that is its name. A built-in task says which of its options are
-    such; the others may come from anybody.
-    """
+    """Names the keys of a [task] that have this machine load code or read a file: of a task that is
+    not built in its name. A built-in task says which of its options are such; the others may come
+    from anybody."""
     if name == OWN_LOOP:
         return ()  # nothing is loaded
-    factory = BUILT_IN.get(name)
-    if factory is None:
+    if (factory := BUILT_IN.get(name)) is None:
         return ("name",)
     # Factories are declared as callables; those that are built in are classes that have it.
     found: tuple[str, ...] = factory.local_options(options)  # type: ignore[attr-defined]
@@ -78,12 +72,8 @@ def local_settings(name: str, options: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def least_bytes(name: str, options: Mapping[str, object], stages: int) -> int:
-    """The least memory that training such a model takes, counted from its sizes: nothing is built.
-    0 where a task does not say, or is not built in. Raises TaskError: sizes that cannot be.
-
-    Args:
-        stages: that the model is cut into; the largest counts.
-    """
+    """The least memory that training such a model takes, by its sizes; 0 where a task does not say.
+    Args: stages: of which the largest counts. Raises TaskError: sizes that cannot be."""
     count = getattr(BUILT_IN.get(name), "least_bytes", None)
     try:
         return int(count(options, stages)) if count is not None else 0
@@ -91,19 +81,8 @@ def least_bytes(name: str, options: Mapping[str, object], stages: int) -> int:
         return 0
 
 
-def task_factory(name: str, options: Mapping[str, object]) -> Callable[..., Task]:
-    """Return what `load_task` calls with these options, which it accepts by their names.
-
-    Raises:
-        TaskError: the name or an option is not usable.
-    """
-    factory = BUILT_IN.get(name) or import_factory(name)
-    _check_options(name, factory, options)
-    return factory
-
-
 def import_factory(name: str, what: str = "task") -> Callable[..., Any]:
-    """What `package.module:factory` names. Raises TaskError: as `load_task`."""
+    """Finds what `package.module:factory` names. Raises TaskError: as `load_task`."""
     module_name, colon, factory_name = name.partition(":")
     if name == OWN_LOOP:
         raise TaskError(
@@ -131,7 +110,7 @@ def import_factory(name: str, what: str = "task") -> Callable[..., Any]:
     except Exception as error:  # whatever a user's module may raise while it is imported
         raise TaskError(
             f"{what} {name!r}: importing {module_name!r} failed with "
-            f"{type(error).__name__}: {_one_line(error)}"
+            f"{type(error).__name__}: {one_line(error)}"
         ) from error
     factory = getattr(module, factory_name, None)
     if not callable(factory):
@@ -154,28 +133,14 @@ def _check_options(name: str, factory: Callable[..., Task], options: Mapping[str
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # a factory written in C: let the call itself judge
         return
-    keywords = {
-        parameter.name: parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    keywords = {each.name: each for each in parameters if each.kind in named}
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
         if "seed" not in keywords:
             raise TaskError(f"task {name!r}: its factory must accept a keyword 'seed'")
-        unknown = sorted(set(options) - set(keywords))
-        if unknown:
-            known = set(keywords) - {"seed"}
-            raise TaskError(
-                f"task {name!r} has no option {unknown[0]!r}{nearest(unknown[0], known)}"
-            )
-    needed = [
-        key
-        for key, parameter in keywords.items()
-        if parameter.default is parameter.empty and key not in options and key != "seed"
-    ]
-    if needed:
-        raise TaskError(f"task {name!r} needs the option {needed[0]!r}: set it in the run's TOML")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+        if unknown := sorted(set(options) - set(keywords)):
+            near = nearest(unknown[0], set(keywords) - {"seed"})
+            raise TaskError(f"task {name!r} has no option {unknown[0]!r}{near}")
+    for key, each in keywords.items():
+        if each.default is each.empty and key not in {"seed", *options}:
+            raise TaskError(f"task {name!r} needs the option {key!r}: set it in the run's TOML")

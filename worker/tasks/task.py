@@ -1,11 +1,7 @@
 """What a task is: the model, the samples and the loss that a swarm trains with.
 
-A task of your own is an object with three methods and takes about twenty lines; `Generates`
-and `Streams` are extras that reports and `murmur generate` use when a task has them, and `Staged`
-is what a pipeline asks for that serves one model from several machines.
-
-Where its name, its options or its object cannot be used, that is a `worker.errors.TaskError`, and a
-`TextError` where the text to learn from is missing, unreadable or too short.
+A task of your own is an object with three methods and takes about twenty lines. The other protocols
+are extras, used where a task has them. What cannot be used is a `worker.errors.TaskError`.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import TaskError
@@ -27,18 +23,20 @@ SPLITS = ("train", "validation")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: ``"; did you mean 'x'?"`` for the closest of the known names,
-    or a list of all of them."""
+    """How an error ends: ``"; did you mean 'x'?"`` for the closest known name, or a list of all."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
-    if close:
-        return "; did you mean " + " or ".join(repr(match) for match in close) + "?"
+    if close := difflib.get_close_matches(name, names, n=2, cutoff=0.5):
+        return f"; did you mean {' or '.join(map(repr, close))}?"
     return "; choose from " + ", ".join(names) if names else ""
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A place in a stream of samples: three values that name every later sample.
+    """A place in a stream of samples, which names every later sample.
 
     Sample number `position` of a stream is a pure function of (seed, stream, position). Resuming
     is therefore exact and replays nothing, and two streams never wait for each other.
@@ -46,10 +44,7 @@ class Cursor:
     Attributes:
         seed: the run's seed, the same on every worker.
         stream: names the stream; a worker trains on the stream of its own peer name.
-        position: number of samples (not batches) of this stream that were already drawn.
-
-    Raises:
-        ValueError: if the position is negative.
+        position: samples (not batches) of this stream that were already drawn, from 0.
     """
 
     seed: int
@@ -61,19 +56,13 @@ class Cursor:
             raise ValueError(f"a cursor's position counts samples from 0, got {self.position}")
 
     def advance(self, samples: int) -> Cursor:
-        """Return the cursor that lies `samples` samples further on."""
         return replace(self, position=self.position + samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one inner step learns from.
-
-    Attributes:
-        inputs: what the model is given; only the task's own `loss` looks inside.
-        targets: what the model should answer; likewise.
-        cursor: where the next batch begins. A checkpoint that holds it resumes exactly there.
-    """
+    """What one inner step learns from; only the task's own `loss` looks into inputs and targets.
+    Args: cursor: where the next batch begins: a checkpoint that holds it resumes exactly there."""
 
     inputs: Any
     targets: Any
@@ -91,25 +80,16 @@ class Task(Protocol):
     """
 
     def model(self) -> nn.Module:
-        """Return a new model on the CPU, in fp32.
-
-        Its parameters depend on the run's seed alone: every call and every worker gets the same
-        values, whatever the state of torch's global random generator, which stays as it was.
-        """
-        ...
+        """Return a new model on the CPU, in fp32. Its parameters depend on the run's seed alone:
+        each call and worker gets the same values, whatever torch's global generator, which stays as
+        it was."""
 
     def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
-        """Yield the batches of a split from `cursor` on, without end.
+        """Yield the batches of a split from `cursor` on, without end. Args: split: 'train' or
+        'validation'; no sample of one split holds text of the other."""
 
-        Args:
-            split: 'train' or 'validation'. No sample of one split holds text of the other.
-            cursor: where to begin.
-        """
-        ...
-
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of the batch: fp32 scalar with its graph, on the model's device."""
-        ...
 
 
 @runtime_checkable
@@ -117,12 +97,9 @@ class ExportsToHuggingFace(Protocol):
     """A task whose model has a class in transformers."""
 
     def to_huggingface(self, model: nn.Module, folder: Path) -> nn.Module:
-        """Write `config.json`, and what else belongs there, to the folder.
-
-        Return the model whose values are stored beside it, under the names of that class: `model`
-        itself, or another where adapters are merged.
-        """
-        ...
+        """Write `config.json`, and what else belongs there, to the folder. Return the model whose
+        values are stored beside it, under the names of that class: `model` itself, or another where
+        adapters are merged."""
 
 
 @runtime_checkable
@@ -130,10 +107,8 @@ class OptimizesItself(Protocol):
     """A task that has an optimizer of its own, where `[inner] optimizer` is `auto`."""
 
     def optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return an optimizer over these, each of them once.
-
-        Its learning rates are the peaks of `[inner] schedule`."""
-        ...
+        """Return an optimizer over all of these; its learning rates are the peaks of `[inner]
+        schedule`."""
 
 
 @runtime_checkable
@@ -142,26 +117,21 @@ class SchedulesItself(Protocol):
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         """Return a scheduler, whose `step` is called after each inner step."""
-        ...
 
 
 @runtime_checkable
 class SharesSamples(Protocol):
-    """A task whose training samples can be shared out between the peers: `[task] data` may be
-    `leased`."""
+    """A task whose training samples the peers can share out: `[task] data` may be `leased`."""
 
     def loader(self) -> DataLoader[Any]:
-        """Return a loader of all training samples, the same on every peer.
-
-        Its batches are pairs of inputs and targets, `len(targets)` samples each. A random order is
-        replaced by one that follows from the run's seed and the epoch."""
-        ...
+        """Return a loader of all training samples, the same on every peer. Its batches are pairs of
+        inputs and targets, `len(targets)` samples each. A random order is replaced by one that
+        follows from the run's seed and the epoch."""
 
 
 def next_batch(batches: Iterator[Batch], split: str) -> Batch:
-    """The next batch of a task's split. Raises TaskError: there is none."""
-    batch = next(batches, None)
-    if batch is None:
+    """Takes the next batch of a task's split. Raises TaskError: there is none."""
+    if (batch := next(batches, None)) is None:
         raise TaskError(
             f"the task's {split!r} batches have ended; let batches() go on without end, "
             "from the first again if need be"
@@ -173,11 +143,9 @@ def next_batch(batches: Iterator[Batch], split: str) -> Batch:
 class Measures(Protocol):
     """A task with figures of its own, such as accuracy, beside the validation loss."""
 
-    def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, torch.Tensor | float]:
-        """Return figures of a held-out batch by name, scalars; their means are told.
-
-        Called without gradients, the model in evaluation mode, both on its device."""
-        ...
+    def metrics(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
+        """Return figures of a held-out batch by name, scalars; their means are told. Called without
+        gradients, the model in evaluation mode, both on its device."""
 
 
 @runtime_checkable
@@ -195,7 +163,6 @@ class Generates(Protocol):
         self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> str:
         """Return the `n_tokens` tokens that the model puts after `prompt` (the prompt excluded)."""
-        ...
 
 
 @runtime_checkable
@@ -206,28 +173,25 @@ class Streams(Protocol):
         self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> Iterator[str]:
         """Yield pieces of what `generate` returns, as they come."""
-        ...
 
 
 class StageModule(nn.Module, ABC):
-    """The part of a model that one stage holds.
+    """The part of a model that one stage holds, whose parameters have the names of the whole model.
 
-    Its parameters have the names that they have in the whole model. Only stage 0 has what is
-    outside the layers (embedding, final norm, head), and with it `embed` and `loss`.
-
-    Shapes: B batch, T time, D hidden size.
+    Only stage 0 has what is outside the layers (embedding, final norm, head), and with it `embed`
+    and `loss`. Shapes: B batch, T time, D hidden size.
     """
 
     @abstractmethod
-    def embed(self, batch: Batch) -> torch.Tensor:
+    def embed(self, batch: Batch) -> Tensor:
         """Return the hidden states that enter the first layer: (B, T, D), fp32; stage 0 only."""
 
     @abstractmethod
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """Return the hidden states after this stage's own layers: (B, T, D), as `hidden`."""
 
     @abstractmethod
-    def loss(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Return the batch's mean loss by the final norm and the head: scalar; stage 0 only."""
 
 
@@ -243,21 +207,17 @@ class Staged(Protocol):
 
     def layer_sizes(self) -> Sequence[int]:
         """Return the parameters of each layer that the model can be cut between, in order."""
-        ...
 
     def outer_size(self) -> int:
         """Return the parameters of what stage 0 holds besides layers: embedding, norm, head."""
-        ...
 
     def stage(self, first: int, last: int, *, outer: bool) -> StageModule:
         """Return new layers `first` to `last` on the CPU, in fp32, with the bits of `model()`.
 
         Args:
-            first: the first layer, from 0.
-            last: the last one, included; `first - 1` for no layer.
+            first, last: layers from 0, both included; `first - 1` as the last for no layer.
             outer: whether the embedding, the final norm and the head come with them.
 
         Raises:
             ValueError: layers that the model does not have.
         """
-        ...

@@ -20,6 +20,7 @@ import importlib
 import itertools
 import os
 import sysconfig
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from torch.utils.data import Dataset
 
 from murmuration.protos.figures import count, shown
 from murmuration.worker.errors import TaskError, TextError
-from murmuration.worker.tasks.task import Batch, Cursor
+from murmuration.worker.tasks.task import Batch, Cursor, one_line
 
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.1
@@ -65,11 +66,8 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Text in two parts that share no byte: uint8, 1-D; may be a read-only map of a file.
-
-    Args:
-        warnings: what of the text is left out or may be none, a line each.
-    """
+    """Text in two parts that share no byte: uint8, 1-D; may be a read-only map of a file. Args:
+    warnings: what of the text is left out or may be none, a line each."""
 
     train: Bytes
     validation: Bytes
@@ -79,11 +77,8 @@ class Corpus:
 class Windows(Dataset[tuple[Tensor, Tensor]]):
     """The windows of a text that follow one another: inputs and targets, int64, each (size,).
 
-    Targets are one token further on, so that each token but the first is a target once.
-
-    Args:
-        tokens: 1-D, integers, more than `size`.
-        size: tokens of a window; what is left at the end is left out.
+    Targets are one token further on, so that each token but the first is a target once. Args:
+    tokens: 1-D, integers, more than `size`; what is left at the end is left out.
     """
 
     def __init__(self, tokens: npt.NDArray[np.integer[Any]], size: int) -> None:
@@ -102,11 +97,8 @@ def drawn_windows(
     tokens: npt.NDArray[np.integer[Any]], cursor: Cursor, samples: int, size: int
 ) -> Iterator[Batch]:
     """Yield batches without end: inputs and targets are int64, (samples, size), with the targets
-    one token further on. Where a window begins follows from the cursor alone.
-
-    Args:
-        tokens: 1-D; samples: of a batch; size: tokens of an input.
-    """
+    one token further on. Where a window begins follows from the cursor alone. Args: tokens: 1-D;
+    samples: of a batch; size: tokens of an input."""
     offsets = np.arange(size + 1)
     while True:
         starts = window_starts(cursor, samples, tokens.size - size)
@@ -115,18 +107,10 @@ def drawn_windows(
 
 
 def window_starts(cursor: Cursor, samples: int, places: int) -> npt.NDArray[np.int64]:
-    """Return where the next samples begin.
+    """Return where the next samples begin: int64, (samples,), each in [0, places).
 
     Counter-based: number `position` is splitmix64 at that counter, keyed by a hash of the seed and
     the stream, so any of them is found without those before it.
-
-    Args:
-        cursor: names the first sample.
-        samples: how many to place.
-        places: number of possible starts.
-
-    Returns:
-        int64, shape (samples,), each in [0, places).
     """
     name = f"{cursor.seed}/{cursor.stream}".encode()
     key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
@@ -139,27 +123,24 @@ def window_starts(cursor: Cursor, samples: int, places: int) -> npt.NDArray[np.i
 
 
 def batch_of(windows: Tensor, cursor: Cursor) -> Batch:
-    """Inputs and targets of windows of one token more, int64, (samples, size + 1)."""
     return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), cursor)
 
 
 def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
-    """Load text and set a part of it aside.
+    """Load text and set a part of it aside: the last tenth of a single file; of several, about a
+    tenth of the files, chosen by a hash of their names relative to the folder (or to the part of a
+    glob before its first wildcard).
 
-    Of a single file, the last tenth is held out. Of several, about a tenth of the files is, chosen
-    by a hash of their names relative to the folder (or to the part of a glob before its first
-    wildcard); a file with the same contents as an earlier one counts once. Hidden files and links
-    to folders are passed over. So are empty files, those in UTF-16 and binary ones, which hold a
-    zero byte near their start, and links that lead nowhere: `warnings` names them. A byte order
-    mark of UTF-8 is no part of a text.
+    A file with the same contents as an earlier one counts once. Hidden files and links to folders
+    are passed over. So are empty files, those in UTF-16 and binary ones, which hold a zero byte
+    near their start, and links that lead nowhere: `warnings` names them.
 
     Args:
         source: a file, a folder, a glob, or "stdlib".
         min_bytes: what each part must at least hold.
 
     Raises:
-        TextError: nothing is there, it cannot be read, it is in UTF-16, or a part is shorter than
-            `min_bytes`.
+        TextError: nothing is there, it cannot be read, it is in UTF-16, or a part is too short.
     """
     path = Path(source).expanduser()
     if source != STDLIB and path.is_file():
@@ -169,24 +150,25 @@ def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
         corpus = _load_files(source, root, names)
     for part, size in (("train on", corpus.train.size), ("hold out", corpus.validation.size)):
         if size < min_bytes:
-            raise TextError(
-                f"text {source!r}: too short: {size:,} bytes to {part}, but one sample takes "
-                f"{min_bytes:,}: give more text or a smaller context"
-            )
+            why = f"too short: {size:,} bytes to {part}, but one sample takes {min_bytes:,}"
+            raise _refused(source, f"{why}: give more text or a smaller context")
     return corpus
 
 
+def _refused(source: str, why: str) -> TextError:
+    return TextError(f"text {source!r}: {why}")
+
+
 def _load_file(source: str, path: Path) -> Corpus:
+    text: Bytes = np.empty(0, dtype=np.uint8)
     try:
-        size = path.stat().st_size
-        text: Bytes = (
-            np.memmap(path, dtype=np.uint8, mode="r") if size else np.empty(0, dtype=np.uint8)
-        )
+        if path.stat().st_size:
+            text = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
         raise _unreadable(source, path, error) from error
     kind = _unfit(text[:_BINARY_PROBE_BYTES].tobytes())
     if kind == _UTF16:
-        raise TextError(f"text {source!r}: the file is in UTF-16: {_CONVERT}")
+        raise _refused(source, f"the file is in UTF-16: {_CONVERT}")
     found = (f"text {source!r} holds zero bytes, as binary files do",) if kind == _BINARY else ()
     text = text[len(_BOM) :] if text[: len(_BOM)].tobytes() == _BOM else text
     cut = text.size - int(text.size * HELD_OUT_SHARE)
@@ -203,37 +185,26 @@ def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
             if name.endswith(".py")
             and not name.rpartition("/")[2].startswith(_STDLIB_SKIPPED_PREFIXES)
         ]
-        if not names:
-            raise TextError(
-                f"text {source!r}: this Python keeps no sources in {root}: name a file or folder"
-            )
+        missing = f"this Python keeps no sources in {root}: name a file or folder"
     elif path.is_dir():
         root, names = path, list(_walk(path))
-        if not names:
-            raise TextError(f"text {source!r}: the folder holds no file: put text files into it")
+        missing = "the folder holds no file: put text files into it"
     elif globbing.has_magic(source):
-        root = _root_of_glob(path)
+        fixed = itertools.takewhile(lambda part: not globbing.has_magic(part), path.parts[:-1])
+        root = Path(*fixed)
         matches = globbing.iglob(str(path), recursive=True)
-        names = [
-            Path(match).relative_to(root).as_posix()
-            for match in matches
-            if _is_file(match) or _leads_nowhere(match)
-        ]
-        if not names:
-            raise TextError(
-                f"text {source!r}: no file matches: check the pattern "
-                f"(it is read relative to {Path.cwd()})"
-            )
+        found = (match for match in matches if _is_file(match) or _leads_nowhere(match))
+        names = [Path(match).relative_to(root).as_posix() for match in found]
+        missing = f"no file matches: check the pattern (it is read relative to {Path.cwd()})"
     elif path.is_symlink():
-        raise TextError(
-            f"text {source!r}: the link leads to {os.readlink(path)}, and from there nowhere: "
-            "mend it, or name the file itself"
-        )
+        to = os.readlink(path)
+        why = f"the link leads to {to}, and from there nowhere: mend it, or name the file itself"
+        raise _refused(source, why)
     else:
-        raise TextError(
-            f"text {source!r}: no such file or folder (looked at {path.absolute()}): "
-            f"name one that exists, or {STDLIB!r} for Python's own sources"
-        )
+        why = f"no such file or folder (looked at {path.absolute()}): name one that exists"
+        raise _refused(source, f"{why}, or {STDLIB!r} for Python's own sources")
+    if not names:
+        raise _refused(source, missing)
     return root, sorted(names)
 
 
@@ -258,30 +229,21 @@ def _leads_nowhere(path: str) -> bool:
     return os.path.islink(path) and not os.path.exists(path)
 
 
-def _root_of_glob(path: Path) -> Path:
-    parts: list[str] = []
-    for part in path.parts[:-1]:
-        if globbing.has_magic(part):
-            break
-        parts.append(part)
-    return Path(*parts)
-
-
 def _load_files(source: str, root: Path, names: Sequence[str]) -> Corpus:
     texts: dict[str, bytes] = {}
     seen: set[bytes] = set()
-    left_out: dict[str, list[str]] = {}
+    left_out: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         path = root / name
         if _leads_nowhere(str(path)):
-            left_out.setdefault(_NOWHERE, []).append(name)
+            left_out[_NOWHERE].append(name)
             continue
         try:
             text = path.read_bytes().removeprefix(_BOM)
         except OSError as error:
             raise _unreadable(source, path, error) from error
         if (kind := _unfit(text)) is not None:
-            left_out.setdefault(kind, []).append(name)
+            left_out[kind].append(name)
             continue
         digest = hashlib.blake2b(text, digest_size=16).digest()
         if digest not in seen:
@@ -290,17 +252,16 @@ def _load_files(source: str, root: Path, names: Sequence[str]) -> Corpus:
     told = "; ".join(_told(kind, names) for kind, names in left_out.items())
     if not texts:
         do = "put text into it" if left_out.keys() <= {_EMPTY, _NOWHERE} else _CONVERT
-        raise TextError(f"text {source!r}: no file holds text: {told}: {do}")
+        raise _refused(source, f"no file holds text: {told}: {do}")
     held_out = _held_out(texts)
-    train = [text for name, text in texts.items() if name not in held_out]
-    validation = [texts[name] for name in texts if name in held_out]
-    if not validation:  # one file at most: cut it, as if it had been named itself
-        whole = b"".join(train)
-        cut = len(whole) - int(len(whole) * HELD_OUT_SHARE)
-        train, validation = [whole[:cut]], [whole[cut:]]
+    train = b"".join(text for name, text in texts.items() if name not in held_out)
+    validation = b"".join(text for name, text in texts.items() if name in held_out)
+    if not held_out:  # one file at most: cut it, as if it had been named itself
+        cut = len(train) - int(len(train) * HELD_OUT_SHARE)
+        train, validation = train[:cut], train[cut:]
     return Corpus(
-        train=np.frombuffer(b"".join(train), dtype=np.uint8),
-        validation=np.frombuffer(b"".join(validation), dtype=np.uint8),
+        train=np.frombuffer(train, dtype=np.uint8),
+        validation=np.frombuffer(validation, dtype=np.uint8),
         # The library's empty modules are as they should be.
         warnings=(f"text {source!r}: left out: {told}",) if told and source != STDLIB else (),
     )
@@ -324,42 +285,34 @@ def _told(kind: str, names: Sequence[str]) -> str:
 
 def _held_out(names: Iterable[str]) -> set[str]:
     """Return about a tenth of the names, at least one and never all; none of fewer than two."""
-    ranked = sorted((_rank(name), name) for name in names)
-    chosen = {name for rank, name in ranked if rank < HELD_OUT_SHARE} or {
-        name for _, name in ranked[:1]
-    }
-    if len(chosen) == len(ranked):
-        chosen.discard(ranked[-1][1])
-    return chosen
 
+    def rank(name: str) -> float:
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**64
 
-def _rank(name: str) -> float:
-    """Return a number in [0, 1) that depends on the name alone."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    ranked = sorted((rank(name), name) for name in names)
+    few = {name for place, name in ranked if place < HELD_OUT_SHARE}
+    chosen = few or {name for _, name in ranked[:1]}
+    return chosen - {ranked[-1][1]} if len(chosen) == len(ranked) else chosen
 
 
 def _unreadable(source: str, path: Path, error: OSError) -> TextError:
-    return TextError(
-        f"text {source!r}: cannot read {path}: {error.strerror or error}: "
-        "make it readable or leave it out"
-    )
+    why = f"cannot read {path}: {error.strerror or error}"
+    return _refused(source, f"{why}: make it readable or leave it out")
 
 
 Tokens = npt.NDArray[np.int64]
 
 
 class Streamed:
-    """The windows of one data set.
+    """The windows of one data set. Raises TaskError: `datasets` is missing, or refuses the source;
+    or there is no such column.
 
     Args:
         source: arguments of `datasets.load_dataset`, such as `path`, `data_files`, `name`, `split`.
         column: the documents' text.
         tokenized: the tokens of a text, 1-D.
         end: the token after a document; None for none.
-
-    Raises:
-        TaskError: `datasets` is missing, or refuses the source; or there is no such column.
     """
 
     def __init__(
@@ -389,12 +342,10 @@ class Streamed:
     def windows(self, split: str, cursor: Cursor, size: int) -> Iterator[Tokens]:
         """Return windows without end, each (size,), with the last token of one as the next's first.
 
-        A stream begins with the window at `cursor.position`: those before it are read and left
-        out. The order of documents depends on seed and stream, and for validation on nothing.
-
-        Raises:
-            TaskError: the data set cannot be read any more.
-            TextError: all its documents of this split together are shorter than a window.
+        A stream begins with the window at `cursor.position`: those before it are read and left out.
+        The order of documents depends on seed and stream, and for validation on nothing. Raises
+        TaskError: the data set cannot be read any more; TextError: all its documents of this split
+        together are shorter than a window.
         """
         return itertools.islice(self._all_windows(split, cursor, size), cursor.position, None)
 
@@ -432,9 +383,8 @@ class Streamed:
 
     @contextmanager
     def _as_task_error(self) -> Iterator[None]:
-        """Whatever the library and those below it raise is one line."""
         try:
             yield
         except Exception as error:
-            line = " ".join(str(error).split())[:300]
-            raise TaskError(f"dataset {self._source}: {type(error).__name__}: {line}") from error
+            said = f"{type(error).__name__}: {one_line(error)[:300]}"
+            raise TaskError(f"dataset {self._source}: {said}") from error

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from murmuration.worker.tasks import Batch, Cursor, TaskError, TextError
-from murmuration.worker.tasks.llama_bytes import LlamaBytes, decoded
+from murmuration.worker.tasks.llama_bytes import LlamaBytes
 
 SMALL = {
     "hidden_size": 32,
@@ -84,13 +82,6 @@ def test_text_is_streamed_while_it_is_made(task: LlamaBytes) -> None:
     assert torch.is_inference_mode_enabled() is False
     assert first + "".join(pieces) == whole
     assert read == 50
-
-
-@given(st.binary(max_size=60) | st.text(max_size=20).map(str.encode))
-def test_bytes_are_decoded_one_by_one_as_together(raw: bytes) -> None:
-    pieces = list(decoded(raw))
-    assert "".join(pieces) == raw.decode("utf-8", "replace")
-    assert "" not in pieces
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
