@@ -69,19 +69,17 @@ class ConfigOrigin:
         known = {key for part, key in (*self.written, *self.typed) if part == section}
         return self.of(section, sorted(known.intersection(re.findall(r"\w+", said))) or [otherwise])
 
-    def of_error(self, section: str, keys: Iterable[str], said: str) -> str:
-        """Where what is wrong is from: the flag of the key that the error begins with, else all."""
-        first = said.split(maxsplit=1)[0]
-        return self.of(section, [first] if (section, first) in self.typed else keys)
+    def refused(self, section: str, key: str, why: str) -> ConfigError:
+        return ConfigError(f"{self.of(section, [key])}: [{section}] {why}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Args:
-    seed: of the model and all streams of samples; steps: inner steps of the run.
-    evaluate_every: inner steps between two measurements of the anchor's held-out loss on the way;
-        0: only at the end.
-    track: trackers that this machine's worker tells of its figures, of `TRACKERS`.
+    seed: of the model and all streams of samples.
+    evaluate_every: inner steps between two measurements of the anchor's held-out loss; 0: none
+        before the end.
+    track: names of `TRACKERS` that this machine's worker tells of its figures.
     """
 
     seed: int = 0
@@ -157,7 +155,7 @@ class Config:
 
 
 RUN_WIDE = ("run", "task", "inner", "stages", "diloco")
-# Of these, what peers need not have in common.
+# Run-wide keys in which peers may differ.
 ADVISED = (
     ("diloco", "overlap"),
     ("diloco", "overlap_steps"),
@@ -165,7 +163,7 @@ ADVISED = (
     ("stages", "memory_mib"),
     ("task", "init"),
 )
-# Of these, what is never taken from others, and not told them.
+# Run-wide keys that are never taken from others, and not told them.
 LOCAL = (("run", "track"),)
 # What a preset says of the inner optimizer.
 _INNER = {"kseed": InnerConfig(optimizer=KSEED, lr=3e-3, warmup_steps=0)}
@@ -181,7 +179,6 @@ def load_config(
     """Reads a run's TOML and applies `section.key=value` settings on top.
 
     Args:
-        path: the file; None takes the defaults.
         settings: as given with `--set`; values are TOML, or else plain text.
         preset: wins over the file's.
         flags: how settings were typed that were not given with `--set`.
@@ -197,7 +194,7 @@ def load_config(
 
 
 def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Config:
-    """From plain nested values, which came from `source`, to a Config. Raises ConfigError."""
+    """Makes a Config of plain nested values, which came from `source`. Raises ConfigError."""
     if isinstance(source, str):
         source = ConfigOrigin(source)
     for name, section in document.items():
@@ -223,89 +220,81 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
         # The preset's overlap is a share of its period.
         share = usual.overlap_steps * period // usual.inner_steps
         diloco.setdefault("overlap_steps", max(1, share))
-    stages = _build(StagesConfig(), document.get("stages", {}), "stages", source)
-    plan = _build(PRESETS[preset], diloco, "diloco", source, extra=("preset",))
-    if plan.dylu and stages.count > 1:
-        raise ConfigError(
-            f"{source.of('diloco', ['dylu'])}: [diloco] dylu gives each peer inner steps of its "
-            "own, but the stages of a model go through iterations together; leave dylu out, or do "
-            "not cut the model"
-        )
-    inner = _build(_INNER.get(preset, InnerConfig()), document.get("inner", {}), "inner", source)
-    if inner.optimizer == KSEED and stages.count > 1:
-        raise ConfigError(
-            f"{source.of('inner', ['optimizer'])}: [inner] optimizer = 'kseed' is for whole "
-            "models; use another, or do not cut the model"
-        )
-    if inner.accumulate > 1 and stages.count > 1:
-        raise ConfigError(
-            f"{source.of('inner', ['accumulate'])}: [inner] accumulate is for whole models; stages "
-            "take the mean over [stages] microbatches"
-        )
-    run = _build(RunConfig(), document.get("run", {}), "run", source)
-    if run.evaluate_every and stages.count > 1:
-        raise ConfigError(
-            f"{source.of('run', ['evaluate_every'])}: [run] evaluate_every is for whole models; "
-            "stages are put together at the end of the run, and evaluated then"
-        )
-    task = _task(dict(document.get("task", {})), source)
-    if task.data == "leased" and stages.count > 1:
-        raise ConfigError(
-            f'{source.of("task", ["data"])}: [task] data = "leased" is for whole models; leave it '
-            "out, or do not cut the model"
-        )
-    rounds = _build(RoundConfig(), document.get("rounds", {}), "rounds", source)
-    alike = (plan.exchange, plan.weighting, plan.mean_over) == ("mean", "uniform", "all")
-    if rounds.aggregation != "mean" and not alike:
-        where = source.of("rounds", ["aggregation"])
-        raise ConfigError(
-            f'{where}: [rounds] aggregation = "{rounds.aggregation}" is for means over all in '
-            "which all count alike; leave out exchange, weighting and mean_over"
-        )
-    return Config(
-        run=run,
-        task=task,
-        inner=inner,
-        stages=stages,
+    given = {**document, "diloco": diloco}
+    config = Config(
+        run=_build(RunConfig(), "run", given, source),
+        task=_task(dict(document.get("task", {})), source),
+        inner=_build(_INNER.get(preset, InnerConfig()), "inner", given, source),
+        stages=_build(StagesConfig(), "stages", given, source),
         preset=preset,
-        plan=plan,
-        rounds=rounds,
-        exchange=_build(ExchangeConfig(), document.get("exchange", {}), "exchange", source),
-        membership=_build(MembershipConfig(), document.get("membership", {}), "membership", source),
-        checkpoint=_build(CheckpointConfig(), document.get("checkpoint", {}), "checkpoint", source),
+        plan=_build(usual, "diloco", given, source, extra=("preset",)),
+        rounds=_build(RoundConfig(), "rounds", given, source),
+        exchange=_build(ExchangeConfig(), "exchange", given, source),
+        membership=_build(MembershipConfig(), "membership", given, source),
+        checkpoint=_build(CheckpointConfig(), "checkpoint", given, source),
         source=source,
     )
+    _check_together(config)
+    return config
+
+
+def _check_together(config: Config) -> None:
+    inner, plan, source = config.inner, config.plan, config.source
+    for section, key, is_set, why in (
+        (
+            *("diloco", "dylu", plan.dylu),
+            "dylu gives each peer inner steps of its own, but the stages of a model go through "
+            "iterations together; leave dylu out, or do not cut the model",
+        ),
+        (
+            *("inner", "optimizer", inner.optimizer == KSEED),
+            "optimizer = 'kseed' is for whole models; use another, or do not cut the model",
+        ),
+        (
+            *("inner", "accumulate", inner.accumulate > 1),
+            "accumulate is for whole models; stages take the mean over [stages] microbatches",
+        ),
+        (
+            *("run", "evaluate_every", config.run.evaluate_every > 0),
+            "evaluate_every is for whole models; stages are put together at the end of the run, "
+            "and evaluated then",
+        ),
+        (
+            *("task", "data", config.task.data == "leased"),
+            'data = "leased" is for whole models; leave it out, or do not cut the model',
+        ),
+    ):
+        if is_set and config.stages.count > 1:
+            raise source.refused(section, key, why)
+    alike = (plan.exchange, plan.weighting, plan.mean_over) == ("mean", "uniform", "all")
+    if config.rounds.aggregation != "mean" and not alike:
+        why = "is for means over all in which all count alike"
+        why = (
+            f'aggregation = "{config.rounds.aggregation}" {why}; leave out exchange, weighting and'
+        )
+        raise source.refused("rounds", "aggregation", f"{why} mean_over")
 
 
 def _task(options: dict[str, Any], source: ConfigOrigin) -> TaskConfig:
     name = options.pop("name", TaskConfig.name)
     if not isinstance(name, str):
-        raise ConfigError(
-            f"{source.of('task', ['name'])}: [task] name is {name!r}; it must be of type str"
-        )
+        raise source.refused("task", "name", f"name is {name!r}; it must be of type str")
     init = options.pop("init", TaskConfig.init)
     if not isinstance(init, str):
-        raise ConfigError(
-            f"{source.of('task', ['init'])}: [task] init is {init!r}; it must be a folder or a file"
-        )
+        raise source.refused("task", "init", f"init is {init!r}; it must be a folder or a file")
     data = options.pop("data", TaskConfig.data)
     if data not in ("drawn", "leased"):
-        raise ConfigError(
-            f"{source.of('task', ['data'])}: [task] data is {data!r}; use drawn or leased, and "
-            "another name for an option of the task's own"
-        )
+        instead = "use drawn or leased, and another name for an option of the task's own"
+        raise source.refused("task", "data", f"data is {data!r}; {instead}")
     for key, value in options.items():
         if not _is_plain(value):
-            raise ConfigError(
-                f"{source.of('task', [key])}: [task] {key} is {value!r}; use text, numbers, lists, "
-                "tables"
-            )
+            why = f"{key} is {value!r}; use text, numbers, lists, tables"
+            raise source.refused("task", key, why)
     return TaskConfig(name=name, data=data, init=init, options=options)
 
 
 def task_of(config: Config) -> Task:
-    """The run's task. Raises TaskError: as `load_task`, or its samples cannot be leased as `data`
-    says; with the file or flag, as `whose_task`."""
+    """Loads the run's task. Raises TaskError, with the file or flag; also without a loader."""
     with whose_task(config):
         task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
         if config.task.data == "leased" and not isinstance(task, SharesSamples):
@@ -329,11 +318,8 @@ def whose_task(config: Config) -> Iterator[None]:
 def fragments_of(
     schema: Sequence[TensorSpec], config: Config, held: str = ""
 ) -> tuple[Fragment, ...]:
-    """As the plan has them. Raises ConfigError: fewer layers, or a period too short for them.
-
-    Args:
-        schema: what is exchanged; held: how an error names it.
-    """
+    """Cuts what is exchanged as the plan says; `held` is how an error names it. Raises ConfigError:
+    fewer layers, or a period too short for them."""
     try:
         fragments = config.plan.cut(schema)
         config.plan.schedule(fragments=len(fragments), steps=config.run.steps)
@@ -344,7 +330,7 @@ def fragments_of(
 
 
 def to_document(config: Config) -> dict[str, Any]:
-    """The run-wide sections as plain values; `parse_config` takes them back."""
+    """Gives the run-wide sections as plain values, which `parse_config` takes back."""
     task = config.task
     data = {"data": task.data} if task.data != TaskConfig.data else {}
     run = dataclasses.asdict(config.run)
@@ -362,14 +348,27 @@ def to_document(config: Config) -> dict[str, Any]:
 def read_all(
     path: Path | None, settings: Iterable[str], flags: Mapping[str, str]
 ) -> tuple[dict[str, Any], ConfigOrigin]:
-    """The file with the settings on top, and where each value is from. Raises ConfigError."""
+    """Reads the file, the settings on top, and where each value is from. Raises ConfigError."""
     document = _read(path) if path else {}
     written = {
         (name, key) for name, part in document.items() if isinstance(part, dict) for key in part
     }
     typed: dict[tuple[str, str], str] = {}
     for setting in settings:
-        typed[_apply_setting(document, setting)] = flags.get(setting, f"--set {setting}")
+        key, equals, text = setting.partition("=")
+        section, dot, name = key.strip().partition(".")
+        if not equals or not dot or not section or not name:
+            raise ConfigError(
+                f"--set {setting}: write section.key=value, such as diloco.inner_steps=50"
+            )
+        target = document.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {setting}: {section} is not a section")
+        try:
+            target[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            target[name] = text
+        typed[section, name] = flags.get(setting, f"--set {setting}")
     name = str(path) if path else "the defaults"
     return document, ConfigOrigin(name, frozenset(written - typed.keys()), typed)
 
@@ -387,68 +386,44 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
-def _apply_setting(document: dict[str, Any], setting: str) -> tuple[str, str]:
-    """Returns the section and key that it sets. Raises ConfigError."""
-    key, equals, text = setting.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not equals or not dot or not section or not name:
-        raise ConfigError(
-            f"--set {setting}: write section.key=value, such as diloco.inner_steps=50"
-        )
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    target = document.setdefault(section, {})
-    if not isinstance(target, dict):
-        raise ConfigError(f"--set {setting}: {section} is not a section")
-    target[name] = value
-    return section, name
-
-
 def _build(
     default: T,
-    values: Mapping[str, Any],
     section: str,
+    document: Mapping[str, Any],
     source: ConfigOrigin,
     extra: tuple[str, ...] = (),
 ) -> T:
-    """`default` with the given fields replaced, each checked for name and type."""
+    """Replaces the fields of `default` that a section has, each checked for name and type."""
     known = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
     checked: dict[str, Any] = {}
+    values = document.get(section, {})
     for name, value in values.items():
         if name not in known:
-            raise ConfigError(
-                f"{source.of(section, [name])}: [{section}] has no key {name!r}"
-                f"{_nearest(name, (*known, *extra))}"
-            )
-        wanted = type(known[name])
+            why = f"has no key {name!r}{_nearest(name, (*known, *extra))}"
+            raise source.refused(section, name, why)
+        wanted, problem = type(known[name]), ""
         if wanted is float and type(value) is int:
             value = float(value)
         if wanted is tuple and type(value) is list:
             value = tuple(value)
         if type(value) is not wanted:
             kind = "list" if wanted is tuple else wanted.__name__
-            raise ConfigError(
-                f"{source.of(section, [name])}: [{section}] {name} is {value!r}; "
-                f"it must be of type {kind}"
-            )
+            why = f"{name} is {value!r}; it must be of type {kind}"
+            raise source.refused(section, name, why)
         if isinstance(value, int) and abs(value) >= 1 << 63:
-            raise ConfigError(
-                f"{source.of(section, [name])}: [{section}] {name} is {value}; it must be less "
-                "than 2^63"
-            )
+            problem = "be less than 2^63"
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(
-                f"{source.of(section, [name])}: [{section}] {name} is {value}; "
-                "it must be a finite number"
-            )
+            problem = "be a finite number"
+        if problem:
+            raise source.refused(section, name, f"{name} is {value}; it must {problem}")
         checked[name] = value
     try:
         return dataclasses.replace(default, **checked)
     except ValueError as error:
-        where = source.of_error(section, (*values, *extra), str(error))
-        raise ConfigError(f"{where}: [{section}] {error}") from error
+        # The flag of the key that the error begins with, else all.
+        first = str(error).split(maxsplit=1)[0]
+        keys = [first] if (section, first) in source.typed else (*values, *extra)
+        raise ConfigError(f"{source.of(section, keys)}: [{section}] {error}") from error
 
 
 def _is_plain(value: object) -> bool:

@@ -22,19 +22,8 @@
 whatever it holds: that is `murmuration.worker.wire.WireError`, which no user meets.
 """
 
-from murmuration.protos.exit_codes import ExitCode, MurmurError
-
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "ManifestRefused",
-    "MurmurError",
-    "NotDialled",
-    "PeersUnreachable",
-    "TaskError",
-    "TextError",
-    "UsageError",
-]
+from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import MurmurError as MurmurError
 
 
 class UsageError(MurmurError):

@@ -1,8 +1,8 @@
 """A worker's folder: one worker at a time writes there, each event it tells of, and the members
 that it has known.
 
-These are addresses to try where those that the user names are away. Nothing else is believed of
-them: who answers there has to show that it is of the run.
+These are addresses to try where those that the user names are away: a peer that answers there has
+to show that it is of the run.
 """
 
 import errno
@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -36,7 +35,6 @@ class EventLog:
     raises OSError. any thread.
 
     Args:
-        out: None: there is no file.
         announce: takes each event, and a warning of the first that the file does not.
         enrich: completes each event first.
     """
@@ -56,7 +54,12 @@ class EventLog:
         self._complete(event)
         with self._lock:
             try:
-                self._write(event)
+                if self._lines is not None and self._missing:
+                    text = f"{self._missing} events are missing here: they could not be written"
+                    self._lines.write(json.dumps(self._complete(new_event("warning", text=text))))
+                    self._missing = 0
+                if self._lines is not None:
+                    self._lines.write(json.dumps(event))
             except OSError as error:
                 self._missing += 1
                 if self._missing == 1:
@@ -69,16 +72,6 @@ class EventLog:
             if self._lines is not None:
                 self._lines.close()
                 self._lines = None
-
-    def _write(self, event: dict[str, object]) -> None:
-        """Raises OSError."""
-        if self._lines is None:
-            return
-        if self._missing:
-            text = f"{self._missing} events are missing here: they could not be written"
-            self._lines.write(json.dumps(self._complete(new_event("warning", text=text))))
-            self._missing = 0
-        self._lines.write(json.dumps(event))
 
     def _complete(self, event: dict[str, object]) -> dict[str, object]:
         event.setdefault("time_s", round(time.monotonic() - self._started_at, 3))
@@ -97,11 +90,10 @@ def leave_json(path: Path, document: object, log: Announce) -> None:
 
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
-    """Two workers in one folder would have one name, and take each other's checkpoints away.
-    Folders made for a worker that is refused before it has anything to keep do not stay.
-
-    Raises ConfigError: another worker writes there, or there is no room."""
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    """Keeps others out: two workers in one folder would have one name, and take each other's
+    checkpoints away. Folders made for a worker that is refused before it has anything to keep do
+    not stay. Raises ConfigError: another worker writes there, or there is no room."""
+    made, log = [each for each in (out, *out.parents) if not each.exists()], out / EVENTS
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out / _LOCK).acquire(timeout=0)
@@ -113,12 +105,18 @@ def alone_in(out: Path) -> Iterator[None]:
         raise _cannot_write(out, error) from error
     with lock:
         try:
-            _check_room(out)
-            _check_log(out / EVENTS)
+            try:  # on a full disk nothing would be kept of what is trained
+                write_atomically(out / _ROOM, bytes(_ROOM_BYTES))
+                (out / _ROOM).unlink()
+            except OSError as error:
+                raise _cannot_write(out, error) from error
+            if log.is_symlink() or (log.exists() and not log.is_file()):
+                # What a link or a pipe leads to is not this worker's to write.
+                raise ConfigError(f"{log} is no ordinary file: remove it, or choose another --out")
             yield
         except MurmurError:
             if made and _never_began(out):
-                (out / EVENTS).unlink(missing_ok=True)
+                log.unlink(missing_ok=True)
                 (out / _LOCK).unlink()
                 with suppress(OSError):  # another has put something beside it
                     for folder in made:
@@ -127,35 +125,17 @@ def alone_in(out: Path) -> Iterator[None]:
 
 
 def is_taken(out: Path) -> bool:
-    """Whether a worker writes there now."""
-    if not (out / _LOCK).exists():
-        return False
     try:
-        FileLock(out / _LOCK).acquire(timeout=0).lock.release()
+        if (out / _LOCK).exists():
+            FileLock(out / _LOCK).acquire(timeout=0).lock.release()
     except Timeout:
         return True
     except OSError:
-        return False
+        pass
     return False
 
 
-def _check_room(out: Path) -> None:
-    """Raises ConfigError: on a full disk nothing would be kept of what is trained."""
-    try:
-        write_atomically(out / _ROOM, bytes(_ROOM_BYTES))
-        (out / _ROOM).unlink()
-    except OSError as error:
-        raise _cannot_write(out, error) from error
-
-
-def _check_log(log: Path) -> None:
-    """Raises ConfigError: what a link or a pipe there leads to is not this worker's to write."""
-    if log.is_symlink() or (log.exists() and not log.is_file()):
-        raise ConfigError(f"{log} is no ordinary file: remove it, or choose another --out")
-
-
 def _cannot_write(out: Path, error: OSError) -> ConfigError:
-    """Says what to do, which depends on why."""
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             do = "make room there, or "
@@ -204,26 +184,18 @@ NOTHING = Remembered()
 def remembered(
     folder: Path | None, contacts: Sequence[str], tell: Callable[[str], None]
 ) -> Remembered:
-    """Reads what a peer knows that goes on in this folder; nothing where the user names others by
-    now. Args: tell: takes a line where what is there cannot be read."""
+    """What a peer knows that goes on in this folder; nothing where the user names others by now."""
     if folder is None or not (path := folder / _MEMBERS).exists():
         return NOTHING
     try:
-        found = _read(read_json(path, _MOST_BYTES))
-    except (OSError, ValueError):
+        document = read_json(path, _MOST_BYTES)
+        lists = (tuple(_addresses(document[key])) for key in ("contacts", "members"))
+        found = Remembered(int(str(document["run"]), 16), *lists)
+    except (OSError, ValueError, LookupError, TypeError):
         tell(f"{path} is damaged or cannot be read: its members of the run are not tried")
         return NOTHING
     same = set(contacts) & {*found.contacts, *found.members} or not {*contacts, *found.contacts}
     return found if same else NOTHING
-
-
-def _read(document: Any) -> Remembered:
-    """Raises ValueError."""
-    if not isinstance(document, dict):
-        raise ValueError("no document")
-    lists = [document.get(key) for key in ("contacts", "members")]
-    contacts, members = (tuple(_addresses(each)) for each in lists)
-    return Remembered(int(str(document.get("run")), 16), contacts, members)
 
 
 def _addresses(given: object) -> list[str]:

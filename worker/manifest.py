@@ -1,11 +1,10 @@
 """The manifest: all that the peers of one run must have in common. Its hash names the run.
 
-Beside that it carries advice, in which peers may differ: a joiner takes it or says otherwise. What
-others, or a checkpoint, say of the run holds for every peer. Code that they name is loaded, and
-files are read, only where the user of this machine has named them too.
+It also carries advice, in which peers may differ: a joiner takes it or says otherwise. What others,
+or a checkpoint, say of the run holds for every peer. Code that they name is loaded, and files are
+read, only where the user of this machine has named them too.
 """
 
-import math
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,14 +49,13 @@ class Manifest:
 
     @classmethod
     def unpack(cls, raw: bytes) -> "Manifest":
-        """Raises WireError when the bytes are no manifest."""
+        """Raises WireError: the bytes are no manifest."""
         document = unpack_document(raw, MANIFEST_BYTES)
         if not isinstance(document.get("protocol"), int):
             raise WireError("not a manifest")
         return cls(document)
 
     def plain(self) -> dict[str, Any]:
-        """Nested dicts, lists and scalars, keys sorted."""
         plain: dict[str, Any] = in_key_order(self.document)
         return plain
 
@@ -71,7 +69,6 @@ class Manifest:
 
     @property
     def agreed(self) -> dict[str, Any]:
-        """What all peers of the run have in common."""
         return agreed(self.document)
 
     @property
@@ -84,14 +81,8 @@ class Manifest:
 
     @property
     def steps(self) -> int:
-        """Inner steps of the run."""
         steps: int = self.document["run"]["steps"]
         return steps
-
-    @property
-    def elements(self) -> int:
-        """Of the whole model, however it is cut."""
-        return sum(math.prod(shape) for shape in self.document["tensors"].values())
 
     @property
     def sections(self) -> dict[str, Any]:
@@ -104,10 +95,6 @@ class Manifest:
                 found[name] = {**found[name], **{k: v for k, v in advised.items() if k == key}}
         return found
 
-    def config(self, source: str) -> Config:
-        """The run-wide settings. Raises ConfigError."""
-        return parse_config(self.sections, source)
-
 
 def join_config(
     run: Mapping[str, Any],
@@ -116,12 +103,11 @@ def join_config(
     where: str,
     flags: Mapping[str, str] | None = None,
 ) -> Config:
-    """The config of a machine that joins a run.
+    """Makes the config of a machine that joins a run.
 
     Args:
         run: the run-wide sections, from the run's manifest; `where` it came from.
-        path, settings: this machine's own; what they say of the run must agree with it.
-        flags: as `load_config` takes them.
+        path, settings, flags: this machine's own; what they say of the run must agree with it.
 
     Raises:
         ManifestRefused: the first key in which they do not.
@@ -152,14 +138,17 @@ def join_config(
     try:
         config = parse_config({**chosen, **machine}, f"the run at {where}")
         _check_local(config, document, f"the run at {where}")
-        _check_memory(config, f"the run at {where}")
+        needed = least_bytes(config.task.name, config.task.options, config.stages.count)
+        if (held := _machine_bytes()) and needed > held:
+            raise TaskError(
+                f"the run at {where}: training its model takes {needed / 1e9:.3g} GB of memory at "
+                f"least, and this machine has {held / 1e9:.3g} GB: join another run, or from a "
+                "larger machine"
+            )
         return config
     except ConfigError as error:
-        unknown = [
-            name
-            for key in ("codec", "reduction_codec")
-            if (name := chosen.get("diloco", {}).get(key)) not in CODEC_NAMES
-        ]
+        codecs = (chosen.get("diloco", {}).get(key) for key in ("codec", "reduction_codec"))
+        unknown = [name for name in codecs if name not in CODEC_NAMES]
         if not unknown:
             raise
         raise ManifestRefused(
@@ -171,17 +160,12 @@ def join_config(
 def restored_config(
     run: Mapping[str, Any], settings: Iterable[str], where: str, *, own: bool
 ) -> Config:
-    """The config of a run that a checkpoint is of.
+    """Makes the config of a run that a checkpoint is of. Raises as `join_config`; UsageError.
 
     Args:
         run: the run-wide sections that the checkpoint, at `where`, says.
         settings: of [task], as given with `--set`: they replace what it says.
         own: whether this user has written the checkpoint, and so its settings, on this machine.
-
-    Raises:
-        UsageError: a setting of another section.
-        ConfigError: as `parse_config`.
-        TaskError: it would have this machine load code or read a file that the user has not named.
     """
     typed, _ = read_all(None, settings, {})
     for section in typed:
@@ -192,16 +176,6 @@ def restored_config(
     if not own:
         _check_local(config, typed, where, trains=False)
     return config
-
-
-def _check_memory(config: Config, where: str) -> None:
-    """Raises TaskError: nothing is built that this machine cannot hold, on the word of others."""
-    needed = least_bytes(config.task.name, config.task.options, config.stages.count)
-    if (held := _machine_bytes()) and needed > held:
-        raise TaskError(
-            f"{where}: training its model takes {needed / 1e9:.3g} GB of memory at least, and this "
-            f"machine has {held / 1e9:.3g} GB: join another run, or from a larger machine"
-        )
 
 
 def _machine_bytes() -> int:
@@ -216,13 +190,11 @@ def _check_local(
     config: Config, typed: Mapping[str, Any], where: str, *, trains: bool = True
 ) -> None:
     """Code is loaded and files are read if the user has named them, never on the word of others.
+    Raises TaskError: names the first setting that the user has to type.
 
     Args:
         typed: sections that the user wrote.
         trains: whether the inner optimizer and the initial values are needed.
-
-    Raises:
-        TaskError: names the first setting that the user has to type.
     """
     task, inner = config.task, config.inner.optimizer
     settings: list[tuple[str, str, object]] = [
@@ -237,7 +209,7 @@ def _check_local(
     for section, key, value in settings:
         if key in typed.get(section, {}):
             continue
-        what = "run code" if (key in ("name", "optimizer")) else "read files"
+        what = "run code" if key in ("name", "optimizer") else "read files"
         plain = isinstance(value, str) and value == shown(value)
         typing = shlex.quote(f"{section}.{key}={value}") if plain else f"{section}.{key}=..."
         instead = " (or --set 'task.init=\"\"' to take the values from the others)"

@@ -7,6 +7,7 @@ nothing is encrypted, anybody may say anything.
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +19,7 @@ import grpc
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import STATUS_BYTES, unpack
+from murmuration.worker.config import Config, parse_config
 from murmuration.worker.identity import Identity
 from murmuration.worker.identity.certificates import signer
 from murmuration.worker.manifest import Manifest
@@ -66,6 +68,14 @@ class Target:
     def manifest(self) -> Manifest:
         """Of the run."""
         return self.known or self.stranger.manifest()
+
+    @property
+    def config(self) -> Config:
+        return parse_config(self.manifest.sections, "the run")
+
+    @property
+    def elements(self) -> int:
+        return sum(math.prod(shape) for shape in self.manifest.document["tensors"].values())
 
     @property
     def status(self) -> Event:

@@ -74,7 +74,7 @@ def false_state(
         ahead: rounds.
         gives: the version that is in the state, in place of the announced one.
     """
-    elements, name = target.manifest.elements, target.named(f"false-{value}-{ahead}-{gives}")
+    elements, name = target.elements, target.named(f"false-{value}-{ahead}-{gives}")
     anchor, momentum = torch.full((elements,), value), torch.zeros(elements)
     hashed, epoch = wire.state_hash(anchor, momentum, ("x",)), now_ms()
     here = target.member(target.swarm.names[0])
@@ -135,9 +135,9 @@ def contributions(
         raw_of: the values, given a tensor of their shape; NaN is put in after the encoding.
     """
     names, name, epoch = tuple(sorted(target.swarm.names)), target.named("outside"), now_ms()
-    plan = target.manifest.config("the run").plan
+    plan = target.config.plan
     codec = codec_by_name(plan.codec)
-    bounds = plan.shard_bounds(target.manifest.elements, len(names))
+    bounds = plan.shard_bounds(target.elements, len(names))
     said: list[str] = []
 
     def card(address: str) -> pb.Member:

@@ -28,7 +28,7 @@ _AHEAD = 4  # iterations: the stage is there soon
 
 def header(target: Target, origin: str, shape: tuple[int, int, int]) -> pb.StageCallUp:
     """Of a microbatch of an iteration to come, for the stage of the attacked worker."""
-    codec = codec_by_name(target.manifest.config("the run").stages.activations)
+    codec = codec_by_name(target.config.stages.activations)
     return pb.StageCallUp(
         header=pb.StageCallHeader(
             run=target.manifest.run,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from murmuration.worker.config import task_of
+from murmuration.worker.config import parse_config, task_of
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.training.export import anchored_model, find_checkpoint
 
@@ -21,7 +21,7 @@ def main() -> None:
     """On tokens that are drawn."""
     run, exported = sys.argv[1:]
     saved = find_checkpoint(Path(run))
-    config = Manifest(saved.values["manifest"]).config("the run")
+    config = parse_config(Manifest(saved.values["manifest"]).sections, "the run")
     ours = anchored_model(saved, config, task_of(config)).eval()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported)
     tokens = torch.randint(256, (4, 32), generator=torch.Generator().manual_seed(0))

@@ -2,7 +2,6 @@
 
 swarm.py    Swarm, the context manager
 arguments.py  arguments, and the config that the run and the loop agree on
-lines.py    what the loop is told, in the words of Python
 hooks.py    the model and the optimizer of such a loop, as the outer loop sees them
 site.py     several processes of torchrun as one peer
 share.py    a share of the samples that no other peer has, leased in blocks (worker/leases/)
