@@ -28,10 +28,8 @@ class Admission:
     Args:
         folder: the worker's own; None keeps the certificate in memory.
         name: of the peer, as typed; default_name: where none was, nor is in a certificate.
-        token: that the user has given.
-        insecure: whether the user has asked for none of it.
         public: whether other machines can reach this peer.
-        listen: HOST:PORT that the peer is to serve at: a token is not spent where that is taken.
+        listen: HOST:PORT to serve at: a token is not spent where that is taken.
         trial: the token is tried, and not used up; nothing is kept in the folder.
     """
 
@@ -45,12 +43,11 @@ class Admission:
     trial: bool = False
 
     def identity(self, newcomer: Newcomer) -> Identity | None:
-        """The peer's key and certificate; None: nothing is encrypted, as asked, or since only this
-        machine can reach the peer.
+        """Returns the peer's key and certificate; None: nothing is encrypted, as asked, or since
+        only this machine can reach the peer.
 
         Args:
-            newcomer: asks those that it joins at; one that joins nobody begins the run, and has
-                the authority.
+            newcomer: asks its contacts; where it has none, the run begins here.
 
         Raises:
             IdentityError: it is not let in.
@@ -87,8 +84,7 @@ class Admission:
         return identity
 
     def _authority(self, contacts: Sequence[str]) -> Authority | None:
-        """The run's, which is made where the run begins; None: without encryption. Raises
-        ConfigError."""
+        """The run's, made where the run begins; None: without encryption. Raises ConfigError."""
         held = Authority.load(self.folder) if self.folder is not None else None
         if held is not None or not self.public:
             return held
@@ -123,20 +119,15 @@ class Admission:
 
 
 def check_free(listen: str | None) -> None:
-    """Raises AddressInUse: nothing can listen there, such as where another process does."""
+    """Raises AddressInUse: nothing can listen there, as where another process does."""
     if listen and (problem := listening_problem(listen)) is not None:
         raise AddressInUse(cannot_listen("--listen", listen, problem))
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a peer has been admitted with.
-
-    Args:
-        identity: its key and certificate; None: nothing is encrypted.
-        authority: of its run, if that key is here: this peer lets others in.
-        folder: where the peer keeps what it needs to come back; None: nowhere.
-    """
+    """A peer's key and certificate, without which nothing is encrypted; the run's authority, if it
+    lets others in; and the folder where it keeps what it needs to come back."""
 
     identity: Identity | None = None
     authority: Authority | None = None
@@ -144,14 +135,12 @@ class Credentials:
 
     @classmethod
     def of(cls, identity: Identity | None, folder: Path | None) -> "Credentials":
-        """With the authority of an encrypted run, if its key is in the folder. Raises
-        IdentityError."""
-        if identity is None or folder is None:
-            return cls(identity, None, folder)
-        return cls(identity, Authority.load(folder), folder)
+        """With the authority of an encrypted run, if the folder has it. Raises IdentityError."""
+        encrypted = identity is not None and folder is not None
+        return cls(identity, Authority.load(folder) if encrypted and folder else None, folder)
 
     def keep(self, identity: Identity) -> None:
-        """Puts a renewed one in the folder. Raises OSError."""
+        """Puts a renewed certificate in the folder. Raises OSError."""
         if self.folder is not None:
             identity.save(self.folder)
 
@@ -162,7 +151,7 @@ class Credentials:
             write_secret(self.folder / FOLDER / _REVOKED, json.dumps(document, indent=1).encode())
 
     def revoked(self) -> list[pb.Revocation]:
-        """What was kept of that. Raises IdentityError: it cannot be read."""
+        """Returns what was kept of that. Raises IdentityError: it cannot be read."""
         if self.folder is None or not (path := self.folder / FOLDER / _REVOKED).exists():
             return []
         try:

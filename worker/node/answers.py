@@ -10,7 +10,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
 
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
@@ -44,14 +43,13 @@ class NodeServer:
     """The node's `Handler`. io thread only.
 
     Args:
-        gate: what a caller's certificate is good for.
-        refused: called with what is counted, for each message that cannot be what it says it is
-            ("call"), and each stream on top of too many ("busy").
+        refused: called with what is counted: "call" for a message that cannot be what it says it
+            is, and "busy" for a stream on top of too many.
         warnings: take our own defects, each with its place in the code.
 
     Attributes:
-        calls: what answers; some by the caller, and not by the message alone.
-        streams: what serves.
+        calls, calls_by: what answers, by the message alone or by the caller too; streams: what
+            serves.
         peers: how many there are in the swarm, about: streams are limited by it.
     """
 
@@ -69,7 +67,7 @@ class NodeServer:
         self._open: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)  # by caller
 
     def admit(self, method: str, caller: Caller) -> None:
-        """Raises Refused: its certificate is not good for that, or counts no more."""
+        """Raises Refused: the caller's certificate is not good for that, or counts no more."""
         self._gate.admit(method, caller)
 
     async def on_call(self, method: str, request: bytes, caller: Caller = NOBODY) -> bytes:
@@ -88,13 +86,12 @@ class NodeServer:
             if (serve := self.streams.get(method)) is not None:
                 self.admit(method, caller)
                 places = self._tunnels if method in RELAY_METHODS else self._places
+                check = lambda message: self._gate.check(method, message, caller)  # noqa: E731
                 with places.taken(caller):
-                    check = partial(self._gate.check, method, caller=caller)
                     async with self._until_expelled(caller):
                         await serve(_Served(method, stream, check))
 
     def end_streams_of(self, peer: str) -> None:
-        """Ends those that the peer has open here: it was expelled."""
         for limit in self._open.get(peer, ()):
             limit.reschedule(-math.inf)
 
@@ -112,8 +109,7 @@ class NodeServer:
 
     @contextmanager
     def _ending_the_call(self, method: str) -> Iterator[None]:
-        """Raises Refused for what a peer has sent and cannot be, and for defects in dealing with
-        it: these are told of as well."""
+        """Raises Refused for what a peer cannot send, and for defects, which are told of."""
         try:
             yield
         except wire.WireError as error:
@@ -137,8 +133,7 @@ class NodeServer:
 
 
 class _Served:
-    """A served stream whose first message must come soon, and is checked, and that takes what it is
-    sent. What else is waited for, and how long, is for the protocol on it to say."""
+    """A served stream whose first message comes soon, and is checked, and that is read in time."""
 
     def __init__(self, method: str, stream: Stream, check: Callable[[bytes], None]) -> None:
         self._method, self._stream, self._check, self._begun = method, stream, check, False
@@ -166,5 +161,5 @@ class _Served:
 
 
 def most_streams(peers: int) -> int:
-    """That callers of a swarm of this size may have here at once."""
+    """The streams that callers of a swarm of this size may have here at once."""
     return _STREAMS_PER_PEER * max(_FEWEST_PEERS, peers)

@@ -21,19 +21,22 @@ T = TypeVar("T")
 
 _LOOK_S = 1.0
 _LATE_S = 10.0
-_END_S = 10.0
+_CLOSE_S, _END_S = 5.0, 10.0
 
 
 class LoopThread:
-    """An event loop on a thread of its own, for what other threads give it.
+    """An event loop on a thread of its own; `log` is warned, once, of an answer that is late, and
+    `failed` is called on that thread with what has ended it."""
 
-    Args:
-        log: takes a warning, once, where an answer takes ten seconds.
-    """
-
-    def __init__(self, name: str, log: Callable[[dict[str, object]], None]) -> None:
-        self._log, self._was_late = log, False
+    def __init__(
+        self,
+        name: str,
+        log: Callable[[dict[str, object]], None],
+        failed: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self._log, self._failed, self._was_late = log, failed, False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None
         self._ready: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._ended: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -44,10 +47,8 @@ class LoopThread:
         return self._ready.result()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Calls a function on the loop's thread, and waits for it as long as the thread lives: a
-        machine may be busy, and a process stopped for a while. Raises RuntimeError: it has ended,
-        and says why."""
-
+        """Calls a function on the loop's thread, and waits as long as the thread lives: a machine
+        may be busy. Raises RuntimeError: it has ended, and says why."""
         if threading.current_thread() is self._thread:  # as of a handler of logging
             return question()
 
@@ -57,13 +58,8 @@ class LoopThread:
         return self._wait(answer(), self._late)
 
     def do(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
-        """Runs a coroutine on the loop, and waits for it. An exception in the thread that waits,
-        such as KeyboardInterrupt, ends the coroutine.
-
-        Raises:
-            TimeoutError: it has taken longer than `timeout_s`.
-            RuntimeError: the thread has ended, and says why.
-        """
+        """Runs a coroutine on the loop, and waits for it; KeyboardInterrupt and such end the
+        coroutine. Raises TimeoutError; RuntimeError: the thread has ended."""
 
         async def limited() -> T:
             async with asyncio.timeout(timeout_s):
@@ -72,7 +68,6 @@ class LoopThread:
         return self._wait(limited(), lambda: None)
 
     def _wait(self, work: Coroutine[Any, Any, T], late: Callable[[], None]) -> T:
-        """Args: late: called after each ten seconds of it."""
         assert self._loop is not None, "start() comes first"
         try:
             answer = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -111,28 +106,30 @@ class LoopThread:
         try:
             asyncio.run(self._main())
         except BaseException as error:  # handed to other threads, whatever it is
-            self._ended = _first_cause(error)
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            self._ended = error
             if not self._ready.done():
-                self._ready.set_exception(self._ended)
-            self._on_failure(self._ended)
+                self._ready.set_exception(error)
+            self._failed(error)
+
+    def close(self) -> None:
+        """Ends the loop, if it has begun, and waits for the thread."""
+        if self._loop is not None and self._closing is not None:
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(_CLOSE_S)
 
     async def _main(self) -> None:
-        raise NotImplementedError
-
-    def _on_failure(self, cause: BaseException) -> None:
-        """The thread ends with an error."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._ready.set_result("")
+        await self._closing.wait()
 
 
 class IOThread(LoopThread):
-    """Runs a node."""
-
     def __init__(
-        self,
-        make: "Callable[[], Node]",
-        mailbox: Mailbox,
-        log: Callable[[dict[str, object]], None],
+        self, make: "Callable[[], Node]", mailbox: Mailbox, log: Callable[[dict[str, object]], None]
     ) -> None:
-        super().__init__("murmur-io", log)
+        super().__init__("murmur-io", log, lambda error: mailbox.answer(Stop(str(error), error)))
         self._make, self._mailbox = make, mailbox
         self._node: Node | None = None
 
@@ -162,12 +159,3 @@ class IOThread(LoopThread):
         self._mailbox.connect(deliver)
         self._ready.set_result(address)
         await node.run()
-
-    def _on_failure(self, cause: BaseException) -> None:
-        self._mailbox.answer(Stop(str(cause), cause))
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import first_difference
@@ -25,11 +25,9 @@ from murmuration.worker.identity.authority import TRIAL
 from murmuration.worker.identity.certificates import key_to_pem, new_key, request_for
 from murmuration.worker.manifest import PROTOCOL, Manifest
 from murmuration.worker.node.iothread import LoopThread
+from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.transport import Method, TransportError, Untrusted
 from murmuration.worker.transport.grpc import GrpcTransport
-
-if TYPE_CHECKING:
-    from murmuration.worker.pipeline.stages_config import StagesConfig
 
 T = TypeVar("T")
 
@@ -49,8 +47,6 @@ class FirstAnswer:
     """What a peer or a coordinator says before this process knows anything of the run.
 
     Args:
-        address: of the one that says so.
-        coordinated: whether it is a coordinator.
         seen_from: the host that it has seen this process at; empty where it does not say.
         ahead_s: by how much the clock here is ahead of its own; None where it does not say.
     """
@@ -67,15 +63,14 @@ class FirstAnswer:
 
 
 class Newcomer:
-    """Used as a context manager. any thread.
+    """A client for what is asked, used as a context manager. any thread.
 
     Args:
         contacts: HOST:PORT of peers or a coordinator, as the user names them.
         proxy: HOST:PORT of an HTTP CONNECT proxy to reach them by.
         wait_s: how long to try where nobody answers; None: two minutes, or without end for a peer
             that was a member of the run.
-        remembered: the members that it knew then.
-        tell: takes a line for the user.
+        remembered: the members that it knew then; tell: takes a line for the user.
     """
 
     def __init__(
@@ -90,7 +85,7 @@ class Newcomer:
         self.contacts, self._proxy, self._tell = tuple(contacts), proxy, tell
         self._known, default_s = remembered, math.inf if remembered.members else FIRST_S
         self._wait_s = default_s if wait_s is None else wait_s
-        self._thread: _ClientThread | None = None
+        self._thread: LoopThread | None = None
         self._transport: GrpcTransport | None = None
         self._problems: dict[str, str] = {}  # by address: why it has not answered
         self._turned_away: dict[str, int] = {}  # how often in a row
@@ -110,42 +105,60 @@ class Newcomer:
                     self._thread.do(self._transport.close, _CLOSE_S)
             self._thread.close()
 
-    # ------------------------------------------------------------------------------ what it asks
-
     def enrol(self, token: Token, name: str) -> Identity:
-        """Asks for a certificate, until one of them gives it.
-
-        Raises:
-            IdentityError: they refuse, or are of another run, or the token has expired.
-            PeersUnreachable: none of them answers in time.
+        """Asks the contacts for a certificate until one gives it. Raises PeersUnreachable: none
+        answers in time; IdentityError: they refuse, are of another run, or the token has expired.
         """
         token.check_date()
-        asking = _Enrolment(token, name)
-        return self._do(lambda: self._until_answered(lambda: self._enrol(asking)), token.identity)
+        key, refused = new_key(), set[str]()
+        asked = pb.EnrolRequest(name=name, request=request_for(key)).SerializeToString()
+        given = f"{TRIAL}{token.id}" if name.startswith(TRIAL) else name
+
+        async def ask() -> Identity | None:
+            """Asks one after the other: a token lets in as often as it says."""
+            for address in [each for each in self.contacts if each not in refused]:
+                try:
+                    raw = await self._client.call(address, Method.ENROL, asked, _TRY_S)
+                    reply = wire.parse(pb.EnrolReply, raw)
+                except (TransportError, wire.WireError) as error:
+                    self._problems[address] = str(error)
+                    refused.update([address] if isinstance(error, Untrusted) else [])
+                    continue
+                if reply.refusal:
+                    self._problems[address] = f"{address} refuses: {shown(reply.refusal, 200)}"
+                    refused.add(address)
+                    continue
+                own = Identity.of(key_to_pem(key), reply.certificate, token.identity.authority)
+                if (own.role, own.name) != (Role.PEER, given):
+                    raise IdentityError(f"{address} gives the certificate of {shown(own.name)}")
+                return own
+            if len(refused) < len(set(self.contacts)):
+                return None
+            why = "; ".join(self._problems.values())
+            raise IdentityError(f"not let in by token {token.id}: {why}")
+
+        return self._do(lambda: self._until_answered(ask), token.identity)
 
     def ask_run(self, identity: Identity | None) -> FirstAnswer:
-        """Asks what the run is, until one of them says so.
-
-        Raises:
-            PeersUnreachable: none of them answers in time; says what was tried.
-            IdentityError: the run is encrypted and there is no certificate, or the other way round,
-                or it is of another run.
-        """
+        """Asks what the run is, until somebody answers; of all that do, the first that is named.
+        Raises PeersUnreachable: none answers in time; IdentityError: the run is encrypted and there
+        is no certificate, or the other way round, or it is of another run."""
         looks = identity is None and self._proxy is None
-        return self._do(lambda: self._until_answered(lambda: self._first_answer(looks)), identity)
+
+        async def first() -> FirstAnswer | None:
+            for answer in await self._glances(looks, _TRY_S):
+                if answer.address in self.contacts or answer.manifest.run == self._known.run:
+                    return answer
+                self._problems[answer.address] = f"{answer.address}: another run by now"
+            return None
+
+        return self._do(lambda: self._until_answered(first), identity)
 
     def check_run(self, config: Config, identity: Identity | None) -> str:
-        """Asks those that answer at once whether they run what `config` says.
-
-        Returns:
-            The host that the first of the contacts has seen this process at; empty where it has
-            not.
-
-        Raises:
-            ManifestRefused: one runs something else, names the first difference; or another
-                version.
-            IdentityError: one is of an encrypted run, and there is no certificate.
-        """
+        """Asks those that answer at once whether they run what `config` says. Returns the host that
+        the first of the contacts has seen this process at; empty where it has not. Raises
+        ManifestRefused, with the difference; IdentityError: one is of an encrypted run, and there
+        is no certificate."""
         if not self.contacts:
             return ""
         looks = identity is None and self._proxy is None
@@ -163,23 +176,17 @@ class Newcomer:
         seen = [a.seen_from for a in answers if a.address == self.contacts[0]]
         return seen[0] if seen else ""
 
-    def stage_to_serve(
-        self, address: str, stages: "StagesConfig", identity: Identity | None
-    ) -> int:
+    def stage_to_serve(self, address: str, stages: StagesConfig, identity: Identity | None) -> int:
         """Asks a peer, or by way of a coordinator one, who serves what. Raises PeersUnreachable."""
         from murmuration.worker.pipeline.rebalancing import members_at, slowest_stage
 
-        async def members() -> Sequence[object]:
-            return await members_at(self._client, address)
-
         try:
-            return slowest_stage(self._do(members, identity), stages)
+            members = self._do(lambda: members_at(self._client, address), identity)
+            return slowest_stage(members, stages)
         except (TransportError, wire.WireError) as error:
             raise PeersUnreachable(
                 f"{address} does not say who serves which stage: {error}; choose one with --stage"
             ) from error
-
-    # ------------------------------------------------------------------------------------ inside
 
     @property
     def _client(self) -> GrpcTransport:
@@ -187,7 +194,6 @@ class Newcomer:
         return self._transport
 
     def _do(self, work: Callable[[], Awaitable[T]], proves: Identity | None) -> T:
-        """Args: proves: what this process is let in by now."""
 
         async def asked() -> T:
             if self._transport is None:
@@ -197,7 +203,7 @@ class Newcomer:
             return await work()
 
         if self._thread is None:
-            self._thread = _ClientThread()
+            self._thread = LoopThread("murmur-newcomer", lambda event: None)
             self._thread.start()
         return self._thread.do(asked)
 
@@ -222,15 +228,6 @@ class Newcomer:
             pause_s = _PAUSE_S if now < began + _EAGER_S else _LATER_S
             await asyncio.sleep(min(pause_s, left_s))
 
-    async def _first_answer(self, looks: bool) -> FirstAnswer | None:
-        """Of all that answer, the one that the user has named first. Raises IdentityError."""
-        answers = await self._glances(looks, _TRY_S)
-        for answer in answers:
-            if answer.address in self.contacts or answer.manifest.run == self._known.run:
-                return answer
-            self._problems[answer.address] = f"{answer.address}: another run by now"
-        return None
-
     async def _glances(self, looks: bool, timeout_s: float = _GLANCE_S) -> list[FirstAnswer]:
         """Of those that answer one call. Raises IdentityError: nobody does, and one that the user
         has named is none of this run."""
@@ -246,7 +243,6 @@ class Newcomer:
         return answers
 
     async def _glance(self, address: str, looks: bool, timeout_s: float) -> FirstAnswer | None:
-        """Raises IdentityError."""
         request = pb.JoinRequest().SerializeToString()
         try:
             raw = await self._client.call(address, Method.JOIN, request, timeout_s)
@@ -265,62 +261,6 @@ class Newcomer:
             return None
         ahead_s = time.time() - reply.time_ms / 1000 if reply.time_ms else None
         return FirstAnswer(address, manifest, reply.coordinator, reply.seen_from, ahead_s)
-
-    async def _enrol(self, asking: "_Enrolment") -> Identity | None:
-        """Asks one after the other: a token lets in as often as it says. Raises IdentityError."""
-        for address in [each for each in self.contacts if each not in asking.refused]:
-            try:
-                raw = await self._client.call(address, Method.ENROL, asking.request, _TRY_S)
-                reply = wire.parse(pb.EnrolReply, raw)
-            except (TransportError, wire.WireError) as error:
-                self._problems[address] = str(error)
-                if isinstance(error, Untrusted):
-                    asking.refused.add(address)
-                continue
-            if not reply.refusal:
-                return asking.identity(reply.certificate, address)
-            self._problems[address] = f"{address} refuses: {shown(reply.refusal, 200)}"
-            asking.refused.add(address)
-        if len(asking.refused) < len(set(self.contacts)):
-            return None
-        why = "; ".join(self._problems.values())
-        raise IdentityError(f"not let in by token {asking.token.id}: {why}")
-
-
-class _Enrolment:
-    """A request for a certificate, and who has refused it."""
-
-    def __init__(self, token: Token, name: str) -> None:
-        self.token, self._name, self._key = token, name, new_key()
-        asked = pb.EnrolRequest(name=name, request=request_for(self._key))
-        self.request = asked.SerializeToString()
-        self.refused: set[str] = set()
-
-    def identity(self, certificate: bytes, address: str) -> Identity:
-        """Raises IdentityError: what a peer has signed is not what it was asked for."""
-        own = Identity.of(key_to_pem(self._key), certificate, self.token.identity.authority)
-        trial = self._name.startswith(TRIAL)
-        if (own.role, own.name) != (Role.PEER, f"{TRIAL}{self.token.id}" if trial else self._name):
-            raise IdentityError(f"{address} gives the certificate of {shown(own.name)}")
-        return own
-
-
-class _ClientThread(LoopThread):
-    """A loop for what is asked before there is a node."""
-
-    def __init__(self) -> None:
-        super().__init__("murmur-newcomer", lambda event: None)
-        self._closing: asyncio.Event | None = None
-
-    def close(self) -> None:
-        if self._loop is not None and self._closing is not None:
-            self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(_CLOSE_S)
-
-    async def _main(self) -> None:
-        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        self._ready.set_result("")
-        await self._closing.wait()
 
 
 def check_version(answer: FirstAnswer) -> None:

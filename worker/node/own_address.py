@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from murmuration.protos.addresses import is_loopback, is_wildcard, split_address, with_host
 from murmuration.protos.reach import Places, UnknownName, resolved
@@ -16,12 +17,8 @@ ROUTER = "router"  # what is advertised where the router is to open a port
 _ELSEWHERE = ("198.51.100.1:9", "[2001:db8::1]:9")
 
 
-@dataclass(frozen=True)
-class FoundHost:
-    """Args:
-    host: an address of this machine, or of what others dial to reach it.
-    origin: how it was found, for the user.
-    """
+class FoundHost(NamedTuple):
+    """An address of this machine, or of what others dial to reach it; and how it was found."""
 
     host: str
     origin: str
@@ -30,18 +27,13 @@ class FoundHost:
 @dataclass(frozen=True)
 class Addresses:
     """Where a peer serves, and where others are told to dial it, as the user has said: `HOST:PORT`.
-
-    Args:
-        advertise: ROUTER for a port that the router opens; None, or empty, where nobody has said.
-    """
+    Args: advertise: ROUTER for a port that the router opens; empty where nobody has said."""
 
     listen: str
     advertise: str | None = None
 
     def check(self, others: Iterable[tuple[str, str | None]] = ()) -> None:
-        """Raises UsageError: one is no HOST:PORT, or nobody can dial what is advertised.
-
-        Args: others: (flag, address) of each that is to be one too."""
+        """Raises UsageError: one of these, or of `others` by flag, cannot be dialled."""
         own = (("--listen ", self.listen), ("--advertise ", self.said))
         for flag, address in (*own, *others):
             try:
@@ -57,7 +49,6 @@ class Addresses:
 
     @property
     def said(self) -> str | None:
-        """HOST:PORT to advertise, if one was given."""
         return None if self.advertise == ROUTER else self.advertise
 
     @property
@@ -67,15 +58,12 @@ class Addresses:
         return not all(is_loopback(split_address(each)[0]) for each in own)
 
     def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
-        """The host to advertise, where that is neither given nor the one listened on.
-
-        Args: contacts, seen_from: as `find_host` takes them. Raises ConfigError."""
+        """Finds the host to advertise, where none was given, as `find_host`. Raises ConfigError."""
         return None if self.advertise else find_host(self.listen, contacts, seen_from)
 
 
 def served_at(said: str, given: str | int | None) -> str | None:
-    """HOST:PORT to serve figures or a page at, of a port of loopback too. Raises
-    UsageError. Args: said: the option as it was typed."""
+    """HOST:PORT to serve at, of a port of loopback too. Raises UsageError, of `said`."""
     try:
         return None if given is None else with_host(str(given))
     except ValueError as error:
@@ -86,18 +74,11 @@ def served_at(said: str, given: str | int | None) -> str | None:
 
 
 def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
-    """Finds the host to advertise where none was given.
+    """Finds the host to advertise where none was given; None: the host of `listen` is the one.
+    Args: contacts: HOST:PORT of peers that it is going to call; seen_from: where the first has seen
+    it.
 
-    Args:
-        listen: HOST:PORT that this peer listens on.
-        contacts: HOST:PORT of peers that it is going to call.
-        seen_from: the host that the first of them has seen this peer at; empty: not known.
-
-    Returns:
-        None where the host of `listen` is the one: it is no wildcard.
-
-    Raises:
-        ConfigError: loopback, but a contact is on another machine; or nothing was found.
+    Raises ConfigError: loopback, but a contact is on another machine; or nothing was found.
     """
     host = split_address(listen)[0]
     sources = {contact: source_host(contact) for contact in contacts}
@@ -133,8 +114,7 @@ def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> Foun
 
 
 def source_host(address: str) -> str | None:
-    """The address of this machine that the system would dial HOST:PORT from; None where it has no
-    way there, or no such name is known. Nothing is sent to it."""
+    """This machine's address that HOST:PORT would be dialled from, if any. Nothing is sent."""
     host, port = split_address(address)
     places: Places = ()
     with suppress(UnknownName):

@@ -12,7 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
@@ -48,9 +48,8 @@ def is_noticed(source: str) -> bool:
             if error.code != 401:
                 return False
         place = urlsplit(source)
-        token = _read(
-            f"{place.scheme}://{place.netloc}{_TOKEN_PATH}", {_TOKEN_ASKED: "60"}, method="PUT"
-        )
+        where = f"{place.scheme}://{place.netloc}{_TOKEN_PATH}"
+        token = _read(where, {_TOKEN_ASKED: "60"}, method="PUT")
         return _says_so(_read(source, {_TOKEN_GIVEN: token}))
     return False
 
@@ -67,8 +66,7 @@ def _read(url: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 def end_on_sigterm() -> None:
-    """SIGTERM ends this process with 0 from now on: there is nothing to save. A worker that trains
-    answers it by itself. main thread only."""
+    """Has SIGTERM end this process with 0: there is nothing to save yet. main thread only."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise SystemExit(0)
@@ -76,37 +74,23 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-@contextmanager
-def leaving_on(source: str | None, leave: Callable[[], None]) -> Iterator[None]:
-    """Within the block `leave` is called, once and from another thread, when a notice comes.
-
-    Args:
-        source: a file or a URL, as `is_noticed` takes it; None for none.
-    """
+def leaving_on(source: str | None, leave: Callable[[], None]) -> AbstractContextManager[None]:
+    """Within the block `leave` is called, once and from another thread, when a notice comes. Args:
+    source: a file or a URL, as `is_noticed` takes it; None for none."""
     if source is None:
-        yield
-        return
-    ended = threading.Event()
+        return nullcontext()
 
-    def wait() -> None:
-        while not ended.is_set():
-            if is_noticed(source):
-                leave()
-                return
-            ended.wait(_POLL_S)
+    def look() -> bool:
+        if noticed := is_noticed(source):
+            leave()
+        return noticed
 
-    with _thread("murmur-notice", wait, ended):
-        yield
+    return _repeated("murmur-notice", look, _POLL_S)
 
 
 class Systemd:
-    """The service manager that started this process, if one did and asks for word.
-
-    Args:
-        environment: where it says so: NOTIFY_SOCKET, and WATCHDOG_USEC where it has a watchdog.
-
-    Ref: sd_notify(3): a datagram of lines to the socket.
-    """
+    """The service manager that started this process, if one did and asks for word in the
+    environment: by NOTIFY_SOCKET, and WATCHDOG_USEC where it has a watchdog. Ref: sd_notify(3)."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         path = environment.get("NOTIFY_SOCKET", "")
@@ -116,41 +100,36 @@ class Systemd:
         self.watchdog_s = int(usec) / 1e6 if usec.isdigit() and own and self._address else 0.0
 
     def tell(self, *lines: str) -> None:
-        """Sends these; nothing where nobody listens."""
         if not self._address:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto("\n".join(lines).encode(), self._address)
 
-    @contextmanager
-    def watched(self, answers: Callable[[], object]) -> Iterator[None]:
-        """Says that the service is ready, and within the block feeds the watchdog, if there is one,
-        as long as the peer answers.
-
-        Args:
-            answers: returns if the peer is well; raises RuntimeError or TimeoutError else.
-        """
+    def watched(self, answers: Callable[[], object]) -> AbstractContextManager[None]:
+        """Says that the service is ready. Within the block the watchdog, if any, is fed as long as
+        the peer answers. Args: answers: raises RuntimeError or TimeoutError if it is not well."""
         self.tell("READY=1")
-        if not self.watchdog_s:
-            yield
-            return
-        ended = threading.Event()
 
-        def feed() -> None:
-            while not ended.is_set():
-                with suppress(RuntimeError, TimeoutError):
-                    answers()
-                    self.tell("WATCHDOG=1")
-                ended.wait(self.watchdog_s / 3)
+        def feed() -> bool:
+            with suppress(RuntimeError, TimeoutError):
+                answers()
+                self.tell("WATCHDOG=1")
+            return False
 
-        with _thread("murmur-watchdog", feed, ended):
-            yield
+        every_s = self.watchdog_s / 3
+        return _repeated("murmur-watchdog", feed, every_s) if every_s else nullcontext()
 
 
 @contextmanager
-def _thread(name: str, work: Callable[[], None], ended: threading.Event) -> Iterator[None]:
-    """Runs in the background within the block; `ended` is set after it."""
-    thread = threading.Thread(target=work, name=name, daemon=True)
+def _repeated(name: str, work: Callable[[], bool], every_s: float) -> Iterator[None]:
+    """Does the work in the background within the block, until it returns True."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set() and not work():
+            ended.wait(every_s)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     try:
         yield
@@ -160,11 +139,8 @@ def _thread(name: str, work: Callable[[], None], ended: threading.Event) -> Iter
 
 
 def allow_open_files() -> int | None:
-    """As many as this user may have: each peer takes two connections, strangers some more, and
-    shells give a process few.
-
-    Returns: how many that is; None where there is no such limit.
-    """
+    """Allows this process as many as the user may have: each peer takes two connections, strangers
+    some more, and shells give a process few. Returns how many that is; None: there is no limit."""
     try:
         import resource
     except ImportError:
@@ -179,7 +155,7 @@ def allow_open_files() -> int | None:
 
 
 def few_open_files(allowed: int | None) -> str | None:
-    """What is to be said where `allow_open_files` has come to less than a swarm may need."""
+    """Returns what to say where `allow_open_files` has come to less than a swarm may need."""
     if allowed is None or allowed >= _FEW_FILES:
         return None
     return (
@@ -189,36 +165,25 @@ def few_open_files(allowed: int | None) -> str | None:
 
 
 def check_memory() -> None:
-    """Raises MemoryError: there is less than it takes to load torch, which may then end the process
-    without a word."""
+    """Raises MemoryError: loading torch takes more, and may end the process without a word."""
     free = _free_of_process_bytes()
     if free is not None and free < _LEAST_BYTES:
         raise MemoryError
 
 
 def memory_bytes() -> int | None:
-    """That this process may still take, by what the machine has and the limits of its control group
-    and user; None where the system does not say so in Linux's way."""
-    found = [_free_bytes(), _free_of_group_bytes(), _free_of_process_bytes()]
-    return min((each for each in found if each is not None), default=None)
-
-
-def _free_bytes() -> int | None:
+    """Finds what this process may still take by machine, control group and user, on Linux."""
+    found = [_free_of_process_bytes()]
     with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _free_of_group_bytes() -> int | None:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::"):
                 folder = Path("/sys/fs/cgroup") / line.removeprefix("0::/")
                 most = int((folder / "memory.max").read_text())  # "max" is none
-                return most - int((folder / "memory.current").read_text())
-    return None
+                found.append(most - int((folder / "memory.current").read_text()))
+    return min((each for each in found if each is not None), default=None)
 
 
 def _free_of_process_bytes() -> int | None:
@@ -235,9 +200,8 @@ def _free_of_process_bytes() -> int | None:
 def return_large_blocks() -> None:
     """Has glibc give blocks of 8 MiB and more back to the system as soon as they are free.
 
-    Left to itself it keeps them for later, up to 32 MiB each and for every thread apart: with a
-    model of 86 MB, that was a third of what a worker took beyond plain training. Smaller ones are
-    used again within a step, and giving them back costs time. Elsewhere nothing happens.
+    It keeps up to 32 MiB of each, for every thread apart: with a model of 86 MB, a third of what a
+    worker took beyond plain training. Smaller blocks are used again within a step.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
