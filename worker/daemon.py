@@ -25,28 +25,19 @@ from murmuration.worker.identity import Identity
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
+from murmuration.worker.node import supervision
 from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import NodeConfig
-from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
-from murmuration.worker.node.supervision import (
-    Systemd,
-    allow_open_files,
-    few_open_files,
-    leaving_on,
-    return_large_blocks,
-)
 from murmuration.worker.pipeline.lifecycle import StageLifecycle
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns
 from murmuration.worker.training import checkpoint
-from murmuration.worker.training.checkpoint import any_in
 from murmuration.worker.training.device import chosen_device
 from murmuration.worker.training.evaluation import PeriodicEvaluation
 from murmuration.worker.training.export import load_initial
 from murmuration.worker.training.loop import Trainer
-from murmuration.worker.training.mailbox import Mailbox, StageMove, Stop, TrainingEvent
-from murmuration.worker.training.model import trained_parameters
+from murmuration.worker.training.mailbox import Mailbox, Stop, TrainingEvent
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_trainer, snapshot
 from murmuration.worker.training.result import build_result
@@ -59,17 +50,14 @@ CHECKPOINTS = "checkpoints"
 # What others take of this peer's work before it ends, at most: of the 10 s that containers have
 # after SIGTERM, and of the 30 s of the shortest notices.
 _GRACE_S, _NOTICE_S = 8.0, 25.0
-
 _STATES = 5  # in a checkpoint, each as large as the model: anchor, momentum, local, two of AdamW
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
     """Args:
-    node: name, addresses and whom to wait for.
     device: where the model is trained, as `--device` names it.
-    leave_on: a file or a URL that tells when this machine will go away, as
-        `murmuration.worker.node.supervision.is_noticed` takes it.
+    leave_on: a file or a URL that tells when this machine will go away (`supervision.is_noticed`).
     rebuilds: whether the stage is made from its neighbours, since no peer that served it is left.
     identity: what the peer proves itself by; None: nothing is encrypted.
     out: folder for checkpoints, `events.jsonl` and `result.json`.
@@ -89,17 +77,12 @@ class WorkerOptions:
 
 
 def run_worker(config: Config, options: WorkerOptions) -> int:
-    """Trains until the end, a signal, or an error; returns the exit code. main thread only.
-
-    Raises:
-        MurmurError: one line for the user.
-    """
-    return_large_blocks()
-    few = few_open_files(allow_open_files())
+    """Trains until the end or a signal; the exit code. Raises MurmurError. main thread only."""
+    supervision.return_large_blocks()
+    few = supervision.few_open_files(supervision.allow_open_files())
+    folder, fresh = options.out / CHECKPOINTS, options.resume is False
     with alone_in(options.out):
-        copies = RemoteCopies.begun(
-            config.checkpoint, options.out / CHECKPOINTS, fresh=options.resume is False
-        )
+        copies = RemoteCopies.begun(config.checkpoint, folder, fresh=fresh)
         while True:
             worker = Worker(config, options, copies)
             if copies is not None and copies.fetched is not None:
@@ -114,24 +97,25 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
 
 
 class Worker:
-    """One peer's process. Args: copies: where checkpoints go too."""
-
     def __init__(self, config: Config, options: WorkerOptions, copies: RemoteCopies | None) -> None:
         self._config, self._options = config, options
+        self._folder = options.out / CHECKPOINTS
         self._task = task_of(config)
         self._part = part_of(self._task, config, options.node.stage)
-        self._model = self._part.module.to(self._device())
-        schema = self._part.schema
+        device = torch.device("cpu")
+        if self._part.stage is None:
+            device = chosen_device(options.device)
+        elif options.device not in ("auto", "cpu"):
+            raise UsageError(f"--device {options.device}: stages train on the CPU; leave it out")
+        self._model = self._part.module.to(device)
         self._fragments = self._part.fragments(config)
-        self._manifest = Manifest.of(config, self._part.whole or schema)
+        self._manifest = Manifest.of(config, self._part.whole or self._part.schema)
         self._log = EventLog(options.out, options.announce, self._enrich)
         self._mailbox = Mailbox()
+        shape = getattr(self._task, "activation_shape", None)
         self._session = Session(
             config,
-            replace(
-                options.node,
-                activation_shape=getattr(self._task, "activation_shape", None),
-            ),
+            replace(options.node, activation_shape=shape),
             self._manifest,
             fragments=self._fragments,
             credentials=Credentials.of(options.identity, options.out),
@@ -139,7 +123,7 @@ class Worker:
             log=self._log,
         )
         self._saver = Saver(
-            options.out / CHECKPOINTS,
+            self._folder,
             config.checkpoint,
             _STATES * sum(each.nbytes for each in self._model.parameters()),
             self._log,
@@ -154,12 +138,10 @@ class Worker:
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
 
     def warn(self, text: str) -> None:
-        """Tells of it, where the worker's events are told. any thread."""
         self._log(new_event("warning", text=text))
 
     def run(self) -> int:
-        """Until the end, a signal or a move; returns the exit code. Raises as `run_worker`."""
-        folder = self._options.out / CHECKPOINTS
+        folder = self._folder
         for text in self._task.warnings if isinstance(self._task, Warns) else ():
             self.warn(text)
         aside = checkpoint.set_aside(folder) if self._options.resume is False else None
@@ -172,65 +154,54 @@ class Worker:
                 aside.rename(folder)  # nothing was saved in its place: the next try may resume it
 
     def _run(self) -> int:
-        resume, folder = self._options.resume, self._options.out / CHECKPOINTS
-        restored = self._restore() if resume or (resume is None and any_in(folder)) else None
+        options, resume = self._options, self._options.resume
+        found = resume or (resume is None and checkpoint.any_in(self._folder))
+        restored = self._restore() if found else None
         own = self._config.inner.optimizer != KSEED  # else the part has loaded them
         if restored is None and self._config.task.init and own:
             self._initialise(Path(self._config.task.init))
-        trainer = self._trainer(restored)
-        session = self._session
+        trainer, session, stage = self._trainer(restored), self._session, None
+        leaving = supervision.leaving_on(options.leave_on, self._leave)
         try:
-            with (
-                self._signals(),
-                leaving_on(self._options.leave_on, self._leave),
-                ExitStack() as up,
-            ):
-                session.start()
-                self._log(self._described())
-                up.enter_context(Systemd().watched(lambda: session.io.ask(lambda: None)))
-                stage = self._stage_life(session.io) if self._part.stage is not None else None
-                if stage is not None and self._options.rebuilds:
-                    stage.rebuild(trainer, lambda: self._leaves)
+            with self._signals(), leaving, ExitStack() as up:
+                session.start(self._model.parameters(), self._tokens())
+                systemd = supervision.Systemd()
+                up.enter_context(systemd.watched(lambda: session.io.ask(lambda: None)))
+                if self._part.stage is not None:
+                    stage = StageLifecycle(
+                        task=self._task,
+                        config=self._config,
+                        manifest=self._manifest,
+                        io=session.io,
+                        out=options.out,
+                        log=self._log,
+                    )
+                    if options.rebuilds:
+                        stage.rebuild(trainer, lambda: self._leaves)
                 try:
                     trainer.run()
                 except MurmurError:
                     if trainer.metrics.inner_steps:  # the run is over for this worker, not its work
                         self._saver.begin(trainer.step, partial(self._snapshot, trainer))
                     raise
-                if trainer.moves_to is not None and trainer.stopped is not None:
-                    self.goes_on = self._options_for(trainer.moves_to)
+                if (move := trainer.moves_to) is not None and trainer.stopped is not None:
+                    live = [member.address for member in session.others]
+                    joins = (*dict.fromkeys((*live, *options.node.joins)),)
+                    node = replace(options.node, stage=move.stage, joins=joins, min_peers=None)
+                    node = replace(node, residuals=Residuals())
+                    self.goes_on = replace(options, node=node, resume=False, rebuilds=move.orphaned)
                     return 0
                 return self._finish(trainer, stage)
         finally:
             session.close()
 
-    # ---------------------------------------------------------------------------------- parts
-
-    def _described(self) -> dict[str, object]:
-        config, task = self._config, self._task
+    def _tokens(self) -> int | None:
+        """Of an inner step; None where the task does not say."""
+        task, config = self._task, self._config
         sizes: Any = getattr(task, "batch_size", None), getattr(task, "tokens_per_sample", None)
-        batches = config.inner.accumulate
-        if self._part.stage is not None:
-            batches = config.stages.microbatches
-        return new_event(
-            "run",
-            parameters=sum(each.numel() for each in self._model.parameters()),
-            preset=config.preset,
-            inner_steps=None if config.plan.exchange == "none" else config.plan.inner_steps,
-            steps=config.run.steps,
-            tokens=None if None in sizes else math.prod(sizes) * batches,
-            device=str(next(self._model.parameters()).device),
-        )
-
-    def _stage_life(self, io: IOThread) -> StageLifecycle:
-        return StageLifecycle(
-            task=self._task,
-            config=self._config,
-            manifest=self._manifest,
-            io=io,
-            out=self._options.out,
-            log=self._log,
-        )
+        whole = self._part.stage is None
+        batches = config.inner.accumulate if whole else config.stages.microbatches
+        return None if None in sizes else math.prod(sizes) * batches
 
     def _trainer(self, restored: checkpoint.Checkpoint | None) -> Trainer:
         config = self._config
@@ -240,7 +211,9 @@ class Worker:
             cursor = cursor.advance(restored.values["position"])
         replica = self._part.replica(self._task, config, cursor, self._mailbox)
         if config.task.data == "leased":
-            replica.batches = self._batches = self._leased_batches(cursor)
+            assert isinstance(self._task, SharesSamples)
+            self._shares = Shares(config.run.seed, 0, 1, self._mailbox.post, self._lease)
+            replica.batches = self._batches = self._shares.batches(self._task, cursor)
             if restored is not None:
                 self._options.node.ledger.load(restored.values["samples"])
         trainer = Trainer(
@@ -252,8 +225,7 @@ class Worker:
             between_steps=self._between_steps,
         )
         if restored is not None:
-            left = self._options.node.residuals
-            restore_trainer(trainer, restored, config.run.steps, left)
+            restore_trainer(trainer, restored, config.run.steps, self._options.node.residuals)
         self._evaluation = PeriodicEvaluation(
             self._task,
             self._model,
@@ -263,45 +235,29 @@ class Worker:
         )
         return trainer
 
-    def _leased_batches(self, cursor: Cursor) -> Generator[Batch]:
-        def receive(_stream: int) -> LeaseMessage | None:
-            message = self._mailbox.wait_lease()
-            return None if isinstance(message, Stop) else message
-
-        assert isinstance(self._task, SharesSamples)
-        self._shares = Shares(self._config.run.seed, 0, 1, self._mailbox.post, receive)
-        return self._shares.batches(self._task, cursor)
+    def _lease(self, _stream: int) -> LeaseMessage | None:
+        message = self._mailbox.wait_lease()
+        return None if isinstance(message, Stop) else message
 
     def _between_steps(self, trainer: Trainer) -> None:
         self._saver.save_if_due(trainer.step, partial(self._snapshot, trainer))
         self._evaluation.evaluate_if_due(trainer, lambda: not self._leaves)
 
-    def _device(self) -> torch.device:
-        asked = self._options.device
-        if self._part.stage is None:
-            return chosen_device(asked)
-        if asked not in ("auto", "cpu"):
-            raise UsageError(f"--device {asked}: stages train on the CPU; leave it out")
-        return torch.device("cpu")
-
     def _initialise(self, source: Path) -> None:
         """First values of the model from a file; one that joins gets them from the others too."""
         if self._options.node.min_peers is None and not source.exists():
-            text = f"[task] init = {source} is not on this machine: the others have the model"
-            self._log(new_event("warning", text=text))
+            self.warn(f"[task] init = {source} is not on this machine: the others have the model")
             return
-        trained = {n: p.detach() for n, p in trained_parameters(self._model).items()}
-        load_initial(self._model, source, trained, self._task)
+        load_initial(self._model, source, self._task)
 
     def _restore(self) -> checkpoint.Checkpoint:
-        restored, problems = checkpoint.load(self._options.out / CHECKPOINTS)
+        restored, problems = checkpoint.load(self._folder)
         for problem in problems:
-            self._log(new_event("warning", text=problem))
+            self.warn(problem)
         if (reason := refusal(restored.values, self._manifest)) is not None:
             raise CheckpointError(
-                f"{restored.path} {reason}; "
-                "go on with the settings it was started with, say --fresh to put it aside, or "
-                "choose another --out"
+                f"{restored.path} {reason}; go on with the settings it was started with, say "
+                "--fresh to put it aside, or choose another --out"
             )
         held, mine = restored.values.get("stage"), self._part.stage
         if held != mine:  # it has moved since
@@ -314,8 +270,8 @@ class Worker:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run in good order, SIGTERM without an evaluation; a second
-        one ends it at once. Once all is done, SIGTERM changes nothing any more."""
+        """Has SIGINT and SIGTERM end the run in good order, SIGTERM without an evaluation; a second
+        one at once. Once all is done, SIGTERM changes nothing any more."""
 
         def stop(number: int, _frame: FrameType | None) -> None:
             if self._interrupted_by is not None:
@@ -333,8 +289,7 @@ class Worker:
                 signal.signal(number, handler)
 
     def _leave(self) -> None:
-        """On a notice that the machine will go away, as after SIGTERM; a signal may still follow.
-        any thread."""
+        """Leaves on a notice that the machine goes away; a signal may still follow. any thread."""
         self._noticed = True
         self._log(new_event("preempted", source=str(self._options.leave_on)))
         self._mailbox.answer(Stop("preempted"))
@@ -344,8 +299,6 @@ class Worker:
         """Whether somebody waits for this process to end."""
         return self._noticed or self._interrupted_by is not None
 
-    # ---------------------------------------------------------------------------- checkpoints
-
     def _snapshot(
         self, trainer: Trainer, *, copied: bool = True
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -353,22 +306,15 @@ class Worker:
         outer = plain_state(trainer, self._manifest, partial(self._ask, trainer), left)
         tensors, values = snapshot(trainer, outer, self._part.stage, copied=copied)
         if self._shares is not None:
-            values["samples"] = self._used_samples(trainer)
+            if trainer.error is None:
+                self._shares.tell()
+                self._session.settle()
+            values["samples"] = self._ask(trainer, self._options.node.ledger.plain)
         return tensors, values
-
-    def _used_samples(self, trainer: Trainer) -> dict[str, Any]:
-        if trainer.stopped is None or trainer.stopped.error is None:
-            assert self._shares is not None
-            self._shares.tell()
-            self._session.settle()
-        return self._ask(trainer, self._options.node.ledger.plain)
 
     def _ask(self, trainer: Trainer, question: Callable[[], T]) -> T:
         """The answer of the I/O thread, or of what it has left."""
-        ended = trainer.stopped is not None and trainer.stopped.error is not None
-        return question() if ended else self._session.io.ask(question)
-
-    # ------------------------------------------------------------------------------- the end
+        return self._session.io.ask(question) if trainer.error is None else question()
 
     def _finish(self, trainer: Trainer, stage: StageLifecycle | None) -> int:
         session = self._session
@@ -406,29 +352,19 @@ class Worker:
         self._enrich(event)
         self._mailbox.post(TrainingEvent(dict(event)))
         patience_s = 0.0 if trainer.stopped is not None else AWAIT_OTHERS_S
-        results = session.share_result(
-            event, patience_s, lambda: not self._leaves or not patience_s
-        )
+        wanted = lambda: not self._leaves or not patience_s  # noqa: E731
+        results = session.share_result(event, patience_s, wanted)
         leave_json(self._options.out / RESULTS, results, self._log)
         self._done = True
         return code
 
-    def _options_for(self, move: StageMove) -> WorkerOptions:
-        """This worker's, as a replica of another stage."""
-        node = self._options.node
-        live = [member.address for member in self._session.others]
-        joins = (*dict.fromkeys((*live, *node.joins)),)
-        moved = replace(node, stage=move.stage, joins=joins, min_peers=None, residuals=Residuals())
-        return replace(self._options, node=moved, resume=False, rebuilds=move.orphaned)
-
     def _enrich(self, event: dict[str, object]) -> None:
         event.setdefault("peer", self._options.node.peer)
         if event["event"] in ("progress", "result"):
-            traffic = self._session.transport.traffic
-            event["bytes_sent"] = traffic.sent_bytes
-            event["bytes_received"] = traffic.received_bytes
+            event |= self._session.carried
             if self._part.stage is not None:
                 event["stage"] = self._part.stage
         if event["event"] == "result":
+            traffic = self._session.transport.traffic
             event["probe_bytes_sent"] = traffic.probe_sent_bytes
             event["probe_bytes_received"] = traffic.probe_received_bytes

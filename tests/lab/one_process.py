@@ -143,8 +143,7 @@ def _part(task: Task, config: Config, device: str) -> Part:
     part = part_of(task, config)
     part.module.to(device)
     if config.task.init and config.inner.optimizer != KSEED:  # that has them already
-        trained = {n: p.detach() for n, p in trained_parameters(part.module).items()}
-        load_initial(part.module, Path(config.task.init), trained, task)
+        load_initial(part.module, Path(config.task.init), task)
     return part
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, ParamSpec
 
 import click
 import numpy as np
@@ -46,7 +46,7 @@ log = logging.getLogger("murmuration")
 
 
 def in_arguments(text: str) -> str:
-    """A message for the command line, with its options as arguments of Python.
+    """Spells the options in a message for the command line as arguments of Python.
 
     >>> in_arguments("1 of 2 peers; lower --min-peers, or say --listen 0.0.0.0:7700")
     "1 of 2 peers; lower min_peers=, or say listen='0.0.0.0:7700'"
@@ -76,13 +76,8 @@ def errors_in_arguments() -> Iterator[None]:
 
 class LoopLines:
     """Tells of each event: joins, deaths, waits and the first round at INFO, what goes wrong at
-    WARNING, and each round at DEBUG. any thread.
-
-    Where the program has not configured `logging`, lines of INFO and above go to stderr.
-
-    Args:
-        progress: print the lines of `murmur up` on stdout, with those of the training.
-    """
+    WARNING, and each round at DEBUG. Where the program has not configured `logging`, lines of INFO
+    and above go to stderr. With `progress` the lines of `murmur up` are printed too. any thread."""
 
     def __init__(self, *, progress: bool = False) -> None:
         self._lines = PlainLines(joins=None, spell=in_arguments) if progress else None
@@ -113,11 +108,7 @@ class LoopLines:
 
 P = ParamSpec("P")
 
-_SETTINGS = {
-    "preset": "diloco.preset",
-    "inner_steps": "diloco.inner_steps",
-    "steps": "run.steps",
-}
+_SETTINGS = {"preset": "diloco.preset", "inner_steps": "diloco.inner_steps", "steps": "run.steps"}
 _OF_TASKS = {
     "task": "a loop of your own brings model and samples",
     "inner": "the optimizer of your loop is your own",
@@ -133,18 +124,14 @@ _NUMBERS = {"integer": int, "float": float}
 
 
 def checked(function: Callable[P, None]) -> Callable[P, None]:
-    """Decorates a method that takes `Swarm`'s keywords: it gets them as plain values of Python.
-
-    Raises:
-        UsageError: names the first that cannot be used.
-    """
+    """Decorates a method that takes `Swarm`'s keywords, to get them plain. Raises UsageError."""
 
     @wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> None:
         for name, value in named.items():
             if isinstance(value, str | Path) and not is_utf8(str(value)):
                 raise _refused(name, value, "it is not UTF-8, which peers tell names in; rename it")
-            if name in _CHECKS:
+            if name in _CHECKS and (value is not None or name in _NEVER_NONE):
                 named[name] = _CHECKS[name](name, value)
         with errors_in_arguments():
             function(*given, **named)
@@ -174,12 +161,9 @@ def plain(value: Any) -> Any:
 def settings_by_argument(
     named: Mapping[str, object], more: Mapping[str, object] | None
 ) -> dict[str, str]:
-    """`section.key=value` as the TOML has it, by the argument that says so.
-
-    Args:
-        named: those of `_SETTINGS`, None for one that is left out; more: `settings`.
-
-    Raises UsageError: two say one thing, and not the same, or exclude each other."""
+    """`section.key=value` as the TOML has it, by the argument that says so. Raises UsageError: two
+    say one thing, and not the same, or exclude each other. Args: named: those of `_SETTINGS`, None
+    for one that is left out; more: `settings`."""
     more = more or {}
     given = {argument: value for argument, value in named.items() if value is not None}
     for argument, value in given.items():
@@ -205,14 +189,9 @@ def _refused(name: str, value: object, wanted: str) -> UsageError:
     return UsageError(f"{name}={shown if len(shown) <= 60 else shown[:60] + '...'}: {wanted}")
 
 
-def _holding(
-    holds: Callable[[Any], bool], wanted: str, *, optional: bool = True
-) -> Callable[[str, Any], Any]:
-    """A check of a value. Args: optional: None says that it is left out."""
-
+def _holding(holds: Callable[[Any], bool], wanted: str) -> Callable[[str, Any], Any]:
     def check(name: str, value: object) -> Any:
-        value = plain(value)
-        if not (optional and value is None) and not holds(value):
+        if not holds(value := plain(value)):
             raise _refused(name, value, wanted)
         return value
 
@@ -223,25 +202,12 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) and not math.isnan(value)  # type: ignore[arg-type]
 
 
-_count = _holding(
-    lambda value: type(value) is int and value >= 1, "it must be of type int, at least 1"
-)
-_seconds = _holding(
-    lambda value: _is_number(value) and value > 0, "it must be a number of seconds, above 0"
-)
-_rate = _holding(
-    lambda value: _is_number(value) and 0 <= value < math.inf,
-    "it must be a rate of at least 0, which relays for nobody",
-    optional=False,
-)
-_switch = _holding(
-    lambda value: isinstance(value, bool), "it must be True or False", optional=False
-)
+_count = _holding(lambda v: type(v) is int and v >= 1, "it must be of type int, at least 1")
+_switch = _holding(lambda v: isinstance(v, bool), "it must be True or False")
 _text = _holding(
-    lambda value: isinstance(value, str) and value != "",
-    "it must be a text that is not empty, or left out",
+    lambda v: isinstance(v, str) and v != "", "it must be a text that is not empty, or left out"
 )
-_served = _holding(lambda value: type(value) in (str, int), "write a port, or 'HOST:PORT'")
+_served = _holding(lambda v: type(v) in (str, int), "write a port, or 'HOST:PORT'")
 
 
 def _address(name: str, value: object) -> str:
@@ -254,22 +220,14 @@ def _address(name: str, value: object) -> str:
     return value
 
 
-def _own_address(name: str, value: object) -> str | None:
-    return value if value in (None, ROUTER) else _address(name, value)
-
-
 def _addresses(name: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()  # it starts a run
     if isinstance(value, str) or not isinstance(value, Iterable):
         return (_address(name, value),)
     return tuple(_address(name, each) for each in value)
 
 
-def _folder(name: str, value: object) -> str | None:
+def _folder(name: str, value: object) -> str:
     value = plain(value)
-    if value is None:
-        return None
     if not isinstance(value, str) or not value:
         raise _refused(name, value, "it must be the path of a folder, or None")
     path = Path(value)
@@ -279,51 +237,43 @@ def _folder(name: str, value: object) -> str | None:
     return value
 
 
-def _settings(name: str, value: object) -> dict[str, object] | None:
-    if value is None:
-        return None
+def _settings(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, Mapping):
         raise _refused(name, value, 'write a dict, such as {"diloco.codec": "e3m0"}')
-    return {_key(name, key): _setting(name, key, plain(each)) for key, each in value.items()}
-
-
-def _key(name: str, key: object) -> str:
-    section, dot, rest = key.partition(".") if isinstance(key, str) else ("", "", "")
-    if not section or not dot or not rest:
-        raise UsageError(f"{name}[{key!r}]: write section.key, such as 'diloco.inner_steps'")
-    if section in _OF_TASKS:
-        raise UsageError(f"{name}[{key!r}] is for tasks: {_OF_TASKS[section]}; leave it out")
-    return f"{section}.{rest}"
-
-
-def _setting(name: str, key: str, value: object) -> object:
-    elements = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, str | bool | int | float) for each in elements):
-        shown = value.__class__.__name__ if value is not None else "None"
-        raise UsageError(f"{name}[{key!r}] is {shown}: write text, a number, or a list of these")
-    return value
+    found = {}
+    for key, given in value.items():
+        section, dot, rest = key.partition(".") if isinstance(key, str) else ("", "", "")
+        if not section or not dot or not rest:
+            raise UsageError(f"{name}[{key!r}]: write section.key, such as 'diloco.inner_steps'")
+        if section in _OF_TASKS:
+            raise UsageError(f"{name}[{key!r}] is for tasks: {_OF_TASKS[section]}; leave it out")
+        found[key] = given = plain(given)
+        elements = given if isinstance(given, list) else [given]
+        if not all(isinstance(each, str | bool | int | float) for each in elements):
+            kind = "None" if given is None else type(given).__name__
+            raise UsageError(f"{name}[{key!r}] is {kind}: write text, a number, or a list of these")
+    return found
 
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("preset", "name", "token"), _text),
+    **dict.fromkeys(("inner_steps", "steps", "min_peers"), _count),
+    **dict.fromkeys(("insecure", "no_relay", "progress"), _switch),
+    **dict.fromkeys(("serve_metrics", "web"), _served),
     "join": _addresses,
-    "preset": _text,
-    "inner_steps": _count,
-    "steps": _count,
     "listen": _address,
-    "advertise": _own_address,
-    "name": _text,
-    "min_peers": _count,
-    "wait_s": _seconds,
+    "advertise": lambda name, value: value if value == ROUTER else _address(name, value),
     "settings": _settings,
     "out": _folder,
-    "token": _text,
-    "insecure": _switch,
-    "serve_metrics": _served,
-    "web": _served,
-    "no_relay": _switch,
-    "relay_mbps": _rate,
-    "progress": _switch,
+    "wait_s": _holding(
+        lambda v: _is_number(v) and v > 0, "it must be a number of seconds, above 0"
+    ),
+    "relay_mbps": _holding(
+        lambda v: _is_number(v) and 0 <= v < math.inf,
+        "it must be a rate of at least 0, which relays for nobody",
+    ),
 }
+_NEVER_NONE = frozenset({"listen", "insecure", "no_relay", "relay_mbps", "progress"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -359,12 +309,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--progress", action="store_true", help="Print lines as `murmur up` does.")
 
 
-class Terms(NamedTuple):
-    """The run's config, who gave it, and the host to advertise, if not given."""
-
-    config: Config
-    first: FirstAnswer | None
-    found: FoundHost | None
+# The run's config, who gave it, and the host to advertise, if not given.
+Terms = tuple[Config, FirstAnswer | None, FoundHost | None]
 
 
 def agree_on_terms(
@@ -374,19 +320,23 @@ def agree_on_terms(
     newcomer: Newcomer,
     identity: Identity | None,
 ) -> Terms:
-    """What this peer and the run agree on. Raises as `Swarm`."""
-    first: FirstAnswer | None = None
-    if not newcomer.contacts:
-        config = _started(given)
+    """Finds what this peer and the run agree on. Raises as `Swarm`."""
+    first = newcomer.ask_run(identity) if newcomer.contacts else None
+    if first is None:
+        task, ends = f'task.name="{OWN_LOOP}"', [f"run.steps={NO_END}"]
+        steps = [each for each in given if each.startswith("run.steps=")]
+        config = load_config(None, [task, *([] if steps else ends), *given], None, given)
+        if config.inner.optimizer == KSEED:
+            raise ConfigError(
+                "preset='kseed' is for tasks: the optimizer of your loop is your own; take another"
+            )
     else:
-        first = newcomer.ask_run(identity)
-        where = first.address
         config = _joined(given, first)
         own = Manifest.of(config, schema)
         if different := first_difference(own.agreed, first.manifest.agreed):
             raise ManifestRefused(
-                f"{where} trains another model: {different}; build the same one, with the same "
-                "parts frozen, or join another run"
+                f"{first.address} trains another model: {different}; build the same one, with the "
+                "same parts frozen, or join another run"
             )
     if config.run.evaluate_every:
         raise ConfigError(
@@ -398,30 +348,13 @@ def agree_on_terms(
             "settings: run.track is for tasks: a loop of your own has trackers of its own, and "
             "`swarm.metrics` for them; leave it out"
         )
-    contacts = [first.address] if first else []
-    found = addresses.found(contacts, first.seen_from if first else "")
+    found = addresses.found([first.address], first.seen_from) if first else addresses.found([])
     if is_site() and config.plan.payload == "gradient":
         raise UsageError(
             "preset ddp averages gradients at every step, which a site of several processes does "
             "by itself; use diloco or streaming between sites"
         )
-    return Terms(config, first, found)
-
-
-def steps_of(config: Config) -> int | None:
-    """Of a run; None without an end."""
-    return None if config.run.steps >= NO_END else config.run.steps
-
-
-def _started(given: Mapping[str, str]) -> Config:
-    task = f'task.name="{OWN_LOOP}"'
-    ends = () if any(each.startswith("run.steps=") for each in given) else (f"run.steps={NO_END}",)
-    config = load_config(None, [task, *ends, *given], None, given)
-    if config.inner.optimizer == KSEED:
-        raise ConfigError(
-            "preset='kseed' is for tasks: the optimizer of your loop is your own; take another"
-        )
-    return config
+    return config, first, found
 
 
 def _joined(given: Mapping[str, str], first: FirstAnswer) -> Config:

@@ -11,12 +11,7 @@ from weakref import WeakSet
 
 from torch import nn
 from torch.optim import Optimizer
-from transformers import (
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from murmuration.worker.library.steps import before_entering
 from murmuration.worker.library.swarm import Swarm
@@ -31,27 +26,19 @@ _LOOK_S = 0.2
 class SwarmCallback(TrainerCallback):
     """Enters a `Swarm` when training begins, and leaves it after the last step, or when it fails.
 
-        trainer = Trainer(model, arguments, train_dataset=data,
-                          callbacks=[murmuration.hf.SwarmCallback(join="one.example:7700")])
+    Accumulation, clipping, schedulers and mixed precision stay the trainer's. A run that is started
+    here has as many steps as the trainer. One that joins under way goes on in the run: its
+    scheduler and its count of steps begin where the others are. After `train()` the model holds the
+    anchor; with `load_best_model_at_end` it holds the best of this peer's own checkpoints, and that
+    is told.
 
-    Accumulation, clipping, schedulers and mixed precision stay the trainer's. After `train()` the
-    model holds the anchor, so `trainer.save_model()` writes what the swarm agrees on. With
-    `load_best_model_at_end` it holds the best of this peer's own checkpoints, and that is told. A
-    run that is started here has as many steps as the trainer. A trainer that joins under way goes
-    on in the run: its scheduler and its count of steps begin where the others are.
-
-    The folder `swarm` in each checkpoint of the trainer's has what the swarm has agreed on:
-    anchors, momenta, the round. A trainer that resumes from a checkpoint in its output folder, or
-    from `TrainingArguments(resume_from_checkpoint=...)`, goes on with that too.
-
-    When `train()` raises, Ctrl-C among that, the swarm is left at once. The model keeps its
-    parameters, and this or another trainer may train it again.
+    The folder `swarm` in each checkpoint of the trainer's has what the swarm has agreed on. A
+    trainer that resumes from a checkpoint goes on with that too. When `train()` raises, Ctrl-C
+    among that, the swarm is left at once, and the model keeps its parameters.
 
     Args:
-        swarm: the arguments of `Swarm`, but `model` and `optimizer`.
-
-    Attributes:
-        swarm: while training goes on, and afterwards; None before.
+        swarm: the arguments of `Swarm`, but `model` and `optimizer`. The attribute of that name is
+            the `Swarm` while training goes on, and afterwards; None before.
     """
 
     def __init__(self, **swarm: Any) -> None:
@@ -74,44 +61,30 @@ class SwarmCallback(TrainerCallback):
         lr_scheduler: Any = None,
         **_others: Any,
     ) -> None:
-        """Joins or starts the run, or goes on with it.
-
-        Raises:
-            UsageError: the checkpoint is of another run.
-            CheckpointError: what the swarm has agreed on is damaged there.
-            as `Swarm`.
-        """
+        """Joins or starts the run, or goes on with it. Raises as `Swarm`; UsageError,
+        CheckpointError: the checkpoint is of another run, or damaged."""
         given = dict(self._arguments)
         if not given.get("join"):
             given.setdefault("steps", state.max_steps)
         saved = _saved_with(args, state) if state.global_step > 0 else None
-        swarm = Swarm(model, optimizer, **given)
-        self._entered.enter(
-            swarm, state.max_steps, state.global_step, load_state(saved) if saved else None
-        )
+        swarm, outer = Swarm(model, optimizer, **given), load_state(saved) if saved else None
+        self._entered.enter(swarm, state.max_steps, state.global_step, outer)
         self._training, self._scheduler = _Training(self._entered), lr_scheduler
         self._catch_up(state)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_others: Any,
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
-        """Tells the swarm the loss. The last word of a trainer comes before it loads its best
-        model: the swarm is left by then."""
+        """Tells the swarm the loss. It is left before a trainer loads its best model."""
         if self.swarm is not None and logs and "loss" in logs:
             self.swarm.report(logs["loss"])
         if logs and "train_runtime" in logs:
             self._leave()
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
+        self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any
     ) -> None:
-        """Ends training with the run, and leaves it after the last step: what the trainer evaluates
-        and saves then is the anchor."""
+        """Ends training with the run, and leaves after the last step: the anchor is saved then."""
         if self.swarm is None or self._training is None:
             return
         self._catch_up(state)
@@ -120,29 +93,26 @@ class SwarmCallback(TrainerCallback):
         if control.should_training_stop or state.global_step >= state.max_steps:
             self._leave()
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **_others: Any) -> None:
         """Leaves the swarm where another callback has ended training."""
         if control.should_training_stop:
             self._leave()
 
     def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
+        self, args: TrainingArguments, state: TrainerState, control: Any, **_others: Any
     ) -> None:
         """Writes beside the trainer's checkpoint what the swarm has agreed on. Raises OSError."""
         if self.swarm is not None and (outer := self.swarm.state_dict()):
             save_state(_folder_of(args, state) / _SWARM, outer)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
+        self, args: TrainingArguments, state: TrainerState, control: Any, **_others: Any
     ) -> None:
         """Tells what the model holds where that is not the anchor."""
         self._leave()
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
-        self._entered.tell_replaced(
-            f"load_best_model_at_end ({best})" if best else "another callback"
-        )
+        what = f"load_best_model_at_end ({best})" if best else "another callback"
+        self._entered.tell_replaced(what)
 
     def _leave(self) -> None:
         if self._training is not None:
@@ -150,7 +120,6 @@ class SwarmCallback(TrainerCallback):
             self._training = None
 
     def _catch_up(self, state: TrainerState) -> None:
-        """Scheduler and count of steps go on where the run is."""
         schedulers = [] if self._scheduler is None else [(self._scheduler, 1)]
         state.global_step += self._entered.catch_up(state.global_step, schedulers)
 
@@ -162,24 +131,28 @@ def _leave_failed() -> None:
 
 
 class _Training:
-    """A run of a trainer's loop, which ends without a word when it raises. So it is looked whether
-    the loop is still on the stack of its thread."""
+    """A trainer's loop, which may raise and tell nobody: whether it is on the stack tells."""
 
     def __init__(self, entered: TrainersSwarm) -> None:
         self._entered, self._lock, self._over = entered, threading.Lock(), threading.Event()
         self._thread = threading.get_ident()
-        self._frame = _loop_of(sys._getframe())
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_name != _LOOP:
+            frame = frame.f_back
+        self._frame = frame  # of the trainer's loop, which has led here
         _trainings.add(self)
         atexit.register(self._fail)
         threading.Thread(target=self._watch, name="murmur-trainer", daemon=True).start()
 
     def leave(self) -> None:
-        """The loop has come to its end."""
         self._end(self._entered.leave)
 
     def leave_if_failed(self) -> None:
-        """any thread."""
-        if self._frame is not None and not self._is_on_the_stack():
+        """Leaves where the loop is no longer on the stack. any thread."""
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None and frame is not self._frame:
+            frame = frame.f_back
+        if self._frame is not None and frame is None:
             self._fail()
 
     def _fail(self) -> None:
@@ -191,7 +164,7 @@ class _Training:
         self._end(fail)
 
     def _end(self, end: Callable[[], None]) -> None:
-        """Once; who comes second waits for the first."""
+        """Ends once; a second caller waits for the first."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -207,22 +180,9 @@ class _Training:
         while not self._over.wait(_LOOK_S):
             self.leave_if_failed()
 
-    def _is_on_the_stack(self) -> bool:
-        frame = sys._current_frames().get(self._thread)
-        while frame is not None and frame is not self._frame:
-            frame = frame.f_back
-        return frame is not None
-
 
 _trainings: WeakSet[_Training] = WeakSet()
 before_entering.append(_leave_failed)
-
-
-def _loop_of(frame: FrameType | None) -> FrameType | None:
-    """The trainer's loop, among those that have led here."""
-    while frame is not None and frame.f_code.co_name != _LOOP:
-        frame = frame.f_back
-    return frame
 
 
 def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:
@@ -230,8 +190,7 @@ def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:
 
 
 def _saved_with(args: TrainingArguments, state: TrainerState) -> Path | None:
-    """Where the checkpoint that the trainer resumes from has a swarm's state; None without one."""
     named = args.resume_from_checkpoint
     folders = [Path(named)] if named and Path(named).is_dir() else []
-    folders.append(_folder_of(args, state))
-    return next((each / _SWARM for each in folders if (each / _SWARM).is_dir()), None)
+    found = (each / _SWARM for each in (*folders, _folder_of(args, state)))
+    return next((each for each in found if each.is_dir()), None)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +25,13 @@ from murmuration.worker.wire import tensor_hash
 
 
 class UserReplica(Replica):
-    """Model and optimizers of the user's. train thread only.
+    """The user's model and optimizers. train thread only. Raises UsageError: nothing to train, or
+    an optimizer of something else.
 
     Args:
         model: its parameters may be on any device, in fp32, bf16 or fp16.
         optimizers: over all or some of the model's parameters, and over no others; their steps
             follow one another in this order.
-
-    Attributes:
-        loss: of the last step, as the user reported it; NaN before.
-
-    Raises:
-        UsageError: nothing to train, or an optimizer of something else.
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> None:
@@ -49,9 +45,8 @@ class UserReplica(Replica):
 
     @property
     def last_gradient_norm(self) -> float | None:
-        """Of the gradient that the optimizer has stepped with, clipped by the loop or not. None
-        where to ask would cost a wait (on a GPU) or a word of all ranks (sharded), and where it is
-        still scaled."""
+        """The norm that the optimizer has stepped with, clipped or not. None where to ask would
+        cost a wait (on a GPU) or a word of all ranks (sharded), and where it is still scaled."""
         gradients = [p.grad for p in self._named.values() if p.grad is not None]
         scaled = is_scaled(self.optimizers)
         dear = any(g.device.type != "cpu" or g.is_sparse or is_sharded(g) for g in gradients)
@@ -61,22 +56,23 @@ class UserReplica(Replica):
 
     @property
     def schema(self) -> list[TensorSpec]:
-        """What travels, in the model's order."""
         return schema_of(self.model)
 
     @property
     def frozen_hash(self) -> str | None:
-        """Of the parameters that are not trained, alike on every peer; None without any."""
-        frozen = [p.detach() for p in self.model.parameters() if not p.requires_grad]
+        """The hash of what is not trained, alike on every peer; None without any. Of parameters
+        that ranks hold in shards, all ranks must ask for it at once."""
+        frozen: list[Any] = [p.detach() for p in self.model.parameters() if not p.requires_grad]
         if not frozen:
             return None
-        return tensor_hash(_as_fp32(whole(each)) for each in frozen)
+        wholes = (p.full_tensor() if is_sharded(p) else p for p in frozen)
+        reals = (torch.view_as_real(p) if p.is_complex() else p for p in wholes)
+        return tensor_hash(p.to("cpu", torch.float32).flatten() for p in reals)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """By parameter, zeros where there is none, and the running statistics as they are.
-
-        Raises UsageError: one is sparse, or scaled, or they are not there yet."""
+        """By parameter, zeros where there is none, and running statistics as they are. Raises
+        UsageError: one is sparse, or scaled."""
         if is_scaled(self.optimizers):
             raise UsageError(
                 "preset ddp averages gradients, which a GradScaler has scaled here: call "
@@ -91,7 +87,6 @@ class UserReplica(Replica):
         return self._present_gradients()
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Puts these in the place of the parameters' own."""
         for name, parameter in self._named.items():
             given = gradients[name]
             if parameter.grad is None:
@@ -112,7 +107,8 @@ class UserReplica(Replica):
             )
 
     def followed(self, listener: StepListener) -> AbstractContextManager[OptimizerSteps]:
-        """Tells the listener of all steps meanwhile. Raises UsageError: the model is in a swarm."""
+        """Tells the listener of all steps within the block. Raises UsageError: it is followed
+        already."""
         parameters = (id(each) for each in self._named.values())
         return OptimizerSteps(self.optimizers, parameters, listener).followed()
 
@@ -122,16 +118,28 @@ class UserReplica(Replica):
         return before != self._written
 
     def refresh(self) -> None:
-        """Reads and writes what the model holds now, whose storage or type may be another.
-
-        Raises:
-            UsageError: what travels is not what it was.
-        """
-        self._check_parameters()
-        self._follow_buffers()
-        named = (*self._named.items(), *self._statistics.items())
-        for name, value in named:
-            before, now = self._parameters[name], value.detach()
+        """Follows what the model holds now, whose storage or type may be another. Raises
+        UsageError: what travels is not what it was."""
+        known = {id(parameter) for parameter in self._named.values()}
+        trained = {id(p): n for n, p in self.model.named_parameters() if p.requires_grad}
+        if known != trained.keys():
+            new = next((name for each, name in trained.items() if each not in known), None)
+            what = f"{new!r} was added" if new else "one was frozen or taken away"
+            raise UsageError(
+                f"the parameters to train have changed in the swarm ({what}): build and freeze the "
+                "model before `with Swarm(...)`, the same way on every peer"
+            )
+        held, statistics = _places(self.model), self._statistics
+        if held != self._buffers:  # a module may assign a buffer anew at each step
+            statistics = running_statistics(self.model)
+        if other := statistics.keys() ^ self._statistics.keys():
+            raise UsageError(
+                f"the buffers of the model have changed in the swarm ({min(other)!r} is new or "
+                "gone): register those that are saved before `Swarm(...)`, or persistent=False"
+            )
+        self._buffers, self._statistics = held, statistics
+        for name, value in (*self._named.items(), *statistics.items()):
+            before, now = self.parameters[name], value.detach()
             if (before.shape, before.device) != (now.shape, now.device):
                 what = f"{now.device} {list(now.shape)}, it was "
                 what += f"{before.device} {list(before.shape)}"
@@ -139,29 +147,7 @@ class UserReplica(Replica):
                     f"{name!r} has become another tensor in the swarm ({what}): give the model its "
                     "final shape and device before `Swarm(...)`"
                 )
-            self._parameters[name] = now
-
-    def _check_parameters(self) -> None:
-        known = {id(parameter) for parameter in self._named.values()}
-        now = {id(p): n for n, p in self.model.named_parameters() if p.requires_grad}
-        if known != now.keys():
-            new = next((name for each, name in now.items() if each not in known), None)
-            what = f"{new!r} was added" if new else "one was frozen or taken away"
-            raise UsageError(
-                f"the parameters to train have changed in the swarm ({what}): build and freeze the "
-                "model before `with Swarm(...)`, the same way on every peer"
-            )
-
-    def _follow_buffers(self) -> None:
-        """A module may assign a buffer anew at each step."""
-        held = _places(self.model)
-        statistics = running_statistics(self.model) if held != self._buffers else self._statistics
-        if other := statistics.keys() ^ self._statistics.keys():
-            raise UsageError(
-                f"the buffers of the model have changed in the swarm ({min(other)!r} is new or "
-                "gone): register those that are saved before `Swarm(...)`, or persistent=False"
-            )
-        self._buffers, self._statistics = held, statistics
+            self.parameters[name] = now
 
     def _check(self) -> None:
         name = type(self.model).__name__
@@ -174,12 +160,11 @@ class UserReplica(Replica):
             )
         if not self.optimizers:
             raise UsageError("no optimizer was given: the swarm follows the steps of one or more")
-        if not any(group["params"] for each in self.optimizers for group in each.param_groups):
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        if not any(group["params"] for group in groups):
             raise UsageError("the optimizer has no parameters: make it of model.parameters()")
         own = {id(parameter) for parameter in self.model.parameters()}
-        groups = [group for each in self.optimizers for group in each.param_groups]
-        foreign = sum(id(p) not in own for group in groups for p in group["params"])
-        if foreign:
+        if foreign := sum(id(p) not in own for group in groups for p in group["params"]):
             raise UsageError(
                 f"the optimizer has {foreign} parameters that are not model {name}'s: make it of "
                 "model.parameters(), after the model has its final form and device; of several "
@@ -190,14 +175,11 @@ class UserReplica(Replica):
 
 def _places(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Tells the buffers from others of the same names, and where their values are."""
-    return {
-        name: (id(buffer), buffer.data_ptr() if _is_dense(buffer) else 0)
-        for name, buffer in model.named_buffers()
-    }
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not is_sharded(tensor)
+    found = {}
+    for name, buffer in model.named_buffers():
+        dense = buffer.layout is torch.strided and not is_sharded(buffer)
+        found[name] = (id(buffer), buffer.data_ptr() if dense else 0)
+    return found
 
 
 def _as_of(parameter: Tensor) -> tuple[int, int]:
@@ -213,30 +195,13 @@ def _innermost(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _as_fp32(tensor: Tensor) -> Tensor:
-    """The values on the host, 1-D; of complex numbers both parts."""
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.to("cpu", torch.float32).flatten()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, where ranks hold shards of it; then all ranks must call this at once."""
-    if not is_sharded(tensor):
-        return tensor
-    found: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]  # a DTensor
-    return found
-
-
 def is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor, whose module is slow to import and seldom needed."""
     return hasattr(tensor, "full_tensor")
 
 
-# ------------------------------------------------------------------- what is given, checked
-
-
 def optimizers_of(model: object, given: object) -> list[Optimizer]:
-    """One or several, as a list. Raises UsageError: one is none, or the model is none."""
+    """Gives one or several, as a list. Raises UsageError: one is none, or the model is none."""
     if isinstance(model, Optimizer):
         raise UsageError("the model comes first: Swarm(model, optimizer)")
     if not isinstance(model, nn.Module):
@@ -274,7 +239,7 @@ def _kind(given: object) -> str:
 
 
 def check_tensors(model: nn.Module) -> None:
-    """Raises UsageError: one of what would travel has no values, or not in the plain layout."""
+    """Raises UsageError: a tensor that would travel has no values, or not in the plain layout."""
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
             raise UsageError(

@@ -14,22 +14,17 @@ from murmuration.worker.library.trainers import TrainersSwarm
 class LightningCallback(Callback):
     """Enters a `Swarm` when fitting begins, and leaves it when it ends or fails.
 
-        trainer = Trainer(max_steps=1000,
-                          callbacks=[murmuration.lightning.LightningCallback(join="one.example:7700")])
-
     A run that is started here has as many steps as the trainer; with several optimizers, whose
     steps only the module knows, it has no end unless `steps` says so. A trainer that joins under
     way goes on in the run: its schedulers and `global_step` begin where the others are.
 
     Lightning's checkpoints have what the swarm has agreed on, and `fit(..., ckpt_path=...)` goes on
-    with that. After `fit` the model holds the anchor, unless a callback that averages weights
-    (`StochasticWeightAveraging`, `EMAWeightAveraging`) puts its own there; that is told.
+    with that. After `fit` the model holds the anchor, unless a callback that averages weights puts
+    its own there; that is told.
 
     Args:
-        swarm: the arguments of `Swarm`, but `model` and `optimizer`.
-
-    Attributes:
-        swarm: while fitting goes on, and afterwards; None before.
+        swarm: the arguments of `Swarm`, but `model` and `optimizer`. The attribute of that name is
+            the `Swarm` while fitting goes on, and afterwards; None before.
     """
 
     def __init__(self, **swarm: Any) -> None:
@@ -41,13 +36,12 @@ class LightningCallback(Callback):
         return self._entered.swarm
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Goes before the other callbacks, so that it has left when they put averages into the
-        model."""
+        """Goes before other callbacks: it has left when they put averages into the model."""
         trainer.callbacks = [self, *(each for each in trainer.callbacks if each is not self)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Joins or starts the run, or goes on with it. Raises as `Swarm`; UsageError: the
-        checkpoint is of another run."""
+        """Joins or starts the run, or goes on with it. Raises as `Swarm`; also for another run's
+        checkpoint."""
         given, steps = dict(self._arguments), trainer.estimated_stepping_batches
         schedule = None if steps == float("inf") or not self._counts(trainer) else int(steps)
         if not given.get("join") and schedule is not None:
@@ -64,12 +58,7 @@ class LightningCallback(Callback):
             self._entered.leave()
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Tells the swarm the loss, and ends fitting with the run."""
         assert self.swarm is not None
@@ -81,7 +70,6 @@ class LightningCallback(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leaves the swarm, with the anchor in the model."""
         self._entered.leave()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -91,7 +79,6 @@ class LightningCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Leaves the swarm at once."""
         self._entered.fail(exception)
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,16 +86,13 @@ class LightningCallback(Callback):
         return self.swarm.state_dict() if self.swarm is not None else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of a checkpoint that `fit` goes on from."""
         self._saved = state_dict
 
     def _counts(self, trainer: Trainer) -> bool:
-        """Whether `global_step` counts the steps of the run. Of several optimizers, or one that the
-        module steps by itself, it counts each step."""
+        """Whether `global_step` counts the run's steps; of several optimizers, each one's."""
         return trainer.lightning_module.automatic_optimization and len(trainer.optimizers) == 1
 
     def _catch_up(self, trainer: Trainer) -> None:
-        """Schedulers and the count of steps go on where the run is."""
         if not self._counts(trainer):
             return
         epoch = trainer.num_training_batches / trainer.accumulate_grad_batches

@@ -6,7 +6,6 @@ so a hash of the order and of what is cheap to read of the data names the stream
 """
 
 import random
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
@@ -15,37 +14,23 @@ from hashlib import sha256
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
+from torch.utils import data as torch_data
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.leases import Run, SampleStream
+from murmuration.worker.training.device import random_states_kept
 
 T = TypeVar("T")
 
 _Order = Sequence[Any]
 
+# Of a loader, beside its data and its samplers.
 _KEPT = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor"),
 )
 _PARTS = ("num_replicas", "num_processes", "world_size")  # of samplers that give a part of the data
 _MOST_HELD = 64  # of a list that a sampler holds
@@ -58,8 +43,7 @@ class Indexed(Generic[T]):
     Args:
         order: of an epoch: what `load` takes, by position. As long in each epoch.
         data: from an order, what tells the data from other data that is as long.
-        batch: positions of a batch.
-        drop_last: no batch is shorter.
+        batch: positions of a batch; drop_last: no batch is shorter.
         load: from what is drawn, batch by batch, to what the loop is given.
     """
 
@@ -74,15 +58,13 @@ class Indexed(Generic[T]):
         self.load, self.batch, self.drop_last = load, batch, drop_last
         self._order = order
         first = order(0)
-        self._orders = {0: first}
-        self._length = len(first)
+        self._orders, self._length = {0: first}, len(first)
         self.mark = f"{data(first)}/{_hash_of(first)}"
 
     def __len__(self) -> int:
         return self._length
 
     def places(self, run: Run, stream: SampleStream) -> list[Any]:
-        """What stands at these positions."""
         if run.epoch not in self._orders:
             self._orders = {e: o for e, o in self._orders.items() if e == run.epoch - 1}
             self._orders[run.epoch] = self._order(run.epoch)
@@ -91,33 +73,28 @@ class Indexed(Generic[T]):
 
 
 def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
-    """None for what can only be iterated.
-
-    Raises:
-        UsageError: the same order on every peer cannot be had of it, or it holds nothing.
-    """
+    """None for what can only be iterated. Raises UsageError: peers cannot have one order."""
     found: Indexed[Any] | None = None
     kind = type(source).__name__
     if isinstance(source, Set):
         raise UsageError(
             f"swarm.shard: a {kind} has another order in each process; share sorted(...) of it"
         )
-    if isinstance(source, Mapping) or not (
-        hasattr(source, "__iter__") or hasattr(source, "__getitem__")
-    ):
+    iterated = hasattr(source, "__iter__") or hasattr(source, "__getitem__")
+    if isinstance(source, Mapping) or not iterated:
         raise UsageError(
             f"swarm.shard takes a DataLoader, a sequence or what gives batches, and no {kind}"
         )
     if getattr(getattr(source, "dataset", source), "_distributed", None) is not None:
         raise UsageError("swarm.shard shares all samples out: leave split_dataset_by_node out")
-    if isinstance(source, DataLoader):
-        if isinstance(source.dataset, IterableDataset):
-            return None
-        _check_loader(source)
+    if isinstance(
+        source.dataset if isinstance(source, torch_data.DataLoader) else source,
+        torch_data.IterableDataset,
+    ):
+        return None
+    if isinstance(source, torch_data.DataLoader):
         found = _of_loader(source, seed)
-    elif isinstance(source, Sequence | Dataset) and hasattr(source, "__len__"):
-        if isinstance(source, IterableDataset):
-            return None
+    elif isinstance(source, Sequence | torch_data.Dataset) and hasattr(source, "__len__"):
         items: Any = source
         found = Indexed(
             lambda _: range(len(items)),
@@ -129,38 +106,32 @@ def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
     return found
 
 
-def _check_loader(loader: DataLoader[Any]) -> None:
-    own = [
-        name
-        for name in ("__iter__", "_get_iterator")
-        if getattr(type(loader), name) is not getattr(DataLoader, name)
-    ]
-    if own and not type(loader).__module__.startswith("torchdata."):  # its batches are torch's
-        raise UsageError(
-            f"swarm.shard: {type(loader).__name__} gives batches in a way of its own, which would "
-            "be lost; give a plain torch.utils.data.DataLoader over the same data"
-        )
-
-
-def _of_loader(loader: DataLoader[Any], seed: int) -> Indexed[Any]:
+def _of_loader(loader: torch_data.DataLoader[Any], seed: int) -> Indexed[Any]:
+    for name in ("__iter__", "_get_iterator"):
+        own = getattr(type(loader), name) is not getattr(torch_data.DataLoader, name)
+        if own and not type(loader).__module__.startswith("torchdata."):  # its batches are torch's
+            raise UsageError(
+                f"swarm.shard: {type(loader).__name__} gives batches in a way of its own, which "
+                "would be lost; give a plain torch.utils.data.DataLoader over the same data"
+            )
     batches = loader.batch_sampler
-    own_batches = batches is not None and type(batches) is not BatchSampler
+    own_batches = batches is not None and type(batches) is not torch_data.BatchSampler
     size, drop_last, sampler = 1, False, batches if own_batches else loader.sampler
-    if isinstance(batches, BatchSampler) and not own_batches:
+    if isinstance(batches, torch_data.BatchSampler) and not own_batches:
         size, drop_last, sampler = batches.batch_size, batches.drop_last, batches.sampler
 
     def load(drawn: Iterator[list[Any]]) -> Iterable[Any]:
         kept = {name: getattr(loader, name) for name in _KEPT}
         if batches is None:
             flat = chain.from_iterable(drawn)
-            return DataLoader(loader.dataset, batch_size=None, sampler=flat, **kept)
+            return torch_data.DataLoader(loader.dataset, batch_size=None, sampler=flat, **kept)
         chosen = (batch for batch, *_ in drawn) if own_batches else drawn
-        return DataLoader(loader.dataset, batch_sampler=chosen, **kept)
+        return torch_data.DataLoader(loader.dataset, batch_sampler=chosen, **kept)
 
     def content(order: _Order) -> str:
         return _content_of(loader.dataset, order, in_workers=loader.num_workers > 0)
 
-    found = Indexed(_SamplerOrder(sampler, seed), load, content, size, drop_last)
+    found = Indexed(_order_of(sampler, seed), load, content, size, drop_last)
     if drop_last and len(found) < size:
         raise UsageError(
             f"swarm.shard: {len(found)} samples are no batch of {size}, and drop_last leaves them "
@@ -169,98 +140,88 @@ def _of_loader(loader: DataLoader[Any], seed: int) -> Indexed[Any]:
     return found
 
 
-class _SamplerOrder:
-    """The order that a sampler gives in an epoch.
-
-    Raises:
-        UsageError: it has no length, gives a part of the data, or is no function of the epoch.
-    """
-
-    def __init__(self, sampler: Any, seed: int) -> None:
-        self._sampler, self._seed = sampler, seed
-        self._name = type(sampler).__name__
-        self._parts = list(_samplers_in(sampler))
-        try:
-            self._length = len(sampler)
-        except TypeError as error:
+def _order_of(sampler: Any, seed: int) -> Callable[[int], _Order]:
+    """The order that a sampler gives in an epoch. Raises UsageError: peers cannot have one."""
+    name, parts = type(sampler).__name__, list(_samplers_in(sampler))
+    try:
+        length = len(sampler)
+    except TypeError as error:
+        raise UsageError(
+            f"{name} has no __len__, so its samples cannot be shared out ({error}); give the "
+            "loader a sampler, or data, that has one"
+        ) from error
+    for each in parts:
+        if any(isinstance(n := getattr(each, p, 1), int) and n > 1 for p in _PARTS):
             raise UsageError(
-                f"{self._name} has no __len__, so its samples cannot be shared out ({error}); give "
-                "the loader a sampler, or data, that has one"
-            ) from error
-        for each in self._parts:
-            if any(isinstance(n := getattr(each, p, 1), int) and n > 1 for p in _PARTS):
-                raise UsageError(
-                    f"{type(each).__name__} gives this process a part of the samples, and nobody "
-                    "would draw the others: leave it out, since swarm.shard shares all of them out"
-                )
-        torchs_own = all(type(each).__module__ == Sampler.__module__ for each in self._parts)
-        if not torchs_own and _hash_of(self(0)) != _hash_of(self(0)):
-            raise UsageError(
-                f"{self._name} gives another order each time it is read, so each peer would have "
-                "one of its own: let the order follow from set_epoch(epoch), or use shuffle=True"
+                f"{type(each).__name__} gives this process a part of the samples, and nobody "
+                "would draw the others: leave it out, since swarm.shard shares all of them out"
             )
 
-    def __call__(self, epoch: int) -> _Order:
-        if type(plain := self._sampler) in (SequentialSampler, RandomSampler):
-            of, again = len(plain.data_source), getattr(plain, "replacement", None)
-            return _plain_order(self._length, of, again, self._seed + epoch)
-        with _seeded(self._seed + epoch, self._parts):
-            for each in self._parts:
+    def order(epoch: int) -> _Order:
+        if type(sampler) in (torch_data.SequentialSampler, torch_data.RandomSampler):
+            of, again = len(sampler.data_source), getattr(sampler, "replacement", None)
+            return _plain_order(length, of, again, seed + epoch)
+        with _seeded(seed + epoch, parts):
+            for each in parts:
                 if (set_epoch := getattr(each, "set_epoch", None)) is not None:
                     set_epoch(epoch)
-            given = _compact(list(islice(self._sampler, self._length + 1)))
-        if len(given) != self._length:
-            than = "more" if len(given) > self._length else "fewer"
+            given = _compact(list(islice(sampler, length + 1)))
+        if len(given) != length:
+            than = "more" if len(given) > length else "fewer"
             raise UsageError(
-                f"{self._name} gives {than} samples in epoch {epoch} than the {self._length} of "
-                "its __len__: an epoch that is shared out must be as long as it says"
+                f"{name} gives {than} samples in epoch {epoch} than the {length} of its __len__: "
+                "an epoch that is shared out must be as long as it says"
             )
         return given
 
+    torchs_own = all(type(each).__module__ == torch_data.Sampler.__module__ for each in parts)
+    if not torchs_own and _hash_of(order(0)) != _hash_of(order(0)):
+        raise UsageError(
+            f"{name} gives another order each time it is read, so each peer would have one of its "
+            "own: let the order follow from set_epoch(epoch), or use shuffle=True"
+        )
+    return order
+
 
 def _samplers_in(sampler: Any) -> Iterator[Any]:
-    """A sampler, and those that it draws from, in lists and maps too."""
+    """Finds a sampler, and those that it draws from, in lists and maps too."""
     found, seen = [sampler], set[int]()
     while found:
         each = found.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
+        kind = type(each)
         if isinstance(each, list | tuple | Mapping):
             values = each.values() if isinstance(each, Mapping) else each
             found += islice(values, _MOST_HELD)
-        elif each is sampler or _gives_samples(each):
+        elif (
+            each is sampler
+            or isinstance(each, torch_data.Sampler)
+            or hasattr(kind, "__iter__") > hasattr(kind, "__getitem__")  # data is indexed
+        ):
             yield each
             found += getattr(each, "__dict__", {}).values()
-
-
-def _gives_samples(held: Any) -> bool:
-    """Tells what is drawn from apart from data, which is indexed."""
-    kind = type(held)
-    return isinstance(held, Sampler) or hasattr(kind, "__iter__") > hasattr(kind, "__getitem__")
 
 
 @lru_cache(maxsize=4)  # a loop that breaks off asks again
 def _plain_order(length: int, of: int, replacement: bool | None, seed: int) -> _Order:
     """The order of torch's own samplers. Args: replacement: None: in file order."""
-    sampler: Any = SequentialSampler(range(of))
+    sampler: Any = torch_data.SequentialSampler(range(of))
     if replacement is not None:
-        sampler = RandomSampler(range(of), replacement, length)
+        sampler = torch_data.RandomSampler(range(of), replacement, length)
     with _seeded(seed, [sampler]):
         return _compact(list(sampler))
 
 
 @contextmanager
 def _seeded(seed: int, samplers: Iterable[Any]) -> Iterator[None]:
-    """All that samplers draw random numbers from begins at the seed, and goes on afterwards as if
-    nothing had been drawn."""
-    with ExitStack() as after, torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        after.callback(random.setstate, random.getstate())
+    """Begins at the seed all that samplers draw from; afterwards nothing has been drawn."""
+    cpu = torch.device("cpu")
+    with random_states_kept(cpu), cpu, ExitStack() as after:
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            after.callback(numpy.random.set_state, numpy.random.get_state())
-            numpy.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)
         for each in samplers:
             for name, value in list(getattr(each, "__dict__", {}).items()):
                 if isinstance(value, torch.Generator) or (name == "generator" and value is None):
@@ -270,7 +231,6 @@ def _seeded(seed: int, samplers: Iterable[Any]) -> Iterator[None]:
 
 
 def _compact(given: list[Any]) -> _Order:
-    """Numbers in eight bytes each."""
     try:
         return array("q", given)
     except (TypeError, OverflowError):
@@ -283,13 +243,8 @@ def _hash_of(order: _Order) -> str:
 
 
 def _content_of(data: Any, order: _Order, *, in_workers: bool) -> str:
-    """A hash of how the data is cut, and of some items. Empty where neither is known.
-
-    Args:
-        order: where items are.
-        in_workers: other processes read the data, which may not be read here then: what this
-            process has opened they cannot share.
-    """
+    """A hash of how the data is cut, and of some items; empty where neither is known. Args:
+    in_workers: other processes read the data: what this process has opened they cannot share."""
     found = _cut_of(data)
     if not in_workers or _is_safe(data):
         found += _items_of(data, [order[place] for place in _places(len(order))])
@@ -298,9 +253,9 @@ def _content_of(data: Any, order: _Order, *, in_workers: bool) -> str:
 
 def _cut_of(data: Any) -> str:
     match data:
-        case Subset():
+        case torch_data.Subset():
             return _hash_of(_compact(list(data.indices))) + _cut_of(data.dataset)
-        case ConcatDataset():
+        case torch_data.ConcatDataset():
             return f"{data.cumulative_sizes}" + "".join(map(_cut_of, data.datasets))
     return ""
 
@@ -308,11 +263,11 @@ def _cut_of(data: Any) -> str:
 def _is_safe(data: Any) -> bool:
     """Whether reading it opens nothing."""
     match data:
-        case Subset():
+        case torch_data.Subset():
             return _is_safe(data.dataset)
-        case ConcatDataset():
+        case torch_data.ConcatDataset():
             return all(map(_is_safe, data.datasets))
-    known = isinstance(data, TensorDataset | list | tuple | str | bytes | range)
+    known = isinstance(data, torch_data.TensorDataset | list | tuple | str | bytes | range)
     return known or type(data).__module__.startswith("datasets.")
 
 
@@ -349,6 +304,6 @@ def _told_by(item: Any) -> str:
         case str() | bytes() | int() | None:
             return repr(item)
         case _ if isinstance(getattr(item, "__array_interface__", None), dict):
-            return _told_by(sys.modules["numpy"].ravel(item).tolist())
+            return _told_by(np.ravel(item).tolist())
         case _:
             return type(item).__name__

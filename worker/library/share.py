@@ -43,9 +43,7 @@ class Shares:
     Args:
         seed: of random orders, the same on every peer.
         rank, ranks: of a site: each rank takes as much as the others.
-        post: to the I/O thread.
         receive: the next message of a stream, for which it waits; None when the run ends.
-        warn: tells the user.
     """
 
     def __init__(
@@ -68,35 +66,27 @@ class Shares:
     def share(
         self, source: Iterable[T], name: str, block: int | None, over: Callable[[], bool]
     ) -> Iterator[T]:
-        """Batches, or items, that no other peer has, until the epoch ends, or the run is over.
+        """Gives batches, or items, that no other peer has, until the epoch ends or the run is over.
+        Args: name: tells streams apart that are as long; block: samples (or items) in a block.
 
-        Args:
-            name: tells streams apart that are as long.
-            block: samples (of other things than a `DataLoader`: items) in a block.
-
-        Raises:
-            UsageError: `block` is below 1, the stream is another's, or the same order on every
-                peer cannot be had.
+        Raises UsageError: `block` is below 1, the stream is another's, or the same order on every
+        peer cannot be had.
         """
         if block is not None and block < 1:
             raise UsageError(f"block={block}: at least one sample is leased at once")
         samples = indexed(source, self._seed)
         if samples is None:
-            mark = _mark_of_passes(source)
+            mark = ""  # what items that are read from the front depend on
+            if isinstance(source, DataLoader):
+                mark = f"{source.batch_size}/{source.drop_last}/{source.num_workers}"
             return self._in_order(source, self._stream(source, name, None, mark, block), over)
         stream = self._stream(source, name, len(samples), samples.mark, block)
         return self._by_index(samples, stream, over)
 
     def batches(self, task: SharesSamples, cursor: Cursor) -> Generator[Batch]:
-        """A task's batches that no other peer has, epoch after epoch.
-
-        Args:
-            cursor: counts the samples that are drawn here.
-
-        Raises:
-            TaskError: its loader has no batch, or does not know how many.
-            RunIsOver: instead of ending.
-        """
+        """Gives a task's batches that no other peer has, epoch after epoch; raises RunIsOver
+        instead of ending. Raises TaskError: its loader has no batch, or does not know how many.
+        Args: cursor: counts the samples that are drawn here."""
         loader = task.loader()
         try:
             batches = len(loader)
@@ -116,32 +106,26 @@ class Shares:
         raise RunIsOver
 
     def tell(self) -> None:
-        """Tells what is used."""
         for blocks in self._open.values():
             blocks.tell()
 
     def streams(self) -> list[list[Any]]:
-        """Of each stream that has one: its state, and how far it is read. For a checkpoint."""
+        """Gives each stream's state and how far it is read, where it has one: for a checkpoint."""
         saved = {stream: reader.saved() for stream, reader in self._readers.items()}
         return [[stream, *each] for stream, each in saved.items() if each is not None]
 
     def load_streams(self, streams: Iterable[Sequence[Any]]) -> None:
-        """Puts back what `streams` gave."""
         for stream, *saved in streams:
             self._readers[stream] = _ForwardReader(self._warn, _SavedStream(*saved))
-
-    # --------------------------------------------------------------------------------- inside
 
     def _stream(
         self, source: Any, name: str, length: int | None, mark: str, block: int | None
     ) -> SampleStream:
         if block is None:
-            known = length is not None
             block = max(1, min(MOST_SAMPLES, (length or 0) // LEAST_BLOCKS))
-            block = block if known else _UNKNOWN_LENGTH
-        stream = SampleStream(
-            hash64(f"{name}/{length}/{block}/{mark}".encode()), block, length, length is None, name
-        )
+            block = _UNKNOWN_LENGTH if length is None else block
+        hashed = hash64(f"{name}/{length}/{block}/{mark}".encode())
+        stream = SampleStream(hashed, block, length, length is None, name)
         held = getattr(source, "dataset", source)
         before = self._sources.get(stream.id)
         if before is not None and before() is not None and before() is not held:
@@ -171,7 +155,7 @@ class Shares:
         return blocks
 
     def _closed(self, blocks: LeasedBlocks) -> None:
-        """Unless it was opened again since."""
+        """Closes it, unless it was opened again since."""
         if self._open.get(blocks.stream.id) is blocks:
             del self._open[blocks.stream.id]
             blocks.close()
@@ -183,7 +167,7 @@ class Shares:
         sizes: deque[int] = deque()
 
         def places() -> Iterator[list[Any]]:
-            """Of this rank: a batch in each turn."""
+            """Places of this rank: a batch in each turn."""
             whole = samples.batch * self._ranks
             while runs := blocks.take(whole):
                 chosen = [place for run in runs for place in samples.places(run, stream)]
@@ -234,7 +218,7 @@ class Shares:
     def _one_pass(
         self, reader: "_ForwardReader[T]", blocks: LeasedBlocks, over: Callable[[], bool]
     ) -> Iterator[T]:
-        """Each peer reads all, and leaves out what is not its own."""
+        """Reads all, as each peer does, and leaves out what is not its own."""
         size = blocks.stream.block
         while not over() and (runs := blocks.take(self._ranks)):
             group: list[T] = []
@@ -247,13 +231,6 @@ class Shares:
                 yield group[self._rank]
 
 
-def _mark_of_passes(source: Any) -> str:
-    """What the items depend on that are read from the front: batches, and the order of workers."""
-    if not isinstance(source, DataLoader):
-        return ""
-    return f"{source.batch_size}/{source.drop_last}/{source.num_workers}"
-
-
 class _SavedStream(NamedTuple):
     """The state of a stream of this name after `at` items of an epoch."""
 
@@ -264,11 +241,7 @@ class _SavedStream(NamedTuple):
 
 
 class _ForwardReader(Generic[T]):
-    """One stream, pass after pass. train thread only.
-
-    Args:
-        warn: tells the user.
-        saved: of a checkpoint.
+    """One stream, pass after pass; `saved` is of a checkpoint. train thread only.
 
     Attributes:
         at: items that are read in this pass.
@@ -288,7 +261,6 @@ class _ForwardReader(Generic[T]):
         self._epoch, self._told = 0, False
 
     def open(self, source: Iterable[T]) -> None:
-        """A pass begins."""
         self.close()
         self.waits = False
         self._source, self._keeper = source, _keeper_of(source)
@@ -316,8 +288,7 @@ class _ForwardReader(Generic[T]):
         return saved.epoch * EPOCH_BLOCKS + saved.at // size if saved is not None else 0
 
     def read(self, epoch: int, begin: int, end: int) -> list[T]:
-        """Items `begin` to `end` of an epoch, the same in each call of a pass, from where the last
-        call ended; fewer where the stream ends."""
+        """Reads items `begin` to `end` of an epoch, from where it was; fewer at the epoch's end."""
         items = self._begin(epoch, begin) if self._items is None else self._items
         if begin - self.at > _UNTOLD and not self._told:
             self._told = True
@@ -349,8 +320,7 @@ class _ForwardReader(Generic[T]):
 
 
 def _keeper_of(source: Any) -> Any:
-    """What has the state of a stream: itself, or the data of a loader without workers, which reads
-    nothing ahead; None where nothing has."""
+    """What has the state of a stream: itself, or the data of a loader without workers."""
     found = [source]
     if isinstance(source, DataLoader) and not source.num_workers:
         found.append(source.dataset)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,13 +33,10 @@ from murmuration.worker.training.fragment import fitting
 
 T = TypeVar("T")
 
-_Kind = Literal["read", "write", "forget", "go on", "share", "failed"]
-
 
 @dataclass(frozen=True)
 class SwarmProgress:
-    """What rank 0 knows of the swarm, and the others are told of it. After inner steps of these
-    `strides` in the schedule all ranks meet again."""
+    """What rank 0 tells of the swarm; after these `strides` of the schedule all meet again."""
 
     step: int
     strides: tuple[int, ...]
@@ -47,16 +44,6 @@ class SwarmProgress:
     done: bool
     name: str
     peers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Word:
-    """What rank 0 says: `read` or `write` a fragment, by its index; `forget` what the optimizers
-    know; `go on` with this progress; `share` what it alone was told; or the error that it `failed`
-    with."""
-
-    kind: _Kind
-    value: Any = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +59,6 @@ class _Shard:
         return prod(self.shape)
 
     def of(self, whole: Tensor) -> Tensor:
-        """A view of this block."""
         ends = zip(self.offset, self.shape, strict=True)
         return whole[tuple(slice(begin, begin + length) for begin, length in ends)]
 
@@ -81,7 +67,6 @@ class Site:
     """One rank of a site. train thread only; created by all ranks at once.
 
     Args:
-        fragments: what is exchanged.
         parameters: the local ones by name, detached; DTensor or plain, and then alike on all ranks.
         tell: rank 0: what the others are told when they may go on.
         forget: other ranks: forgets what their optimizers know.
@@ -112,7 +97,7 @@ class Site:
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """Rank 0: the others follow meanwhile, and fail where this fails."""
+        """Rank 0: has the others follow meanwhile, and fail where this fails."""
         try:
             yield
         except BaseException as error:
@@ -125,20 +110,19 @@ class Site:
     def follow(self) -> SwarmProgress:
         """Other ranks: does what rank 0 says; returns what it tells in the end."""
         while True:
-            word = self._heard()
-            match word.kind:
-                case "read":
-                    self._send_shards(self._fragments[word.value])
-                case "write":
-                    self._take_shards(self._fragments[word.value])
-                case "forget":
+            match self._heard():
+                case "read", index:
+                    self._send_shards(self._fragments[index])
+                case "write", index:
+                    self._take_shards(self._fragments[index])
+                case "forget", _:
                     self._forget()
-                case "go on":
-                    progress: SwarmProgress = word.value
-                    return progress
+                case "go on", progress:
+                    found: SwarmProgress = progress
+                    return found
 
     def read(self, fragment: Fragment) -> Tensor:
-        """Rank 0: the fragment's local values, fresh: 1-D fp32 on the CPU."""
+        """Rank 0: reads the fragment's local values, fresh: 1-D fp32 on the CPU."""
         if any(shard.ranks[0] for spec in fragment.specs for shard in self._shards[spec.name]):
             self._say("read", fragment.index)
         flat, coming = fragment.empty(), []
@@ -179,10 +163,9 @@ class Site:
         self._say("share", value)
 
     def shared(self) -> Any:
-        """Other ranks: the same."""
-        word = self._heard()
-        assert word.kind == "share", "all ranks do the same"
-        return word.value
+        kind, value = self._heard()
+        assert kind == "share", "all ranks do the same"
+        return value
 
     def _send_shards(self, fragment: Fragment) -> None:
         names = [spec.name for spec in fragment.specs]
@@ -203,24 +186,36 @@ class Site:
         own: Tensor = parameter.to_local() if is_sharded(parameter) else parameter
         return own
 
-    def _say(self, kind: _Kind, value: Any = None) -> None:
-        dist.broadcast_object_list([_Word(kind, value)], src=0, group=self._group)
+    def _say(self, kind: str, value: Any = None) -> None:
+        """Rank 0: `read` or `write` a fragment, by its index; `forget` what optimizers know; `go
+        on` with this progress; `share` what it was told; or the error that it `failed` with."""
+        dist.broadcast_object_list([(kind, value)], src=0, group=self._group)
 
-    def _heard(self) -> _Word:
+    def _heard(self) -> tuple[str, Any]:
         """Raises what rank 0 has failed with."""
         words: list[Any] = [None]
         dist.broadcast_object_list(words, src=0, group=self._group)
-        found: _Word = words[0]
-        if found.kind == "failed":
-            raise found.value
-        return found
+        kind, value = words[0]
+        if kind == "failed":
+            raise value
+        return kind, value
 
 
 class SiteRank:
-    """What `murmuration.Swarm` is on the ranks of a site but the first, with the same methods.
+    """What `murmuration.Swarm` is on the ranks of a site but the first, with the same methods and
+    arguments; those of rank 0 count.
 
-    Takes its arguments; those of rank 0 count.
+    Attributes:
+        name: of the site; address: none, rank 0 serves.
+        step: position in the run's schedule; steps: of the run, None without an end.
+        peers: the live ones by name, as of the last round.
+        is_first: never; rank 0 of a site may be.
     """
+
+    name = address = ""
+    step, is_first = 0, False
+    steps: int | None = None
+    peers: tuple[str, ...] = ()
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **_arguments: Any
@@ -229,17 +224,14 @@ class SiteRank:
         _ = self._replica.frozen_hash  # all ranks gather what it is of
         config: Config = agreed(None)[0]
         fragments = fragments_of(self._replica.schema, config)
-        self._site = site = Site(
-            fragments, self._replica.parameters, forget=self._replica.reset_moments
-        )
-        self._shares = Shares(
-            config.run.seed, site.rank, site.size, lambda _: None, lambda _: site.shared()
-        )
+        parameters = self._replica.parameters
+        self._site = site = Site(fragments, parameters, forget=self._replica.reset_moments)
+        seed, receive = config.run.seed, lambda _: site.shared()
+        self._shares = Shares(seed, site.rank, site.size, lambda _: None, receive)
         self._open, self._in_step = ExitStack(), False
         self._follow()
 
     def __enter__(self) -> Self:
-        """Waits until rank 0 is in the swarm."""
         with ExitStack() as opening:
             self._steps = opening.enter_context(self._replica.followed(self))
             self._shares.load_streams(self._site.shared())
@@ -254,14 +246,16 @@ class SiteRank:
                 self._follow()
 
     def _follow(self) -> None:
-        self._progress = progress = self._site.follow()
-        self._step, self._strides = progress.step, iter(progress.strides)
+        progress = self._site.follow()
+        self.name, self.peers, self._done = progress.name, progress.peers, progress.done
+        self.step, self.steps = progress.step, progress.steps
+        self._strides = iter(progress.strides)
         self._meets_at = progress.step + sum(progress.strides)
 
     def _step_begins(self, *, in_closure: bool) -> None:
         if not self.done:
             self._replica.refresh()
-            self._step, self._in_step = self._step + next(self._strides, 1), True
+            self.step, self._in_step = self.step + next(self._strides, 1), True
 
     def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
         pass
@@ -270,55 +264,23 @@ class SiteRank:
         if self._in_step:
             self._in_step = False
             self._replica.refresh()
-            if moves and self._step >= self._meets_at:
+            if moves and self.step >= self._meets_at:
                 self._follow()
 
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
         pass  # rank 0 says so
 
     @property
-    def name(self) -> str:
-        """The site's."""
-        return self._progress.name
-
-    @property
-    def step(self) -> int:
-        """Position in the run's schedule."""
-        return self._step
-
-    @property
     def done(self) -> bool:
-        """Whether the run's last step is taken."""
-        return self._progress.done or self._step == self._progress.steps
-
-    @property
-    def steps(self) -> int | None:
-        """As `Swarm.steps`."""
-        return self._progress.steps
+        return self._done or self.step == self.steps
 
     def catch_up(self, *schedulers: Any, every: int = 1) -> None:
         """As `Swarm.catch_up`."""
         catch_up(schedulers, self.step, every)
 
     @property
-    def peers(self) -> tuple[str, ...]:
-        """The live peers by name, as of the last round."""
-        return self._progress.peers
-
-    @property
-    def is_first(self) -> bool:
-        """Never: rank 0 of a site may be."""
-        return False
-
-    @property
     def metrics(self) -> dict[str, object]:
-        """The step; rank 0 has the rest."""
         return {"step": self.step}
-
-    @property
-    def address(self) -> str:
-        """Rank 0 serves."""
-        return ""
 
     def report(self, loss: float | Tensor) -> None:
         """Rank 0's loss is told."""
@@ -375,7 +337,6 @@ def _wait_for(*works: dist.Work | None) -> None:
 
 
 def _shard(parameter: Any) -> _Shard:
-    """The block of it that this rank holds."""
     if not is_sharded(parameter):
         return _Shard((0,) * parameter.dim(), tuple(parameter.shape))
     chunks = parameter.__create_chunk_list__()  # as checkpoints do
@@ -383,8 +344,8 @@ def _shard(parameter: Any) -> _Shard:
 
 
 def _holders(spec: TensorSpec, held: Sequence[Mapping[str, _Shard]]) -> list[_Shard]:
-    """The blocks that make up a parameter, of what each rank holds. Raises UsageError, on all ranks
-    alike: they do not."""
+    """The blocks of a parameter, with their ranks. Raises UsageError, on all ranks: some is
+    missing."""
     ranks: dict[_Shard, list[int]] = {}
     for rank, shards in enumerate(held):
         if (shard := shards.get(spec.name)) is not None and shard.elements:

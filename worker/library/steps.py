@@ -17,7 +17,6 @@ are.
 """
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -33,6 +32,7 @@ from torch.optim.optimizer import (
 )
 
 from murmuration.worker.errors import UsageError
+from murmuration.worker.training.optimizers import advance
 
 _in_a_swarm: set[int] = set()  # parameters, by id: one model may have several wrappers
 before_entering: list[Callable[[], None]] = []  # what looks for swarms that were never left
@@ -43,30 +43,21 @@ class StepListener(Protocol):
 
     def _step_begins(self, *, in_closure: bool) -> None:
         """Before the first optimizer of a step. Args: in_closure: that one has a closure."""
-        ...
 
     def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
         """Before another optimizer of the step. Args: late: of the step that has just ended."""
-        ...
 
     def _step_ends(self, *, moves: bool) -> None:
         """After the last one. Args: moves: parameters may be moved; else the next step begins now,
         and its gradients are there already."""
-        ...
 
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
         """An optimizer steps that has only parameters which are in no swarm, so many. Once."""
-        ...
 
 
 class OptimizerSteps:
-    """Follows the steps of optimizers. train thread only.
-
-    Args:
-        optimizers: those that were given: the first step ends with the last of them.
-        parameters: what is trained, by id.
-        listener: is told.
-    """
+    """Follows the steps of optimizers, and tells the listener. train thread only. Args: optimizers:
+    the first step ends with the last of them; parameters: what is trained, by id."""
 
     def __init__(
         self, optimizers: Sequence[Optimizer], parameters: Iterable[int], listener: StepListener
@@ -79,18 +70,9 @@ class OptimizerSteps:
         self._within: set[Optimizer] = set()  # those whose step goes on: one may call another's
         self._any_ended = False
 
-    @property
-    def seen(self) -> bool:
-        """Whether any step has been taken."""
-        return self._any_ended or bool(self._stepped)
-
     @contextmanager
     def followed(self) -> Iterator["OptimizerSteps"]:
-        """Follows all steps meanwhile.
-
-        Raises:
-            UsageError: the parameters are in a swarm already.
-        """
+        """Follows all steps within the block. Raises UsageError: the parameters are in a swarm."""
         for look in before_entering:
             look()
         if not _in_a_swarm.isdisjoint(self._parameters):
@@ -112,14 +94,14 @@ class OptimizerSteps:
                 handle.remove()
 
     def finish(self) -> None:
-        """No step is to come: one that has begun ends as it is."""
         if self._stepped - self._within:
             self._end(moves=True)
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self._counts(optimizer) or _is_within_step(optimizer):
             return
-        if _is_captured():
+        there: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it so
+        if there and torch.cuda.is_current_stream_capturing():
             raise UsageError(
                 "optimizer.step() is in a CUDA graph, whose replays no swarm sees: capture the "
                 "forward and backward pass alone, and let the optimizer step outside of the graph"
@@ -155,8 +137,10 @@ class OptimizerSteps:
         self._listener._step_ends(moves=moves)
 
     def _counts(self, optimizer: Optimizer) -> bool:
-        """Whether it moves parameters that are trained in the swarm."""
-        if is_skipped(optimizer):
+        """Whether it moves what the swarm trains; one that a `GradScaler` has told to skip does
+        not."""
+        found: Any = getattr(optimizer, "found_inf", None)
+        if found is not None and bool(found):
             return False
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         if any(id(each) in self._parameters for each in tensors):
@@ -170,7 +154,7 @@ class OptimizerSteps:
 
 
 def _is_within_step(optimizer: Optimizer) -> bool:
-    """Says that this is called from within the optimizer's own step, as by `super().step()`."""
+    """Whether this is called from within the optimizer's own step, as by `super().step()`."""
     frame = sys._getframe().f_back
     while frame is not None:
         if frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer:
@@ -179,33 +163,18 @@ def _is_within_step(optimizer: Optimizer) -> bool:
     return False
 
 
-def _is_captured() -> bool:
-    """Whether what is called now goes into a CUDA graph."""
-    there: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it so
-    return there and torch.cuda.is_current_stream_capturing()
-
-
-def is_skipped(optimizer: Optimizer) -> bool:
-    """Whether a `GradScaler` has told a fused optimizer that a gradient is infinite: it is called
-    all the same, and leaves the parameters as they are."""
-    found: Any = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
-
-
 def is_scaled(optimizers: Iterable[Optimizer]) -> bool:
     """Whether the gradients are still scaled, for a fused optimizer."""
     return any(getattr(each, "grad_scale", None) is not None for each in optimizers)
 
 
 def catch_up(schedulers: Iterable[Any], step: int, every: int) -> None:
-    """Steps schedulers to where a run of this step is; none that is there or further.
+    """Steps schedulers to where a run of this step is; none that is there or further. Raises
+    UsageError: one does not follow the position in a run, or `every` is below 1.
 
     Args:
         schedulers: of torch's, or accelerate's around these.
         every: optimizer steps between two steps of a scheduler.
-
-    Raises:
-        UsageError: one does not follow the position in a run, or `every` is below 1.
     """
     if every < 1:
         raise UsageError(f"every={every}: a scheduler steps after one optimizer step or more")
@@ -215,37 +184,22 @@ def catch_up(schedulers: Iterable[Any], step: int, every: int) -> None:
             if not getattr(inner, "split_batches", True) and dist.is_initialized():
                 times *= dist.get_world_size()
             inner = inner.scheduler
-        advance(inner, step // every * times - _position(inner))
-
-
-def advance(scheduler: Any, times: int) -> None:
-    """Steps a scheduler so often."""
-    if times <= 0:
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no optimizer has stepped in between
-        for _ in range(times):
-            scheduler.step()
+        if isinstance(inner, ReduceLROnPlateau):
+            raise UsageError(
+                "ReduceLROnPlateau follows a loss and not the position in the run, so it cannot "
+                "catch up: leave it out here, or take a schedule by steps"
+            )
+        if (position := _steps_of(inner)) is None:
+            raise UsageError(
+                f"{type(inner).__name__} has no last_epoch, so nobody knows how far it is: step it "
+                "by swarm.step"
+            )
+        advance(inner, step // every * times - position)
 
 
 def follows_position(scheduler: Any) -> bool:
     """Whether a scheduler knows its learning rate by the number of its steps."""
     return not isinstance(scheduler, ReduceLROnPlateau) and _steps_of(scheduler) is not None
-
-
-def _position(scheduler: Any) -> int:
-    """The steps that it has taken. Raises UsageError."""
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise UsageError(
-            "ReduceLROnPlateau follows a loss and not the position in the run, so it cannot catch "
-            "up: leave it out here, or take a schedule by steps"
-        )
-    if (steps := _steps_of(scheduler)) is None:
-        raise UsageError(
-            f"{type(scheduler).__name__} has no last_epoch, so nobody knows how far it is: step it "
-            "by swarm.step"
-        )
-    return steps
 
 
 def _steps_of(scheduler: Any) -> int | None:

@@ -12,50 +12,35 @@ anything.
 
 import atexit
 import json
-import logging
 import multiprocessing
 import os
 import socket
 import time
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.optim import Optimizer
 
 from murmuration.protos.addresses import is_loopback, join_address, split_address
-from murmuration.protos.events import new_event
+from murmuration.protos.events import NO_END, new_event
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import EventLog, remembered
 from murmuration.worker.identity import Identity, token_from
 from murmuration.worker.leases.ledger import LeaseMessage
-from murmuration.worker.library.arguments import (
-    LoopLines,
-    Terms,
-    agree_on_terms,
-    checked,
-    errors_in_arguments,
-    settings_by_argument,
-    steps_of,
-)
+from murmuration.worker.library import arguments as args
 from murmuration.worker.library.hooks import UserReplica
 from murmuration.worker.library.share import Shares
-from murmuration.worker.library.site import (
-    Site,
-    SiteRank,
-    SwarmProgress,
-    agreed,
-    is_site,
-)
+from murmuration.worker.library.site import Site, SiteRank, SwarmProgress, agreed, is_site
 from murmuration.worker.library.steps import catch_up
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import Admission, Credentials
@@ -66,20 +51,19 @@ from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.training import outer_state
 from murmuration.worker.training.loop import TrainingLoop
 from murmuration.worker.training.mailbox import Mailbox, Stop
+from murmuration.worker.training.model import trained_parameters
 from murmuration.worker.views import PagePlace
 from murmuration.worker.wire import tensor_hash
 
 T = TypeVar("T")
 
 _WAIT_S = 120.0
-
 _UNSEEN = (
     "the parameters have moved, and no step of an optimizer was seen, so nothing was shared: let a "
     "torch.optim.Optimizer take the steps, by its step(); the model is as the loop has left it"
 )
 _UNSEEN_MOVES = 3  # before the first step is seen: a loop may set first values
 
-log = logging.getLogger("murmuration")
 _entered: WeakSet["Swarm"] = WeakSet()
 
 
@@ -112,7 +96,7 @@ class Swarm:
             that `out` remembers are tried too.
         preset, inner_steps, steps: of the run that this peer starts: what is exchanged and how, H,
             and the optimizer steps until its end; None takes the preset's own, and no end. A peer
-            that joins gets them from there, and need not name them.
+            that joins gets them from there.
         listen, advertise: `HOST:PORT` to serve, and that others reach this peer at;
             `advertise="router"` has the router open a port, by UPnP.
         name: of this peer, different for each; by default the host's and a random mark.
@@ -121,14 +105,12 @@ class Swarm:
             two minutes; a peer that joins waits for the start as long as the others do, and one
             that was a member, by its `out`, tries without end.
         settings: more of the run's TOML, such as `{"diloco.codec": "e3m0"}`.
-        out: a folder for `events.jsonl`, and for the peer's key and certificate; None writes
-            nothing.
-        token: that lets this peer into the run; by default the variable MURMUR_TOKEN. A peer in
-            whose `out` there is a certificate needs none.
+        out: a folder for `events.jsonl`, and for the peer's key and certificate; None: none.
+        token: that lets this peer into the run; by default the variable MURMUR_TOKEN. A peer with
+            a certificate in `out` needs none.
         insecure: encrypt nothing, and let anybody join.
         serve_metrics: `HOST:PORT`, or a port of loopback, to serve Prometheus at.
-        web: likewise, to serve the page of the swarm at; off loopback it wants `out`, where the
-            token of its readers is.
+        web: likewise, for the page of the swarm; off loopback it wants `out`, for a token.
         no_relay: raise NotDialled where others cannot dial this peer.
         relay_mbps: at which to relay for peers that nobody can dial; 0: for none.
         progress: print the lines that `murmur up` prints. Without it joins, deaths, waits and the
@@ -150,7 +132,7 @@ class Swarm:
             return SiteRank(model, optimizer, **arguments)  # type: ignore[return-value]
         return super().__new__(cls)
 
-    @checked
+    @args.checked
     def __init__(
         self,
         model: nn.Module,
@@ -183,17 +165,17 @@ class Swarm:
         joins = tuple(join or ())
         self._replica = UserReplica(model, optimizer)
         named = {"preset": preset, "inner_steps": inner_steps, "steps": steps}
-        given = settings_by_argument(named, settings)
+        given = args.settings_by_argument(named, settings)
         if (frozen := self._replica.frozen_hash) is not None:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
         schema = self._replica.schema
         self._out = Path(out) if out is not None else None
         self._identity: Identity | None = None
-        self._lines = LoopLines(progress=progress)
+        self._lines = args.LoopLines(progress=progress)
         default_name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self._name, self._inside = name or default_name, False
 
-        def terms() -> Terms:
+        def terms() -> args.Terms:
             addresses = Addresses(listen, advertise)
             addresses.check()
             admission = Admission(
@@ -207,14 +189,19 @@ class Swarm:
             )
             with Newcomer(joins, wait_s=wait_s, remembered=known, tell=self.warn) as newcomer:
                 self._identity = admission.identity(newcomer)
-                return agree_on_terms(given, addresses, schema, newcomer, self._identity)
+                return args.agree_on_terms(given, addresses, schema, newcomer, self._identity)
 
         known = remembered(self._out, joins, self.warn)
-        decided: Terms = agreed(terms) if is_site() else terms()
+        decided: args.Terms = agreed(terms) if is_site() else terms()
         self._config, first, found = decided
         self._name = self._identity.name if self._identity else self._name
         self._manifest = Manifest.of(self._config, schema)
         self._fragments = fragments_of(schema, self._config)
+        page = served_at(f"{web=}", web)
+        if page is not None and out is None and not is_loopback(split_address(page)[0]):
+            raise UsageError(
+                f"web={web!r}: readers show a token, which is kept in a folder: say out="
+            )
         self._node = NodeConfig(
             peer=self.name,
             listen=listen,
@@ -224,7 +211,7 @@ class Swarm:
             remembered=known.members,
             coordinator=first.address if first and first.coordinated else None,
             metrics=served_at(f"{serve_metrics=}", serve_metrics),
-            page=self._page_place(web),
+            page=None if page is None else PagePlace(page, self._out or Path()),
             relayed=not no_relay,
             relay_mbps=relay_mbps,
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
@@ -243,10 +230,10 @@ class Swarm:
             self._site = Site(self._fragments, self._replica.parameters, self._progress)
             self._replica.accessor = self._site
         rank, ranks = (self._site.rank, self._site.size) if self._site else (0, 1)
-        self._shares = Shares(
-            self._config.run.seed, rank, ranks, self._mailbox.post, self._lease, self.warn
-        )
-        self._leased: dict[int, deque[LeaseMessage]] = {}  # of other streams than was waited for
+        seed, post = self._config.run.seed, self._mailbox.post
+        self._shares = Shares(seed, rank, ranks, post, self._lease, self.warn)
+        # Of other streams than was waited for.
+        self._leased: defaultdict[int, deque[LeaseMessage]] = defaultdict(deque)
         with self._speaking():
             self._loop = TrainingLoop(
                 replica=self._replica,
@@ -256,27 +243,12 @@ class Swarm:
                 mailbox=self._mailbox,
             )
 
-    def _page_place(self, web: str | int | None) -> PagePlace | None:
-        """Where to serve the page. Raises UsageError."""
-        if (address := served_at(f"{web=}", web)) is None:
-            return None
-        if self._out is None and not is_loopback(split_address(address)[0]):
-            raise UsageError(
-                f"web={web!r}: readers show a token, which is kept in a folder: say out="
-            )
-        return PagePlace(address, self._out or Path())
-
     # ------------------------------------------------------------------------------- the block
 
-    @errors_in_arguments()
+    @args.errors_in_arguments()
     def __enter__(self) -> Self:
-        """Joins or starts the run; returns when training may begin.
-
-        Raises:
-            AddressInUse: `listen` is taken.
-            PeersUnreachable: too few came in time.
-            UsageError: it was entered before.
-        """
+        """Joins or starts the run; returns when training may begin. Raises AddressInUse: `listen`
+        is taken; PeersUnreachable: too few came in time; UsageError: it was entered before."""
         if self._session is not None:
             raise UsageError("this Swarm was entered before: make another one for another block")
         self._process = os.getpid()
@@ -299,10 +271,13 @@ class Swarm:
                     self._site.share(self._shares.streams())
                 self._replica.refresh()
                 self._check_model()
-                if not self._resumes:
-                    self._loop.begin_with_local()
-                self._address = self._session.start()
-                events(self._described())
+                for each in self._loop.fragments if not self._resumes else ():
+                    # The values that the model has now are the first ones.
+                    first = each.first_values() if each.state.version == 0 else None
+                    if first is not None and not torch.equal(each.state.anchor, first):
+                        each.commit(anchor=first)
+                trained = trained_parameters(self._replica.model)
+                self._address = self._session.start(trained.values())
                 self._loop.begin()
                 self._raise_what_ended()
                 self._inside = True
@@ -317,10 +292,7 @@ class Swarm:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         if self._is_forked() or not self._inside:
             self._open.pop_all()
@@ -366,15 +338,21 @@ class Swarm:
         if loop.stopped is None:  # peers that wait for all results have this one too
             result = {"reason": "finished", "step": loop.step, **loop.metrics.plain()}
             self._session.share_result(result, 0.0, lambda: True)
-        if exchanges and loop.moved_without_steps:
-            raise UsageError(_UNSEEN)
-        if exchanges:
-            loop.hold(locally=early)
+        for each in loop.fragments if exchanges and not loop.metrics.inner_steps else ():
+            if not torch.equal(each.as_held(each.state.anchor), each.local):
+                raise UsageError(_UNSEEN)
+        for each in loop.fragments if exchanges else ():
+            if not (early and each.work_steps):  # what is in no round stays as it is
+                each.write(each.state.anchor)
 
     def _leave(self, session: Session) -> None:
-        """The others have what was learned here, and this peer what they have learned by then."""
+        """Gives the others what was learned here, and this peer what they have learned by then."""
         loop, others = self._loop, [each.peer for each in session.others]
-        loop.take_last_rounds(alone=not others)
+        loop.metrics.trained()
+        if others:
+            loop.send_last_rounds()
+        else:  # nothing is exchanged, and all stays in the model
+            loop.apply_in_flight()
         everybody = loop.stopped is None and loop.leave(session.all_leave, AWAIT_OTHERS_S)
         others = [] if everybody else [each.peer for each in session.others]
         event = new_event("left", step=loop.step, unsent_steps=loop.unsent_steps, others=others)
@@ -383,7 +361,6 @@ class Swarm:
     # ------------------------------------------------------------------- around optimizer.step
 
     def _is_forked(self) -> bool:
-        """Whether this process was forked within the block: its parent is the peer."""
         return os.getpid() != self._process
 
     def _check_process(self) -> None:
@@ -420,60 +397,50 @@ class Swarm:
     def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
         if self._config.plan.payload == "gradient":
             self._replica.check_averaged(optimizer)
-        if late:
-            self._loop.moved_between_steps()
+        for each in self._loop.fragments if late else ():
+            each.work_steps = max(1, each.work_steps)  # parameters move as in the next step
 
     def _step_ends(self, *, moves: bool) -> None:
-        if not self._loop.in_step:
-            if self._loop.step >= self._config.run.steps:
-                self._tell_over()
+        loop = self._loop
+        if not loop.in_step:
+            if loop.step >= self._config.run.steps and not self._told_over:
+                self._told_over = True
+                text = "further steps are nobody's; stop at swarm.done"
+                self.warn(f"the run is over at step {loop.step}: {text}")
             return
         self._replica.refresh()
-        if not moves:
-            self._loop.end_step(exchange=False)
-            return
-        if self._loop.step < self._meets_at:
-            self._loop.end_step(exchange=False)
+        if not moves or loop.step < self._meets_at:
+            loop.end_step(exchange=False)
         else:
             with self._speaking():
-                self._loop.end_step()
+                loop.end_step()
                 self._raise_what_ended()
                 self._settle_ahead()
-        self._resumed_s = time.monotonic()
+        if moves:
+            self._resumed_s = time.monotonic()
 
     def _settle_ahead(self) -> None:
-        """On a site: until when no rank says a word to another."""
         if self._site is not None:
             self._strides = self._loop.agree_ahead()
             self._meets_at = self.step + sum(self._strides)
 
-    def _tell_over(self) -> None:
-        if not self._told_over:
-            self._told_over = True
-            self.warn(
-                f"the run is over at step {self._loop.step}: further steps are nobody's; stop at "
-                "swarm.done"
-            )
-
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
-        text = (
+        self.warn(
             f"{type(optimizer).__name__} steps {tensors} parameters that are in no swarm, so they "
             "are trained on this peer alone; for one swarm put all models into a "
             "torch.nn.ModuleList, and give Swarm that and a list of the optimizers"
         )
-        self.warn(text)
 
     def _raise_what_ended(self) -> None:
-        stopped = self._loop.stopped
-        if stopped is not None and stopped.error is not None:
-            with errors_in_arguments():
-                raise stopped.error
+        if (error := self._loop.error) is not None:
+            with args.errors_in_arguments():
+                raise error
 
     # ---------------------------------------------------------------------- what the user sees
 
     @property
     def name(self) -> str:
-        """This peer's."""
+        """The name of this peer."""
         return self._name
 
     @property
@@ -489,12 +456,12 @@ class Swarm:
     @property
     def steps(self) -> int | None:
         """Optimizer steps of the run; None without an end."""
-        return steps_of(self._config)
+        steps = self._config.run.steps
+        return None if steps >= NO_END else steps
 
     @property
     def done(self) -> bool:
-        """Whether the run's last step is taken. Raises UsageError: the loop trains, and no step of
-        an optimizer is seen."""
+        """Whether the last step is taken. Raises UsageError: no step of an optimizer is seen."""
         if self._inside and not self._loop.metrics.inner_steps and not self._loop.in_step:
             self._moves += self._replica.has_moved()
             if self._moves >= _UNSEEN_MOVES:
@@ -504,7 +471,7 @@ class Swarm:
     def catch_up(self, *schedulers: Any, every: int = 1) -> None:
         """Steps schedulers of the learning rate to where the run is: for a peer that joins under
         way, or skips steps. One that is there stays, so that this may stand at the begin of each
-        turn of a loop, with the schedulers' own steps or instead of them.
+        turn of a loop.
 
         Args:
             schedulers: of torch's, each with a step for every `every` steps of the optimizer.
@@ -530,18 +497,10 @@ class Swarm:
     def metrics(self) -> dict[str, object]:
         """Figures of this peer so far: steps, rounds, seconds computed and stalled, bytes."""
         found: dict[str, object] = {"step": self.step, **self._loop.metrics.plain()}
-        if self._session is not None:
-            traffic = self._session.transport.traffic
-            found |= {"bytes_sent": traffic.sent_bytes, "bytes_received": traffic.received_bytes}
-        return found
+        return found | (self._session.carried if self._session is not None else {})
 
     def report(self, loss: float | Tensor) -> None:
-        """Tells the swarm the loss of the step to come, for status and logs. Of a tensor the value
-        is read at once, which on a GPU waits for it.
-
-        Raises:
-            UsageError: it is not one number.
-        """
+        """Tells the swarm the loss of the step to come. Raises UsageError: it is not one number."""
         try:
             self._replica.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -617,10 +576,8 @@ class Swarm:
 
         Its values are numbers, lists and tensors, beside the states of streams that have one.
         Tensors are not copied: they are never written again. On a site all but rank 0's are empty,
-        so that `torch.distributed.checkpoint` saves one, for any number of ranks.
-
-        Raises:
-            UsageError: in a block of `anchor`, where the model is not what is trained.
+        so that `torch.distributed.checkpoint` saves one, for any number of ranks. Raises
+        UsageError: in a block of `anchor`, where the model is not what is trained.
         """
         if self._at_anchor:
             raise UsageError(
@@ -628,23 +585,23 @@ class Swarm:
                 "model holds others: call it, and the model's own, outside of that block"
             )
         outer = outer_state.plain_state(self._loop, self._manifest, self._ask, self._node.residuals)
-        used = {"samples": self._used_samples(), "streams": self._shares.streams()}
+        self._check_process()
+        if self._inside and self._session is not None:
+            self._shares.tell()
+            self._session.settle()
+        used = {"samples": self._ask(self._node.ledger.plain), "streams": self._shares.streams()}
         return outer_state.packed(outer | {"model": self.model_hash(), **used})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's
-        own of the same moment are loaded beside it. The run may be longer than it was.
-
-        Raises:
-            UsageError: in the block, or the state is of another run: the setting that differs.
-        """
+        own of the same moment are loaded beside it. The run may be longer than it was. Raises
+        UsageError: in the block, or the state is of another run: the setting that differs."""
         if self._session is not None:
             raise UsageError("load_state_dict comes before `with`: create the Swarm, load, enter")
         if "rest" not in state:
             what = "no state of swarm.state_dict(), or one of an earlier version"
-            what = (
-                what if state else "empty, as on all ranks of a site but the first: load rank 0's"
-            )
+            if not state:
+                what = "empty, as on all ranks of a site but the first: load rank 0's"
             raise UsageError(f"this state is {what}")
         state = outer_state.unpacked(state)
         if (reason := outer_state.refusal(state, self._manifest)) is not None:
@@ -676,8 +633,7 @@ class Swarm:
         return tensor_hash(each.local for each in self._loop.fragments)
 
     def _check_model(self) -> None:
-        """The state that was loaded is of parameters: where these are others, what they are from
-        the anchor counts as learned since, and what was on its way is in none of them."""
+        """The loaded state goes with parameters: what others differ by counts as learned since."""
         saved, self._saved_model = self._saved_model, ""
         if not saved or self._site is not None or saved == self.model_hash():
             return
@@ -688,39 +644,25 @@ class Swarm:
         for each in self._loop.fragments:
             each.start_from_anchor()
 
-    def _used_samples(self) -> dict[str, Any]:
-        self._check_process()
-        if self._inside and self._session is not None:
-            self._shares.tell()
-            self._session.settle()
-        return self._ask(self._node.ledger.plain)
-
     def _ask(self, question: Callable[[], T]) -> T:
         """The answer of the I/O thread, or of what there is before and after it."""
-        inside = self._inside and self._session is not None
-        return self._session.io.ask(question) if inside and self._session else question()
+        session = self._session if self._inside else None
+        return question() if session is None else session.io.ask(question)
 
     def _lease(self, stream: int) -> LeaseMessage | None:
         """The next message of a stream of samples; None when the run is over for this peer."""
-        message = self._next_lease(stream)
-        if self._site is not None:
-            self._site.share(message)
-        return message
-
-    def _next_lease(self, stream: int) -> LeaseMessage | None:
-        if kept := self._leased.get(stream):
-            return kept.popleft()
-        while self._inside:
+        kept = self._leased[stream]
+        while self._inside and not kept:
             message = self._mailbox.wait_lease()
             if isinstance(message, Stop):
-                return None
-            if message.stream == stream:
-                return message
-            self._leased.setdefault(message.stream, deque()).append(message)
-        return None
+                break
+            self._leased[message.stream].append(message)
+        found = kept.popleft() if kept else None
+        if self._site is not None:
+            self._site.share(found)
+        return found
 
     def _progress(self) -> SwarmProgress:
-        """What a site's other ranks are told."""
         return SwarmProgress(self.step, self._strides, self.steps, self.done, self.name, self.peers)
 
     def _speaking(self) -> AbstractContextManager[None]:
@@ -730,19 +672,4 @@ class Swarm:
     def _complete(self, event: dict[str, object]) -> None:
         event.setdefault("peer", self.name)
         if event["event"] == "progress" and self._session is not None:
-            traffic = self._session.transport.traffic
-            event["bytes_sent"] = traffic.sent_bytes
-            event["bytes_received"] = traffic.received_bytes
-
-    def _described(self) -> dict[str, object]:
-        plan, trained = self._config.plan, self._replica.parameters
-        averaged = {spec.name for spec in self._replica.schema if spec.averaged}
-        return new_event(
-            "run",
-            parameters=sum(p.numel() for name, p in trained.items() if name not in averaged),
-            preset=self._config.preset,
-            inner_steps=None if plan.exchange == "none" else plan.inner_steps,
-            steps=self._config.run.steps,
-            tokens=None,
-            device=str(next(iter(trained.values())).device),
-        )
+            event |= self._session.carried

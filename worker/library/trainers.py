@@ -4,16 +4,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from murmuration.worker.library.steps import advance, follows_position
+from murmuration.worker.library.steps import follows_position
 from murmuration.worker.library.swarm import Swarm
+from murmuration.worker.training.optimizers import advance
 
 
 class TrainersSwarm:
-    """train thread only, but for `fail`.
-
-    Attributes:
-        swarm: while training goes on, and afterwards; None before.
-    """
+    """The swarm of a trainer, None before it begins. train thread only, but for `fail`."""
 
     def __init__(self) -> None:
         self.swarm: Swarm | None = None
@@ -25,8 +22,8 @@ class TrainersSwarm:
         """Joins or starts the run, or goes on with it. Raises as `Swarm`, and `load_state_dict`.
 
         Args:
-            schedule: optimizer steps of the trainer, where it knows how many.
-            step: where the trainer begins.
+            schedule: optimizer steps of the trainer, where it knows how many; step: where it
+                begins.
             saved: what its checkpoint has of the swarm.
         """
         self._ended_with = ""
@@ -45,12 +42,8 @@ class TrainersSwarm:
             )
 
     def catch_up(self, step: int, schedulers: Iterable[tuple[Any, int | None]]) -> int:
-        """Brings a trainer's schedulers to where the run is. Returns the steps that it is behind.
-
-        Args:
-            step: of the trainer.
-            schedulers: each with the optimizer's steps between two of its own; None: not known.
-        """
+        """Brings a trainer's schedulers, each given with the optimizer's steps between two of its
+        own (None: not known), to where the run is. Returns the steps that the trainer is behind."""
         assert self.swarm is not None
         behind = self.swarm.step - step
         for scheduler, every in schedulers if behind > 0 else ():
@@ -65,7 +58,6 @@ class TrainersSwarm:
         return max(0, behind)
 
     def leave(self) -> None:
-        """After the last step, with the anchor in the model; later calls do nothing."""
         self._open.close()
         if isinstance(self.swarm, Swarm) and not self._ended_with:
             self._ended_with = self.swarm.model_hash()

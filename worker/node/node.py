@@ -1,7 +1,7 @@
 """What runs on the I/O thread, put together: each component is told of views, time and the end.
 
-Components have one small protocol, `Component`; what a peer answers stands in the tables of its
-`NodeServer`. The train thread's messages come in by `deliver`, and leave by its mailbox.
+What a peer answers stands in the tables of its `NodeServer`. The train thread's messages come in by
+`deliver`, and leave by its mailbox.
 """
 
 import asyncio
@@ -21,39 +21,28 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Component
-from murmuration.worker.catchup.bootstrap import Bootstrap
-from murmuration.worker.catchup.held_states import HeldStates
-from murmuration.worker.catchup.state_transfer import serve_states
+from murmuration.worker.catchup import bootstrap, held_states, state_transfer
 from murmuration.worker.config import Config
 from murmuration.worker.errors import NotDialled
+from murmuration.worker.exchange import measured, round_context
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
 from murmuration.worker.exchange.allreduce.reducer import Reducer
-from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
-from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import View
 from murmuration.worker.folder import Remembered
 from murmuration.worker.identity import Identity, Renewal
 from murmuration.worker.identity.gate import Expulsions, Gate, KeyHolders
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.leases.lease_service import LeaseService
-from murmuration.worker.leases.ledger import (
-    BlockBegun,
-    EpochEnded,
-    LeaseMessage,
-    SampleStreamClosed,
-    SamplesUsed,
-    Starved,
-    StreamOpened,
-)
+from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
 from murmuration.worker.membership.first_contact import CoordinatorClient, FirstContact
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.membership.swim import MAX_MEMBERS, Membership
 from murmuration.worker.node.answers import NodeServer
-from murmuration.worker.node.component import Environment, NodeConfig, Rounds
+from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.own_address import ROUTER
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_node import StageNode
@@ -61,23 +50,10 @@ from murmuration.worker.relay.relayed import RelayedPeer
 from murmuration.worker.relay.router_port import RouterPort
 from murmuration.worker.relay.service import RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels
-from murmuration.worker.status.document import LagMonitor, RoundLog, ask_peers, status_document
+from murmuration.worker.status.document import LagMonitor, RoundLog, status_document
 from murmuration.worker.status.locator import FaultLocator, OwnFigures, to_document
 from murmuration.worker.status.results import ResultExchange
-from murmuration.worker.training.mailbox import (
-    Begin,
-    FastestPace,
-    IterationStarted,
-    Mailbox,
-    OthersWait,
-    Published,
-    RoundDone,
-    RoundFailed,
-    StageJobDone,
-    ToIO,
-    ToTrain,
-    TrainingEvent,
-)
+from murmuration.worker.training import mailbox as mail
 from murmuration.worker.transport import Method, Transport
 
 _MEMBERSHIP_TICK_S = 0.1
@@ -91,18 +67,14 @@ _TOLD = frozenset({"warning", "refused", "round_failed", "member", "adopted"})
 
 
 class Node:
-    """One peer on the network. io thread only.
+    """One peer on the network. io thread only. Args: fragments: what is exchanged."""
 
-    Args:
-        fragments: what is exchanged.
-        transport: to the others; mailbox: to the train thread.
-    """
-
-    gossip: GossipService  # from `listen` on
-    leases: LeaseService  # likewise
-    locator: FaultLocator  # likewise
-    results: ResultExchange  # likewise
-    stages: StageNode | None = None  # what serves a stage here, where the model is cut
+    # From `listen` on.
+    gossip: GossipService
+    leases: LeaseService
+    locator: FaultLocator
+    results: ResultExchange
+    stages: StageNode | None = None  # where the model is cut
 
     def __init__(
         self,
@@ -112,7 +84,7 @@ class Node:
         manifest: Manifest,
         fragments: Sequence[Fragment],
         transport: Transport,
-        mailbox: Mailbox,
+        mailbox: mail.Mailbox,
         environment: Environment,
     ) -> None:
         self._node, self._config, self._manifest = node, config, manifest
@@ -123,14 +95,14 @@ class Node:
         self._began_s = self.clock()
         self.warnings: dict[str, None] = {}  # the latest
         self.lag = LagMonitor(self.clock)
-        self.context = Context(
+        self.context = round_context.Context(
             me=node.peer,
             run=manifest.run,
             elements=[each.elements for each in fragments],
             exact=[each.exact for each in fragments],
             plan=config.plan,
-            compression=Compression(config.exchange),
-            arrivals=Arrivals(self.clock),
+            compression=measured.Compression(config.exchange),
+            arrivals=measured.Arrivals(self.clock),
             config=config.rounds,
             detection_s=config.membership.detection_s(max(2, node.min_peers or 2)),
             clock=self.clock,
@@ -146,20 +118,15 @@ class Node:
             offload=self.offload,
             refused=lambda: refuse("certificate"),
             key_of=lambda peer: None if self._words is None else self._words.key_of(peer),
-            revoked=lambda caller: (
-                self._expulsions is not None and self._expulsions.includes(caller)
-            ),
+            revoked=lambda who: self._expulsions is not None and self._expulsions.includes(who),
             log=self.log,
         )
         self.server = NodeServer(gate, refuse, Warnings(self.log))
-        self.published: Published | None = None  # what the train thread has committed
-        self.held = HeldStates(self.context.exact)
+        self.published: mail.Published | None = None  # what the train thread has committed
+        self.held = held_states.HeldStates(self.context.exact)
         self._components: list[Component] = []
-        self.server.calls |= {
-            Method.STATUS: self._on_status,
-            Method.MEASURE: self._on_measure,
-        }
-        self.server.streams[Method.FETCH] = lambda stream: serve_states(
+        self.server.calls |= {Method.STATUS: self._on_status, Method.MEASURE: self._on_measure}
+        self.server.streams[Method.FETCH] = lambda stream: state_transfer.serve_states(
             stream, manifest.run, self.published, self.held
         )
         self._pairs: Pairs | None = None
@@ -170,7 +137,7 @@ class Node:
         self._words: SignedWords | None = None
         self.tunnels = Tunnels(transport, node.peer, self.clock)
         transport.tunnel = self.tunnels.port
-        self._from_train: asyncio.Queue[ToIO] = asyncio.Queue()
+        self._from_train: asyncio.Queue[mail.ToIO] = asyncio.Queue()
         # What encodes, in its order, but beside these: stages and samples do not wait for it.
         self._turns: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._progress: dict[str, object] = {}  # what the latest events of the training say
@@ -188,9 +155,13 @@ class Node:
     async def listen(self) -> str:
         """Starts serving and returns the advertised address. Raises AddressInUse, NotDialled."""
         bound = await self.transport.listen(self.server)
-        node = self._node
+        node, plan = self._node, self._config.plan
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
-        me = Member(node.peer, _advertised(node.advertise, bound), epoch, stage=node.stage)
+        advertised = bound
+        if node.advertise not in (None, ROUTER):  # port 0 stands for the one that is listened on
+            host, port = split_address(node.advertise)
+            advertised = join_address(host, port or split_address(bound)[1])
+        me = Member(node.peer, advertised, epoch, stage=node.stage)
         origin = {"origin": node.advertise_origin} if node.advertise_origin else {}
         self.tunnels.own = (me.address, bound)
         self._add_membership(me, bound)
@@ -200,40 +171,37 @@ class Node:
         me = self.gossip.me
         self.log(new_event("listening", address=me.address, pid=os.getpid(), **origin))
         self._add_rounds()
-        self._add_leases()
+        self.leases = LeaseService(self._manifest.run, self.gossip, self, node.ledger)
+        self.server.calls[Method.LEASE] = self.leases.on_lease
         self.locator = FaultLocator(
             self.figures,
             self,
             self.transport,
-            in_turn=self._pairs is not None,
+            in_turn=plan.exchange == "pairs",
             clock=self.clock,
             log=self.log,
         )
-        self.results = ResultExchange(
-            node.peer, self._manifest.run, self, self.transport, self.clock
-        )
+        run = self._manifest.run
+        self.results = ResultExchange(node.peer, run, self, self.transport, self.clock)
         self.server.calls[Method.RESULT] = self.results.on_result
-        self._components += [self.locator, self.results]
+        self._components += [self.leases, self.locator, self.results]
         if self._config.stages.count > 1:
             self._add_stages()
         return me.address
 
     def _add_membership(self, me: Member, bound: str) -> None:
+        config, node, run = self._config, self._node, self._manifest.run
         rng = random.Random(wire.hash64(f"{me.peer}/{me.epoch}".encode()))
-        machine = Membership(me, self._config.membership, rng)
         limits = MemberLimits(
-            steps=self._config.run.steps,
+            steps=config.run.steps,
             fragments=len(self.context.elements),
-            inner_steps=self._config.plan.inner_steps,
-            stages=self._config.stages.count,
-            stage=self._node.stage,
+            inner_steps=config.plan.inner_steps,
+            stages=config.stages.count,
+            stage=node.stage,
         )
         credentials = self._credentials
-        identity, run = credentials.identity, self._manifest.run
-        tell = Warnings(self.log).add
-        words = None if identity is None else SignedWords(identity, run, self.clock, tell)
-        self._words = words
-        if identity is not None:
+        if (identity := credentials.identity) is not None:
+            self._words = SignedWords(identity, run, self.clock, Warnings(self.log).add)
             self._expulsions = Expulsions(
                 identity,
                 credentials.authority,
@@ -242,46 +210,41 @@ class Node:
                 offload=self.offload,
                 log=self.log,
             )
-        self.gossip = gossip = GossipService(machine, run, limits, self, words, self._expulsions)
-        if self._expulsions is not None:
-            self._expulsions.begin(self._revoked)
-        self.server.peers = lambda: sum(member.live for member in gossip.members)
-        if identity is not None and words is not None:
             self._renewal = Renewal(
                 identity,
                 credentials.authority,
-                ask=KeyHolders(self.transport, self._holders).ask,
+                ask=KeyHolders(
+                    self.transport,
+                    lambda: [*self._configured, *(m.address for m in gossip.others if m.live)],
+                ).ask,
                 keep=credentials.keep,
                 renewed=self._show_renewed,
                 offload=self.offload,
                 log=self.log,
             )
-        self._add_relaying(bound)
-        self._first_contact = FirstContact(
-            gossip,
-            self._manifest,
-            self.transport,
-            self.clock,
-            (self._router_port.begin, *([self._relayed.begin] if self._node.relayed else [])),
-        )
+        machine = Membership(me, config.membership, rng)
+        gossip = GossipService(machine, run, limits, self, self._words, self._expulsions)
+        self.gossip = gossip
+        if self._expulsions is not None:
+            self._expulsions.begin(self._revoked)
+        self.server.peers = lambda: sum(member.live for member in gossip.members)
         self.server.calls |= {
             Method.GOSSIP: gossip.on_gossip,
             Method.INDIRECT_PROBE: gossip.on_indirect_probe,
         }
-        self.server.calls_by[Method.JOIN] = self._first_contact.serve
-        if self._node.coordinator:
-            self._coordinator = CoordinatorClient(
-                self._node.coordinator, self._manifest.pack(), self._first_contact, self
-            )
-
-    def _add_relaying(self, bound: str) -> None:
-        """For others, and by others where nobody can dial this peer."""
-        table = RelayTable(self._node.relay_mbps)
-        self.relay = RelayService(table, self.gossip, self.transport.encrypted, self.clock)
+        relays = RelayTable(node.relay_mbps)
+        self.relay = RelayService(relays, gossip, self.transport.encrypted, self.clock)
         self.server.streams |= self.relay.streams
-        self._relayed = RelayedPeer(self.gossip, bound, self, self._round_trips_s.get)
-        self._router_port = RouterPort(self.gossip, bound, self)
-        self._components += [self.relay, self._relayed, self._router_port]
+        relayed = RelayedPeer(gossip, bound, self, self._round_trips_s.get)
+        self._router_port = RouterPort(gossip, bound, self)
+        self._components += [self.relay, relayed, self._router_port]
+        ways = (self._router_port.begin, *([relayed.begin] if node.relayed else []))
+        contact = FirstContact(gossip, self._manifest, self.transport, self.clock, ways)
+        self._first_contact = contact
+        self.server.calls_by[Method.JOIN] = contact.serve
+        if node.coordinator:
+            manifest = self._manifest.pack()
+            self._coordinator = CoordinatorClient(node.coordinator, manifest, contact, self)
 
     def _on_expelled(self, peer: str) -> None:
         self.gossip.expel(peer)
@@ -292,32 +255,26 @@ class Node:
         if self._words is not None:
             self._words.renewed(identity)
 
-    def _holders(self) -> list[str]:
-        """Addresses of those that may hold the run's key."""
-        return [*self._configured, *(m.address for m in self.gossip.others if m.live)]
-
     @property
     def _configured(self) -> list[str]:
-        """Addresses that the user has given."""
         return [*filter(None, [self._node.coordinator]), *self._node.joins]
 
     def _add_rounds(self) -> None:
-        """Means over all; in a plan of pairs, these and one mean at the end. Replicas that keep
-        what they have not sent end with an exact one, by a method of its own."""
+        """Means over all; in a plan of pairs, these and one mean at the end, by a method of its own
+        where replicas keep what they have not sent."""
         means, gossip = self.context, self.gossip
         mean_rounds: type[Contributor] | type[FinalAverage] = Contributor
         if means.plan.exchange == "pairs":
-            schedule = means.plan.schedule(
-                fragments=len(means.elements), steps=self._config.run.steps
-            )
+            steps = self._config.run.steps
+            schedule = means.plan.schedule(fragments=len(means.elements), steps=steps)
             self._pairs = Pairs(means, schedule, gossip, self, self.post)
             self.server.streams[Method.PAIR_ROUND] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan, ends_run=True)
             mean_rounds = FinalAverage
         reducer = Reducer(means, self._node.residuals)
         self._reducers = [reducer]
-        self._final: Rounds = mean_rounds(means, reducer, gossip, self)
-        self._own_rounds: Rounds = self._pairs or self._final
+        self._final: Contributor | FinalAverage = mean_rounds(means, reducer, gossip, self)
+        self._own_rounds = self._pairs or self._final
         self.server.streams[Method.EXCHANGE] = reducer.serve
         if means.plan.keeps and means.plan.consensus:
             exact = replace(means, plan=means.plan.consensus_plan, ends_run=True)
@@ -325,13 +282,7 @@ class Node:
             self._reducers.append(final_reducer)
             self._final = Contributor(exact, final_reducer, gossip, self, Method.AVERAGE)
             self.server.streams[Method.AVERAGE] = final_reducer.serve
-        rounds = dict.fromkeys((self._final, self._own_rounds))
-        self._components += [*self._reducers, *rounds]
-
-    def _add_leases(self) -> None:
-        self.leases = LeaseService(self._manifest.run, self.gossip, self, self._node.ledger)
-        self.server.calls[Method.LEASE] = self.leases.on_lease
-        self._components.append(self.leases)
+        self._components += [*self._reducers, *dict.fromkeys((self._final, self._own_rounds))]
 
     def _add_stages(self) -> None:
         config, gossip = self._config, self.gossip
@@ -352,10 +303,7 @@ class Node:
             counts=self._node.stage_counts,
             activation_shape=self._node.activation_shape,
         )
-        self.stages = StageNode(
-            context,
-            publish=lambda profile: gossip.update(profile=profile),
-        )
+        self.stages = StageNode(context, publish=lambda profile: gossip.update(profile=profile))
         self.server.calls[Method.FINISHED] = self.stages.barrier.answer
         self.server.streams[Method.STAGE_CALL] = self.stages.server.serve
         self._components.append(self.stages)
@@ -364,15 +312,13 @@ class Node:
 
     async def run(self) -> None:
         """Everything, until `close`. Raises ManifestRefused, PeersUnreachable."""
+        members = [self.gossip.tick, self._close_unneeded, self._tell_of_the_others]
         work = [
-            _repeat(
-                [self.gossip.tick, self._close_unneeded, self._tell_of_the_others],
-                _MEMBERSHIP_TICK_S,
-            ),
+            _repeat(members, _MEMBERSHIP_TICK_S),
             _repeat([component.tick for component in self._components], _ROUNDS_TICK_S),
             self._read_messages(),
             self._take_turns(),
-            Bootstrap(self._node, self._config.plan, self._first_contact, self).run(),
+            bootstrap.Bootstrap(self._node, self._config.plan, self._first_contact, self).run(),
             self._keep_members(),
             self.lag.run(),
         ]
@@ -400,7 +346,7 @@ class Node:
             await self.transport.close()
 
     def _close_unneeded(self) -> None:
-        """Addresses that are dialled once keep no connection, nor do those that members had."""
+        """Ends connections to addresses that are dialled once, and to those that members had."""
         needed = {*self._configured, *(m.address for m in self.gossip.members if m.live)}
         self.tunnels.close_unneeded(needed | self.transport.close_unneeded(needed))
 
@@ -413,14 +359,12 @@ class Node:
         steps = sorted(member.step for member in training)
         if steps and (step := steps[(len(steps) - 1) // 2]) != self._others_at:
             self._others_at = step
-            self.post(OthersWait(step))
+            self.post(mail.OthersWait(step))
 
     def close(self) -> None:
-        """Leaves the swarm and ends `run`."""
         self._closing.set()
 
     def status(self) -> dict[str, object]:
-        """What `murmur status` shows: plain values."""
         return status_document(
             config=self._config,
             context=self.context,
@@ -438,11 +382,6 @@ class Node:
             measured=to_document(self.figures.figures()),
         )
 
-    async def ask_peers(self) -> dict[str, bytes]:
-        """The status document of each live peer that answers, packed."""
-        live = [member for member in self.gossip.others if member.live]
-        return await ask_peers(live, self.transport)
-
     async def _on_status(self, request: bytes) -> bytes:
         only = wire.parse(pb.StatusRequest, request).only
         if only == "measured":  # by every peer, often
@@ -454,12 +393,11 @@ class Node:
 
     # ------------------------------------------------------------------------- the train thread
 
-    def deliver(self, message: ToIO) -> None:
+    def deliver(self, message: mail.ToIO) -> None:
         """Takes a message of the train thread; on the loop's thread."""
         self._from_train.put_nowait(message)
 
-    def post(self, message: ToTrain | LeaseMessage) -> None:
-        """Sends one to the train thread."""
+    def post(self, message: mail.ToTrain | LeaseMessage) -> None:
         self._mailbox.answer(message)
 
     async def settled(self) -> None:
@@ -485,27 +423,23 @@ class Node:
 
     async def _take_turns(self) -> None:
         while True:
-            turn = await self._turns.get()
-            await turn()
+            await (await self._turns.get())()
 
-    async def _handle(self, message: ToIO) -> None:
+    async def _handle(self, message: mail.ToIO) -> None:
         match message:
-            case Begin() as begin:
+            case mail.Begin() as begin:
                 self._rounds.began(begin.fragment, begin.round)
                 self._tried_since.setdefault(begin.fragment, self.clock())
                 rounds = self._final if begin.everyone else self._own_rounds
                 if begin.leaves:
                     self._turns.put_nowait(self.gossip.retire)
                 self._turns.put_nowait(partial(rounds.begin, begin))
-            case Published() as published:
+            case mail.Published() as published:
                 self._publish(published)
-            case IterationStarted() | StageJobDone() if self.stages is not None:
-                await self.stages.handle(message)
-            case StreamOpened() | BlockBegun() | Starved() | SamplesUsed() | EpochEnded():
-                self.leases.handle(message)
-            case SampleStreamClosed():
-                self.leases.handle(message)
-            case TrainingEvent(event):
+            case mail.IterationStarted() | mail.StageJobDone():
+                if self.stages is not None:
+                    await self.stages.handle(message)
+            case mail.TrainingEvent(event):
                 if event["event"] in ("progress", "validation"):
                     self._progress |= event
                 elif event["event"] == "round":
@@ -514,17 +448,15 @@ class Node:
                 if event["event"] == "progress":
                     event = {**event, "peers": sum(each.live for each in self.gossip.members)}
                 self.log(event)
+            case _:
+                self.leases.handle(message)
 
-    def _publish(self, published: Published) -> None:
+    def _publish(self, published: mail.Published) -> None:
         before, self.published = self.published, published
         self.held.add(published.states)
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
-        self.gossip.update(
-            phase=published.phase,
-            step=published.step,
-            digests=digests,
-            step_s=published.step_s,
-        )
+        phase, step, step_s = published.phase, published.step, published.step_s
+        self.gossip.update(phase=phase, step=step, digests=digests, step_s=step_s)
         old = before.states if before else (None,) * len(published.states)
         for index, (was, state) in enumerate(zip(old, published.states, strict=True)):
             if was is None or was.version != state.version:
@@ -534,9 +466,8 @@ class Node:
                     self._turns.put_nowait(partial(self._pairs.advanced, index, state))
                 continue
             # Before the start there is no group: early contributions are held until there is.
-            if state.group and (
-                was is None or (was.version, was.group) != (state.version, state.group)
-            ):
+            laid_out = was is not None and (was.version, was.group) == (state.version, state.group)
+            if state.group and not laid_out:
                 for reducer in self._reducers:
                     reducer.advanced(index, state.version, state.group)
                 self.gossip.connect(state.group)
@@ -544,11 +475,10 @@ class Node:
     # ------------------------------------------------------------- what components ask of the node
 
     def on_view(self, view: View) -> None:
-        """Membership has changed."""
         fastest_s = view.fastest_step_s()
         if self._config.plan.dylu and fastest_s != self._fastest_s:
             self._fastest_s = fastest_s
-            self.post(FastestPace(fastest_s))
+            self.post(mail.FastestPace(fastest_s))
         for component in self._components:
             component.on_view(view)
 
@@ -570,34 +500,29 @@ class Node:
         if self._config.plan.waits_for_nobody and kind in ("uplink", "downlink"):
             self.gossip.leave_out(self._node.peer)
 
-    def finished(self, result: RoundDone | RoundFailed) -> None:
-        """A round of this peer has ended."""
-        late = [p for reducer in self._reducers for p in reducer.take_late(result.fragment)]
+    def finished(self, result: mail.RoundDone | mail.RoundFailed) -> None:
+        fragment, round_, me = result.fragment, result.round, self._node.peer
+        late = [p for reducer in self._reducers for p in reducer.take_late(fragment)]
         silent = list[str]()
-        if isinstance(result, RoundDone):
+        if isinstance(result, mail.RoundDone):
             most = 3 * result.contributors >= 2 * (1 + len(self.replicas))
             if self._config.plan.waits_for_nobody and result.missed and most:
-                late += 2 * [self._node.peer]
-            self.held.took_part(result.fragment, result.round, result.parts, result.received)
-            self._rounds.completed(
-                result.fragment, result.round, result.exchange_s, result.waited_for
-            )
+                late += 2 * [me]
+            self.held.took_part(fragment, round_, result.parts, result.received)
+            self._rounds.completed(fragment, round_, result.exchange_s, result.waited_for)
             self.figures.round_ended()
         else:
-            unanswered = [peer for peer in result.waiting_for if peer != self._node.peer]
-            tried_s = self.clock() - self._tried_since.get(result.fragment, self.clock())
-            # Where most do not answer, what is wrong is this peer's own link. Who answers at once
-            # that a round is over may be right.
-            if (
-                len(unanswered) <= max(1, len(self.replicas) // 2)
-                and tried_s >= self.context.config.grace_s
-            ):
+            unanswered = [peer for peer in result.waiting_for if peer != me]
+            tried_s = self.clock() - self._tried_since.get(fragment, self.clock())
+            # Where most do not answer, what is wrong is this peer's own link. A peer that answers
+            # at once that a round is over may be right.
+            few = len(unanswered) <= max(1, len(self.replicas) // 2)
+            if few and tried_s >= self.context.config.grace_s:
                 silent = unanswered
-            waited_for = ", ".join(result.waiting_for)
-            self._rounds.gave_up(result.fragment, result.round, waited_for)
+            self._rounds.gave_up(fragment, round_, ", ".join(result.waiting_for))
         self.gossip.avoid(self.context.quarantine.liars)
         if self._pairs is None:
-            self.gossip.round_ended(result.fragment, late, silent)
+            self.gossip.round_ended(fragment, late, silent)
         else:
             for peer, was_late in self._pairs.take_met():
                 self.gossip.round_ended(peer, [peer] * was_late, ())
@@ -610,12 +535,10 @@ class Node:
 
     @property
     def members(self) -> Sequence[Member]:
-        """Of the run, this peer among them."""
         return self.gossip.members
 
     @property
     def replicas(self) -> Sequence[Member]:
-        """The others that train the same as this peer."""
         return self.gossip.replicas
 
     @property
@@ -624,8 +547,7 @@ class Node:
         return self._pairs.partners if self._pairs is not None else ()
 
     def log(self, event: dict[str, object]) -> None:
-        """To the log. Where an event of this thread holds text, a peer may have written it: it is
-        cut, and made fit for a terminal."""
+        """To the log. A text that a peer may have written is cut, and made fit for a terminal."""
         if event["event"] in _TOLD:
             event = {k: shown(v, _MAX_TEXT) if isinstance(v, str) else v for k, v in event.items()}
         if event["event"] == "warning":
@@ -650,14 +572,6 @@ class Node:
             await work
         except Exception as error:
             self.server.on_defect("an exchange", error)
-
-
-def _advertised(advertise: str | None, bound: str) -> str:
-    """What to tell others; port 0 stands for the one that is listened on."""
-    if advertise in (None, ROUTER):
-        return bound
-    host, port = split_address(advertise)
-    return join_address(host, port or split_address(bound)[1])
 
 
 async def _repeat(ticks: Sequence[Callable[[], None]], period_s: float) -> None:

@@ -5,10 +5,12 @@ The daemon has one, and so has `murmuration.Swarm`; what they train with is thei
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import FORKS_CRASH
@@ -22,17 +24,15 @@ from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.node.node import Node
+from murmuration.worker.status.document import ask_peers
 from murmuration.worker.training.mailbox import Mailbox
 from murmuration.worker.transport import AddressInUse
 from murmuration.worker.transport.grpc import GrpcTransport
-from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import page_event
 
 if TYPE_CHECKING:
     from murmuration.worker.views.history import Look
     from murmuration.worker.views.page import WebServer
-
-T = TypeVar("T")
 
 AWAIT_OTHERS_S = 30.0  # after the last step
 _GIVE_S = 1.0  # a result, by a peer that is to end now
@@ -45,16 +45,7 @@ _FORKS_TEXT = (
 
 
 class Session:
-    """train thread only.
-
-    Args:
-        config, manifest: of the run.
-        node: name, addresses and whom to wait for.
-        fragments: what is exchanged.
-        credentials: what the peer proves itself by.
-        mailbox: between the train thread and the I/O thread.
-        log: takes events as plain values, from any thread.
-    """
+    """The way of what trains to its node: of the daemon and of `Swarm`. train thread only."""
 
     def __init__(
         self,
@@ -74,32 +65,56 @@ class Session:
         self.io = IOThread(self._make_node, mailbox, log)
         self._servers: list[WebServer] = []
 
-    def start(self) -> str:
-        """Starts serving and joining; returns the advertised address. Raises AddressInUse."""
+    def start(self, parameters: Iterable[Tensor], tokens: int | None = None) -> str:
+        """Starts serving and joining, and tells of the run; returns the advertised address. Raises
+        AddressInUse. Args: parameters: what is trained; tokens: of an inner step."""
         if FORKS_CRASH:
             self._log(new_event("warning", text=_FORKS_TEXT))
-        address = self.io.start()
+        address, (metrics, place) = self.io.start(), (self._node.metrics, self._node.page)
         try:
-            if self._node.metrics is not None:
-                self._serve_metrics(self._node.metrics)
-            if self._node.page is not None:
-                self._serve_page(self._node.page)
+            if metrics is not None:
+                from murmuration.worker.status.exporter import metrics_server
+
+                node = self.io.node
+                server = metrics_server(metrics, lambda: self.io.ask(node.status))
+                self._servers.append(server)
+                self._log(new_event("metrics", url=f"{server.url}metrics"))
+            if place is not None:
+                from murmuration.worker.views.page import PageServer
+
+                page = PageServer(place, self._look, encrypted=self.transport.encrypted)
+                self._servers.append(page)
+                self._log(page_event(page.url, page.token_path))
         except OSError as error:
             raise AddressInUse(str(error)) from error
+        plan, trained = self._config.plan, list(parameters)
+        run = new_event(
+            "run",
+            parameters=sum(each.numel() for each in trained),
+            preset=self._config.preset,
+            inner_steps=None if plan.exchange == "none" else plan.inner_steps,
+            steps=self._config.run.steps,
+            tokens=tokens,
+            device=str(trained[0].device),
+        )
+        self._log(run)
         return address
 
     @property
+    def carried(self) -> dict[str, object]:
+        traffic = self.transport.traffic
+        return {"bytes_sent": traffic.sent_bytes, "bytes_received": traffic.received_bytes}
+
+    @property
     def others(self) -> list[Member]:
-        """The live peers, without this one; none where the I/O thread has ended, of which the next
-        step says why."""
+        """The live peers, without this one; none where the I/O thread has ended."""
         gossip = self.io.node.gossip
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # the next step says why
             return self.io.ask(lambda: [member for member in gossip.others if member.live])
         return []
 
     def agreed(self) -> bool:
-        """Whether everyone here is done and has what this peer has, where all should; False where
-        the I/O thread has ended."""
+        """Whether everyone here is done and has what this peer has, where all should."""
         gossip, plan = self.io.node.gossip, self._config.plan
         with suppress(RuntimeError):
             return self.io.ask(lambda: all_agree(gossip.me, gossip.others, plan))
@@ -107,25 +122,20 @@ class Session:
 
     def all_leave(self) -> bool:
         """Whether the loops of all have ended before the run's last step."""
-        gossip, config = self.io.node.gossip, self._config
+        gossip, plan, steps = self.io.node.gossip, self._config.plan, self._config.run.steps
         with suppress(RuntimeError):  # the I/O thread has ended: the train thread is told why
             self.settle()  # this peer's own state is known by then
-            return self.io.ask(
-                lambda: all_leave(gossip.me, gossip.others, config.plan, config.run.steps)
-            )
+            return self.io.ask(lambda: all_leave(gossip.me, gossip.others, plan, steps))
         return False
 
     def saved(self, seconds: float) -> None:
-        """A checkpoint was written, in that time. any thread."""
         self.io.node.figures.saved(seconds)
 
     def share_result(
         self, result: Mapping[str, object], patience_s: float, wanted: Callable[[], bool]
     ) -> dict[str, object]:
-        """Gives this peer's result to the others, and waits for theirs as long as it is wanted.
-
-        Args: patience_s: at most; 0 waits for nobody's, and a moment until this one is given.
-        Returns: what all have come to, as far as it is known."""
+        """Gives this peer's result to the others, and waits for theirs while `wanted`, `patience_s`
+        at most; 0 waits a moment until its own is given. Returns what is known of all."""
         results, warnings = self.io.node.results, self.io.node.warnings
         self.io.ask(lambda: results.share({"warnings": list(warnings), **result}))
         until_s = time.monotonic() + (patience_s or _GIVE_S)
@@ -135,11 +145,9 @@ class Session:
         return self.io.ask(results.document)
 
     def settle(self) -> None:
-        """Returns when what the train thread has said is dealt with, but for rounds to begin."""
         self.io.do(self.io.node.settled)
 
     def leave(self) -> None:
-        """Tells the others that this peer goes, so that nobody waits for it."""
         self.io.do(self.io.node.gossip.leave)
 
     def close(self) -> None:
@@ -148,29 +156,14 @@ class Session:
             server.close()
         self.io.close()
 
-    def _serve_metrics(self, address: str) -> None:
-        """Raises OSError."""
-        from murmuration.worker.status.exporter import metrics_server
-
-        node = self.io.node
-        server = metrics_server(address, lambda: self.io.ask(node.status))
-        self._servers.append(server)
-        self._log(new_event("metrics", url=f"{server.url}metrics"))
-
-    def _serve_page(self, place: PagePlace) -> None:
-        """Raises OSError."""
-        from murmuration.worker.views.page import PageServer
-
-        page = PageServer(place, self._look, encrypted=self.transport.encrypted)
-        self._servers.append(page)
-        self._log(page_event(page.url, page.token_path))
-
     def _look(self) -> "Look":
         """What all peers say of themselves. On the page's thread."""
         from murmuration.worker.views.history import Look
 
         node = self.io.node
-        packed = self.io.do(node.ask_peers, _LOOK_S)
+        packed = self.io.do(
+            lambda: ask_peers([m for m in node.gossip.others if m.live], self.transport), _LOOK_S
+        )
         first = self.io.ask(node.status)
         answers = {str(first["peer"]): first}
         for peer, document in packed.items():
@@ -189,9 +182,7 @@ class Session:
             fragments=self._fragments,
             transport=self.transport,
             mailbox=self._mailbox,
-            environment=Environment(offload=_offload, log=self._log, credentials=self._credentials),
+            environment=Environment(
+                offload=asyncio.to_thread, log=self._log, credentials=self._credentials
+            ),
         )
-
-
-async def _offload(work: Callable[[], T], /) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, work)

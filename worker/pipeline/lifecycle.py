@@ -85,7 +85,8 @@ class StageLifecycle:
         if trainer.stopped is None or self._context.stage != 0:
             return
         if any(m.live and m.stage == 0 and m.peer != self._context.me for m in self._members()):
-            trainer.withdraw_done()
+            trainer.reporter.phase = Phase.TRAINING
+            trainer.publish()
 
     def end(self, trainer: Trainer) -> WholeModel | None:
         """Leaves the whole model if this worker is the one to."""

@@ -30,30 +30,11 @@ from murmuration.protos.files import read_json, sync_folder, write_atomically
 from murmuration.worker.config import Config
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.manifest import Manifest, restored_config
+from murmuration.worker.training.model import DTYPES
 
 _TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
 _PIECE_BYTES = 1 << 20
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-}  # as the format names them
 _KEY_BYTES = 32
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
@@ -72,25 +53,26 @@ class Checkpoint:
     values: Mapping[str, Any]
 
     def named(self, kind: str) -> dict[str, Tensor]:
-        """The tensors of a kind, by what follows it."""
         prefix = f"{kind}/"
         kept = (item for item in self.tensors.items() if item[0].startswith(prefix))
         return {name.removeprefix(prefix): values for name, values in kept}
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
-    """Writes a checkpoint, durable when this returns. any thread, one at a time.
-
-    Raises:
-        OSError: the disk is full or the folder not writable; the earlier checkpoints still stand.
-    """
+    """Writes a checkpoint, durable when this returns; the earlier ones still stand where it raises
+    OSError. any thread, one at a time."""
     final = folder / f"step-{step:08d}"
     partial = folder / f".partial-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".partial-*"):  # by a kill in the middle of an earlier save
         shutil.rmtree(left, ignore_errors=True)
     try:
-        _write(partial, tensors, values)
+        partial.mkdir()
+        written = write_tensors(partial / _TENSORS, tensors)
+        record = {**values, "mark": _mark(values.get("manifest")), "tensors": written}
+        sealed = {"record": record, "xxh3_128": _record_hash(record)}
+        write_atomically(partial / MANIFEST, json.dumps(sealed, indent=1).encode())
+        sync_folder(partial)
     except OSError:  # what there is of it would keep a full disk full
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -104,28 +86,18 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
     return final
 
 
-def _write(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    """Raises OSError."""
-    folder.mkdir()
-    written = write_tensors(folder / _TENSORS, tensors)
-    record = {**values, "mark": _mark(values.get("manifest")), "tensors": written}
-    sealed = {"record": record, "xxh3_128": _record_hash(record)}
-    write_atomically(folder / MANIFEST, json.dumps(sealed, indent=1).encode())
-    sync_folder(folder)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """Writes a safetensors file, durable when this returns; its size and hash.
+    """Writes a safetensors file, durable when this returns; its size and hash. Raises OSError.
 
     The library's own function copies all tensors and holds Python's lock meanwhile, so that
-    training stands still. This writes them in pieces, without it. Raises OSError.
+    training stands still. This writes them in pieces, without it.
     """
     named = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {}
     end = 0
     for name, tensor in named:
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        kind = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        kind = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
         header[name] = {**kind, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # what follows is aligned
@@ -150,21 +122,15 @@ def _pieces(named: Iterable[tuple[str, Tensor]]) -> Iterator[memoryview]:
 
 
 def below(run: Path) -> Iterator[Checkpoint]:
-    """The newest usable checkpoint of every folder of them below `run`, none that was set aside."""
+    """Finds the newest usable checkpoint of every folder of them below `run`, none set aside."""
     steps = (path.parent for path in run.glob("**/step-*") if path.is_dir())
-    for folder in sorted({folder for folder in steps if not is_set_aside(folder)}):
-        try:
+    for folder in sorted({folder for folder in steps if _EARLIER not in folder.name}):
+        with suppress(CheckpointError):
             yield load(folder)[0]
-        except CheckpointError:
-            continue
 
 
 def config_of(saved: Checkpoint, settings: Iterable[str] = ()) -> Config:
-    """The settings of the run that a checkpoint is of. Raises as `restored_config`.
-
-    Args:
-        settings: of [task], as given with `--set`.
-    """
+    """The settings of its run, those of [task] replaced. Raises as `restored_config`."""
     manifest = saved.values["manifest"]
     mark = saved.values.get("mark")
     own = isinstance(mark, str) and mark != "" and hmac.compare_digest(mark, _mark(manifest))
@@ -182,8 +148,7 @@ def _mark(manifest: object) -> str:
 
 
 def _key(state: Path) -> bytes:
-    """Made once, readable by this user alone; made anew where others can read it. Raises
-    OSError."""
+    """Made once, readable by this user alone; another one where others can. Raises OSError."""
     path = state / "murmuration" / "checkpoint-key"
     if os.name == "posix" and path.exists() and path.stat().st_mode & 0o007:
         path.unlink()
@@ -209,30 +174,19 @@ def prune(folder: Path, keep: int, spared: Path | None = None) -> None:
 
 
 def any_in(folder: Path) -> bool:
-    """Whether a folder has checkpoints, whole or not."""
     return any(_newest_first(folder))
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Renames a folder of checkpoints of an earlier run, so that a new run does not mix with it.
-    Returns its new name, None where there is nothing to rename."""
+    """Renames a folder of checkpoints, so that a new run does not mix with it, if it has any."""
     if not any_in(folder):
         return None
     names = (folder.with_name(f"{folder.name}{_EARLIER}{n}") for n in itertools.count(1))
     return folder.rename(next(name for name in names if not name.exists()))
 
 
-def is_set_aside(folder: Path) -> bool:
-    """Whether `set_aside` has renamed this folder."""
-    return _EARLIER in folder.name
-
-
 def load(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint that is whole, and a line for each newer one that is not.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Loads the newest that is whole, with a line for each newer one. Raises CheckpointError."""
     problems: list[str] = []
     for path in _newest_first(folder):
         try:
@@ -247,8 +201,7 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def held_stage(folder: Path) -> int | None:
-    """The stage that the newest checkpoint in a folder is of, by its manifest alone; None without
-    one, and of a whole model."""
+    """Finds the stage that the newest checkpoint is of, by its manifest; None for a whole model."""
     for path in _newest_first(folder):
         try:
             stage = _load_values(path).get("stage")
@@ -263,35 +216,27 @@ class CheckpointDamaged(Exception):
 
 
 def load_one(path: Path) -> Checkpoint:
-    """One checkpoint. Raises CheckpointDamaged."""
-    values = _load_values(path)
+    values, file = _load_values(path), path / _TENSORS
     try:
         expected = values["tensors"]
-        if not (path / _TENSORS).is_file():
+        if not file.is_file():
             raise CheckpointDamaged(f"unreadable: {_TENSORS} is no ordinary file")
-        size = (path / _TENSORS).stat().st_size
-        if size != expected["bytes"]:
+        if (size := file.stat().st_size) != expected["bytes"]:
             raise CheckpointDamaged(f"cut short: {size} of {expected['bytes']} bytes")
-        if _file_hash(path / _TENSORS) != expected["xxh3_128"]:
-            raise CheckpointDamaged("damaged: its hash differs")
-        tensors = load_file(path / _TENSORS)
-        if (name := next(_not_numbers(tensors), None)) is not None:
-            raise CheckpointDamaged(f"{name} has values that are no numbers")
+        with file.open("rb") as content:
+            if hashlib.file_digest(content, xxhash.xxh3_128).hexdigest() != expected["xxh3_128"]:
+                raise CheckpointDamaged("damaged: its hash differs")
+        tensors = load_file(file)
+        for name, held in tensors.items():  # from such parameters nobody can train
+            floats = held.is_floating_point() and held.element_size() > 1
+            if name.startswith(_PARAMETERS) and floats and bool(held.isnan().any()):
+                raise CheckpointDamaged(f"{name} has values that are no numbers")
         return Checkpoint(path, tensors, values)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointDamaged(f"unreadable: {error}") from error
 
 
-def _not_numbers(tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """The names of parameters with NaN, from which nobody can train."""
-    for name, values in tensors.items():
-        floats = values.is_floating_point() and values.element_size() > 1
-        if name.startswith(_PARAMETERS) and floats and bool(values.isnan().any()):
-            yield name
-
-
 def _load_values(path: Path) -> dict[str, Any]:
-    """The plain values of one checkpoint. Raises CheckpointDamaged."""
     try:
         sealed = read_json(path / MANIFEST)
         values: dict[str, Any] = sealed["record"]
@@ -318,8 +263,3 @@ def newest_first(names: Iterable[str]) -> list[str]:
 
 def _newest_first(folder: Path) -> list[Path]:
     return [folder / name for name in newest_first(path.name for path in folder.glob("step-*"))]
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

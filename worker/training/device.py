@@ -12,11 +12,14 @@ The host waits for what it reads, the model's stream for what is written, and no
 Never tried on an accelerator: this module is all that names one.
 """
 
+import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,14 +35,8 @@ _BF16_TFLOPS = {
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device that `--device` names: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`.
-
-    Args:
-        name: `auto` takes the accelerator that torch sees here, else the CPU.
-
-    Raises:
-        UsageError: torch knows no such device, or does not see it here.
-    """
+    """Finds the device that `--device` names: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`; or for `auto`
+    the accelerator that torch sees here, else the CPU. Raises UsageError."""
     seen = torch.accelerator.is_available()
     accelerator = torch.accelerator.current_accelerator() if seen else None
     if name == "auto":
@@ -61,13 +58,11 @@ def chosen_device(name: str) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Of its first parameter; the CPU of a model without any."""
     return next((each.device for each in model.parameters()), torch.device("cpu"))
 
 
 def memory_peak(device: torch.device) -> int | None:
-    """Bytes that tensors of this process have held there at most; None on the CPU, and where torch
-    does not count them."""
+    """Bytes that this process's tensors have held there at most; None where torch counts none."""
     try:
         return torch.accelerator.max_memory_allocated(device) if device.type != "cpu" else None
     except (RuntimeError, NotImplementedError):
@@ -75,8 +70,7 @@ def memory_peak(device: torch.device) -> int | None:
 
 
 def flops_peak(device: torch.device) -> float | None:
-    """Dense operations a second in bf16, as its maker publishes them; None for a device that is not
-    in the list. Of cards before bf16 those of fp16 are taken."""
+    """Dense operations a second in bf16 (or fp16), as its maker says; None: not in the list."""
     words = torch.cuda.get_device_name(device).upper().split() if device.type == "cuda" else []
     name = " ".join(words).replace("-", " ")
     found = (tflops for card, tflops in _BF16_TFLOPS.items() if f" {card} " in f" {name} ")
@@ -84,7 +78,6 @@ def flops_peak(device: torch.device) -> float | None:
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on the device, however they are nested."""
     if device.type == "cpu":
         return batch
     inputs, targets = (_moved(each, device) for each in (batch.inputs, batch.targets))
@@ -102,20 +95,28 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-class Copies:
-    """Copies of parameters to the host and back, a tensor at a time. train thread only.
+@contextmanager
+def random_states_kept(device: torch.device) -> Iterator[None]:
+    """Has the generators of Python, numpy and torch go on as if nothing had been drawn."""
+    python, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
 
-    Args:
-        side: the stream for them; None where each copy is waited for, or none is needed.
-    """
+
+class Copies:
+    """Copies of parameters to the host and back, a tensor at a time. train thread only. Args: side:
+    the stream for them; None where each copy is waited for, or none is needed."""
 
     def __init__(self, side: "_CudaStreams | None" = None) -> None:
         self._side = side
 
     def read(self, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The values of each on the host, in its own type; the next are on their way meanwhile.
-
-        On the CPU they are the parameters themselves."""
+        """The values of each on the host, in its own type (on the CPU the parameters themselves);
+        the next are on their way meanwhile."""
         side = self._side
         if side is None:
             yield from (each.cpu() for each in parameters)
@@ -144,7 +145,6 @@ class Copies:
 
 
 def copies_for(parameters: Iterable[Tensor]) -> Copies:
-    """With a side stream on each CUDA device under these."""
     devices = {each.device for each in parameters if each.is_cuda}
     return Copies(_CudaStreams(devices)) if devices else Copies()
 
@@ -172,7 +172,6 @@ class _CudaStreams:
             stream.wait_stream(torch.cuda.current_stream(device))
 
     def copy(self, into: Tensor, source: Tensor) -> torch.cuda.Event:
-        """Orders a copy between the device and a pinned tensor."""
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         stream = self._streams.get(source.device if into.device.type == "cpu" else into.device)
         with torch.cuda.stream(stream):

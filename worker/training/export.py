@@ -27,6 +27,7 @@ from murmuration.worker.training.model import (
     bare_name,
     integer_buffers,
     running_statistics,
+    saved_buffers,
     trained_parameters,
 )
 from murmuration.worker.training.optimizers import KSEED
@@ -78,42 +79,27 @@ def export(
 
 
 def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state by its names in the bare model, each storage once: of tied weights the
-    first name."""
-    found: dict[int, str] = {}
-    for name, value in model.state_dict().items():
+    """Gives the model's state by its names in the bare model, each storage once."""
+    state, found = model.state_dict(), dict[int, str]()
+    for name, value in state.items():
         found.setdefault(value.data_ptr() if value.numel() else -len(found) - 1, name)
-    state = model.state_dict()
     return {bare_name(name): state[name].contiguous() for name in found.values()}
 
 
 def model_of(task: Task, config: Config) -> nn.Module:
-    """The task's whole model as a run trains it: with `kseed` it has its first values, which never
-    travel, and a seed space.
-
-    Raises:
-        CheckpointError: these values are not on this machine, or of another model.
-        TaskError: the model is none for `kseed`.
-    """
+    """Makes the task's whole model as a run trains it: with `kseed` it has its first values, which
+    never travel, and a seed space. Raises CheckpointError: these values are not on this machine, or
+    of another model; TaskError: the model is none for `kseed`."""
     model = task.model()
     if config.inner.optimizer == KSEED:
         if config.task.init:
-            trained = {n: p.detach() for n, p in trained_parameters(model).items()}
-            load_initial(model, Path(config.task.init), trained, task)
+            load_initial(model, Path(config.task.init), task)
         give_seed_space(model, config.inner.seeds)
     return model
 
 
 def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
-    """The task's model with the anchors as parameters.
-
-    Args:
-        saved: of a whole model.
-        config, task: of its run.
-
-    Raises:
-        CheckpointError: it does not hold the whole model of its run.
-    """
+    """The task's model with the anchors as parameters. Raises CheckpointError: some is missing."""
     model = model_of(task, config)
     anchor, integers = saved.named("anchor"), integer_buffers(model)
     statistics = running_statistics(model).keys() - integers
@@ -132,23 +118,21 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
     return model
 
 
-def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor], task: Task) -> None:
-    """Puts exported values, or those of a run's newest anchor, in the place of drawn ones.
+@torch.no_grad()
+def load_initial(model: nn.Module, source: Path, task: Task) -> None:
+    """Puts exported values, or those of a run's newest anchor, in the place of drawn ones. Raises
+    CheckpointError: something is missing, or of another shape.
 
     Args:
         model: a whole model, or a stage of one: it takes what it has.
         source: a folder that `export` wrote or Hugging Face's, a file of safetensors, or a run's
             folder.
-        names: what must be there: parameters by name.
         task: whose model it is. A run's folder says which task it had; that one is not loaded.
-
-    Raises:
-        CheckpointError: something is missing, or of another shape.
     """
     if not source.exists():
         raise CheckpointError(f"[task] init = {source}: no such file or folder")
     given = _exported(source, task)
-    for name, parameter in names.items():
+    for name, parameter in trained_parameters(model).items():
         value = given.get(name)
         if value is None or value.shape != parameter.shape:
             there = "missing" if value is None else f"of shape {tuple(value.shape)}"
@@ -157,9 +141,8 @@ def load_initial(model: nn.Module, source: Path, names: Mapping[str, Tensor], ta
                 "name an export of the same model"
             )
         parameter.copy_(value)
-    state = model.state_dict()
-    for name, buffer in model.named_buffers():
-        if name in state and (value := given.get(bare_name(name))) is not None:
+    for name, buffer in saved_buffers(model).items():
+        if (value := given.get(name)) is not None:
             buffer.copy_(value)
 
 
@@ -179,11 +162,7 @@ def _exported(source: Path, task: Task) -> Mapping[str, Tensor]:
 
 
 def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
-    """The usable checkpoint with the highest step below `run`; not of runs that were set aside.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Finds the usable checkpoint with the highest step below `run`. Raises CheckpointError."""
     if (run / checkpoint.MANIFEST).exists():
         try:
             return checkpoint.load_one(run)

@@ -5,7 +5,7 @@ train thread only.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,44 +16,23 @@ from murmuration.algorithms.fragments import Fragment, Ranges, complement, integ
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.errors import UsageError
 from murmuration.worker.training.device import Copies, copies_for
-from murmuration.worker.training.mailbox import PrefetchedAnchor, RoundDone, RoundFailed
+from murmuration.worker.training.mailbox import OfRounds, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.wire import are_finite, is_finite, state_hash
+
+if TYPE_CHECKING:
+    from murmuration.worker.library.site import Site
 
 _VARIANCE = "running_var"  # of torch's normalisations
 _NORMALISATION = ("running_mean", _VARIANCE)
 _SANE = 2.0**50  # larger ones stand for infinity, as in masks
 
 
-def initial_state(plan: Plan, anchor: Tensor) -> FragmentState:
-    """Version 0: the initial parameters, and a momentum of zeros where the plan has one."""
-    outer = plan.exchange != "none" and plan.payload == "pseudo_gradient"
-    momentum = torch.zeros_like(anchor) if outer else anchor.new_empty(0)
-    return FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()))
-
-
-class Accessor(Protocol):
-    """How the local parameters are read and written, where that takes other processes."""
-
-    def read(self, fragment: Fragment) -> Tensor:
-        """A fragment's local values, fresh: 1-D fp32 on the CPU."""
-        ...
-
-    def write(self, fragment: Fragment, values: Tensor) -> None:
-        """Makes these (1-D) the local values."""
-        ...
-
-    def reset_moments(self) -> None:
-        """Makes the other processes forget what their optimizers know."""
-        ...
-
-
 class FragmentReplica(FragmentOptimizer):
     """Its methods read and write the local parameters; those of `FragmentOptimizer` do not.
 
     Args:
-        fragment, plan: what is exchanged, and how.
         parameters: the local ones by name, detached; at first the anchor too.
-        accessor: reads and writes them; None where they are all here.
+        accessor: reads and writes them; None where they are all in this process.
         copies: between their device and the host.
 
     Attributes:
@@ -68,7 +47,7 @@ class FragmentReplica(FragmentOptimizer):
         fragment: Fragment,
         plan: Plan,
         parameters: Mapping[str, Tensor],
-        accessor: Accessor | None = None,
+        accessor: "Site | None" = None,
         copies: Copies | None = None,
     ) -> None:
         self.fragment, self._accessor = fragment, accessor
@@ -76,7 +55,11 @@ class FragmentReplica(FragmentOptimizer):
         self._statistics = [s for s in fragment.specs if s.averaged and s.integers is None]
         self._odd_at_first: dict[str, Tensor] = {}
         self.at_home: set[str] = set()
-        started = initial_state(plan, self.first_values())
+        anchor = self.first_values()
+        outer = plan.exchange != "none" and plan.payload == "pseudo_gradient"
+        momentum = torch.zeros_like(anchor) if outer else anchor.new_empty(0)
+        hashed = state_hash(anchor, momentum, ())
+        started = FragmentState(0, 0, (), anchor, momentum, hashed)
         super().__init__(plan, started, state_hash, fragment.averaged, fragment.exact)
         self.arrived: RoundDone | RoundFailed | None = None
         self._prefetched: PrefetchedAnchor | None = None
@@ -95,11 +78,7 @@ class FragmentReplica(FragmentOptimizer):
         return flat
 
     def held(self, *, copied: bool) -> dict[str, Tensor]:
-        """The local parameters by name.
-
-        Args:
-            copied: fresh; else they may be the parameters themselves.
-        """
+        """The local parameters by name: copies, or they may be the parameters themselves."""
         if copied or self._accessor is not None:
             return self.fragment.named(self._kept_in(self.local))
         held = {s.name: self._parameters[s.name].contiguous() for s in self.fragment.specs}
@@ -108,7 +87,6 @@ class FragmentReplica(FragmentOptimizer):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all that is trained of it is finite, and of sane size."""
         return are_finite(self._parameters[s.name] for s in self.fragment.specs if not s.averaged)
 
     def put_back(self) -> int:
@@ -122,7 +100,6 @@ class FragmentReplica(FragmentOptimizer):
         return lost
 
     def write(self, values: Tensor) -> None:
-        """Makes these (1-D) the local parameters."""
         if self._accessor is not None:
             self._accessor.write(self.fragment, self._kept_in(values))
             return
@@ -130,7 +107,6 @@ class FragmentReplica(FragmentOptimizer):
             self._write_one(name, value)
 
     def _read(self) -> Iterator[Tensor]:
-        """The local parameters, one after another, on the host."""
         return self._copies.read(self._parameters[spec.name] for spec in self.fragment.specs)
 
     def _write_one(self, name: str, value: Tensor) -> None:
@@ -143,8 +119,7 @@ class FragmentReplica(FragmentOptimizer):
             self._parameters[name].clamp_(min=0)
 
     def finish(self, result: RoundResult) -> None:
-        """Commits a round that closed, and goes on from it: a tensor at a time where that will do,
-        for a fragment may be most of a model."""
+        """Commits a round that closed, and goes on from it, a tensor at a time if that will do."""
         if not self.only_merges(result):
             self.write(self.apply(result, self.local))
             return
@@ -159,26 +134,22 @@ class FragmentReplica(FragmentOptimizer):
             self._write_one(name, merge(local.to(torch.float32), anchor, alpha))
 
     def as_held(self, values: Tensor) -> Tensor:
-        """`values` (1-D) as the local parameters hold them: rounded where they are not fp32.
-
-        So that a pseudo-gradient is what was learned, without what the rounding took away."""
+        """`values` (1-D) as the local parameters hold them: rounded where they are not fp32. So a
+        pseudo-gradient is what was learned, without what the rounding took away."""
         floating = (s for s in self.fragment.specs if s.integers is None)
         if all(self._parameters[s.name].dtype is torch.float32 for s in floating):
             return values
         held = torch.empty_like(values)
-        given = self.fragment.views(values)
-        for name, view in self.fragment.views(held).items():
+        given, views = self.fragment.views(values), self.fragment.views(held)
+        for name, view in views.items():
             dtype = self._parameters[name].dtype
             view.copy_(fitting(given[name], dtype).to(dtype))
-        for spec in self._statistics:
-            view, exact = self.fragment.views(held)[spec.name], given[spec.name]
-            view[exact == AT_HOME] = AT_HOME
+        for name in (spec.name for spec in self._statistics):
+            views[name][given[name] == AT_HOME] = AT_HOME
         return held
 
-    # ------------------------------------------------------------- statistics that are no numbers
-
     def first_values(self) -> Tensor:
-        """The local parameters as an anchor to begin with, 1-D. Raises UsageError."""
+        """Reads the local parameters as an anchor to begin with, 1-D. Raises UsageError."""
         flat = self._flat()
         for spec, view in zip(self.fragment.specs, self.fragment.views(flat).values(), strict=True):
             if spec in self._statistics:
@@ -203,8 +174,8 @@ class FragmentReplica(FragmentOptimizer):
         return {**mean, **{name: self._kept(name, own[name], mean[name]) for name in own}}
 
     def _shared(self, flat: Tensor) -> Tensor:
-        """The same, which is written to, with the anchor's value where there is none to exchange.
-        One that is no number is none, or was none in the peer whose state the run began with."""
+        """Writes the anchor's value where there is none to exchange: one that is no number, or was
+        none in the peer whose state the run began with."""
         views = self.fragment.views(flat) if self._statistics else {}
         anchors = self.fragment.views(self.state.anchor) if self._statistics else {}
         for name in (spec.name for spec in self._statistics):
@@ -215,7 +186,7 @@ class FragmentReplica(FragmentOptimizer):
         return flat
 
     def _kept_in(self, values: Tensor) -> Tensor:
-        """Values (1-D) with this peer's own where these are not exchanged."""
+        """Copies values (1-D), with this peer's own where these are not exchanged."""
         if not self._statistics:
             return values
         own, kept = self.fragment.views(self._flat()), values.clone()
@@ -225,8 +196,8 @@ class FragmentReplica(FragmentOptimizer):
         return kept
 
     def _kept(self, name: str, own: Tensor, value: Tensor) -> Tensor:
-        """`value` of a statistic, but this peer's own where there is none that all share, or where
-        it has become no number since: only a normalisation's is then the others'."""
+        """Takes the `value` of a statistic, but this peer's own where there is none that all share,
+        or where it has become no number since: only a normalisation's is then the others'."""
         anchor, odd = self.fragment.views(self.state.anchor)[name], ~_is_sane(own)
         nobodys, first = anchor == AT_HOME, self._odd_at_first[name]
         stays = nobodys if name.endswith(_NORMALISATION) else nobodys | odd & ~first
@@ -236,28 +207,16 @@ class FragmentReplica(FragmentOptimizer):
             value = torch.where(_is_sane(value), value, anchor)  # of a merge
         return torch.where(stays, own, value) if stays.any() else value
 
-    def handle(self, message: RoundDone | RoundFailed | PrefetchedAnchor) -> None:
-        """The end of a round, passed over when it is not the one in flight; or the anchor to start
-        the next one from."""
+    def handle(self, message: OfRounds) -> None:
+        """Takes the end of the round in flight, or the anchor to start the next one from."""
         if isinstance(message, PrefetchedAnchor):
             self._prefetched = message
         elif self.in_flight is not None and self.in_flight.round == message.round:
             self.arrived = message
 
-    def take_result(self) -> RoundDone | RoundFailed | None:
-        """What has arrived; once."""
-        arrived, self.arrived = self.arrived, None
-        return arrived
-
     @property
     def in_flight_round(self) -> int | None:
-        """Of the contribution on its way, if there is one."""
         return None if self.in_flight is None else self.in_flight.round
-
-    @property
-    def awaits_result(self) -> bool:
-        """Whether a round is on its way whose end is not here yet."""
-        return self.in_flight is not None and self.arrived is None
 
     @property
     def knows_next_anchor(self) -> bool:
@@ -265,10 +224,8 @@ class FragmentReplica(FragmentOptimizer):
         return self._prefetched is not None and self._prefetched.round == self.state.version
 
     def take_head_start(self) -> bool:
-        """Goes on from the next group's mean anchor, if that has come since the last call, and in
-        time; whether it has."""
-        prefetched = self._prefetched if self.knows_next_anchor else None
-        self._prefetched = None
+        """Goes on from the next group's mean anchor, if it has come; returns whether it has."""
+        prefetched, self._prefetched = self._prefetched, None
         if prefetched is None or prefetched.mean_anchor is None:
             return False
         moved = self.go_on_from(prefetched.mean_anchor, self.local)
@@ -281,18 +238,16 @@ class FragmentReplica(FragmentOptimizer):
 
         Args:
             keep: whether progress against the own anchor, if there is any, is kept.
-            me: this peer, as contributors are listed.
-            lost: how many of its last rounds that state has not got.
+            me: this peer, as contributors are listed; lost: how many of its rounds that state has
+                not got.
         """
         counted: Ranges = ()
         error = None
-        if self.arrived is not None:
+        if isinstance(self.arrived, RoundFailed):
+            counted, error = self.arrived.counted, self.arrived.error
+        elif self.arrived is not None:
+            counted = complement(self.arrived.missed, self.fragment.elements)
             error = self.arrived.error
-            counted = (
-                self.arrived.counted
-                if isinstance(self.arrived, RoundFailed)
-                else complement(self.arrived.missed, self.fragment.elements)
-            )
         own = self.release(theirs.version, self.local, counted, error)
         if self.in_flight is None:
             self.arrived = None
@@ -306,6 +261,6 @@ def _is_sane(values: Tensor) -> Tensor:
 
 
 def fitting(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same within what fp16 holds, where they are to be of that type."""
+    """Clamps values to what fp16 holds, where they are to be of that type."""
     most = torch.finfo(dtype).max if dtype is torch.float16 else math.inf
     return values.clamp(-most, most) if most < math.inf else values

@@ -42,12 +42,8 @@ _LARGE = 1.0  # a coefficient above rounds off parameters, which are rarely larg
 
 
 class SeedSpace(nn.Module):
-    """The coefficients of a model's parameters. train thread only.
-
-    Args:
-        parameters: that follow; from now on they need no gradient.
-        seeds: K.
-    """
+    """The K coefficients that a model's parameters follow, and are trained instead. train thread
+    only."""
 
     def __init__(self, parameters: list[nn.Parameter], seeds: int) -> None:
         super().__init__()
@@ -59,22 +55,16 @@ class SeedSpace(nn.Module):
         self._before: tuple[list[Tensor], Tensor] | None = None
 
     def forward(self, values: Tensor) -> Tensor:
-        """The same: a model that calls its children one after another calls this, too."""
+        """Gives the same: a model that calls its children one after another calls this, too."""
         return values
 
     @property
-    def seeds(self) -> int:
-        """K."""
-        return self._followed.numel()
-
-    @property
     def elements(self) -> int:
-        """Values of the model that follow."""
+        """How many values of the model follow."""
         return sum(each.numel() for each in self._parameters_of_model)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Brings the parameters to where the coefficients are."""
         wanted = self.coefficients.detach().cpu()
         large = bool((wanted.abs() > _LARGE).any())
         if large and self._before is None:
@@ -111,7 +101,6 @@ class SeedSpace(nn.Module):
             self._before = before
 
     def _values(self) -> tuple[list[Tensor], Tensor]:
-        """A copy of the parameters, and of the coefficients that they are at."""
         return [each.detach().clone() for each in self._parameters_of_model], self._followed.clone()
 
     @torch.no_grad()
@@ -122,7 +111,6 @@ class SeedSpace(nn.Module):
 
 
 def seed_space_of(model: nn.Module) -> SeedSpace | None:
-    """The one that a model was given, if it was."""
     return next((each for each in model.children() if isinstance(each, SeedSpace)), None)
 
 
@@ -134,11 +122,8 @@ def follow(model: nn.Module) -> None:
 
 def give_seed_space(model: nn.Module, seeds: int) -> None:
     """Makes a model one whose coefficients are trained. Their name has the hash of its values now:
-    peers that go on from other values are refused, for their manifests differ.
-
-    Raises:
-        TaskError: parameters are not in fp32, which small steps would leave where they are.
-    """
+    peers that go on from other values are refused, for their manifests differ. Raises TaskError:
+    parameters are not in fp32, which small steps would leave where they are."""
     parameters = trained_parameters(model)
     hashed = blake2b(digest_size=6)
     for name, parameter in parameters.items():
@@ -160,12 +145,8 @@ def take_seed_space(model: nn.Module) -> None:
 
 
 class SeedReplica(InnerReplica):
-    """Steps along drawn directions instead of gradients. train thread only.
-
-    Args:
-        model: with a seed space.
-        the others: as `InnerReplica`'s.
-    """
+    """Steps along drawn directions, not gradients. train thread only. Args: model: with a seed
+    space."""
 
     def __init__(
         self, task: Task, model: nn.Module, config: InnerConfig, cursor: Cursor, steps: int
@@ -176,15 +157,12 @@ class SeedReplica(InnerReplica):
         self._space = space
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
-        """The slope along the direction that is drawn for this place in the samples, by two forward
-        passes with the same dropout; 0 where that is not finite."""
-        space, reach = self._space, self._config.perturbation
+        """Finds the slope along the direction that is drawn for this place in the samples, by two
+        forward passes with the same dropout; 0 where that is not finite."""
+        space, reach, count = self._space, self._config.perturbation, self._config.accumulate
         space.follow()
-        index = drawn_seed(self.cursor, space.seeds)
-        batches = [
-            moved(next_batch(self.batches, "train"), self._device)
-            for _ in range(self._config.accumulate)
-        ]
+        index = drawn_seed(self.cursor, space.coefficients.numel())
+        batches = [moved(next_batch(self.batches, "train"), self._device) for _ in range(count)]
         devices = [self._device] if self._device.type == "cuda" else []
         losses = []
         for by, last in ((reach, False), (-reach, True)):
@@ -206,7 +184,6 @@ class SeedReplica(InnerReplica):
 
 
 def drawn_seed(cursor: Cursor, seeds: int) -> int:
-    """Of the step whose first sample is at the cursor: of each peer its own, and the same again
-    after a restart."""
+    """Draws for the step at the cursor: for each peer its own, the same after a restart."""
     place = f"{cursor.seed}/{cursor.stream}/{cursor.position}"
     return int.from_bytes(blake2b(place.encode(), digest_size=8).digest(), "big") % seeds

@@ -7,6 +7,7 @@ at most one adoption on its way. Putting never blocks the train thread; it waits
 
 import queue
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -22,11 +23,11 @@ from murmuration.worker.membership import Phase
 
 @dataclass(frozen=True)
 class Begin:
-    """Exchange these values (1-D fp32, a snapshot) in a round.
+    """Exchange these values (1-D fp32, a snapshot) in a round, in which they count `weight`.
 
     In a plan of pairs `anchor` goes along, and there are partners instead of a group. `everyone`
-    asks for the exact mean over all that ends a run. `weight` is what the values count in the mean.
-    `leaves`: this peer contributes before the others do, and then goes.
+    asks for the exact mean over all that ends a run. `leaves`: this peer contributes before the
+    others do, and then goes.
     """
 
     fragment: int
@@ -58,8 +59,6 @@ class Published:
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """An event for the log and the supervisor: plain values."""
-
     event: dict[str, object]
 
 
@@ -149,8 +148,6 @@ class Adopt:
 
 @dataclass(frozen=True)
 class FastestPace:
-    """How long an inner step of the fastest peer takes (s)."""
-
     fastest_s: float
 
 
@@ -170,8 +167,7 @@ class SkipAhead:
 
 @dataclass(frozen=True)
 class Started:
-    """Training may begin. `group` lays out the first round; empty when a run under way is joined,
-    whose states say so themselves."""
+    """Training may begin. `group` lays out the first round; empty where one under way is joined."""
 
     group: tuple[str, ...]
 
@@ -202,8 +198,7 @@ class StageJob:
 
 @dataclass(frozen=True)
 class IterationOver:
-    """Every origin has done its microbatches. `discard`: what this stage has counted cannot be
-    vouched for, and is left out."""
+    """All origins have done their microbatches. `discard`: what this stage counted is left out."""
 
     iteration: int
     discard: bool = False
@@ -230,26 +225,12 @@ class Stop:
     error: BaseException | None = None
 
 
-ToTrain = (
-    RoundDone
-    | RoundFailed
-    | PrefetchedAnchor
-    | Adopt
-    | FastestPace
-    | OthersWait
-    | SkipAhead
-    | Started
-    | AllStarted
-    | StageJob
-    | IterationOver
-    | StageMove
-    | Stop
-)
+OfRounds = RoundDone | RoundFailed | PrefetchedAnchor
+OfOthers = Adopt | FastestPace | OthersWait | SkipAhead | Started | AllStarted
+ToTrain = OfRounds | OfOthers | StageJob | IterationOver | StageMove | Stop
 
 
 class Mailbox:
-    """The train thread's end, and the I/O thread's."""
-
     def __init__(self) -> None:
         self._to_train: queue.SimpleQueue[ToTrain] = queue.SimpleQueue()
         self._to_share: queue.SimpleQueue[LeaseMessage | Stop] = queue.SimpleQueue()
@@ -273,11 +254,9 @@ class Mailbox:
             self._to_train.put(message)
 
     def poll(self) -> ToTrain | None:
-        """train: the next message if there is one."""
-        try:
+        with suppress(queue.Empty):
             return self._to_train.get_nowait()
-        except queue.Empty:
-            return None
+        return None
 
     def wait(self, timeout_s: float | None = None) -> ToTrain | None:
         """train: the next message; None when there is none in time."""

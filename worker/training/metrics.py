@@ -10,15 +10,9 @@ from dataclasses import asdict, dataclass, field
 
 from murmuration.protos.events import EventKind, new_event
 from murmuration.worker.membership import Phase
+from murmuration.worker.training import mailbox as mail
 from murmuration.worker.training.device import device_of, flops_peak, memory_peak
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.mailbox import (
-    Mailbox,
-    Published,
-    RoundDone,
-    RoundFailed,
-    TrainingEvent,
-)
 from murmuration.worker.training.replica import Pace, Replica
 
 _REMEMBERED_STEPS = 4096
@@ -33,8 +27,6 @@ _PACE_REPORTS = 20  # of progress: what a second brings is told over about ten o
 
 @dataclass(frozen=True, order=True)
 class Stall:
-    """A wait of the train thread for a round."""
-
     stall_s: float
     fragment: int
     round: int
@@ -43,7 +35,7 @@ class Stall:
 
 @dataclass
 class Metrics:
-    """Of this process's life; counts and seconds. train thread only."""
+    """Counts and seconds of this process's life. train thread only."""
 
     inner_steps: int = 0
     compute_s: float = 0.0
@@ -74,7 +66,6 @@ class Metrics:
 
     @property
     def wall_s(self) -> float:
-        """From the first inner step to the last."""
         if self.first_step_at is None or self.last_step_at is None:
             return 0.0
         return self.last_step_at - self.first_step_at
@@ -85,7 +76,6 @@ class Metrics:
         return self.compute_s / self.wall_s if self.wall_s > 0 else 0.0
 
     def stalled(self, stall: Stall) -> None:
-        """The train thread has waited for a round to come back."""
         self.stall_s += stall.stall_s
         self.stall_s_by_peer[stall.waited_for] += stall.stall_s
         heapq.heappush(self._longest, stall)
@@ -93,7 +83,7 @@ class Metrics:
             heapq.heappop(self._longest)
 
     def learned(self, loss: float, before: int, step: int, steps: int) -> None:
-        """The loss of an inner step from `before` to `step` of `steps`; the curve keeps means."""
+        """Takes the loss of an inner step from `before` to `step` of `steps`; keeps means."""
         if not math.isnan(loss):  # a stage without a loss of its own
             self._recent.append(loss)
         every = min(_CURVE_STEPS, max(1, steps // _CURVE_POINTS))
@@ -102,13 +92,12 @@ class Metrics:
             self._recent.clear()
 
     def validated(self, step: int, loss: float) -> None:
-        """The held-out loss of the anchors at a step; of very many every other one is kept."""
+        """Takes the held-out loss of the anchors; of very many every other one is kept."""
         self.val_curve.append((step, loss))
         if len(self.val_curve) > _MOST_VALIDATIONS:
             del self.val_curve[1::2]
 
     def stepped(self, seconds: float, *, in_flight: bool) -> None:
-        """Takes the time of an inner step, with or without a round on its way."""
         self.inner_steps += 1
         self.compute_s += seconds
         self._steps[in_flight].append(seconds)
@@ -119,20 +108,16 @@ class Metrics:
         self._waited_s = self.visits_wait_s, self.stall_s
 
     def waits(self) -> dict[str, float]:
-        """Of the time from the first inner step to the last, what went into waiting (s): of a
-        stage for microbatches, and for rounds. The rest was computed, or is not told apart."""
+        """How long it was waited up to the last step (s): on a stage for microbatches, and for
+        rounds."""
         visits_s, rounds_s = self._waited_s
         return {"visits_wait_s": round(visits_s, 3), "rounds_wait_s": round(rounds_s, 3)}
 
     def iterations(self) -> dict[str, float | None]:
-        """How long it takes from one inner step to the next, all waits included: the median, and
-        what 95 % do not exceed (s)."""
+        """How long it takes between inner steps, with waits: median, and 95th percentile (s)."""
         ordered = sorted(self._iterations)
         late = ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else None
-        return {
-            "iteration_s": _median(self._iterations),
-            "iteration_p95_s": None if late is None else round(late, 6),
-        }
+        return {"iteration_s": _median(self._iterations), "iteration_p95_s": _short(late, 6)}
 
     def trained(self) -> None:
         """The last step is done: what follows needs memory of its own."""
@@ -144,7 +129,6 @@ class Metrics:
         self.peak_rss_bytes = usage * (1 if sys.platform == "darwin" else 1024)
 
     def plain(self) -> dict[str, object]:
-        """The figures of the result event."""
         return {
             "wall_s": round(self.wall_s, 3),
             "compute_s": round(self.compute_s, 3),
@@ -169,42 +153,13 @@ class Metrics:
         }
 
 
-class Throughput:
-    """What a second brings, waits included, over the latest reports of progress."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int, int]] = deque(maxlen=_PACE_REPORTS)
-
-    def add(self, now_s: float, step: int, samples: int) -> None:
-        """Where the training is at that time."""
-        self._seen.append((now_s, step, samples))
-
-    def restart(self) -> None:
-        """The step has moved otherwise than by training."""
-        self._seen.clear()
-
-    def per_s(self) -> tuple[float | None, float | None]:
-        """(steps, samples); None before there are two reports."""
-        if len(self._seen) < 2 or self._seen[-1][0] <= self._seen[0][0]:
-            return None, None
-        began, ended = self._seen[0], self._seen[-1]
-        seconds = ended[0] - began[0]
-        return (ended[1] - began[1]) / seconds, (ended[2] - began[2]) / seconds
-
-
 class Reporter:
-    """Tells the I/O thread of the training: events, and what is committed. train thread only.
-
-    Args:
-        mailbox: the way to the I/O thread.
-        replica, fragments, pace: what there is to tell of.
-        steps: the run's last step.
-        clock: monotonic seconds.
-    """
+    """Tells the I/O thread of the training: events, and what is committed. train thread only. Args:
+    steps: the run's last step; clock: monotonic seconds."""
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        mailbox: mail.Mailbox,
         replica: Replica,
         fragments: Sequence[FragmentReplica],
         pace: Pace,
@@ -217,24 +172,26 @@ class Reporter:
         self._progress_at = -math.inf
         self._told_steps, self._told_compute_s = 0, 0.0  # up to the last round
         self._rounds = 0
-        self._throughput, self._samples_before = Throughput(), replica.samples or 0
+        # Time, step and samples of the latest reports of progress.
+        self._seen: deque[tuple[float, int, int]] = deque(maxlen=_PACE_REPORTS)
+        self._samples_before = replica.samples or 0
         self._device = device_of(replica.model)
         self._parameters = sum(each.numel() for each in replica.model.parameters())
 
     def event(self, kind: EventKind, **fields: object) -> None:
-        """Plain values, for the log."""
-        if kind in ("adopted", "skipped"):
-            self._throughput.restart()
-        self._mailbox.post(TrainingEvent(new_event(kind, **fields)))
+        if kind in ("adopted", "skipped"):  # the step has moved otherwise than by training
+            self._seen.clear()
+        self._mailbox.post(mail.TrainingEvent(new_event(kind, **fields)))
 
     def publish(self, step: int) -> None:
-        """What is committed at this position in the schedule, for others to see and fetch."""
+        """Tells others what is committed at this position in the schedule, to see and fetch."""
         in_flight = (each.in_flight for each in self._fragments if each.in_flight is not None)
         entry = min((sent.step - 1 for sent in in_flight if not sent.everyone), default=step)
         done = self.phase in (Phase.DONE, Phase.LEAVING)
         failed = frozenset(each.fragment.index for each in self._fragments if done or each.failed)
         states = tuple(each.state for each in self._fragments)
-        self._mailbox.post(Published(self.phase, step, entry, states, failed, self._pace.step_s))
+        published = mail.Published(self.phase, step, entry, states, failed, self._pace.step_s)
+        self._mailbox.post(published)
 
     def progress(self, step: int, state: str = "training") -> None:
         """Reports now and then where the training is, and publishes; other states, always."""
@@ -259,10 +216,9 @@ class Reporter:
         self.event("iteration", iteration=step, visits=visits, loss=self._loss)
 
     def round_done(
-        self, result: RoundDone, work_steps: int, stall_s: float, metrics: Metrics
+        self, result: mail.RoundDone, work_steps: int, stall_s: float, metrics: Metrics
     ) -> None:
-        """A round has come back, for which the training stood still for `stall_s`; this peer has
-        contributed the work of so many steps."""
+        """A round has come back, for which the training stood still for `stall_s`."""
         steps, compute_s = metrics.inner_steps, metrics.compute_s
         since, since_s = steps - self._told_steps, compute_s - self._told_compute_s
         self._told_steps, self._told_compute_s = steps, compute_s
@@ -281,8 +237,7 @@ class Reporter:
             step_s=round(since_s / since, 6) if since else None,
         )
 
-    def round_failed(self, result: RoundFailed) -> None:
-        """A round has come to nothing."""
+    def round_failed(self, result: mail.RoundFailed) -> None:
         self.event(
             "round_failed",
             fragment=result.fragment,
@@ -292,13 +247,18 @@ class Reporter:
         )
 
     def _pace_figures(self, step: int) -> dict[str, object]:
-        """What the training takes in: of this process, and a second. Samples are missing where the
-        loop is the user's, tokens where the task does not count in them, and of the device what
-        torch or its maker does not tell."""
+        """What the training takes in: of this process, and a second, waits included. Samples are
+        missing where the loop is the user's, tokens where the task does not count in them, and of
+        the device what torch or its maker does not tell."""
         replica, samples = self._replica, self._replica.samples
         drawn = (samples or 0) - self._samples_before
-        self._throughput.add(self._clock(), step, drawn)
-        steps_per_s, samples_per_s = self._throughput.per_s()
+        self._seen.append((self._clock(), step, drawn))
+        (began_s, *before), (ended_s, *now) = self._seen[0], self._seen[-1]
+        steps_per_s, samples_per_s = None, None
+        if (seconds := ended_s - began_s) > 0:
+            steps_per_s, samples_per_s = (
+                (n - b) / seconds for b, n in zip(before, now, strict=True)
+            )
         figures: dict[str, object] = {
             "learning_rate": replica.learning_rate,
             "gradient_norm": _short(replica.last_gradient_norm, 6),
@@ -318,7 +278,6 @@ class Reporter:
 
     @property
     def _loss(self) -> float | None:
-        """None on a stage without a loss of its own."""
         return None if math.isnan(self._replica.loss) else self._replica.loss
 
 

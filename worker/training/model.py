@@ -15,16 +15,30 @@ from murmuration.worker.errors import UsageError
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 _AVERAGED = (torch.float32, torch.bfloat16, torch.float16)
-_EXACT = (
-    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.float64, torch.complex64, torch.float8_e4m3fn, torch.float8_e4m3fnuz),
-    *(torch.float8_e5m2, torch.float8_e5m2fnuz),
-)  # a checkpoint can hold these too
+# As safetensors names them: a checkpoint can hold these.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What requires a gradient, by its name in the bare model."""
     return {bare_name(n): p for n, p in model.named_parameters() if p.requires_grad}
 
 
@@ -40,24 +54,18 @@ def check_types(model: nn.Module) -> None:
 
 
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that are saved with the model, by name: those that are averaged, then the limbs
-    of the others. Writing into them changes the model."""
+    """Buffers that are saved with the model: those that are averaged, then limbs of others."""
     averaged = {n: b for n, b in _shared_buffers(model).items() if b.dtype in _AVERAGED}
     return averaged | {name: limbs_of(b) for name, b in integer_buffers(model).items()}
 
 
 def integer_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those that are saved with the model and travel bit for bit, by name: integers, truth values,
-    fp64, fp8 and complex numbers."""
-    return {name: b for name, b in _shared_buffers(model).items() if b.dtype in _EXACT}
+    """Finds those that are saved with the model and travel bit for bit, by name."""
+    return {n: b for n, b in _shared_buffers(model).items() if b.dtype not in _AVERAGED}
 
 
 def schema_of(model: nn.Module, *, statistics: bool = True) -> list[TensorSpec]:
-    """Names and shapes of what travels, in the model's order: parameters, statistics, limbs.
-
-    Raises:
-        UsageError: as `check_types`.
-    """
+    """Names and shapes of what travels: parameters, statistics, limbs. Raises as `check_types`."""
     check_types(model)
     found = [TensorSpec(n, tuple(p.shape)) for n, p in trained_parameters(model).items()]
     if statistics:
@@ -89,17 +97,13 @@ def _why_left(buffer: Tensor) -> str:
     """Why a buffer cannot be exchanged; empty where it can."""
     if buffer.layout is not torch.strided:
         return f"of layout {str(buffer.layout).removeprefix('torch.')}"
-    if buffer.dtype not in (*_AVERAGED, *_EXACT):
+    if buffer.dtype not in DTYPES:
         return f"of type {buffer.dtype}"
-    if buffer.is_conj() or buffer.is_neg() or _is_expanded(buffer):
+    sizes = zip(buffer.shape, buffer.stride(), strict=True)
+    expanded = any(size > 1 and stride == 0 for size, stride in sizes)
+    if buffer.is_conj() or buffer.is_neg() or expanded:
         return "a view that nothing can write to"
     return ""
-
-
-def _is_expanded(buffer: Tensor) -> bool:
-    """Whether several of its elements are one in memory, which nothing can write to."""
-    sizes = zip(buffer.shape, buffer.stride(), strict=True)
-    return any(size > 1 and stride == 0 for size, stride in sizes)
 
 
 def bare_name(name: str) -> str:

@@ -9,6 +9,7 @@ package:factory     called with the parameters
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
@@ -21,7 +22,6 @@ from torch.optim import Optimizer
 from murmuration.algorithms.fragments import layer_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.tasks import OptimizesItself, Task, TaskError, import_factory
-from murmuration.worker.wire import are_finite
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of a quintic that takes singular values to about 1
 _ITERATIONS = 5
@@ -113,10 +113,9 @@ class Muon(Optimizer):
     """Momentum whose matrix is made orthogonal: every direction moves alike.
 
     torch's own, from 2.9 on, iterates in bf16 wherever it runs, which took ten times the backward
-    pass on a CPU that has no bf16 units. This one does so on accelerators only.
-
-    A step is scaled by the matrix's shape to the size of AdamW's, 0.2 sqrt(max(rows, columns)), so
-    that both take one learning rate and one decay.
+    pass on a CPU that has no bf16 units. This one does so on accelerators only. A step is scaled by
+    the matrix's shape to the size of AdamW's, 0.2 sqrt(max(rows, columns)): both take one learning
+    rate and one decay.
 
     Args:
         params: matrices, 2-D. Of more dimensions, as in a convolution, the first one is rows, and
@@ -178,8 +177,7 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest matrix with singular values of about 1 (0.7 to 1.2): (R, C), of a fresh fp32 or,
-    on an accelerator, bf16 tensor."""
+    """The nearest matrix with singular values of about 1 (0.7 to 1.2): (R, C), fp32 or bf16."""
     a, b, c = _NEWTON_SCHULZ
     x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
     wide = x if x.shape[0] <= x.shape[1] else x.T
@@ -190,46 +188,39 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return wide if x.shape[0] <= x.shape[1] else wide.T
 
 
-def moments_are_finite(optimizers: Iterable[Optimizer]) -> bool:
-    """Whether all is finite that they remember of each value of a parameter."""
-    remembered = ((p, each) for o in optimizers for p, s in o.state.items() for each in s.values())
-    return are_finite(
-        each
-        for parameter, each in remembered
-        if isinstance(each, Tensor) and each.is_floating_point() and each.shape == parameter.shape
-    )
+def advance(scheduler: Any, times: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no optimizer has stepped in between
+        for _ in range(times):
+            scheduler.step()
 
 
 def inner_optimizers(
     task: Task, named: Mapping[str, nn.Parameter], config: InnerConfig
 ) -> tuple[Optimizer, ...]:
-    """The optimizers of a model, which together have each of its parameters once.
-
-    Args:
-        task: its own `optimizer` is taken where the config says `auto`.
-        named: what is trained, by name.
-
-    Raises:
-        TaskError: a factory that cannot be loaded, or makes something else.
-    """
-    parameters = list(named.values())
+    """Makes optimizers that together have each parameter once. Args: task: its own `optimizer` is
+    taken with `auto`; named: what is trained. Raises TaskError: a factory that cannot be loaded, or
+    makes something else."""
+    parameters, momentum, decay = list(named.values()), config.momentum, config.weight_decay
     match config.optimizer:
         case "auto" if isinstance(task, OptimizesItself):
             return (_checked(task.optimizer(parameters), parameters, "the task's optimizer()"),)
         case "auto" | "adamw":
             return (_adamw(parameters, config),)
         case "muon":
-            return _muon(named, config)
+            matrices = [p for n, p in named.items() if p.dim() == 2 and layer_of(n) is not None]
+            if not matrices:
+                raise TaskError(
+                    "[inner] optimizer = 'muon': the model has no matrices in numbered layers, "
+                    "which is what Muon is for; use adamw"
+                )
+            chosen = {id(p) for p in matrices}
+            rest = [p for p in parameters if id(p) not in chosen]
+            muon = Muon(matrices, lr=config.lr, momentum=momentum, weight_decay=decay)
+            return (muon, _adamw(rest, config)) if rest else (muon,)
         case "sgd":
-            return (
-                torch.optim.SGD(
-                    _decayed(parameters),
-                    lr=config.lr,
-                    momentum=config.momentum,
-                    nesterov=config.momentum > 0,
-                    weight_decay=config.weight_decay,
-                ),
-            )
+            groups, nesterov = _decayed(parameters), momentum > 0
+            return (torch.optim.SGD(groups, config.lr, momentum, 0, decay, nesterov=nesterov),)
         case "kseed":
             return (torch.optim.SGD(parameters, lr=config.lr),)
         case name:
@@ -254,7 +245,6 @@ class AdamW(torch.optim.AdamW):
     # torch declares two overloads, and mypy compares with each.
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of every parameter that has a gradient."""
         loss: float | None = unwrap(torch.optim.AdamW.step)(self, closure)
         return loss
 
@@ -267,19 +257,6 @@ def _adamw(parameters: Sequence[nn.Parameter], config: InnerConfig) -> Optimizer
         weight_decay=config.weight_decay,
         fused=True,
     )
-
-
-def _muon(named: Mapping[str, nn.Parameter], config: InnerConfig) -> tuple[Optimizer, ...]:
-    matrices = [p for name, p in named.items() if p.dim() == 2 and layer_of(name) is not None]
-    if not matrices:
-        raise TaskError(
-            "[inner] optimizer = 'muon': the model has no matrices in numbered layers, which is "
-            "what Muon is for; use adamw"
-        )
-    chosen = {id(p) for p in matrices}
-    rest = [p for p in named.values() if id(p) not in chosen]
-    muon = Muon(matrices, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    return (muon, _adamw(rest, config)) if rest else (muon,)
 
 
 def _checked(made: object, parameters: Iterable[nn.Parameter], source: str) -> Optimizer:

@@ -1,6 +1,6 @@
 """The outer loop of one peer: what it sends, what it waits for, and how each round ends.
 
-A training loop calls `begin_inner_step`, takes the step, and calls `after_inner_step`; the rest
+A training loop says when an inner step begins, takes it, and calls `after_inner_step`; the rest
 happens there. When a round fails, the local parameters are kept and the anchor waits for another
 peer's state. When a round closed without this peer, what it has learned is carried over.
 """
@@ -8,38 +8,21 @@ peer's state. When a round closed without this peer, what it has learned is carr
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from murmuration.algorithms.diloco import pseudo_gradient
-from murmuration.algorithms.fragment_state import Contribution
 from murmuration.algorithms.fragments import Fragment
 from murmuration.algorithms.noloco import relative_distance
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.schedule import Due, Schedule
 from murmuration.worker.membership import Phase
+from murmuration.worker.training import mailbox as mail
 from murmuration.worker.training.device import copies_for
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.mailbox import (
-    Adopt,
-    AllStarted,
-    Begin,
-    FastestPace,
-    IterationOver,
-    Mailbox,
-    OthersWait,
-    PrefetchedAnchor,
-    RoundDone,
-    RoundFailed,
-    SkipAhead,
-    StageJob,
-    StageMove,
-    Started,
-    Stop,
-    ToTrain,
-)
 from murmuration.worker.training.metrics import Metrics, Reporter, Stall
 from murmuration.worker.training.replica import Pace, Replica
 from murmuration.worker.wire import are_finite, is_finite
@@ -64,8 +47,14 @@ class RoundOrder:
 
     def to_apply(self, step: int) -> list[FragmentReplica]:
         """The rounds in flight that have been long enough; at the last step all."""
-        last = step == self._schedule.steps
-        return [each for each in self.in_flight() if last or self._is_ripe(each, step)]
+        found, plan = [], self._plan
+        for each in self.in_flight():
+            assert each.in_flight is not None
+            late = plan.overlap == "measured" and each.arrived is None  # until it is due again
+            least = plan.inner_steps if late else plan.overlap_steps
+            if step == self._schedule.steps or step - each.in_flight.step >= least:
+                found.append(each)
+        return found
 
     def to_send(self, steps: range) -> list[tuple[FragmentReplica, int]]:
         """(fragment, round) of what is due after these steps, which one inner step went over."""
@@ -73,13 +62,11 @@ class RoundOrder:
         if self._plan.exchange == "pairs":
             latest = {each.fragment: each.round for each in due}
             return [(self._fragments[index], round_) for index, round_ in latest.items()]
-        idle = [(each, each.state.version) for each in self._fragments if each.in_flight is None]
-        idle.sort(key=lambda turn: self._place(*turn))
-        return idle[: len(due)]
+        idle = ((each, each.state.version) for each in self._fragments if each.in_flight is None)
+        return self._in_order(idle)[: len(due)]
 
     def is_due(self, steps: range) -> bool:
-        """Whether something is to be sent or applied after these steps, as far as is known now. A
-        round that is late is looked for again after twice as long."""
+        """Whether something is to be sent or applied after these steps, as far as is known now."""
         if any(self._schedule.sends(step) for step in steps):
             return True
         sent = [each.in_flight.step for each in self._fragments if each.in_flight is not None]
@@ -89,36 +76,32 @@ class RoundOrder:
 
     def unsent(self) -> list[FragmentReplica]:
         """Those that have learned what is in no round yet, in the order of the rounds."""
-        turns = [(each, each.state.version) for each in self._fragments if each.work_steps]
-        return [each for each, _ in sorted(turns, key=lambda turn: self._place(*turn))]
+        turns = ((each, each.state.version) for each in self._fragments if each.work_steps)
+        return [each for each, _ in self._in_order(turns)]
 
     def in_flight(self) -> list[FragmentReplica]:
         """Those with a round in flight, in the order of the rounds."""
-        turns = [(f, f.in_flight.round) for f in self._fragments if f.in_flight is not None]
-        return [each for each, _ in sorted(turns, key=lambda turn: self._place(*turn))]
+        turns = ((f, f.in_flight.round) for f in self._fragments if f.in_flight is not None)
+        return [each for each, _ in self._in_order(turns)]
 
-    def _is_ripe(self, each: FragmentReplica, step: int) -> bool:
-        if each.in_flight is None:
-            return False
-        took, plan = step - each.in_flight.step, self._plan
-        if plan.overlap == "measured" and each.arrived is None:
-            return took >= plan.inner_steps  # it is due again
-        return took >= plan.overlap_steps
+    def _in_order(
+        self, turns: Iterable[tuple[FragmentReplica, int]]
+    ) -> list[tuple[FragmentReplica, int]]:
+        """Sorted by the step that each round has in an undisturbed run."""
 
-    def _place(self, each: FragmentReplica, round_: int) -> tuple[int, int]:
-        """Where a round stands in the order of all rounds: by its step in an undisturbed run."""
-        index = each.fragment.index
-        return (self._schedule.send_step(Due(index, round_)), index)
+        def place(turn: tuple[FragmentReplica, int]) -> tuple[int, int]:
+            index = turn[0].fragment.index
+            return self._schedule.send_step(Due(index, turn[1])), index
+
+        return sorted(turns, key=place)
 
 
 class OuterLoop:
     """What a training loop does between its inner steps. train thread only.
 
     Args:
-        replica: model, inner optimizer and samples.
-        fragments, plan, steps: what is exchanged, how, and until when.
-        mailbox: the way to the I/O thread.
-        clock: monotonic seconds.
+        replica: model, inner optimizer and samples; clock: monotonic seconds.
+        between_steps: called with the loop after each step of a `Trainer`.
 
     Attributes:
         moved: whether another peer's word has moved the step since the inner step began.
@@ -133,14 +116,15 @@ class OuterLoop:
         fragments: Sequence[Fragment],
         plan: Plan,
         steps: int,
-        mailbox: Mailbox,
+        mailbox: mail.Mailbox,
+        between_steps: Callable[[Any], None] = lambda loop: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._step = self._dealt_with = 0  # the position in the schedule
         self._others_at = 0  # most of them have come so far
         self.moved = False
-        self.stopped: Stop | None = None
-        self.moves_to: StageMove | None = None
+        self.stopped: mail.Stop | None = None
+        self.moves_to: mail.StageMove | None = None
         copies = copies_for(replica.parameters.values())
         self.fragments = [
             FragmentReplica(each, plan, replica.parameters, replica.accessor, copies)
@@ -148,11 +132,11 @@ class OuterLoop:
         ]
         self.metrics, self.pace = Metrics(), Pace(plan)
         self.reporter = Reporter(mailbox, replica, self.fragments, self.pace, steps, clock)
-        self._replica, self._plan, self._steps = replica, plan, steps
-        self._mailbox, self._clock = mailbox, clock
+        self.replica, self._plan, self._steps = replica, plan, steps
+        self._mailbox, self._clock, self._between_steps = mailbox, clock, between_steps
         self._schedule = plan.schedule(fragments=len(fragments), steps=steps)
         self._order = RoundOrder(self.fragments, plan, self._schedule)
-        self._before, self._loss = 0, math.nan
+        self._before, self._loss, self._averaging_s = 0, math.nan, 0.0
         self._strides: Iterator[int] = (self._stride() for _ in itertools.count())
         self._told_at_home: set[str] = set()
         specs = [spec for each in fragments for spec in each.specs]
@@ -169,7 +153,6 @@ class OuterLoop:
         self._step = self._dealt_with = position  # what was due before it is others' affair
 
     def publish(self) -> None:
-        """What is committed, for others to see and fetch."""
         if new := {name for each in self.fragments for name in each.at_home} - self._told_at_home:
             self._told_at_home |= new
             text = f"values that are not finite stay here, of the buffers {', '.join(sorted(new))}"
@@ -177,36 +160,22 @@ class OuterLoop:
         self.reporter.publish(self.step)
 
     def prolong(self) -> None:
-        """The run goes on beyond what was its last step, after which there were rounds that the
-        schedule has not."""
+        """Renumbers rounds after what was the last step: the run goes on beyond it."""
         for each in self.fragments if self.step < self._steps else ():
             due = self._schedule.next_round(each.fragment.index, self.step)
             if each.state.version > due:
                 each.renumber(due)
 
-    def begin_again(self) -> None:
-        """Sends what was on its way when the state that this goes on from was saved."""
-        if self.step:
-            self.pace.resumes()
-        for each in self._order.in_flight():
-            self._post(each)
-
     # -------------------------------------------------------------------------- around inner steps
 
-    def begin_inner_step(self) -> None:
-        """Goes on in the schedule, by as many steps as an inner step counts for here."""
-        self._before, self._step = self.step, min(self._steps, self.step + next(self._strides))
-        self.moved = False
-
     def _stride(self) -> int:
-        """By the pace; or to where the others wait for this peer, if it has stood still since it
-        was last in a round."""
+        """Steps by the pace; or to where the others wait for this peer, if it has stood still."""
         stride, behind = self.pace.stride(), self._others_at - self.step
         return behind if behind > stride and self.pace.lags(self._clock(), behind) else stride
 
     def agree_ahead(self) -> tuple[int, ...]:
-        """Settles how far each inner step goes in the schedule, whatever the pace, until the first
-        after which a round is due: other processes of the site count along."""
+        """How far inner steps go in the schedule until a round is due: for all processes of the
+        site."""
         strides: list[int] = []
         position, over = self.step, self.step >= self._steps
         while not over and len(strides) < self._plan.inner_steps:
@@ -217,22 +186,17 @@ class OuterLoop:
         self._strides = itertools.chain(strides, itertools.repeat(1))
         return tuple(strides)
 
-    def undo_inner_step(self) -> None:
-        """The step that had begun is not taken."""
-        self._step = self._before
-
     def after_inner_step(self, loss: float, *, exchange: bool = True) -> None:
-        """Applies and sends what is due, and handles what has come.
-
-        Args:
-            loss: of the step; NaN on a stage without one.
-            exchange: False where no parameter may move now: the next step makes up for what is due.
-        """
+        """Applies and sends what is due, and handles what has come. Args: loss: NaN on a stage
+        without; exchange: False where no parameter may move now: the next step makes up for it."""
         for each in self.fragments:
             each.work_steps += 1
         self.metrics.learned(loss, self._before, self.step, self._steps)
-        if exchange and self._led_astray(loss) and self._plan.exchange != "none":
-            self._put_back()
+        if exchange:  # the first loss that is not finite: the parameters may be so, too
+            before, self._loss = self._loss, loss
+            led_astray = math.isfinite(before) and not math.isfinite(loss)
+            if led_astray and self._plan.exchange != "none":
+                self._put_back()
         if self._gradients:
             self.commit_parameters()
         elif not exchange:
@@ -242,27 +206,22 @@ class OuterLoop:
                 self._handle_all()  # what has come is applied now
             self._exchange()
         self._handle_all()
-        self._take_head_starts()
-
-    def _led_astray(self, loss: float) -> bool:
-        """Whether a loss is the first that is not finite; the parameters may be so, too."""
-        before, self._loss = self._loss, loss
-        return math.isfinite(before) and not math.isfinite(loss)
+        for each in (f for f in self.fragments if f.knows_next_anchor):
+            if each.take_head_start():
+                index, round_ = each.fragment.index, each.state.version
+                self.reporter.event("head_start", fragment=index, round=round_, step=self.step)
 
     def _handle_all(self) -> None:
         while (message := self._mailbox.poll()) is not None:
             self.handle(message)
 
-    def exchange_gradients(self, gradients: dict[str, Tensor], weight: int) -> None:
-        """In a plan that exchanges gradients, before the inner step: replaces them by their mean
-        over the group; keeps them where a round fails.
-
-        Args:
-            gradients: by parameter.
-            weight: of a stage, the microbatches that they are the mean of; else 1.
-        """
+    def average_gradients(self, gradients: dict[str, Tensor], weight: int = 1) -> None:
+        """In a plan that exchanges gradients, after the backward pass: replaces them by their mean
+        over the group; keeps them where a round fails. Args: weight: of a stage, the microbatches
+        that they are the mean of; else 1."""
         if not self._gradients or self._plan.exchange == "none":
             return
+        began_s = self._clock()
         if not are_finite(gradients[name] for name in self._trained):
             self._report_lost(self.fragments, 1)
             # It counts for nothing, and this peer takes the mean of the others'.
@@ -271,13 +230,13 @@ class OuterLoop:
         for each in self.fragments:
             self._begin_round(each, each.shared(gradients), weight)
         for each in self.fragments:
-            result = self._await_round(each)
-            if result is not None:
+            if (result := self._await_round(each)) is not None:
                 each.apply_gradients(result)
                 gradients.update(each.take_shared(gradients, each.fragment.views(result.mean)))
+        self._averaging_s = self._clock() - began_s
 
     def commit_parameters(self) -> None:
-        """Without an outer optimizer the anchor is the local model."""
+        """Makes the local model the anchor, without an outer optimizer."""
         if self._gradients:
             self._put_back()
         for each in self.fragments:
@@ -291,8 +250,8 @@ class OuterLoop:
             self._apply(each)
 
     def send_last_rounds(self) -> None:
-        """Before the schedule's end: one more round of what was learned since the last. What no
-        round takes stays in the local parameters, and in `work_steps`."""
+        """Before the schedule's end: one more round of what was learned since the last. What none
+        takes stays in the local parameters, and in `work_steps`."""
         self.apply_in_flight()
         for _ in range(0 if self._gradients else _LAST_TRIES):
             for each in self._order.unsent():
@@ -311,11 +270,9 @@ class OuterLoop:
         return 0 if self._gradients else max(each.work_steps for each in self.fragments)
 
     def average_replicas(self, *, early: bool = False) -> None:
-        """After the last step: one anchor for all, the mean of everyone's. Where replicas keep what
-        they have not sent, or a last round has failed, a peer gives its local parameters.
-
-        Args: early: all loops have ended before the schedule, so that the round has another number.
-        """
+        """Agrees after the last step on one anchor for all, the mean of everyone's. Where replicas
+        keep what they have not sent, or a last round has failed, a peer gives its local parameters.
+        Args: early: all loops have ended before the schedule: the round has another number."""
         self._put_back()
         for each in self.fragments:
             self._apply_all_but(_AT_ONCE - 1)  # what is on its way takes memory
@@ -332,7 +289,8 @@ class OuterLoop:
             sent = each.contribute_values(values, self.step)
             self.publish()
             group = () if self._pairs else each.state.group
-            self._mailbox.post(Begin(index, sent.round, group, sent.values, everyone=True))
+            begin = mail.Begin(index, sent.round, group, sent.values, everyone=True)
+            self._mailbox.post(begin)
         self._apply_all_but(0)
 
     # ----------------------------------------------------------------- rounds of pseudo-gradients
@@ -364,9 +322,9 @@ class OuterLoop:
                 self._await_next_anchor(each)
 
     def hand_in(self, timeout_s: float) -> None:
-        """Stopped before the last step: what this peer has learned since its last contribution
-        goes into the next round of the others. Returns when their reducers have it, with what was
-        on its way before; or after the time-out. Nothing is applied any more."""
+        """Stopped before the last step, gives what this peer has learned since its last
+        contribution to the next round of the others. Returns when their reducers have it, with what
+        was on its way before; or after the time-out. Nothing is applied any more."""
         means = self._plan.exchange == "mean" and not self._gradients
         if not means or self.reporter.phase is not Phase.TRAINING:
             return
@@ -376,14 +334,16 @@ class OuterLoop:
         deadline = self._clock() + timeout_s
         sent = {each.fragment.index: each.in_flight for each in self._order.in_flight()}
         while sent and (left_s := deadline - self._clock()) > 0:
-            match self._mailbox.wait(left_s):
-                case RoundDone() | RoundFailed() as end if given := sent.pop(end.fragment, None):
-                    counts = end.handed_in if isinstance(end, RoundFailed) else not end.missed
-                    if counts and given.round == end.round:
-                        where = {"fragment": end.fragment, "round": end.round}
-                        self.reporter.event("handed_in", **where, steps=given.work_steps)
-                case Stop(error=error) if error is not None:
-                    break
+            end = self._mailbox.wait(left_s)
+            if isinstance(end, mail.Stop) and end.error is not None:
+                break
+            if not isinstance(end, mail.RoundDone | mail.RoundFailed):
+                continue
+            counts = end.handed_in if isinstance(end, mail.RoundFailed) else not end.missed
+            given = sent.pop(end.fragment, None)
+            if given is not None and counts and given.round == end.round:
+                where = {"fragment": end.fragment, "round": end.round}
+                self.reporter.event("handed_in", **where, steps=given.work_steps)
 
     def _send(self, each: FragmentReplica, *, leaves: bool = False) -> None:
         start = each.as_held(each.start)
@@ -395,17 +355,13 @@ class OuterLoop:
         self._begin_round(each, g, leaves=leaves)
 
     def _put_back(self, known: Sequence[FragmentReplica] = ()) -> None:
-        """Puts back all fragments that are not finite, to where this peer's last contribution has
-        left them, and forgets the moments, in which the same lives on. Others wait for this peer:
-        no movement is a better answer than none.
-
-        Args:
-            known: those that are not finite; else this finds them.
-        """
+        """Puts back all fragments that are not finite, or those `known` to be, to where this peer's
+        last contribution has left them. Forgets the moments, in which the same lives on. Others
+        wait for this peer: no movement is a better answer than none."""
         found = known or [each for each in self.fragments if not each.is_finite]
-        if found or not self._replica.moments_are_finite:
+        if found or not self.replica.moments_are_finite:
             steps = max((each.put_back() for each in found), default=0)
-            self._replica.reset_moments()
+            self.replica.reset_moments()
             self._report_lost(found, steps)
 
     def _report_lost(self, fragments: Sequence[FragmentReplica], steps: int) -> None:
@@ -443,28 +399,25 @@ class OuterLoop:
 
     def _begin_round(
         self, each: FragmentReplica, g: Tensor, weight: int | None = None, *, leaves: bool = False
-    ) -> Contribution:
-        sent = each.contribute(g, self.step)
+    ) -> None:
+        each.contribute(g, self.step)
         self.publish()
         self._post(each, weight, leaves=leaves)
-        return sent
 
     def _post(
         self, each: FragmentReplica, weight: int | None = None, *, leaves: bool = False
     ) -> None:
-        sent, state = each.in_flight, each.state
+        sent, state, index = each.in_flight, each.state, each.fragment.index
         assert sent is not None, "it was contributed"
         if weight is None:
             weight = max(1, min(sent.work_steps, self._plan.inner_steps))
-        anchor = state.anchor if self._pairs else None
-        index, values = each.fragment.index, sent.values
-        self._mailbox.post(
-            Begin(index, sent.round, state.group, values, anchor, weight=weight, leaves=leaves)
-        )
+        values, anchor = sent.values, state.anchor if self._pairs else None
+        begin = mail.Begin(index, sent.round, state.group, values, anchor, False, weight, leaves)
+        self._mailbox.post(begin)
 
-    def _await_round(self, each: FragmentReplica) -> RoundDone | None:
+    def _await_round(self, each: FragmentReplica) -> mail.RoundDone | None:
         """The result of a round in flight; None when there is none, or it came to nothing."""
-        sent, index = each.in_flight, each.fragment.index
+        sent, metrics = each.in_flight, self.metrics
         if sent is None:
             return None
         started = self._clock()
@@ -474,45 +427,36 @@ class OuterLoop:
             self.handle(self._mailbox.wait())
         stall_s = self._clock() - started
         if sent.everyone:
-            self.metrics.final_mean_stall_s += stall_s
-        self._note_overlap(sent)
-        result = each.take_result() if each.in_flight_round == sent.round else None
-        if result is None:
-            # Another peer's state took its place, or the run is stopping.
-            self.metrics.stalled(Stall(stall_s, index, sent.round, "?"))
-            return None
-        if isinstance(result, RoundFailed):
-            waited_for = ",".join(result.waiting_for) or "?"
-            self.metrics.stalled(Stall(stall_s, index, sent.round, waited_for))
-            self._abandon(each, result)
-            return None
-        self.metrics.stalled(Stall(stall_s, index, sent.round, result.waited_for))
-        self.metrics.rounds_completed += 1
-        self.pace.round_closed(self._clock(), counted=not result.missed)
-        self.metrics.final_mean_rounds += sent.everyone
-        self.reporter.round_done(result, sent.work_steps, stall_s, self.metrics)
-        return result
-
-    def _note_overlap(self, sent: Contribution) -> None:
-        """How long a round was on its way, where that is left to it."""
+            metrics.final_mean_stall_s += stall_s
         if self._plan.overlap == "measured" and not self._schedule.applies_at_once(self.step):
             took = self.step - sent.step
-            self.metrics.most_overlap_steps = max(self.metrics.most_overlap_steps, took)
-
-    def _abandon(self, each: FragmentReplica, result: RoundFailed) -> None:
-        """A round of this peer's has come to nothing: local parameters are kept."""
-        local = each.abandon(result.counted, result.error, each.local)
-        if local is not None and not self._gradients:
-            each.write(local)
-        self.metrics.rounds_failed += 1
-        self.reporter.round_failed(result)
-        self.publish()
-
-    # -------------------------------------------------------------------------- anchors, in pairs
+            metrics.most_overlap_steps = max(metrics.most_overlap_steps, took)
+        result, waited_for = None, "?"  # another peer's state took its place, or the run stops
+        if each.in_flight_round == sent.round:
+            result, each.arrived = each.arrived, None
+        if isinstance(result, mail.RoundFailed):
+            waited_for = ",".join(result.waiting_for) or "?"
+        elif result is not None:
+            waited_for = result.waited_for
+        metrics.stalled(Stall(stall_s, each.fragment.index, sent.round, waited_for))
+        if isinstance(result, mail.RoundFailed):  # the local parameters are kept
+            local = each.abandon(result.counted, result.error, each.local)
+            if local is not None and not self._gradients:
+                each.write(local)
+            metrics.rounds_failed += 1
+            self.reporter.round_failed(result)
+            self.publish()
+            return None
+        if result is not None:
+            metrics.rounds_completed += 1
+            self.pace.round_closed(self._clock(), counted=not result.missed)
+            metrics.final_mean_rounds += sent.everyone
+            self.reporter.round_done(result, sent.work_steps, stall_s, metrics)
+        return result
 
     def _await_next_anchor(self, each: FragmentReplica) -> None:
-        """Waits for the anchors of the next round's group, as soon as they can come. Steps that
-        undo what a replica is apart by would undo it twice with a head start after them."""
+        """In pairs, waits for the next group's anchors as soon as they can come: steps that undo
+        what a replica is apart by would undo it twice with a head start after them."""
         index, round_ = each.fragment.index, each.state.version
         if not self._plan.shared_momentum or round_ >= self._schedule.rounds(index):
             return
@@ -521,38 +465,30 @@ class OuterLoop:
             self.handle(self._mailbox.wait())
         self.metrics.stalled(Stall(self._clock() - started, index, round_, "anchors"))
 
-    def _take_head_starts(self) -> None:
-        """Goes on from the mean of the next group's anchors, where all of them are here."""
-        for each in (f for f in self.fragments if f.knows_next_anchor):
-            if each.take_head_start():
-                index, round_ = each.fragment.index, each.state.version
-                self.reporter.event("head_start", fragment=index, round=round_, step=self.step)
-
     # --------------------------------------------------------------------------- from the mailbox
 
-    def handle(self, message: ToTrain | None) -> None:
-        """Acts on a message of the I/O thread."""
+    def handle(self, message: mail.ToTrain | None) -> None:
         match message:
-            case RoundDone() | RoundFailed() | PrefetchedAnchor():
+            case mail.RoundDone() | mail.RoundFailed() | mail.PrefetchedAnchor():
                 self.fragments[message.fragment].handle(message)
-            case Adopt():
+            case mail.Adopt():
                 self._adopt(message)
-            case FastestPace(fastest_s):
+            case mail.FastestPace(fastest_s):
                 self.pace.fastest_s = fastest_s
-            case OthersWait(step):
+            case mail.OthersWait(step):
                 self._others_at = step
-            case SkipAhead(step):
+            case mail.SkipAhead(step):
                 self._skip_ahead(step)
-            case StageJob() | IterationOver():
-                self._replica.handle(message)
-            case StageMove(stage):
-                self.moves_to, self.stopped = message, Stop(f"moves to stage {stage}")
-            case Stop():
+            case mail.StageJob() | mail.IterationOver():
+                self.replica.handle(message)
+            case mail.StageMove(stage):
+                self.moves_to, self.stopped = message, mail.Stop(f"moves to stage {stage}")
+            case mail.Stop():
                 self.stopped = message
-            case Started() | AllStarted() | None:
+            case mail.Started() | mail.AllStarted() | None:
                 pass
 
-    def _adopt(self, adopt: Adopt) -> None:
+    def _adopt(self, adopt: mail.Adopt) -> None:
         """Takes over another peer's committed states; own progress against the anchor is kept."""
         self._put_back()
         taken, phase = [], self.reporter.phase
@@ -599,7 +535,6 @@ class OuterLoop:
         self.publish()
 
     def _skip_ahead(self, step: int) -> None:
-        """Goes on where the others are in the schedule; rounds on their way are over for them."""
         if step <= self.step:
             return
         self.step, self.moved = min(step, self._steps - 1), True

@@ -34,11 +34,7 @@ def plain_state(
     loop: TrainingLoop, manifest: Manifest, ask: Callable[[Callable[[], Any]], Any], left: Residuals
 ) -> dict[str, Any]:
     """The step, the run's manifest, and all that is known of each fragment. train thread only.
-
-    Args:
-        ask: calls a function where the rounds of this peer are reduced.
-        left: what its reductions have left out.
-    """
+    Args: ask: calls a function where rounds are reduced; left: what reductions have left out."""
     fragments = [each.plain() for each in loop.fragments]
     versions = [plain["version"] for plain in fragments]
     if left:
@@ -52,11 +48,7 @@ def plain_state(
 def restore_state(
     loop: TrainingLoop, state: Mapping[str, Any], steps: int, left: Residuals
 ) -> None:
-    """Puts back what `plain_state` gave. Before the run begins; train thread only.
-
-    Args:
-        steps: of the run as it is now, which may be longer than it was.
-    """
+    """Puts back what `plain_state` gave, before a run of so many steps. train thread only."""
     loop.step = state["step"]
     prolonged = Manifest(state["manifest"]).steps != steps
     for index, (each, plain) in enumerate(zip(loop.fragments, state["fragments"], strict=True)):
@@ -69,8 +61,7 @@ def restore_state(
 
 
 def refusal(state: Mapping[str, Any], manifest: Manifest) -> str | None:
-    """Why the run of this manifest cannot go on from a state; None: it can. The run may have become
-    longer."""
+    """Says why a run, which may have become longer, cannot go on from a state; None: it can."""
     there = Manifest(state["manifest"])
     if (held := state.get("format", there.document["protocol"])) != FORMAT:
         return f"has format {held}, and this version reads {FORMAT}"
@@ -83,16 +74,14 @@ def refusal(state: Mapping[str, Any], manifest: Manifest) -> str | None:
 
 
 def packed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state of a loop of one's own, in the form that torch.distributed.checkpoint loads: each
-    state of a run has the same keys, with tensors of the same shapes. The rest is in a tuple, which
-    is one value there."""
+    """The form in which torch.distributed.checkpoint loads a state: each of a run has the same
+    keys, with tensors of the same shapes; the rest is in a tuple, which is one value there."""
     held = [{kind: each[kind] for kind in _BY_PARAMETER} for each in state["fragments"]]
     rest = [{k: v for k, v in e.items() if k not in _BY_PARAMETER} for e in state["fragments"]]
     return {"fragments": held, "rest": ({**state, "fragments": rest},)}
 
 
 def unpacked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse."""
     (rest,) = state["rest"]
     each = zip(state["fragments"], rest["fragments"], strict=True)
     return {**rest, "fragments": [{**held, **others} for held, others in each]}
@@ -101,11 +90,7 @@ def unpacked(state: Mapping[str, Any]) -> dict[str, Any]:
 def split(
     fragments: Iterable[Mapping[str, Any]], views: Views = lambda *_: None
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """(tensors by name, what else each fragment has): a checkpoint's layout.
-
-    Args:
-        views: of a fragment's tensor by name, where it is not kept as a whole.
-    """
+    """(tensors by name, what else each fragment has). `views` cut up what is not kept whole."""
     tensors: dict[str, Tensor] = {}
 
     def rest(index: int, values: Mapping[str, Any], within: str) -> dict[str, Any]:
@@ -127,7 +112,7 @@ def split(
 def joined(
     fragments: Iterable[Mapping[str, Any]], tensors: Mapping[str, Tensor]
 ) -> list[dict[str, Any]]:
-    """What was split, but for tensors that were not kept as a whole."""
+    """Joins what was split, but for tensors that were not kept as a whole."""
     found: list[dict[str, Any]] = [copy.deepcopy(dict(each)) for each in fragments]
     for name, value in tensors.items():
         kind, *path = name.split("/")
@@ -142,11 +127,10 @@ def joined(
 def snapshot(
     trainer: Trainer, outer: Mapping[str, Any], stage: int | None = None, *, copied: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A checkpoint's tensors and its values.
+    """Gives a checkpoint's tensors and its values.
 
     Args:
-        outer: of the trainer, as `plain_state` gives it.
-        stage: the one it holds, None for a whole model.
+        outer: of the trainer, as `plain_state` gives it; stage: that it holds, None for all.
         copied: the tensors are independent of what training does next; else it does nothing more.
     """
 
@@ -176,11 +160,21 @@ def snapshot(
 
 
 def restore_trainer(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
-    """Puts a snapshot back. Args: steps, left: as `restore_state` takes them.
-
-    Raises CheckpointError: it is whole, and no worker has saved it."""
+    """Puts a snapshot back. Args: steps, left: as of `restore_state`. Raises CheckpointError: it is
+    whole, and no worker has saved it."""
+    replica = trainer.replica
     try:
-        _restore(trainer, saved, steps, left)
+        fragments = joined(saved.values["states"], saved.tensors)
+        for kind in _BY_PARAMETER:
+            named = saved.named(kind)
+            for each, values in zip(trainer.fragments, fragments, strict=True):
+                if named.keys() >= {spec.name for spec in each.fragment.specs}:
+                    values[kind] = each.fragment.flatten(named)
+        restore_state(trainer, {**saved.values, "fragments": fragments}, steps, left)
+        for name, local in replica.parameters.items():
+            copy_values(local, saved.tensors[f"local/{name}"])
+        remembered = {**saved.named("optimizer"), **saved.values["optimizer"]}
+        replica.restore_optimizers(remembered, trainer.step)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"{saved.path}: is of no such run ({type(error).__name__}: {shown(str(error), 160)}); "
@@ -188,24 +182,8 @@ def restore_trainer(trainer: Trainer, saved: Checkpoint, steps: int, left: Resid
         ) from error
 
 
-def _restore(trainer: Trainer, saved: Checkpoint, steps: int, left: Residuals) -> None:
-    fragments = joined(saved.values["states"], saved.tensors)
-    for kind in _BY_PARAMETER:
-        named = saved.named(kind)
-        for each, values in zip(trainer.fragments, fragments, strict=True):
-            if named.keys() >= {spec.name for spec in each.fragment.specs}:
-                values[kind] = each.fragment.flatten(named)
-    restore_state(trainer, {**saved.values, "fragments": fragments}, steps, left)
-    replica = trainer.replica
-    for name, local in replica.parameters.items():
-        copy_values(local, saved.tensors[f"local/{name}"])
-    remembered = {**saved.named("optimizer"), **saved.values["optimizer"]}
-    replica.restore_optimizers(remembered, trainer.step)
-
-
 def save_state(folder: Path, state: Mapping[str, Any]) -> Path:
-    """Writes what `Swarm.state_dict` gives below the folder, durable when this returns. Raises
-    OSError."""
+    """Writes what `Swarm.state_dict` gives below the folder, durably. Raises OSError."""
     whole = unpacked(state)
     tensors, fragments = split(whole["fragments"])
     return checkpoint.save(folder, whole["step"], tensors, {**whole, "fragments": fragments})

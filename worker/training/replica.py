@@ -1,13 +1,11 @@
 """What a peer does by itself: inner steps, and how far each takes it in the schedule."""
 
-import itertools
 import math
 import statistics
-import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +14,13 @@ from torch.optim import Optimizer
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from murmuration.worker.training.device import device_of, moved
-from murmuration.worker.training.fragment import Accessor
 from murmuration.worker.training.mailbox import IterationOver, StageJob
 from murmuration.worker.training.model import running_statistics, trained_parameters
-from murmuration.worker.training.optimizers import InnerConfig, inner_optimizers, moments_are_finite
+from murmuration.worker.training.optimizers import InnerConfig, advance, inner_optimizers
+from murmuration.worker.wire import are_finite
+
+if TYPE_CHECKING:
+    from murmuration.worker.library.site import Site
 
 _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up
@@ -32,56 +33,55 @@ class Replica:
     """A model that is trained, and its optimizers, as the outer loop sees them. train thread only.
 
     Attributes:
+        parameters: local ones and statistics by name, detached: writing changes the model.
         loss: of the last step; NaN where there is none.
         accessor: of parameters that other processes hold in part.
+        tokens_per_sample: None where the task does not say.
     """
 
+    accessor: "Site | None" = None
+    tokens_per_sample: int | None = None
+
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self.model, self.optimizers = model, optimizers
+        self.model, self.optimizers, self.loss = model, optimizers, math.nan
         self._named = trained_parameters(model)
         self._statistics = running_statistics(model)
         named = (*self._named.items(), *self._statistics.items())
-        self._parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
-        self.loss = math.nan
-        self.accessor: Accessor | None = None
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """Local parameters and statistics by name, detached: writing changes the model."""
-        return self._parameters
+        self.parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
 
     @property
     def samples(self) -> int | None:
-        """Drawn so far in its stream; None where the loop is the user's own."""
-        return None
-
-    @property
-    def tokens_per_sample(self) -> int | None:
-        """None where the task does not say."""
+        """How many are drawn in its stream; None where the loop is the user's own."""
         return None
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the last step, of the first group of parameters; None where there is none."""
+        """The last step's, of the first group of parameters; None where there is none."""
         rates = (group["lr"] for each in self.optimizers for group in each.param_groups)
         rate = next(rates, None)
         return None if rate is None else float(rate)
 
     @property
     def last_gradient_norm(self) -> float | None:
-        """Of the last step's gradient, before it is clipped; of a loop of the user's own, after,
-        and None where to ask would cost something. Asked for now and then: where nothing has
-        measured it, it is computed then."""
+        """The norm of the last step's gradient before it is clipped (in a user's loop after; None
+        where to ask would cost something). Computed where nothing has measured it."""
         gradients = [p.grad for p in self._named.values() if p.grad is not None]
         return float(nn.utils.get_total_norm(gradients)) if gradients else None
 
     def handle(self, message: StageJob | IterationOver) -> None:
-        """A job for a stage; a whole model has none to do for others."""
+        """Takes a job for a stage; a whole model has none to do for others."""
 
     @property
     def moments_are_finite(self) -> bool:
-        """Whether what the optimizers know is: else their steps lead nowhere."""
-        return moments_are_finite(self.optimizers)
+        """Whether all that optimizers remember of parameters is finite: else steps lead nowhere."""
+        kept = ((p, e) for o in self.optimizers for p, s in o.state.items() for e in s.values())
+        return are_finite(
+            each
+            for parameter, each in kept
+            if isinstance(each, Tensor)
+            and each.is_floating_point()
+            and each.shape == parameter.shape
+        )
 
     def reset_moments(self) -> None:
         """Forgets what the optimizers know, after it has led astray; on a site all ranks do."""
@@ -91,8 +91,7 @@ class Replica:
             optimizer.state.clear()
 
     def _present_gradients(self) -> dict[str, Tensor]:
-        """By parameter, zeros where there is none, and the running statistics as they are: where
-        gradients are averaged, they are, too."""
+        """By parameter, zeros where there is none; and the running statistics, averaged too."""
         found = {
             n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()
         }
@@ -104,13 +103,7 @@ class RunIsOver(Exception):
 
 
 class InnerReplica(Replica):
-    """One peer's model, inner optimizer and place in its stream of samples. train thread only.
-
-    Attributes:
-        batches: to learn from.
-        optimizers: of its parameters, each of which is in one of them.
-        lr_factor: of the learning rates.
-    """
+    """One peer's model, inner optimizer and place in its stream of samples. train thread only."""
 
     def __init__(
         self, task: Task, model: nn.Module, config: InnerConfig, cursor: Cursor, steps: int
@@ -124,32 +117,31 @@ class InnerReplica(Replica):
         ]
         self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
         self.lr_factor = 1.0
+        self.tokens_per_sample = getattr(task, "tokens_per_sample", None)
         self._norm: Tensor | None = None  # as clipping has measured it
         self._device = device_of(model)
 
     @property
     def samples(self) -> int | None:
-        """Drawn so far in its stream."""
         return self.cursor.position
 
     @property
-    def tokens_per_sample(self) -> int | None:
-        """None where the task does not say."""
-        return getattr(self._task, "tokens_per_sample", None)
-
-    @property
     def last_gradient_norm(self) -> float | None:
-        """As clipping has measured it, which costs nothing more; else of the gradients of the last
-        step, which are there until the next."""
+        """As clipping has measured it, at no cost; else of the gradients of the last step."""
         return super().last_gradient_norm if self._norm is None else float(self._norm)
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
-        """Gradients at the next batch, and the statistics; sets `loss` and moves `cursor`.
-
-        With `accumulate` the mean over this many batches."""
+        """Mean gradients of `accumulate` batches, and the statistics; sets `loss` and `cursor`."""
         for parameter in self._named.values():
             parameter.grad = None
-        losses = [self._backward_of_one() for _ in range(self._config.accumulate)]
+        losses = []
+        for _ in range(self._config.accumulate):
+            batch = moved(next_batch(self.batches, "train"), self._device)
+            with self._precision():
+                loss = self._task.loss(self.model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self.cursor = batch.cursor
+            losses.append(loss.item())
         self.loss = statistics.fmean(losses)
         if self._config.accumulate > 1:
             for parameter in self._named.values():
@@ -157,21 +149,12 @@ class InnerReplica(Replica):
                     parameter.grad /= self._config.accumulate
         return self._present_gradients()
 
-    def _backward_of_one(self) -> float:
-        batch = moved(next_batch(self.batches, "train"), self._device)
-        with self._precision():
-            loss = self._task.loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.cursor = batch.cursor
-        return loss.item()
-
     def _precision(self) -> AbstractContextManager[object]:
         if self._config.precision == "fp32":
             return nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16)
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Clips, then one step of the optimizer at the schedule's learning rate."""
         for name, parameter in self._named.items():
             parameter.grad = gradients[name].to(parameter)  # a mean comes in fp32, on the host
         for name, statistic in self._statistics.items():
@@ -179,40 +162,30 @@ class InnerReplica(Replica):
                 statistic.copy_(gradients[name])
         if self._config.clip > 0:
             self._norm = nn.utils.clip_grad_norm_(self._named.values(), self._config.clip)
-        if not self._schedulers:
-            self._set_learning_rates(step)
-        for optimizer in self.optimizers:
+        for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                if not self._schedulers:
+                    group["lr"] = self._config.lr_at(step, self._steps, peak * self.lr_factor)
             optimizer.step()
         for parameter in self._named.values():
             parameter.grad = None  # a round of an exchange takes the memory
         for scheduler in self._schedulers:
             scheduler.step()
 
-    def _set_learning_rates(self, step: int) -> None:
-        for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = self._config.lr_at(step, self._steps, peak * self.lr_factor)
-
-    # ------------------------------------------------------------------------------ checkpoints
-
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the optimizers remember of each parameter: (tensors, other plain values), by
-        `parameter/key`; the tensors are the optimizers' own."""
+        """What optimizers remember by `parameter/key`: (their own tensors, other plain values)."""
         names = {id(parameter): name for name, parameter in self._named.items()}
-        tensors: dict[str, Tensor] = {}
-        values: dict[str, Any] = {}
-        for optimizer in self.optimizers:
-            for parameter, remembered in optimizer.state.items():
-                for key, value in remembered.items():
-                    place = f"{names[id(parameter)]}/{key}"
-                    if isinstance(value, Tensor):
-                        tensors[place] = value
-                    else:
-                        values[place] = value
+        found = {
+            f"{names[id(parameter)]}/{key}": value
+            for optimizer in self.optimizers
+            for parameter, remembered in optimizer.state.items()
+            for key, value in remembered.items()
+        }
+        tensors = {place: value for place, value in found.items() if isinstance(value, Tensor)}
+        values = {place: value for place, value in found.items() if place not in tensors}
         return tensors, values
 
     def restore_optimizers(self, remembered: Mapping[str, Any], steps: int) -> None:
-        """Puts back what `optimizer_state` gave, by the same places, after `steps` steps."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
         owners = {
@@ -230,10 +203,8 @@ class InnerReplica(Replica):
             if isinstance(value, Tensor) and (value.dim() or read_there):
                 value = value.to(parameter.device)
             owner.state[parameter][key] = value
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that no optimizer has stepped in between
-            for scheduler, _ in itertools.product(self._schedulers, range(steps)):
-                scheduler.step()
+        for scheduler in self._schedulers:
+            advance(scheduler, steps)
 
 
 class Pace:
@@ -242,7 +213,7 @@ class Pace:
     A peer at half the speed of the fastest makes half as many inner steps in a period, each of
     which counts for two in the schedule; so rounds are due everywhere at about the same time.
 
-    Args: plan: of H inner steps; where they do not go by speed, every step counts for one.
+    Args: plan: of H inner steps, which count for one each where peers do not go by speed.
 
     Ref: arXiv:2401.09135: steps_w = floor(v_w / v_max * H).
     """
@@ -261,7 +232,7 @@ class Pace:
 
     @property
     def step_s(self) -> float:
-        """What an inner step takes here, as it is published; 0 at first."""
+        """Seconds that an inner step takes here, as they are published; 0 at first."""
         own_s = self._own_s
         if abs(own_s - self._published_s) > _NEWS * self._published_s:
             self._published_s = own_s
@@ -269,7 +240,6 @@ class Pace:
 
     @property
     def steps_per_period(self) -> int:
-        """H of this peer."""
         own_s = self._own_s
         if not (self._unequal and own_s and self.fastest_s):
             return self._inner_steps
@@ -277,7 +247,6 @@ class Pace:
         return self._inner_steps if speed >= _ALIKE else max(1, int(speed * self._inner_steps))
 
     def stepped(self, seconds: float) -> None:
-        """Takes the time of an inner step."""
         self._seen += 1
         self._since += 1
         if self._seen > _FIRST_STEPS:
@@ -292,10 +261,8 @@ class Pace:
 
     def lags(self, now: float, behind: int) -> bool:
         """Whether this peer is behind by what no inner step has taken: it stood still since its
-        last round that counted, or has gone on from another's state or from a checkpoint.
-
-        Args: behind: most of the others, in steps of the schedule.
-        """
+        last round that counted, or has gone on from another's state or from a checkpoint. Args:
+        behind: most of the others, in steps of the schedule."""
         if self._resumed:
             still_s = behind * self._own_s
         elif self._counted_at is None:
@@ -315,8 +282,7 @@ class Pace:
     def round_closed(self, now: float, *, counted: bool) -> None:
         """A round has closed, with this peer's part or without. Without, it goes on further in the
         schedule, so that its next part is sent earlier: by a quarter of a period, then by half. A
-        part that is early waits for the others, and is in step with them afterwards.
-        """
+        part that is early waits for the others, and is in step with them afterwards."""
         if counted:
             self._counted_at, self._since, self._resumed = now, 0, False
         self._missed = 0 if counted or not self._waits_for_nobody else self._missed + 1

@@ -115,8 +115,7 @@ def _evaluate(
     whole: WholeModel | None,
     wanted: Callable[[], bool],
 ) -> tuple[Evaluation | None, str | None]:
-    """Validation and a sample of the anchors; None where there is no whole model, and as soon
-    as they are not wanted any more."""
+    """Validation and a sample of the anchors; None without a whole model, or once not wanted."""
     if whole is not None:
         model = task.model()
         model.load_state_dict(dict(whole.anchors), strict=False)
@@ -132,8 +131,7 @@ def _evaluate(
 
 
 def _of_stage(config: Config, stages: StageNode) -> dict[str, object]:
-    """What there is to say of a stage and its calls; `activation_bytes_sent` are activations and
-    gradients. io thread only."""
+    """Tells of a stage and its calls. io thread only."""
     context, budget = stages.context, stages.context.budget
     sent = context.transport.traffic.sent
     return {

@@ -62,8 +62,8 @@ class RemoteCopies:
 
     @classmethod
     def begun(cls, config: CheckpointConfig, folder: Path, *, fresh: bool) -> "RemoteCopies | None":
-        """None where nothing is to be copied. Into a folder without checkpoints comes the newest
-        copy that is whole.
+        """Gives None where nothing is to be copied. Into a folder without checkpoints comes the
+        newest copy that is whole.
 
         Raises:
             ConfigError: as for the class.
@@ -73,29 +73,25 @@ class RemoteCopies:
         if not config.copy_to:
             return None
         copies = cls(config.copy_to, config.keep)
+        files, said = copies._files, copies._said
         try:
             with _told():
-                copies._begin(folder, fresh)
+                if (steps := copies._steps()) and fresh:
+                    raise CheckpointError(
+                        f"{said} holds {steps[0]} of an earlier run; name another place, or leave "
+                        "out --fresh"
+                    )
+                if steps and not checkpoint.any_in(folder):
+                    copies.fetched = copies._fetch_one(folder, steps)
+                files.makedirs(copies._root, exist_ok=True)
+                files.pipe_file(f"{copies._root}/{_WRITER}", copies._own)
         except NotCopied as error:
             raise CheckpointError(
-                f"{copies._said}: {error}; make it one that this machine reaches and may write to"
+                f"{said}: {error}; make it one that this machine reaches and may write to"
             ) from error
         return copies
 
-    def _begin(self, folder: Path, fresh: bool) -> None:
-        steps = self._steps()
-        if steps and fresh:
-            raise CheckpointError(
-                f"{self._said} holds {steps[0]} of an earlier run; name another place, or leave "
-                "out --fresh"
-            )
-        if steps and not checkpoint.any_in(folder):
-            self.fetched = self._fetch_one(folder, steps)
-        self._files.makedirs(self._root, exist_ok=True)
-        self._files.pipe_file(f"{self._root}/{_WRITER}", self._own)
-
     def put(self, path: Path) -> None:
-        """Copies a checkpoint. Raises NotCopied."""
         there = f"{self._root}/{path.name}"
         with _told():
             if self._files.cat_file(f"{self._root}/{_WRITER}") != self._own:
@@ -107,14 +103,12 @@ class RemoteCopies:
                 self._files.rm(f"{self._root}/{old}", recursive=True)
 
     def _steps(self) -> list[str]:
-        """Names of copies, the newest first."""
         if not self._files.exists(self._root):
             return []
         names = (found.rsplit("/", 1)[-1] for found in self._files.ls(self._root, detail=False))
         return checkpoint.newest_first(names)
 
     def _fetch_one(self, folder: Path, steps: list[str]) -> Path:
-        """The first of them that is whole. Raises CheckpointError."""
         for step in steps:
             arriving = folder / f".partial-{step}"
             shutil.rmtree(arriving, ignore_errors=True)
@@ -131,7 +125,6 @@ class RemoteCopies:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Raises NotCopied for whatever the library of such URLs raises."""
     try:
         yield
     except (NotCopied, CheckpointError):
@@ -152,7 +145,7 @@ _WORTH_TELLING_S, _MUCH = 5.0, 3.0  # an interval, and times what was asked for
 
 
 class Saver:
-    """train thread only.
+    """Begins checkpoints when they are due. train thread only.
 
     A checkpoint costs the training the time to copy what is saved, during which it stands still,
     and the processor's time to write it, which it lacks.
@@ -214,11 +207,7 @@ class Saver:
         self._copier.shutdown()
 
     def _save(
-        self,
-        step: int,
-        tensors: Mapping[str, Tensor],
-        values: Mapping[str, Any],
-        copied_s: float,
+        self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any], copied_s: float
     ) -> None:
         began_s, busy_s = time.monotonic(), time.thread_time()
         try:
@@ -230,21 +219,26 @@ class Saver:
             self.failed = True
         else:
             self.failed = False
-            self._copy_if_due(self.path)
+            busy = self._copying is not None and not self._copying.done()
+            due = time.monotonic() - self._copied_at >= self._config.copy_every_s
+            if self._copies is not None and due and not busy:
+                self._read, self._copied_at = self.path, time.monotonic()
+                self._copying = self._copier.submit(self._copy, self.path)
             checkpoint.prune(self._folder, self._config.keep, self._read)
             took_s = time.monotonic() - began_s
             self._saved(took_s)
             where = {"path": str(self.path), "step": step}
             self._log(new_event("checkpoint", **where, seconds=round(took_s, 3)))
         self._cost_s = copied_s + time.thread_time() - busy_s
-        self._tell_if_stretched()
-
-    def _copy_if_due(self, path: Path) -> None:
-        busy = self._copying is not None and not self._copying.done()
-        due = time.monotonic() - self._copied_at >= self._config.copy_every_s
-        if self._copies is not None and due and not busy:
-            self._read, self._copied_at = path, time.monotonic()
-            self._copying = self._copier.submit(self._copy, path)
+        interval_s, asked_s = self.interval_s, self._config.every_s
+        if interval_s > max(_MUCH * asked_s, _WORTH_TELLING_S) and not self._is_told:
+            self._is_told = True
+            text = (
+                f"a checkpoint costs {interval_s * SHARE:.2g} s of training: one is written every "
+                f"{duration(interval_s)}, not every {asked_s:g} s as checkpoint.every_s says, so "
+                f"that they take {100 * SHARE:.0f} % of the time"
+            )
+            self._log(new_event("warning", text=text))
 
     def _copy(self, path: Path) -> None:
         assert self._copies is not None
@@ -257,14 +251,3 @@ class Saver:
             self._log(new_event("warning", text=text))
         else:
             self._copied = path
-
-    def _tell_if_stretched(self) -> None:
-        interval_s = self.interval_s
-        if interval_s > max(_MUCH * self._config.every_s, _WORTH_TELLING_S) and not self._is_told:
-            self._is_told = True
-            text = (
-                f"a checkpoint costs {interval_s * SHARE:.2g} s of training: one is written every "
-                f"{duration(interval_s)}, not every {self._config.every_s:g} s as checkpoint."
-                f"every_s says, so that they take {100 * SHARE:.0f} % of the time"
-            )
-            self._log(new_event("warning", text=text))

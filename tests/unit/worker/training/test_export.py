@@ -12,7 +12,6 @@ from murmuration.worker.errors import CheckpointError, UsageError
 from murmuration.worker.tasks import load_task
 from murmuration.worker.training.evaluation import evaluating
 from murmuration.worker.training.export import distinct_tensors, export, load_initial
-from murmuration.worker.training.model import trained_parameters
 from tests.support.saved_runs import own_task, save_run, tiny_llama, trained
 
 OWN_TASK = """
@@ -75,8 +74,11 @@ def test_a_run_begins_where_another_has_ended(tmp_path: Path, source: str) -> No
     config = tiny_llama(tmp_path)
     task = load_task("llama-bytes", seed=0, options=config.task.options)
     again = task.model()
-    values = {name: p.detach() for name, p in again.named_parameters()}
-    load_initial(again, tmp_path / source, values, task)
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.zero_()
+    values = dict(again.named_parameters())
+    load_initial(again, tmp_path / source, task)
     for name, parameter in model.named_parameters():
         assert torch.equal(values[name], parameter), name
 
@@ -84,17 +86,16 @@ def test_a_run_begins_where_another_has_ended(tmp_path: Path, source: str) -> No
 def test_first_values_of_another_model_are_refused(tmp_path: Path) -> None:
     save_file({"0.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
     model, task = nn.Sequential(nn.Linear(1, 2)), load_task("llama-bytes", seed=0)
-    trained = {name: p.detach() for name, p in model.named_parameters()}
     with pytest.raises(CheckpointError, match=r"0\.weight is of shape \(3,\), wanted \(2, 1\)"):
-        load_initial(model, tmp_path, trained, task)
+        load_initial(model, tmp_path, task)
     with pytest.raises(CheckpointError, match="no such file or folder"):
-        load_initial(model, tmp_path / "nowhere", trained, task)
+        load_initial(model, tmp_path / "nowhere", task)
     save_file({"0.weight": torch.zeros(2, 1)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"0\.bias is missing"):
-        load_initial(model, tmp_path, trained, task)
+        load_initial(model, tmp_path, task)
     (tmp_path / "model.safetensors").write_text("no tensors")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load_initial(model, tmp_path, trained, task)
+        load_initial(model, tmp_path, task)
 
 
 def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path: Path) -> None:
@@ -109,8 +110,7 @@ def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path: Path) -
     assert {"0.weight", "1.running_mean"} < tensors.keys()
     assert not any("_orig_mod" in name for name in tensors)
     save_file(tensors, tmp_path / "model.safetensors")
-    names = {name: p.detach() for name, p in trained_parameters(other).items()}
-    load_initial(other, tmp_path, names, load_task("llama-bytes", seed=0, options={}))
+    load_initial(other, tmp_path, load_task("llama-bytes", seed=0, options={}))
     for ours, theirs in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
 

@@ -65,7 +65,7 @@ def test_how_far_steps_go_is_settled_until_a_round_is_due() -> None:
         assert loop.agree_ahead() == strides
         loop.pace.stride = lambda: 2
         for _ in strides:
-            loop.begin_inner_step()
+            loop.begin_step()
         assert loop.step == then
 
 
