@@ -19,13 +19,18 @@ _LEAST_QUEUE_BYTES = 48_000
 _MOST_BYTES_S = 2**32 - 1  # as the kernel counts them
 
 
-def shape(namespace: Any, index: int, link: Link) -> None:
-    """Puts a token bucket (`tbf`) before what an interface sends. Args: index: of the interface."""
+def bucket(link: Link) -> tuple[int, int, int]:
+    """Rate (bytes/s), burst and limit (bytes) of a token bucket (`tbf`) for a link."""
     rate_bytes_s = link.rate_mbps * 1e6 / 8
     burst = max(_LEAST_BURST_BYTES, round(rate_bytes_s * _BURST_S))
     queue = burst + max(_LEAST_QUEUE_BYTES, round(rate_bytes_s * _QUEUE_S))
-    rate = min(round(rate_bytes_s), _MOST_BYTES_S)
-    namespace.tc("add", "tbf", index, rate=rate, burst=burst, limit=queue)
+    return min(round(rate_bytes_s), _MOST_BYTES_S), burst, queue
+
+
+def shape(namespace: Any, index: int, link: Link) -> None:
+    """Puts such a bucket before what an interface sends. Args: index: of the interface."""
+    rate, burst, limit = bucket(link)
+    namespace.tc("add", "tbf", index, rate=rate, burst=burst, limit=limit)
 
 
 def main(text: str) -> None:

@@ -1,11 +1,10 @@
 """A run on the internet is closed to strangers: real workers, real TLS, tokens of every kind."""
 
-import json
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,15 +22,21 @@ from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.config import Config
 from murmuration.worker.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
 from murmuration.worker.node.newcomer import Newcomer
-from tests.support.fork_server import run as fork
-from tests.support.stranger import Stranger, serving
-from tests.support.workers import MURMUR, QUICK, SMALL, WorkerProcess, free_addresses, settings_of
+from tests.support.stranger import calling, serving
+from tests.support.workers import (
+    QUICK,
+    SMALL,
+    Event,
+    WorkerProcess,
+    free_addresses,
+    printed,
+    settings_of,
+)
 
 ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
 
 
 def enrolled(token: Token, name: str, contacts: list[str]) -> Identity:
-    """As the peers there let it in."""
     with Newcomer(contacts) as newcomer:
         return newcomer.enrol(token, name)
 
@@ -62,13 +67,12 @@ def run(folder: Path) -> Authority:
 @pytest.fixture(scope="module")
 def first(folder: Path, run: Authority) -> Iterator[str]:
     """The address of the worker that has begun the run, and holds its key."""
-    worker = WorkerProcess(["up", "--out", str(folder / "first"), "--json", *ENDLESS], "first")
-    try:
+    with WorkerProcess(
+        ["up", "--out", str(folder / "first"), "--json", *ENDLESS], "first"
+    ) as worker:
         listening = worker.wait_for(lambda e: e["event"] == "listening", "address")
         worker.wait_for(lambda e: e["event"] == "started", "start")
         yield str(listening["address"])
-    finally:
-        worker.end()
 
 
 def test_a_token_lets_a_worker_in_and_its_certificate_lets_it_in_again(
@@ -77,15 +81,12 @@ def test_a_token_lets_a_worker_in_and_its_certificate_lets_it_in_again(
     token, out = run.create_token(), folder / "second"
     arguments = ["join", first, "--out", str(out), "--name", "second", "--token", str(token)]
     for _ in range(2):  # the token is used up, which the command line that started it may not know
-        worker = WorkerProcess([*arguments, "--json"], "second")
-        try:
+        with WorkerProcess([*arguments, "--json"], "second") as worker:
             worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round")
             members = ask(first, identity=Identity.load(folder / "first"))["members"]
             assert {m["peer"] for m in members if m["health"] == "alive"} >= {"second"}
             worker.send(signal.SIGTERM)
             assert worker.wait() == 0
-        finally:
-            worker.end()
     (record,) = [each for each in run.tokens() if each.id == token.id]
     assert record.admitted == ("second",)
     said = (out / "events.jsonl").read_text() + (folder / "first/events.jsonl").read_text()
@@ -100,8 +101,7 @@ def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(
     # Certificates begin a day ago; this one is due ten seconds from now, in the midst of rounds.
     short = run.new_identity(Role.PEER, "short", valid_s=12 * 3600 + 15)
     short.save(out)
-    worker = WorkerProcess(["join", first, "--out", str(out), "--json"], "short")
-    try:
+    with WorkerProcess(["join", first, "--out", str(out), "--json"], "short") as worker:
         begun = worker.wait_for(
             lambda e: e["event"] == "round" and e["contributors"] == 2, "a round of both"
         )
@@ -117,8 +117,6 @@ def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(
         assert held.expires - short.expires > timedelta(days=300)
         (listening,) = worker.of("listening")
         assert certificate_at(str(listening["address"]), out) == held.der
-    finally:
-        worker.end()
 
 
 def test_a_coordinators_certificate_is_renewed_too(folder: Path) -> None:
@@ -128,8 +126,7 @@ def test_a_coordinators_certificate_is_renewed_too(folder: Path) -> None:
     short = Authority.make(out).new_identity(Role.COORDINATOR, "coordinator", valid_s=3600)
     short.save(out)
     words = ["--listen", address, "--out", str(out), "--json"]
-    helper = WorkerProcess(words, "coordinator", ("murmuration.coordinator.cli",))
-    try:
+    with WorkerProcess(words, "coordinator", ("murmuration.coordinator.cli",)) as helper:
         helper.wait_for(lambda e: e["event"] == "renewed", "a later certificate")
         held = Identity.load(out)
         assert held is not None
@@ -137,71 +134,53 @@ def test_a_coordinators_certificate_is_renewed_too(folder: Path) -> None:
         assert held.expires - short.expires > timedelta(days=300)
         assert ask(address, identity=held)["encrypted"]
         assert certificate_at(address, out) == held.der
-    finally:
-        helper.end()
 
 
-def test_an_expelled_member_is_spoken_with_no_more(
-    folder: Path, run: Authority, first: str
-) -> None:
+def test_nobody_speaks_with_an_expelled_member(folder: Path, run: Authority, first: str) -> None:
     token, out = run.create_token(), folder / "expelled"
     arguments = ["join", first, "--out", str(out), "--name", "expelled", "--json"]
-    worker = WorkerProcess([*arguments, "--token", str(token)], "expelled")
-    try:
+    with WorkerProcess([*arguments, "--token", str(token)], "expelled") as worker:
         worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round")
-        murmur(["token", "expel", str(folder / "first"), "expelled"])
+        printed("token", "expel", str(folder / "first"), "expelled")
         worker.wait_for(
             lambda e: e["event"] == "warning" and "peer expelled was expelled" in e["text"],
             "word of it",
         )
-    finally:
-        worker.end()
     known = Identity.load(folder / "first")
     members = {m["peer"]: m["health"] for m in ask(first, identity=known)["members"]}
     assert members["expelled"] == "left"
-    again = WorkerProcess(arguments, "again")
-    try:
+    with WorkerProcess(arguments, "again") as again:
         assert again.wait() != 0
         assert "was expelled" in again.errors
-    finally:
-        again.end()
 
 
 def test_a_second_holder_of_the_key_lets_in_when_the_first_is_gone(tmp_path: Path) -> None:
     begun = Authority.make(tmp_path / "h1")
-    h1 = WorkerProcess(["up", "--out", str(tmp_path / "h1"), "--json", *ENDLESS], "h1")
-    h2 = third = None
-    try:
+
+    def started(name: str, *words: str) -> WorkerProcess:
+        out = ("--out", str(tmp_path / name), "--json")
+        return up.enter_context(WorkerProcess([*words, *out], name))
+
+    def both(event: Event) -> bool:
+        return event["event"] == "round" and event["contributors"] == 2
+
+    with ExitStack() as up:
+        h1 = started("h1", "up", *ENDLESS)
         address = str(h1.wait_for(lambda e: e["event"] == "listening", "address")["address"])
-        murmur(["token", "share", str(tmp_path / "h1"), str(tmp_path / "h2")])
-        h2 = WorkerProcess(
-            ["join", address, "--out", str(tmp_path / "h2"), "--name", "h2", "--json"], "h2"
-        )
-        h2.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round of both")
+        printed("token", "share", str(tmp_path / "h1"), str(tmp_path / "h2"))
+        h2 = started("h2", "join", address, "--name", "h2")
+        h2.wait_for(both, "round of both")
         h1.send(signal.SIGKILL)
         (listening,) = h2.of("listening")
         second = Authority.load(tmp_path / "h2")
         assert second is not None
         token = second.create_token(uses=2)
-        joins = ["join", str(listening["address"]), "--token", str(token), "--json"]
-        taken = WorkerProcess([*joins, "--out", str(tmp_path / "x"), "--name", "h2"], "taken")
-        try:
-            assert taken.wait() == 10
-            assert "another key has the name 'h2'" in taken.errors
-        finally:
-            taken.end()
-        third = WorkerProcess([*joins, "--out", str(tmp_path / "h3"), "--name", "h3"], "h3")
-        third.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round of both")
+        joins = ("join", str(listening["address"]), "--token", str(token))
+        taken = started("x", *joins, "--name", "h2")
+        assert taken.wait() == 10
+        assert "another key has the name 'h2'" in taken.errors
+        started("h3", *joins, "--name", "h3").wait_for(both, "round of both")
         assert begun.tokens() == []
-    finally:
-        for worker in (h1, h2, third):
-            if worker is not None:
-                worker.end()
-
-
-def murmur(arguments: list[str]) -> None:
-    """Runs a command that ends by itself."""
-    fork([sys.executable, "-m", *MURMUR, *arguments], timeout=60).check_returncode()
 
 
 def expired(run: Authority) -> Token:
@@ -223,9 +202,7 @@ def test_an_expired_token_is_refused_by_the_worker_too(
         enrolled(expired(run), "third", [first])
 
 
-def test_a_man_in_the_middle_with_a_certificate_of_his_own_learns_nothing(
-    folder: Path, run: Authority
-) -> None:
+def test_a_man_in_the_middle_learns_nothing(folder: Path, run: Authority) -> None:
     """Neither from somebody who joins nor from one who asks, though he answers at the address."""
     heard: list[bytes] = []
 
@@ -255,15 +232,12 @@ def test_a_holder_of_the_token_cannot_stand_in_for_the_run(run: Authority) -> No
     assert heard == []
 
 
-def test_who_is_not_let_in_is_told_in_one_line_and_exit_code_10(
-    folder: Path, run: Authority, first: str
-) -> None:
+def test_who_is_not_let_in_is_told_in_one_line(folder: Path, run: Authority, first: str) -> None:
     out = folder / "not let in"
-    worker = WorkerProcess(["join", first, "--out", str(out), "--token", str(revoked(run))], "x")
-    try:
+    with WorkerProcess(
+        ["join", first, "--out", str(out), "--token", str(revoked(run))], "x"
+    ) as worker:
         assert worker.wait() == 10
-    finally:
-        worker.end()
     assert worker.errors.count("\n") == 1
     assert "murmur: not let in by token" in worker.errors
     assert f"{first} refuses: token" in worker.errors
@@ -271,11 +245,8 @@ def test_who_is_not_let_in_is_told_in_one_line_and_exit_code_10(
 
 
 def test_one_without_a_token_is_told_what_it_lacks(first: str, folder: Path) -> None:
-    worker = WorkerProcess(["join", first, "--out", str(folder / "no token")], "x")
-    try:
+    with WorkerProcess(["join", first, "--out", str(folder / "no token")], "x") as worker:
         assert worker.wait() == 10
-    finally:
-        worker.end()
     assert worker.errors == (
         f"murmur: {first}: this run is encrypted; give a token with --token (`murmur token create` "
         "on a member makes one)\n"
@@ -284,10 +255,7 @@ def test_one_without_a_token_is_told_what_it_lacks(first: str, folder: Path) -> 
 
 @pytest.mark.parametrize(
     ("command", "says"),
-    [
-        (status, "name the folder of a worker of it"),
-        (doctor, "give a token with --token"),
-    ],
+    [(status, "name the folder of a worker of it"), (doctor, "give a token with --token")],
 )
 def test_who_asks_without_a_certificate_is_told_so(
     first: str, tmp_path: Path, command: click.Command, says: str
@@ -302,9 +270,7 @@ def test_who_asks_without_a_certificate_is_told_so(
         assert isinstance(done.exception, IdentityError)
 
 
-def test_the_doctor_says_of_a_wrong_token_that_it_is_one(
-    first: str, folder: Path, tmp_path: Path
-) -> None:
+def test_the_doctor_tells_of_a_wrong_token(first: str, folder: Path, tmp_path: Path) -> None:
     token = Authority.make(folder / "a fourth").create_token()
     done = CliRunner().invoke(doctor, [first, "--out", str(tmp_path), "--token", str(token)])
     assert done.exception is None
@@ -335,9 +301,7 @@ def test_one_that_starts_beside_others_is_told_that_their_run_is_encrypted(first
         newcomer.check_run(Config(), None)
 
 
-def test_a_token_or_certificate_for_a_run_that_is_not_encrypted_is_said_to_be_for_nothing(
-    run: Authority,
-) -> None:
+def test_a_token_or_certificate_is_of_no_use_where_nothing_is_encrypted(run: Authority) -> None:
     with serving({}) as there:
         with pytest.raises(IdentityError, match=f"{there}: this run is not encrypted: .*join with"):
             enrolled(run.create_token(), "third", [there])
@@ -352,21 +316,19 @@ def test_a_coordinator_lets_workers_in(folder: Path) -> None:
     (address,) = free_addresses(1)
     out = folder / "coordinator"
     authority = Authority.make(out)
-    helper = WorkerProcess(
-        ["--listen", address, "--out", str(out), "--json"],
-        "coordinator",
-        ("murmuration.coordinator.cli",),
-    )
+    words = ["--listen", address, "--out", str(out), "--json"]
     token = folder / "token"
     token.write_text(str(authority.create_token(uses=2)))
     steps = [*SMALL, *QUICK, *settings_of(run__steps=20, diloco__inner_steps=5)]
     shared = ["--coordinator", address, "--token-file", str(token), "--min-peers", "2", "--json"]
-    workers: list[WorkerProcess] = []
-    try:
-        helper.wait_for(lambda e: e["event"] == "listening", "address")
-        for name in ("w0", "w1"):
-            given = ["up", "--name", name, "--out", str(folder / "led" / name), *shared, *steps]
-            workers.append(WorkerProcess(given, name))
+    with ExitStack() as up:
+        helper = WorkerProcess(words, "coordinator", ("murmuration.coordinator.cli",))
+        up.enter_context(helper).wait_for(lambda e: e["event"] == "listening", "address")
+        given = {n: ["up", "--name", n, "--out", str(folder / "led" / n)] for n in ("w0", "w1")}
+        workers = [
+            up.enter_context(WorkerProcess([*words, *shared, *steps], name))
+            for name, words in given.items()
+        ]
         for worker in workers:
             assert worker.wait() == 0, worker.errors
             assert worker.result["rounds_completed"] == 4
@@ -376,18 +338,10 @@ def test_a_coordinator_lets_workers_in(folder: Path) -> None:
         with pytest.raises(Failure, match="this run is encrypted"):
             ask(address)
         mallory = authority.new_identity(Role.PEER, "mallory")
-        with pytest.raises(grpc.RpcError, match="not for this call"):
-            _introduce(address, mallory, "w0")
-    finally:
-        for each in (*workers, helper):
-            each.end()
-    assert json.loads(json.dumps(helper.events))
-
-
-def _introduce(address: str, identity: Identity, name: str) -> None:
-    request = pb.IntroduceRequest(member=pb.Member(peer=name, address="127.0.0.1:1", epoch=1))
-    stranger = Stranger(address, identity)
-    try:
-        stranger.call("Coordinator/Introduce", request, pb.IntroduceReply)
-    finally:
-        stranger.close()
+        member = pb.Member(peer="w0", address="127.0.0.1:1", epoch=1)
+        asked = pb.IntroduceRequest(member=member)
+        with (
+            calling(address, mallory) as stranger,
+            pytest.raises(grpc.RpcError, match="not for this call"),
+        ):
+            stranger.call("Coordinator/Introduce", asked, pb.IntroduceReply)

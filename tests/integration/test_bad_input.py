@@ -6,14 +6,8 @@ import subprocess
 from pathlib import Path
 
 from tests.support.fork_server import WORKER, ForkedPopen
-from tests.support.gate import gate
-from tests.support.workers import (
-    PATIENCE_S,
-    SMALL,
-    free_addresses,
-    running_swarm,
-    settings_of,
-)
+from tests.support.gates import gate
+from tests.support.workers import PATIENCE_S, SMALL, free_addresses, running_swarm, settings_of
 
 
 def refused(*args: str) -> tuple[int, str]:
@@ -46,40 +40,22 @@ def test_a_port_in_use_and_another_manifest(tmp_path: Path) -> None:
     with running_swarm(1, tmp_path, *SMALL, *held.settings) as swarm:
         swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
         address = swarm.addresses["w0"]
-        code, line = refused("up", "--listen", address, "--out", str(tmp_path / "x"), *SMALL)
-        assert code == 7
-        assert address in line
-        code, line = refused(
-            "up", "--join", address, "--out", str(tmp_path / "y"), *SMALL, *held.settings,
-            *settings_of(diloco__inner_steps=33, inner__lr=0.1),
-        )  # fmt: skip
-        assert code == 5
-        assert "diloco.inner_steps: 33 here, 20 there" in line
-        code, line = refused(
-            "up", "--join", address, "--out", str(tmp_path / "y"), *SMALL, *held.settings,
-            "--set", 'task.text="/nowhere/at/all"',
-        )  # fmt: skip
-        assert code == 5  # before anything is made of that: else 4
-        assert "runs something else: task.text" in line
-        code, line = refused(
-            "join", address, "--out", str(tmp_path / "z"), *SMALL, *held.settings,
-            *settings_of(run__seed=9),
-        )  # fmt: skip
-        assert code == 5
-        assert "run.seed: 9 here, 0 there" in line
-        code, line = refused(
-            "join", address, "--out", str(tmp_path / "z"), "--seed", "9", *held.settings
-        )
-        assert code == 5
-        assert "run.seed: 9 here, 0 there" in line
-        code, line = refused(
-            "join", address, "--name", "w0", "--out", str(tmp_path / "z"), *held.settings
-        )
-        assert code == 5
-        assert "choose another with --name" in line
-        code, line = refused("join", address, "--out", str(tmp_path / "w0"), *held.settings)
-        assert code == 3
-        assert "choose another folder with --out" in line
+        other = settings_of(diloco__inner_steps=33, inner__lr=0.1)
+        nowhere = ("--set", 'task.text="/nowhere/at/all"')
+        join = ("join", address, *held.settings)
+        up = ("up", "--join", address, *SMALL, *held.settings)
+        for code, says, command, out in (
+            (7, address, ("up", "--listen", address, *SMALL), "x"),
+            (5, "diloco.inner_steps: 33 here, 20 there", (*up, *other), "y"),
+            # Before anything is made of that: else 4.
+            (5, "runs something else: task.text", (*up, *nowhere), "y"),
+            (5, "run.seed: 9 here, 0 there", (*join, *SMALL, *settings_of(run__seed=9)), "z"),
+            (5, "run.seed: 9 here, 0 there", (*join, "--seed", "9"), "z"),
+            (5, "choose another with --name", (*join, "--name", "w0"), "z"),
+            (3, "choose another folder with --out", join, "w0"),
+        ):
+            ended, line = refused(*command, "--out", str(tmp_path / out))
+            assert (ended, says in line) == (code, True), line
 
 
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
@@ -104,9 +80,7 @@ def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
     assert "no usable checkpoint" in line
 
 
-def test_a_folder_with_a_checkpoint_of_another_run_is_left_alone_unless_asked(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_with_a_checkpoint_of_another_run_stays_unless_asked(tmp_path: Path) -> None:
     settings = [*SMALL, *settings_of(run__steps=20, diloco__inner_steps=10)]
     with running_swarm(1, tmp_path, *settings) as swarm:
         swarm.start("w0")

@@ -4,7 +4,9 @@ import json
 import re
 import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +17,7 @@ from murmuration.worker.errors import ConfigError
 from murmuration.worker.manifest import PROTOCOL
 from murmuration.worker.node import newcomer
 from murmuration.worker.node.own_address import find_host
-from tests.support.gate import gate
+from tests.support.gates import gate
 from tests.support.workers import (
     QUICK,
     SMALL,
@@ -34,38 +36,24 @@ def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_p
     public = ("--listen", "0.0.0.0:0", "--insecure", "--json")
     held = gate(tmp_path, 25)
     settings = (*SMALL, *settings_of(run__steps=40, diloco__inner_steps=10), *held.settings)
-    first = WorkerProcess(
-        ["up", "--name", "first", "--min-peers", "2", "--out", str(tmp_path / "first"),
-         *public, *settings],
-        "first",
-    )  # fmt: skip
-    second = None
-    try:
-        there = first.wait_for(lambda e: e["event"] == "listening", "an address")
+    with ExitStack() as up:
+
+        def started(name: str, *words: str) -> tuple[WorkerProcess, dict[str, Any]]:
+            own = ("--name", name, "--out", str(tmp_path / name), *public)
+            worker = up.enter_context(WorkerProcess([*words, *own], name))
+            return worker, worker.wait_for(lambda e: e["event"] == "listening", "an address")
+
+        first, there = started("first", "up", "--min-peers", "2", *settings)
         host, port = split_address(there["address"])
         assert not is_loopback(host)
         assert port > 0
         assert there["origin"].startswith(("the default route", "the first interface"))
-        second = WorkerProcess(
-            ["join", there["address"], "--name", "second", "--out", str(tmp_path / "second"),
-             *public, *held.settings],
-            "second",
-        )  # fmt: skip
-        here = second.wait_for(lambda e: e["event"] == "listening", "an address")
+        second, here = started("second", "join", there["address"], *held.settings)
         assert split_address(here["address"])[0] == host  # one machine, as the other sees it
         assert here["origin"] == f"as {there['address']} sees it"
         with held.opened():
             assert (first.wait(), second.wait()) == (0, 0), first.errors + second.errors
         assert {event["contributors"] for event in first.of("round")} == {2}
-    finally:
-        for worker in filter(None, (first, second)):
-            worker.end()
-
-
-def wait_until_tried(address: str) -> None:
-    """Until somebody has called there, where nobody answers."""
-    with socket.create_server(split_address(address)) as listener:
-        listener.accept()[0].close()
 
 
 def test_after_a_power_cut_the_joiner_may_start_first(tmp_path: Path) -> None:
@@ -78,22 +66,20 @@ def test_after_a_power_cut_the_joiner_may_start_first(tmp_path: Path) -> None:
         "first": ["up", "--listen", first, *shared],
     }
     workers: dict[str, WorkerProcess] = {}
-    try:
+    with ExitStack() as up:
         for _ in range(2):
             for name, command in commands.items():
                 out = ("--name", name, "--out", str(tmp_path / name))
-                workers[name] = WorkerProcess([*command, *out], name)
-                if name == "second":
-                    wait_until_tried(first)
+                workers[name] = up.enter_context(WorkerProcess([*command, *out], name))
+                if name == "second":  # until it has called there, where nobody answers
+                    with socket.create_server(split_address(first)) as listener:
+                        listener.accept()[0].close()
             for worker in workers.values():
                 worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round")
             workers["first"].wait_for(lambda e: e["event"] == "checkpoint", "a checkpoint")
             for worker in workers.values():
                 worker.end()
         assert workers["first"].of("resumed")
-    finally:
-        for worker in workers.values():
-            worker.end()
 
 
 def test_a_joiner_that_nobody_can_dial_is_told_and_slows_nobody(tmp_path: Path) -> None:
@@ -141,9 +127,7 @@ def findings(out: Path, *args: str) -> dict[str, tuple[bool, str]]:
     }
 
 
-def test_the_doctor_says_whether_a_peer_dials_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_doctor_says_who_dials_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [*SMALL, *settings_of(run__steps=10_000_000, diloco__inner_steps=10)]
     here, (nowhere,) = ("--listen", "127.0.0.1:0"), free_addresses(1)
     with running_swarm(1, tmp_path, *settings) as swarm:

@@ -4,11 +4,11 @@ The server is a process of its own: gRPC's core used to end it by SIGABRT or SIG
 """
 
 import asyncio
+import json
 import random
 import socket
 import ssl
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +24,7 @@ from murmuration.worker.identity import Authority, Identity, Role
 from murmuration.worker.transport import Caller, Handler, Stream
 from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import calling
+from tests.support.workers import WorkerProcess
 
 THREADS, EACH = 16, 120  # 1,920 connections; half of them make a call
 _ANSWER_S = 5.0
@@ -46,12 +47,11 @@ class Server:
         authority = Authority.make(folder / "authority")
         authority.new_identity(Role.PEER, "w0").save(folder)
         self.member = authority.new_identity(Role.PEER, "w1")
-        command = [sys.executable, "-m", "tests.integration.test_connections", str(folder)]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
+        program = ("tests.integration.test_connections",)
+        self.worker = WorkerProcess([str(folder)], "server", program)
+        self.process = self.worker.process
+        listening = self.worker.wait_for(lambda e: e["event"] == "listening", "address")
+        self.address = listening["address"]
 
     def connected(self, threads: int, goes_on: Callable[[Counts], bool]) -> Counts:
         """By several at once, each until it is enough or the server has ended: half of the
@@ -75,9 +75,8 @@ class Server:
     def end(self) -> tuple[int | None, str]:
         """(its exit code, None if it lived until now; what it has written to stderr)."""
         code = self.process.poll()
-        self.process.kill()
-        _, said = self.process.communicate()
-        return code, said
+        self.worker.end()
+        return code, self.worker.errors
 
     def _connect(self, counts: Counts, draws: random.Random) -> None:
         if draws.random() < 0.5:
@@ -138,7 +137,8 @@ async def serve(folder: Path) -> None:
     identity = Identity.load(folder)
     assert identity is not None
     server = GrpcTransport("127.0.0.1:0", security=identity)
-    print(await server.listen(_Answers()), flush=True)
+    address = await server.listen(_Answers())
+    print(json.dumps({"event": "listening", "address": address}), flush=True)
     renewed = time.monotonic()
     while True:
         await asyncio.sleep(0.001)
@@ -148,9 +148,7 @@ async def serve(folder: Path) -> None:
             renewed = time.monotonic()
 
 
-def test_a_server_lives_through_connections_that_break_off_in_their_handshake(
-    tmp_path: Path,
-) -> None:
+def test_a_server_outlives_connections_that_break_off_in_their_handshake(tmp_path: Path) -> None:
     """While its certificate is renewed again and again, at moments that it does not choose."""
     server = Server(tmp_path)
     counts = server.connected(THREADS, lambda c: c.answered + c.failed + c.broken < EACH)

@@ -1,4 +1,5 @@
-"""What streams that nobody reads or ends can make a worker hold, by a member with a certificate."""
+"""What streams that nobody reads or ends can make a worker hold, by a member with a
+certificate."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,18 +11,19 @@ from murmuration.worker.identity import Identity
 from murmuration.worker.node.answers import STREAMS_EACH, most_streams
 from murmuration.worker.transport import WINDOW_BYTES
 from murmuration.worker.transport.served import MOST_CALLS
-from tests.support.held_streams import Held, hold_streams
+from tests.support.held_streams import Held, hold_streams, released
 from tests.support.members import certified_swarm, resident_mib
-from tests.support.stranger import Stranger
+from tests.support.stranger import calling
 from tests.support.workers import QUICK, SMALL, Swarm, settings_of
 
+Attacked = tuple[Swarm, list[Identity]]
 MOST_BYTES = 256 * 1024 * 1024
 MIB = 1024 * 1024
 FRAME = pb.ExchangeUp(frame=pb.Frame(payload=bytes(MIB))).SerializeToString()
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Swarm, list[Identity]]]:
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     """Two workers that train, and five members' certificates."""
     settings = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
     members = [f"mallory{n}" for n in range(5)]
@@ -32,7 +34,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Swarm, 
         yield swarm, identities
 
 
-def held_by(attacked: tuple[Swarm, list[Identity]], *, members: int) -> Held:
+def held_by(attacked: Attacked, *, members: int) -> Held:
     """Each of so many members opens 400 streams, all filled as far as they go; rounds go on.
 
     Fails when the worker holds more than it may for all of them together."""
@@ -40,27 +42,17 @@ def held_by(attacked: tuple[Swarm, list[Identity]], *, members: int) -> Held:
 
     async def scenario() -> Held:
         before = resident_mib(swarm)
+        at, method = swarm.addresses["w0"], "Data/Exchange"
+        said = [(each, [header(swarm, each), FRAME]) for each in identities[:members]]
         found = await asyncio.gather(
-            *(
-                hold_streams(
-                    swarm.addresses["w0"],
-                    each,
-                    "Data/Exchange",
-                    [header(swarm, each), FRAME],
-                    count=400,
-                    left=STREAMS_EACH,
-                )
-                for each in identities[:members]
-            )
+            *(hold_streams(at, m, method, s, count=400, left=STREAMS_EACH) for m, s in said)
         )
         worker = swarm.workers["w0"]
         (latest,) = worker.of("round")[-1:]
         worker.wait_for_round(latest["round"] + 3)
         assert resident_mib(swarm) - before < MOST_BYTES / MIB
         for _, tasks in found:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await released(tasks)
         return Held(
             sum(held.open for held, _ in found),
             [refusal for held, _ in found for refusal in held.refusals],
@@ -71,18 +63,13 @@ def held_by(attacked: tuple[Swarm, list[Identity]], *, members: int) -> Held:
 
 def header(swarm: Swarm, identity: Identity) -> bytes:
     """Of a contribution to a round that is far off: it is held, and its frames are not read."""
-    stranger = Stranger(swarm.addresses["w0"], identity)
-    try:
+    with calling(swarm.addresses["w0"], identity) as stranger:
         run = stranger.manifest().run
-    finally:
-        stranger.close()
     far = pb.ContributionHeader(run=run, sender=identity.name, round=10**9)
     return pb.ExchangeUp(header=far).SerializeToString()
 
 
-def test_400_unread_streams_of_a_member_hold_little(
-    attacked: tuple[Swarm, list[Identity]],
-) -> None:
+def test_400_unread_streams_of_a_member_hold_little(attacked: Attacked) -> None:
     """Before, 40 of them held 10 GB."""
     held = held_by(attacked, members=1)
     assert held.open <= STREAMS_EACH
@@ -91,9 +78,7 @@ def test_400_unread_streams_of_a_member_hold_little(
     assert all("mallory0 has 32 streams here" in said for said in busy)
 
 
-def test_five_such_members_together_hold_no_more_than_is_said(
-    attacked: tuple[Swarm, list[Identity]],
-) -> None:
+def test_five_such_members_together_hold_no_more_than_is_said(attacked: Attacked) -> None:
     """What docs/evidence/reliability.md says of the total."""
     streams = most_streams(2)
     assert (streams + MOST_CALLS) * (WINDOW_BYTES + MIB) <= MOST_BYTES
@@ -102,18 +87,14 @@ def test_five_such_members_together_hold_no_more_than_is_said(
     assert any("of at most 128 streams are under way" in said for said in held.refusals)
 
 
-def test_calls_that_ask_nothing_are_limited_and_end(
-    attacked: tuple[Swarm, list[Identity]],
-) -> None:
+def test_calls_that_ask_nothing_are_limited_and_end(attacked: Attacked) -> None:
     swarm, (mallory, *_) = attacked
 
     async def scenario() -> Held:
         held, tasks = await hold_streams(
             swarm.addresses["w0"], mallory, "Control/Gossip", [], count=60, left=0, connections=4
         )
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await released(tasks)
         return held
 
     held = asyncio.run(scenario())

@@ -15,15 +15,9 @@ from tests.support.attacker import AT_THE_HANDSHAKE, aiming, attacked
 from tests.support.attacks import ATTACKS, CONNECTIONS, more_files
 from tests.support.attacks_on_rounds import foreign_manifest, join_through
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
-from tests.support.members import Certificates, coordinated_swarm, resident_mib
+from tests.support.members import Coordinated, coordinated_swarm, resident_mib
 from tests.support.stranger import calling, handing_out, serving
-from tests.support.workers import (
-    PATIENCE_S,
-    QUICK,
-    SMALL,
-    Swarm,
-    settings_of,
-)
+from tests.support.workers import PATIENCE_S, QUICK, SMALL, Swarm, settings_of
 
 INFECTED = """
 from pathlib import Path
@@ -32,9 +26,7 @@ def build(**options): raise ValueError("it ran")
 """
 
 
-def test_a_joiner_loads_no_code_on_a_peers_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_joiner_loads_no_code_for_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it read a file: the attacks of the table name one."""
     (tmp_path / "infected.py").write_text(INFECTED)
     monkeypatch.chdir(tmp_path)
@@ -51,9 +43,7 @@ ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_step
 
 
 @pytest.fixture(scope="module")
-def attackable(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Swarm, str, Certificates | None]]:
+def attackable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
     """Two workers and a coordinator of an encrypted run, for the attacks of the lab."""
     with coordinated_swarm(2, tmp_path_factory.mktemp("attackable"), *ENDLESS) as found:
         found[0].workers["w1"].wait_for_round(2)
@@ -67,9 +57,7 @@ def attackable(
         *((name, "stranger") for name in [*list(ATTACKS)[::9], *CONNECTIONS]),
     ],
 )
-def test_no_attack_of_the_table_succeeds(
-    attackable: tuple[Swarm, str, Certificates | None], name: str, who: str
-) -> None:
+def test_no_attack_of_the_table_succeeds(attackable: Coordinated, name: str, who: str) -> None:
     """A stranger is refused at the handshake, whatever it wants. A member is refused, or believed
     what does no harm: each attack says itself what that is. Afterwards rounds of both go on."""
     swarm, turn = attackable[0], [*ATTACKS, *CONNECTIONS].index(name)
@@ -90,9 +78,7 @@ def test_no_attack_of_the_table_succeeds(
 
 
 @pytest.fixture(scope="module")
-def attackable_stages(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Swarm, str, Certificates | None]]:
+def attackable_stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
     """Two workers of a model in two stages; the first one serves stage 1."""
     out, often = tmp_path_factory.mktemp("stages"), settings_of(diloco__inner_steps=2)
     with coordinated_swarm(2, out, *ENDLESS, *STAGES, *often, staged=True) as found:
@@ -104,9 +90,7 @@ def attackable_stages(
     ("name", "who"),
     [*((name, "member") for name in ON_STAGES), (next(iter(ON_STAGES)), "stranger")],
 )
-def test_no_attack_on_a_stage_succeeds(
-    attackable_stages: tuple[Swarm, str, Certificates | None], name: str, who: str
-) -> None:
+def test_no_attack_on_a_stage_succeeds(attackable_stages: Coordinated, name: str, who: str) -> None:
     """As above; microbatches of the others go on by way of the stage."""
     swarm, _, certificates = attackable_stages
     turn = list(ON_STAGES).index(name)
@@ -146,9 +130,7 @@ def wait_for_rounds_of_both(swarm: Swarm) -> None:
 
 
 @pytest.fixture(scope="module")
-def open_swarm(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Swarm, str, Certificates | None]]:
+def open_swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
     """Two workers and a coordinator of a run that is not encrypted."""
     settings = [*ENDLESS, *settings_of(checkpoint__every_s=1)]
     out = tmp_path_factory.mktemp("open")
@@ -158,9 +140,7 @@ def open_swarm(
 
 
 @pytest.mark.parametrize("name", ["128 bytes of a million lists", "a name of 3 MB"])
-def test_without_certificates_nobody_is_fooled_or_ended(
-    open_swarm: tuple[Swarm, str, Certificates | None], name: str
-) -> None:
+def test_without_certificates_nobody_is_fooled_or_ended(open_swarm: Coordinated, name: str) -> None:
     swarm = open_swarm[0]
     before = resident_mib(swarm)
     with aiming(*open_swarm) as target:
@@ -177,9 +157,7 @@ def test_without_certificates_nobody_is_fooled_or_ended(
     [b"", b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", b"cos\nsystem\n(S'x'\ntR."],
     ids=["nothing", "no field", "a length without end", "a pickle"],
 )
-def test_bytes_that_are_no_message_end_nobody(
-    open_swarm: tuple[Swarm, str, Certificates | None], garbage: bytes
-) -> None:
+def test_bytes_that_are_no_message_end_nobody(open_swarm: Coordinated, garbage: bytes) -> None:
     """Given to every method."""
     swarm = open_swarm[0]
     with calling(swarm.addresses["w0"]) as stranger:
@@ -187,14 +165,13 @@ def test_bytes_that_are_no_message_end_nobody(
             with suppress(grpc.RpcError):  # some are answered: an empty message may ask a status
                 stranger.call(method, garbage, pb.StatusReply)
         for method in DATA_METHODS:
-            stranger.answers(method, garbage)
+            with suppress(grpc.RpcError):
+                list(stranger.stream(method, [garbage]))
     wait_for_rounds_of_both(swarm)
     assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
 
 
-def test_connections_that_say_nothing_are_closed_and_files_are_left(
-    open_swarm: tuple[Swarm, str, Certificates | None],
-) -> None:
+def test_connections_that_say_nothing_are_closed_and_files_left(open_swarm: Coordinated) -> None:
     """Nobody is kept out meanwhile, and checkpoints are written."""
     swarm = open_swarm[0]
     host, port = swarm.addresses["w0"].split(":")

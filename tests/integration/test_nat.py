@@ -9,13 +9,22 @@ import pytest
 
 from murmuration.coordinator.asking import ask
 from murmuration.worker.identity import Authority, Identity, Role
-from tests.support.gate import gate
+from tests.support.gates import gate
 from tests.support.namespaces import NamespaceHost, Namespaces, why_not
 from tests.support.nat import behind_nat, upnp, why_no_nat
 from tests.support.workers import PATIENCE_S, SMALL, Event, Hashes, WorkerProcess, settings_of
 
 WHY_NOT = why_not() or why_no_nat()
 needs_nat = pytest.mark.skipif(WHY_NOT is not None, reason=f"no NAT: {WHY_NOT}")
+
+
+def started(
+    up: ExitStack, run: Authority, out: Path, at: NamespaceHost, *words: str
+) -> WorkerProcess:
+    """A worker of an encrypted run, on that host."""
+    run.new_identity(Role.PEER, out.name).save(out)
+    where = ["--listen", "0.0.0.0:7700", "--out", str(out), "--json"]
+    return up.enter_context(WorkerProcess([*words, *where], out.name, prefix=at.prefix))
 
 
 @needs_nat
@@ -27,21 +36,10 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
         a, b, router = network.members
         inside = up.enter_context(behind_nat(router))
         workers: dict[str, WorkerProcess] = {}
-
-        def start(name: str, host: NamespaceHost, *arguments: str) -> WorkerProcess:
-            run.new_identity(Role.PEER, name).save(tmp_path / name)
-            workers[name] = WorkerProcess(
-                [*arguments, "--listen", "0.0.0.0:7700", "--out", str(tmp_path / name), "--json",
-                 *held.settings],
-                name,
-                prefix=host.prefix,
-            )  # fmt: skip
-            up.callback(workers[name].end)
-            return workers[name]
-
-        start("a", a, "up", "--min-peers", "3", *settings)
-        for name, host in (("b", b), ("nat", inside)):
-            start(name, host, "join", f"{a.address}:7700")
+        begins = ["up", "--min-peers", "3", *settings]
+        joins = ["join", f"{a.address}:7700"]
+        for name, host, words in (("a", a, begins), ("b", b, joins), ("nat", inside, joins)):
+            workers[name] = started(up, run, tmp_path / name, host, *words, *held.settings)
 
         def relayed(*by: str) -> Event:
             return workers["nat"].wait_for(
@@ -80,14 +78,9 @@ def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path: Path, first: str) 
             begins += ["--advertise", "router"]
         workers = {}
         for name in sorted(hosts, key=lambda name: name != first):
-            run.new_identity(Role.PEER, name).save(tmp_path / name)
-            workers[name] = WorkerProcess(
-                [*arguments[name], "--listen", "0.0.0.0:7700", "--out", str(tmp_path / name),
-                 "--no-relay", "--json"],
-                name,
-                prefix=hosts[name].prefix,
-            )  # fmt: skip
-            up.callback(workers[name].end)
+            workers[name] = started(
+                up, run, tmp_path / name, hosts[name], *arguments[name], "--no-relay"
+            )
             workers[name].wait_for(lambda e: e["event"] == "listening", "a server")
         codes = {name: worker.wait() for name, worker in workers.items()}
         assert codes == {"a": 0, "nat": 0}, {n: w.errors for n, w in workers.items()}

@@ -1,4 +1,4 @@
-"""What real workers show of themselves while they train."""
+"""What real workers show of themselves while they train, and in the end."""
 
 import json
 import signal
@@ -13,7 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from murmuration.coordinator.asking import ask
 from tests.support.fork_server import MURMUR, ForkedPopen
-from tests.support.workers import SMALL, free_addresses, running_swarm, settings_of
+from tests.support.workers import (
+    QUICK,
+    SMALL,
+    free_addresses,
+    printed,
+    report_of,
+    running_swarm,
+    settings_of,
+)
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
 
@@ -93,3 +101,31 @@ def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> No
             swarm.send_signal(signal.SIGINT)
             swarm.communicate()
     assert swarm.returncode == 130
+
+
+RUN = settings_of(run__steps=100, diloco__inner_steps=10)
+PACED = settings_of(task__name="tests.support.slow_task:SlowBytes", task__pause_s=0.05)
+
+
+def test_every_peer_ends_with_the_report_of_all_and_names_the_dead(tmp_path: Path) -> None:
+    with running_swarm(3, tmp_path, *PACED, *QUICK, *RUN) as swarm:
+        swarm.start_all()
+        swarm.workers["w2"].wait_for_round(1)
+        swarm.workers["w2"].send(signal.SIGKILL)
+        results = swarm.wait("w0", "w1")
+    reports = {name: report_of(tmp_path / name) for name in ("w0", "w1")}
+    for report in reports.values():
+        peers = {peer["peer"]: peer for peer in report["peers"]}
+        assert sorted(peers) == swarm.names
+        assert (peers["w2"]["state"], peers["w2"]["anchor_hash"]) == ("dead", None)
+        assert 10 <= peers["w2"]["step"] < 100
+        for name, result in results.items():
+            assert peers[name]["anchor_hash"] == result["anchor_hash"]
+            assert peers[name]["state"] == "done"
+        assert report["hashes_agree"] is True
+    lines = (tmp_path / "w0" / "report.txt").read_text()
+    assert "w2" in lines
+    assert "all 2 that reported hold identical anchors" in lines
+    told = printed("report", str(tmp_path / "w1"), "--no-picture")
+    assert told == (tmp_path / "w1" / "report.txt").read_text()
+    assert not (tmp_path / "w2" / "report.json").exists()

@@ -3,7 +3,9 @@
 import json
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -83,6 +85,13 @@ def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
             urlopen(url)
 
 
+def served(document: dict[str, Any], address: str, out: Path) -> "closing[PageServer]":
+    """A page of one worker, which tells this."""
+    place = PagePlace(address, out)
+    told = {"w0": document}
+    return closing(PageServer(place, lambda: Look(time.time(), document, told), encrypted=False))
+
+
 def test_what_peers_write_is_text(tmp_path: Path) -> None:
     members = [
         {"peer": name, "health": "alive", "phase": "training", "address": HOSTILE}
@@ -96,15 +105,8 @@ def test_what_peers_write_is_text(tmp_path: Path) -> None:
              "waited_for": HOSTILE, "stall_s": 4.0, "resumed_s_ago": 1.0},
         ],
     }  # fmt: skip
-    place = PagePlace("127.0.0.1:0", tmp_path)
-    server = PageServer(
-        place, lambda: Look(time.time(), document, {"w0": document}), encrypted=False
-    )
-    try:
+    with served(document, "127.0.0.1:0", tmp_path) as server:
         page = shown(server.url)
-    finally:
-        server.close()
-
     assert page.of("img") == page.of("b") == []
     assert any(item.text.startswith(f"{HOSTILE}'s uplink") for item in page.of("li"))
     assert page.of("g", "node", data_peer=HOSTILE)
@@ -113,17 +115,10 @@ def test_what_peers_write_is_text(tmp_path: Path) -> None:
 
 def test_without_its_token_a_page_off_loopback_shows_nothing(tmp_path: Path) -> None:
     document = {"peer": "w0", "members": [{"peer": "w0", "health": "alive"}]}
-    place = PagePlace("0.0.0.0:0", tmp_path)
-    server = PageServer(
-        place, lambda: Look(time.time(), document, {"w0": document}), encrypted=False
-    )
-    url = server.url.replace("0.0.0.0", "127.0.0.1")
-    try:
+    with served(document, "0.0.0.0:0", tmp_path) as server:
+        url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert server.token_path is not None
         closed, opened = shown(url), shown(f"{url}#{server.token_path.read_text()}")
-    finally:
-        server.close()
-
     (notice,) = [node for node in closed.of("p") if node.attributes.get("id") == "notice"]
     assert "wants its token" in notice.text
     assert closed.of("g", "node", data_peer="w0") == []

@@ -6,33 +6,21 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.support.gates import gate
+from tests.support.workers import SMALL, Hashes, running_swarm, settings_of, swarm_ended
 
-from tests.support.fork_server import MURMUR, run
-from tests.support.gate import gate
-from tests.support.workers import (
-    PATIENCE_S,
-    SMALL,
-    Hashes,
-    running_swarm,
-    settings_of,
-)
-
-STREAMING = settings_of(
+ONEBIT = settings_of(
     run__steps=40,
-    diloco__preset="streaming",
+    diloco__preset="onebit",
     diloco__inner_steps=8,
     diloco__overlap_steps=6,
     inner__warmup_steps=0,
 )
 
 
-@pytest.mark.parametrize("preset", ["streaming", "onebit"])
-def test_a_worker_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
-    tmp_path: Path, preset: str
-) -> None:
+def test_a_worker_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
     held = gate(tmp_path, 20)
-    settings = (*SMALL, *STREAMING, *settings_of(diloco__preset=preset), *held.settings)
+    settings = (*SMALL, *ONEBIT, *held.settings)
     with (
         running_swarm(1, tmp_path / "cut", *settings) as swarm,
         running_swarm(1, tmp_path / "whole", *settings) as undisturbed,
@@ -53,11 +41,8 @@ def test_a_worker_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
 
 
 def swarm(out: Path, *args: str) -> "subprocess.CompletedProcess[str]":
-    command = [
-        *MURMUR, "swarm", "--stages", "2", "--workers", "2", "--steps", "4", "--inner-steps", "2",
-        "--out", str(out), *SMALL, *args,
-    ]  # fmt: skip
-    return run(command, timeout=PATIENCE_S)
+    sizes = ("--stages", "2", "--workers", "2", "--steps", "4", "--inner-steps", "2")
+    return swarm_ended(out, *sizes, *SMALL, *args)
 
 
 def stages(out: Path) -> list[int]:

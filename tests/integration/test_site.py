@@ -12,7 +12,7 @@ from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 SITE = str(EXAMPLES / "site.py")
-SITES = [("onebit", "fsdp", 2), ("noloco", "hsdp", 4), ("streaming", "tp", 4)]
+SITES = [("noloco", "fsdp", 2), ("streaming", "tp", 4)]  # onebit and hsdp are below
 
 
 def test_between_rounds_the_ranks_exchange_nothing() -> None:

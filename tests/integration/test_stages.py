@@ -18,8 +18,8 @@ from murmuration.protos.figures import measured
 from murmuration.worker.cli import cli
 from murmuration.worker.identity import member_identity
 from tests.support.fork_server import MURMUR, ForkedPopen
-from tests.support.gate import Gate
-from tests.support.workers import PATIENCE_S, QUICK, settings_of
+from tests.support.gates import Gate
+from tests.support.workers import PATIENCE_S, QUICK, report_of, settings_of
 
 SMALL = (
     "--stages", "3", "--workers", "6", "--inner-steps", "2",
@@ -38,12 +38,8 @@ SMALL = (
 def swarm(out: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
     """A swarm that is gone afterwards, whatever happens."""
     command = [*MURMUR, "swarm", *SMALL, "--out", str(out), *args]
-    process = ForkedPopen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = ForkedPopen(command, text=True, **pipes)
     try:
         assert process.stdout is not None
         with process.stdout:
@@ -59,8 +55,7 @@ def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[dict[str, Any], 
     assert process.stdout is not None
     text = process.stdout.read()
     assert process.wait(PATIENCE_S) == 0, text
-    report: dict[str, Any] = json.loads((out / "report.json").read_text())
-    return report, text
+    return report_of(out), text
 
 
 def murmur(*args: str) -> str:
@@ -68,6 +63,10 @@ def murmur(*args: str) -> str:
     done = CliRunner().invoke(cli, args, catch_exceptions=False, standalone_mode=False)
     assert done.exit_code == 0
     return done.stdout
+
+
+def loss_of(report: dict[str, Any]) -> str:
+    return f"validation loss {measured(report['val_loss'], report['val_loss_error'])}"
 
 
 def hashes(report: dict[str, Any], stage: int) -> set[tuple[str, str]]:
@@ -131,11 +130,7 @@ def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
     stages = report["stages"]
     # Two origins, 4 iterations, 4 microbatches, 3 stages; and all of them came back.
     assert stages["counts"]["visits"] == 2 * 4 * 4 * 3
-    assert {key: stages["counts"][key] for key in ("rerouted", "skipped", "dropped")} == {
-        "rerouted": 0,
-        "skipped": 0,
-        "dropped": 0,
-    }
+    assert [stages["counts"][key] for key in ("rerouted", "skipped", "dropped")] == [0, 0, 0]
     activation_bytes = 4 * 2 * 32 * 32  # fp32 of (B, T, D)
     # To each of the next two stages and to the loss, and as much of gradients back.
     sent = 2 * 4 * 4 * 2 * 3 * activation_bytes / (6 * 4)
@@ -144,21 +139,18 @@ def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
     assert 0 < stages["iteration_s"] <= stages["iteration_p95_s"]
     whole = Path(report["checkpoint"])
     assert whole.parent == out / "w0" / "assembled"
-    loss = f"validation loss {measured(report['val_loss'], report['val_loss_error'])}"
-    assert loss in murmur("evaluate", str(out))
+    assert loss_of(report) in murmur("evaluate", str(out))
     assert murmur("generate", str(out), "def ", "--bytes", "20").startswith("def ")
     again = Path(murmur("assemble", str(out)).strip())
     assert again == out / "assembled" / whole.name
-    assert loss in murmur("evaluate", str(again))
+    assert loss_of(report) in murmur("evaluate", str(again))
 
 
 def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> None:
     out, fifo = tmp_path / "run", tmp_path / "gate"
     os.mkfifo(fifo)
     settings = settings_of(
-        task__name='"tests.support.stage_tasks:GatedOrigins"',
-        task__gate=f'"{fifo}"',
-        task__gate_batch=10,
+        task__name='"tests.support.gates:GatedOrigins"', task__gate=f'"{fifo}"', task__gate_batch=10
     )
     held, printed = Gate(fifo, tuple(settings)), []
     with swarm(out, "--steps", "6", *QUICK, *held.settings) as process:
@@ -189,9 +181,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> Non
     stages = {peer["peer"]: peer["stage"] for peer in report["peers"] if peer["exit_code"] == 0}
     assert stages == {"w0": 0, "w2": 2, "w3": 0, "w5": 2} | {mover: 1}
     assert Path(report["checkpoint"]).parent == out / "w0" / "assembled"
-    assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in murmur(
-        "evaluate", str(out)
-    )
+    assert loss_of(report) in murmur("evaluate", str(out))
 
 
 def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path: Path) -> None:
@@ -200,7 +190,7 @@ def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path: Path) -> 
     for fifo in (origins, anew):
         os.mkfifo(fifo)
     settings = settings_of(
-        task__name='"tests.support.stage_tasks:GatedRebuild"',
+        task__name='"tests.support.gates:GatedRebuild"',
         task__gate=f'"{origins}"',
         task__gate_batch=10,
         task__gate_anew=f'"{anew}"',
@@ -222,6 +212,4 @@ def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path: Path) -> 
     assert codes == {"w0": 0, "w1": -9, "w2": 0, "w3": 0, "w4": -9, "w5": 0}
     assert {peer["step"] for peer in report["peers"] if peer["exit_code"] == 0} == {6}
     assert "no whole model" not in text
-    assert f"validation loss {measured(report['val_loss'], report['val_loss_error'])}" in murmur(
-        "evaluate", str(out)
-    )
+    assert loss_of(report) in murmur("evaluate", str(out))

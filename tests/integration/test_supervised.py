@@ -4,14 +4,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from murmuration.worker.training.checkpoint import load_one
-from tests.support.gate import gates
+from tests.support.fork_server import WORKER, ForkedPopen
+from tests.support.gates import gates
 from tests.support.workers import PATIENCE_S, SMALL, WorkerProcess, running_swarm, settings_of
 
 ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
@@ -42,10 +42,8 @@ def test_systemd_hears_of_a_worker(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "notify"))
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
         command = ("up", "--out", str(tmp_path / "out"), *SMALL, *ENDLESS)
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "murmuration.worker.cli", *command],
-            env={**os.environ, **told},
-            stdout=subprocess.DEVNULL,
+        worker = ForkedPopen(
+            [*WORKER, *command], env={**os.environ, **told}, stdout=subprocess.DEVNULL
         )
         try:
             heard = [listener.recv(100) for _ in range(3)]
@@ -67,9 +65,7 @@ def test_sigterm_ends_a_worker_that_waits_for_others_with_0(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("every_steps", [10, 0], ids=["on the way", "at the end"])
-def test_sigterm_in_an_evaluation_ends_it_and_loses_nothing(
-    tmp_path: Path, every_steps: int
-) -> None:
+def test_sigterm_in_an_evaluation_ends_it_without_loss(tmp_path: Path, every_steps: int) -> None:
     """It is in the second of sixteen batches, and never comes to the fourth."""
     held, _never = gates(tmp_path, 12, 14)
     ends = settings_of(run__steps=20 if every_steps else 10, run__evaluate_every=every_steps)
@@ -111,13 +107,10 @@ def test_sigterm_ends_a_join_that_has_no_answer_yet_with_0(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(PATIENCE_S)
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        joiner = WorkerProcess(["join", address, "--out", str(tmp_path / "out")], "joiner")
-        try:
+        with WorkerProcess(["join", address, "--out", str(tmp_path / "out")], "joiner") as joiner:
             connection, _ = silent.accept()
             with connection:
                 joiner.send(signal.SIGTERM)
                 assert joiner.wait() == 0
-        finally:
-            joiner.end()
     assert joiner.errors == ""
     assert not (tmp_path / "out").exists()

@@ -222,14 +222,11 @@ class Bench:
             links=(text,),
         )
         rate_only = not (link.delay_s or link.jitter_s or link.loss)
-        if self.options.link_means == "namespaces" or (
-            self.options.link_means == "auto" and rate_only and no_namespaces() is None
-        ):
+        if rate_only and no_namespaces() is None:
             return placed(launch, link)
         return {**trained(launch), "link_means": "relay"}
 
     def _theirs(self, name: str, link: Link, steps: int, folder: Path) -> Report:
-        """Of another system, by `bench-peers`."""
         setting = next((each for each in self.options.settings if each.startswith(_THEIRS_TOO)), "")
         for problem, holds in (
             ("not installed (make .venv-peers/.ready)",
@@ -310,7 +307,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", dest="settings", action="append", default=[])
     parser.add_argument("--limit", type=float, default=300.0, help="of a run, in seconds")
-    parser.add_argument("--link-means", choices=("auto", "namespaces", "relay"), default="auto")
     parser.add_argument("--out", type=Path, default=f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     options.links = options.links or LINKS

@@ -12,14 +12,15 @@ Behind links, which a relay in a process of its own makes, also the part of its 
 import argparse
 import asyncio
 import json
-import multiprocessing
+import os
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from multiprocessing.queues import Queue
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -48,22 +49,33 @@ from murmuration.worker.wire import state_hash
 from tests.support.workers import free_addresses
 
 Message = TypeVar("Message", bound=ToTrain)
+Round = tuple[int, float, float]
+"""Payload bytes sent, seconds, and seconds before it until anchors were there."""
 
 
-def peer(
-    index: int,
-    addresses: list[str],
-    options: argparse.Namespace,
-    results: "Queue[str]",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What all peers do. Args: proxies: of the relay, of each peer; none without links."""
+
+    addresses: list[str]
+    mbytes: float
+    rounds: int
+    preset: str = "diloco"
+    codec: str = "fp32"
+    pause_s: float = 0.0
+    proxies: list[str] = field(default_factory=list)
+
+
+def peer(index: int, options: Exchanged) -> None:
     """One peer's process: rounds as fast as they go, or with a pause before each."""
+    addresses = options.addresses
     torch.set_num_threads(1)
     elements = int(options.mbytes * 1_000_000) // 4
     plan = replace(PRESETS[options.preset], codec=options.codec, reduction_codec=options.codec)
     config = Config(run=RunConfig(steps=options.rounds * plan.inner_steps), plan=plan)
     mailbox = Mailbox()
-    proxy = options.proxies[index] if getattr(options, "proxies", None) else None
-    transport = GrpcTransport(addresses[index], proxy)
+    proxies = [*options.proxies, *[None] * len(addresses)]
+    transport = GrpcTransport(addresses[index], proxies[index])
 
     def make() -> Node:
         async def offload(work):
@@ -90,7 +102,7 @@ def peer(
     mailbox.post(Published(Phase.READY, 0, 0, (state,)))
     group = _await(mailbox, Started).group
     state = replace(state, group=group, hash=state_hash(anchor, empty, group))
-    rounds: list[tuple[int, float, float]] = []
+    rounds: list[Round] = []
     for number in range(options.rounds):
         ended = time.perf_counter()
         mailbox.post(Published(Phase.TRAINING, number, number, (state,)))
@@ -107,7 +119,7 @@ def peer(
         rounds.append((sent, took_s, ahead_s))
         state = replace(state, version=number + 1, group=done.next_group or state.group)
     mailbox.post(Published(Phase.DONE, options.rounds, options.rounds, (state,)))
-    results.put(json.dumps({"peer": f"p{index}", "rounds": rounds}))
+    print(json.dumps(rounds), flush=True)
     sys.stdin.readline()  # others may still need this one
     io.close()
 
@@ -122,33 +134,31 @@ def _await(mailbox: Mailbox, kind: type[Message]) -> Message:
             raise SystemExit(f"exchange: {error}")
 
 
-def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What each peer reports of its rounds, by name."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    addresses = free_addresses(options.peers)
-    names = [f"p{index}" for index in range(options.peers)]
+def run(options: Exchanged, prefixes: Sequence[Sequence[str]] = ()) -> list[list[Round]]:
+    """The rounds of each peer but the first, which opens the connections.
+
+    Args: prefixes: of a network namespace, before each peer's command.
+    """
+    own = [sys.executable, "-m", "tests.lab.exchange", "--peer"]
     peers = [
-        context.Process(target=peer, args=(index, addresses, options, results))
-        for index in range(options.peers)
+        subprocess.Popen(
+            [*prefix, *own, json.dumps([index, asdict(options)])],
+            env={**os.environ, "PYTHONPATH": "."},
+            stdin=subprocess.PIPE,  # held open: a peer stays until it is told to go
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index, prefix in enumerate(prefixes or [()] * len(options.addresses))
     ]
-    with ExitStack() as opened:
-        if options.link is not None:
-            behind = {name: (at, options.link) for name, at in zip(names, addresses, strict=True)}
-            relay = opened.enter_context(RelayProcess(behind))
-            options.proxies = [relay.proxies[name] for name in names]
-        for each in peers:
-            each.start()
-        reports = [json.loads(results.get()) for _ in peers]
+    try:
+        reports = [json.loads((each.stdout and each.stdout.readline()) or "[]") for each in peers]
+    finally:
         for each in peers:
             each.kill()
-            each.join()
-    return sorted(reports, key=lambda each: each["peer"])
-
-
-def rates(report: dict[str, Any]) -> list[float]:
-    """MB/s sent in each round but the first, which opens the connections."""
-    return [sent / took_s / 1e6 for sent, took_s, _ in report["rounds"][1:]]
+            each.communicate()
+    if any(len(report) != options.rounds for report in reports):
+        raise SystemExit("a peer has ended early")
+    return [report[1:] for report in reports]
 
 
 def main() -> None:
@@ -160,21 +170,31 @@ def main() -> None:
     parser.add_argument("--preset", default="diloco", choices=("diloco", "noloco"))
     parser.add_argument("--pause-s", type=float, default=0.0, help="before each round")
     parser.add_argument("--link", type=parse_link, help="such as 200mbit,delay=50ms, of each peer")
-    options = parser.parse_args()
-    print(f"{options.peers} peers, {options.mbytes} MB of fp32, codec {options.codec}")
-    share = 2 * (options.peers - 1) / options.peers
-    for report in run(options):
-        timed = report["rounds"][1:]
-        took_s = statistics.median(took_s for _, took_s, _ in timed)
-        sent = statistics.median(sent for sent, _, _ in timed)
-        found = rates(report)
-        used = 8 * statistics.median(found) / options.link.rate_mbps if options.link else None
+    parser.add_argument("--peer", type=json.loads, help=argparse.SUPPRESS)
+    given = vars(parser.parse_args())
+    peers, link, one = (given.pop(name) for name in ("peers", "link", "peer"))
+    if one is not None:
+        return peer(one[0], Exchanged(**one[1]))
+    options = Exchanged(addresses=free_addresses(peers), **given)
+    print(f"{peers} peers, {options.mbytes} MB of fp32, codec {options.codec}")
+    with ExitStack() as opened:
+        if link is not None:
+            behind = {f"p{n}": (at, link) for n, at in enumerate(options.addresses)}
+            relay = opened.enter_context(RelayProcess(behind))
+            options = replace(options, proxies=[relay.proxies[name] for name in behind])
+        reports = run(options)
+    share = 2 * (peers - 1) / peers
+    for name, rounds in enumerate(reports):
+        took_s = statistics.median(took_s for _, took_s, _ in rounds)
+        sent = statistics.median(sent for sent, _, _ in rounds)
+        found = [sent / took_s / 1e6 for sent, took_s, _ in rounds]
+        used = f", {8 * statistics.median(found) / link.rate_mbps:.3f} of the link" if link else ""
         print(
-            f"  {report['peer']}: {statistics.median(found):.0f} MB/s sent (and as much received), "
+            f"  p{name}: {statistics.median(found):.0f} MB/s sent (and as much received), "
             f"round {took_s:.3f} s, best {max(found):.0f}, worst {min(found):.0f} MB/s, "
-            f"{sent / (share * options.mbytes * 1e6):.4f} of 2(n-1)/n"
-            + (f", {used:.3f} of the link" if used is not None else "")
+            f"{sent / (share * options.mbytes * 1e6):.4f} of 2(n-1)/n{used}"
         )
+    return None
 
 
 if __name__ == "__main__":

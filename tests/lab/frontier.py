@@ -1,9 +1,9 @@
 """Bytes against loss: every line tuned by itself, on several seeds, with intervals.
 
-    python -m tests.lab frontier [--steps 600 ...] [--workers 4] [--size 0.2m ...] [--seeds 5]
+    python -m tests.lab frontier [--steps 600] [--workers 4] [--seeds 5]
         [--lr 0.004 0.008 0.016 0.032] [--outer LR,MOMENTUM ...] [--set SECTION.KEY=VALUE ...]
-        [--line 'NAME: PRESET[/MEAN] SECTION.KEY=VALUE ...' ...] [--against NAME ...] [--minutes N]
-        [--part K/N] [--results runs/frontier.jsonl] [--picture PNG] [--finished] [--check STEPS]
+        [--line 'NAME: PRESET[/MEAN] SECTION.KEY=VALUE ...' ...] [--against NAME ...]
+        [--results runs/frontier.jsonl] [--picture PNG] [--check STEPS]
 
 A line is one worker alone, DDP or a plan. Each gets its own outer step, of those given, and its own
 inner learning rate, of four or more: a best one at an edge is tried against the next. Both are
@@ -15,31 +15,27 @@ interval is of 95 %, by Student's t over the seeds, each by itself: of twenty on
 chance. A difference that its interval does not carry is "none", with half the interval. R is the
 share of what DDP gains over one worker alone. Bytes are those of encoded contributions and
 reductions that a worker sends, before zstd, beside data-parallel training in bf16; an exact mean
-that ends a run counts in a column of its own. The picture has the bytes without it, of the first
-length and size; and R over lengths and over sizes, where there are several.
+that ends a run counts in a column of its own. The picture has R over the bytes without it.
 
 Runs are `tests.support.specification` with the gradients of all workers in one pass, on one core.
 A step has 256 bytes of text on each worker; `--set task.batch_size=64` makes that 4 kB. The inner
 optimizer is Muon; `--set 'inner.optimizer="adamw"'` takes the product's default. `MEAN` is one
 of `one_process.MEANS`: what a plan takes for the mean pseudo-gradient. A finished run is a line of
-the results file and is not run again, as long as settings and code that matter are the same.
-`--minutes` begins no run after that time; the same command goes on. For more cores, start parts
-1/2 and 2/2 of the lines with one results file, then all lines with `--finished`. `--check` compares
-every line with one pass for each worker, rounds included, and exits with 1 where they differ by
-more than rounding. Prints Markdown.
+the results file and is not run again, as long as settings and code that matter are the same. So a
+command that was cut off goes on, and parts of the lines may be run first. `--check` compares every
+line with one pass for each worker, rounds included, and exits with 1 where they differ by more than
+rounding. Prints Markdown.
 """
 
 import argparse
 import hashlib
-import itertools
 import json
 import logging
 import math
 import statistics
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -59,8 +55,13 @@ COMPILED_STEPS = 200  # from which on it pays, and a C++ compiler is needed
 VALIDATION_BATCHES = 256  # sixteen times a worker's: plans differ by hundredths
 OUTER_STEPS = ((0.9, 0.6), (0.5, 0.6), (1.2, 0.3))  # learning rates and momenta
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # by degrees of freedom
-# Width, width of the SwiGLU layer, layers, heads.
-SIZES = {"0.2m": (64, 160, 3, 2), "1m": (128, 352, 5, 4), "5m": (256, 704, 6, 8)}
+# Of a model that reads 64 bytes of context, trained with Muon.
+MODEL = (
+    "task.architecture={hidden_size=64,intermediate_size=160,"
+    "num_hidden_layers=3,num_attention_heads=2,num_key_value_heads=2}",
+    "task.context_bytes=64",
+    'inner.optimizer="muon"',
+)
 LINES = (
     "alone: local",
     "four bits, kept, H 100, tau 0: onebit diloco.inner_steps=100 diloco.overlap_steps=0 "
@@ -86,10 +87,6 @@ CODE = (  # that decides how a run ends
 )
 
 
-class NotYet(Exception):
-    """A run that is needed is not finished, and is not to be begun."""
-
-
 @dataclass(frozen=True)
 class Line:
     """A line of the table. Args: mean: one of `MEANS`; settings: as `--set` takes them."""
@@ -101,7 +98,6 @@ class Line:
 
     @classmethod
     def of(cls, text: str) -> "Line":
-        """As `--line` takes it. Raises ValueError."""
         name, separator, plan = text.partition(":")
         plan, *settings = plan.split() or [""]
         preset, _, mean = plan.partition("/")
@@ -182,7 +178,7 @@ def code_hash() -> str:
 
 @dataclass
 class Campaign:
-    """The runs. Args: settings: of all of them; until: time at which none is begun any more."""
+    """The runs. Args: settings: of all of them."""
 
     steps: int
     workers: int
@@ -190,7 +186,6 @@ class Campaign:
     results: Results
     lrs: tuple[float, ...]
     outer_steps: tuple[tuple[float, float], ...] = OUTER_STEPS
-    until: float = math.inf
 
     def training(self, line: Line, rates: Rates, seed: int, *tuning: str) -> Training:
         return Training(
@@ -204,11 +199,9 @@ class Campaign:
         )
 
     def run(self, training: Training) -> Result:
-        """Trains it, unless it is finished. Raises NotYet: it is not, and time is up."""
+        """Trains it, unless it is finished."""
         result = self.results.get(training)
         if result is None:
-            if time.monotonic() > self.until:
-                raise NotYet
             began = time.process_time()
             compiled = self.steps >= COMPILED_STEPS
             trained = train(replace(training, batched="compiled" if compiled else "yes"))
@@ -217,8 +210,7 @@ class Campaign:
         return result
 
     def tune(self, line: Line) -> Rates:
-        """The outer step with the least loss at the second inner rate, then the inner rate. Raises
-        NotYet."""
+        """The outer step with the least loss at the second inner rate, then the inner rate."""
 
         def loss(rates: Rates) -> float:
             text = f"task.text={json.dumps(TUNING_TEXT)}"
@@ -260,9 +252,8 @@ def ddp_bytes(trained: Trained) -> float:
 def main() -> int:
     """Trains what is not in the results yet; prints the table and draws the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, nargs="+", default=[600])
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--size", choices=SIZES, nargs="+", default=["0.2m"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lr", type=float, nargs="+", default=[0.004, 0.008, 0.016, 0.032])
     parser.add_argument(
@@ -274,68 +265,38 @@ def main() -> int:
     )
     parser.add_argument("--line", dest="lines", type=Line.of, action="append")
     parser.add_argument("--against", nargs="+", default=["fp32, H 28", "onebit"], metavar="NAME")
-    parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth line, from the Kth")
     parser.add_argument("--set", dest="settings", action="append", default=[])
-    parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--results", type=Path, default=Path("runs/frontier.jsonl"))
     parser.add_argument("--picture", type=Path, default=Path("runs/frontier.png"))
-    parser.add_argument("--finished", action="store_true", help="print results, train nothing")
     parser.add_argument("--check", type=int, metavar="STEPS", help="train nothing else")
     options = parser.parse_args()
-    part, parts = map(int, options.part.split("/"))
-    lines = (options.lines or [Line.of(text) for text in LINES])[part - 1 :: parts]
-    first = Campaign(
-        steps=options.check or options.steps[0],
+    lines = options.lines or [Line.of(text) for text in LINES]
+    campaign = Campaign(
+        steps=options.check or options.steps,
         workers=options.workers,
-        settings=(*size_settings(options.size[0]), *options.settings),
+        settings=(*MODEL, *options.settings),
         results=Results(options.results),
         lrs=tuple(options.lr),
         outer_steps=tuple(options.outer),
-        until=-math.inf if options.finished else time.monotonic() + 60 * options.minutes,
     )
     if options.check:
-        return check(lines, first)
-    cells: dict[tuple[int, str], Losses] = {}
-    for steps, size in itertools.product(options.steps, options.size):
-        settings = (*size_settings(size), *options.settings)
-        campaign = replace(first, steps=steps, settings=settings)
-        best, losses = measure(lines, campaign, options.seeds)
-        print(table(best, losses, campaign, options.against), flush=True)
-        if losses:
-            cells[steps, size] = losses
-    draw(options.picture, cells)
+        return check(lines, campaign)
+    best, losses = measure(lines, campaign, options.seeds)
+    print(table(best, losses, campaign, options.against), flush=True)
+    draw(options.picture, losses)
     return 0
-
-
-def size_settings(size: str) -> tuple[str, ...]:
-    """Of a model of a size that reads 64 bytes of context, trained with Muon."""
-    width, inner, layers, heads = SIZES[size]
-    return (
-        f"task.architecture={{hidden_size={width},intermediate_size={inner},"
-        f"num_hidden_layers={layers},num_attention_heads={heads},num_key_value_heads={heads}}}",
-        "task.context_bytes=64",
-        'inner.optimizer="muon"',
-    )
 
 
 Losses = dict[Line, list[Result]]
 
 
-def measure(
-    lines: Sequence[Line], campaign: Campaign, seeds: int
-) -> tuple[dict[Line, Rates], Losses]:
-    """The rates and the results of seeds 0, 1, ... of each line, as far as they are known."""
-    best: dict[Line, Rates] = {}
-    found: Losses = {}
-    for line in lines:
-        try:
-            best[line] = campaign.tune(line)
-            for seed in range(seeds):
-                training = campaign.training(line, best[line], seed)
-                found.setdefault(line, []).append(campaign.run(training))
-        except NotYet:
-            continue
-    return best, found
+def measure(lines: list[Line], campaign: Campaign, seeds: int) -> tuple[dict[Line, Rates], Losses]:
+    """The rates and the results of seeds 0, 1, ... of each line."""
+    best = {line: campaign.tune(line) for line in lines}
+    return best, {
+        line: [campaign.run(campaign.training(line, rates, seed)) for seed in range(seeds)]
+        for line, rates in best.items()
+    }
 
 
 def check(lines: Iterable[Line], campaign: Campaign) -> int:
@@ -380,7 +341,6 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
-        """Of up to ten values."""
         if len(values) < 2:
             return cls(statistics.fmean(values), math.inf)
         error = statistics.stdev(values) / math.sqrt(len(values))
@@ -398,7 +358,6 @@ class Interval:
 
 
 def of_name(losses: Losses, name: str) -> list[float]:
-    """By seed; empty where there is no such line."""
     return [r.loss for line, results in losses.items() if line.name == name for r in results]
 
 
@@ -416,12 +375,8 @@ def share(losses: Losses, line: Line) -> Interval | None:
     return Interval.of(found) if found else None
 
 
-def table(
-    best: dict[Line, Rates], losses: Losses, campaign: Campaign, against: Sequence[str]
-) -> str:
+def table(best: dict[Line, Rates], losses: Losses, campaign: Campaign, against: list[str]) -> str:
     """Markdown."""
-    if not losses:
-        return "no line is tuned and trained yet"
     cpu_s = sum(result.cpu_s for results in losses.values() for result in results)
     rows = [
         f"{campaign.workers} workers, {campaign.steps} steps, {params_of(losses):,} parameters; "
@@ -453,65 +408,42 @@ def fewer_with_last_mean(line: Line, result: Result, campaign: Campaign) -> floa
     return result.fewer * rounds / (rounds + last)
 
 
-def draw(path: Path, cells: Mapping[tuple[int, str], Losses]) -> None:
-    """R with intervals over bytes, and over lengths and sizes where there are several."""
-    steps, size = next(iter(cells), (0, ""))
-    lengths = {n: losses for (n, of), losses in cells.items() if of == size}
-    sizes = {params_of(each): each for (n, _), each in cells.items() if n == steps}
-    first = {params_of(each): each for each in list(cells.values())[:1]}
-    panels = {
-        "times fewer bytes than bf16 DDP, in rounds (without the last mean)": points(first, True),
-        "inner steps": points(lengths) if len(lengths) > 1 else {},
-        "parameters": points(sizes) if len(sizes) > 1 else {},
+def draw(path: Path, losses: Losses) -> None:
+    """R with intervals over bytes, of the lines that exchange in rounds."""
+    found = {
+        line.name: (results[0].fewer, each)
+        for line, results in losses.items()
+        if line.has_outer_step and (each := share(losses, line))
     }
-    panels = {label: found for label, found in panels.items() if found}
-    if not panels:
+    if not found:
         return
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
-    figure = Figure(figsize=(3 + 5 * len(panels), 4.5), dpi=130, layout="constrained")
+    figure = Figure(figsize=(8, 4.5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
-    names = dict.fromkeys(name for found in panels.values() for name in found)
-    for axes, (label, found) in zip(drawn, panels.items(), strict=True):
-        for place, name in enumerate(names):
-            at = [x * 1.03 ** (place % 5 - 2) for x, _ in found.get(name, ())]  # side by side
-            means = [each.mean for _, each in found.get(name, ())]
-            halves = [
-                each.half if math.isfinite(each.half) else 0 for _, each in found.get(name, ())
-            ]
-            marker = "os^Dv<>ph*X"[place % 11]
-            axes.errorbar(at, means, yerr=halves, marker=marker, capsize=3, label=name)
-        axes.axhline(1, color="#555555", linewidth=1.2, label="DDP")
-        axes.axhline(0, color="#555555", linewidth=1.2, linestyle=(0, (4, 3)), label="alone")
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.minorticks_off()
-        axes.set_xlabel(label)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#e5e5e5", linewidth=0.6)
-        axes.set_axisbelow(True)
-    drawn[0].set_ylabel("R: share of DDP's gain, with its interval of 95 %")
-    shown = drawn[0].get_legend_handles_labels()
-    figure.legend(*shown, loc="outside right upper", frameon=False, fontsize=8)
+    axes = figure.subplots()
+    for place, (name, (fewer, each)) in enumerate(found.items()):
+        at = fewer * 1.03 ** (place % 5 - 2)  # side by side
+        half = each.half if math.isfinite(each.half) else 0
+        marker = "os^Dv<>ph*X"[place % 11]
+        axes.errorbar([at], [each.mean], yerr=[half], marker=marker, capsize=3, label=name)
+    axes.axhline(1, color="#555555", linewidth=1.2, label="DDP")
+    axes.axhline(0, color="#555555", linewidth=1.2, linestyle=(0, (4, 3)), label="alone")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.minorticks_off()
+    axes.set_xlabel("times fewer bytes than bf16 DDP, in rounds (without the last mean)")
+    axes.set_ylabel("R: share of DDP's gain, with its interval of 95 %")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e5e5", linewidth=0.6)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-
-
-def points(
-    along: Mapping[int, Losses], over_bytes: bool = False
-) -> dict[str, list[tuple[float, Interval]]]:
-    """R of each plan where it is known; over the keys, or over its bytes."""
-    found = defaultdict(list)
-    for x, losses in along.items():
-        for line, results in losses.items():
-            if line.has_outer_step and (each := share(losses, line)):
-                found[line.name].append((results[0].fewer if over_bytes else x, each))
-    return found
 
 
 def params_of(losses: Losses) -> int:

@@ -566,7 +566,6 @@ Check = Callable[[Place], Figures]
 
 
 def checks(small: bool) -> dict[str, Check]:
-    """By name, in their order."""
     found: dict[str, Check] = {f"swarm-{n}": partial(swarm, way) for n, way in WAYS.items()}
     found |= {"swarm-graphed-step": graphed_step, "swarm-two": two_peers}
     found |= {"codecs": codecs, "stages": stages}

@@ -170,7 +170,6 @@ class GradientBatch:
         self._gradients: Sequence[Tensor] = ()
 
     def replicas(self, inner: Sequence[InnerReplica]) -> list["_BatchedReplica"]:
-        """Of the modules, in their order."""
         self._inner = inner
         return [_BatchedReplica(self, place, each) for place, each in enumerate(inner)]
 

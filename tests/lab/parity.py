@@ -4,14 +4,16 @@ python -m tests.lab parity [--steps 60] [--inner-steps 10] [--preset diloco] [--
 """
 
 import argparse
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 from murmuration.worker.config import load_config
 from tests.support.head_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
-from tests.support.swarm_runs import run_swarm
-from tests.support.workers import Hashes
+from tests.support.workers import Hashes, report_of
 
 
 def main() -> int:
@@ -29,7 +31,11 @@ def main() -> int:
     flags = [part for setting in settings for part in ("--set", setting)]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        report = run_swarm("--preset", options.preset, *flags, out=out)
+        words = ["swarm", "--preset", options.preset, "--out", str(out), *flags]
+        command = [sys.executable, "-m", "murmuration.worker.cli", *words]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, stdout=sys.stderr, env=env)
+        report = report_of(out)
         head_starts = AnchorPrefetch.of_run(out)
     peers = sorted(peer["peer"] for peer in report["peers"])
     wanted = reference_hashes(load_config(None, settings, options.preset), peers, head_starts)

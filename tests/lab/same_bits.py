@@ -54,15 +54,13 @@ def main() -> int:
 
 
 async def _flat(name: str, problem: Problem) -> None:
-    async with Swarm(problem, DELAY_S) as swarm:
-        await swarm.start(*"abcd")
+    async with Swarm(problem, "abcd", delay_s=DELAY_S) as swarm:
         await swarm.finished()
         _tell(name, swarm)
 
 
 async def _staged(name: str, problem: StagedProblem) -> None:
-    async with StageSwarm(problem) as swarm:
-        await swarm.start_all(2)
+    async with StageSwarm(problem, 2) as swarm:
         await swarm.finished()
         _tell(name, swarm)
 

@@ -97,7 +97,6 @@ def _means(seed: int, keep: bool, shuffled: bool) -> tuple[Counts, list[str]]:
 
 
 def _pairs(seed: int, shuffled: bool) -> tuple[Counts, list[str]]:
-    """As `_means`."""
     world = pair_schedules.random_world(seed, shuffled=shuffled).play()
     sizes = (f"of {len(group)}" for group, _ in pair_schedules.undisturbed(world))
     counts = {

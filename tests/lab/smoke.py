@@ -7,9 +7,7 @@ or another exit code fails. What needs a program that is not there, or root, is 
 """
 
 import argparse
-import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,12 +15,13 @@ import time
 from pathlib import Path
 
 from tests.lab.__main__ import experiments
+from tests.support.namespaces import why_not
 
 _PATIENCE_S = 900.0
 # {out} is a folder that goes when the experiment has ended.
 ARGUMENTS = {
     "bench": "--link 100mbit --preset diloco --peers none --steps 40 --limit 20 --out {out}/runs",
-    "bench-peers": "torch-ddp --workers 2 --steps 8",
+    "bench-peers": "torch-ddp --workers 2 --steps 8 --inner-steps 1",
     "exchange": "--mbytes 1 --rounds 2",
     "false-means": "--peers 4 --rounds 5 --seeds 1",
     "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
@@ -30,7 +29,7 @@ ARGUMENTS = {
     "--results {out}/results.jsonl --picture {out}/frontier.png",
     "goodput": "--minutes 1 --quiet-minutes 0.5 --inner-steps 10",
     "gpu": "--device cpu --results {out}/gpu.json",
-    "hostile": "--seconds 1 --only flood",
+    "hostile": "--seconds 1 --only garbage",
     "memory": "--layers 1 --preset diloco",
     "parity": "--steps 40",
     "same-bits": "",
@@ -39,19 +38,7 @@ ARGUMENTS = {
     "sync-time": "--peers 2 --rounds 2",
     "unequal": "--steps 20 --peers 3 --preset diloco --case half",
 }
-_NEEDS = {
-    **dict.fromkeys(("sync-time", "bench"), ("root", "ip")),
-    "goodput": ("root", "ip", "tc"),
-}
-
-
-def missing(name: str) -> list[str]:
-    """What an experiment needs and this machine lacks."""
-    return [
-        need
-        for need in _NEEDS.get(name, ())
-        if (os.geteuid() != 0 if need == "root" else shutil.which(need) is None)
-    ]
+_OF_NAMESPACES = ("bench", "goodput", "sync-time")
 
 
 def smoke(name: str) -> str:
@@ -80,8 +67,8 @@ def main() -> int:
     for name in failed:
         print(f"{name:<18} has no arguments in {Path(__file__).name}")
     for name in asked or ARGUMENTS:
-        if lacking := missing(name):
-            print(f"{name:<18} skipped: needs {', '.join(lacking)}", flush=True)
+        if name in _OF_NAMESPACES and (lacking := why_not()):
+            print(f"{name:<18} skipped: {lacking}", flush=True)
             continue
         began = time.monotonic()
         why = smoke(name)

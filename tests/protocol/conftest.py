@@ -2,10 +2,24 @@
 
 import asyncio
 import gc
+import inspect
 import time
 from collections.abc import Iterator
 
 import pytest
+
+from tests.protocol import swarm
+from tests.protocol.virtual_time import run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on a virtual clock of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = pyfuncitem._fixtureinfo.argnames
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in given}))
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,3 +42,9 @@ def virtual_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
             return int(1e15)
 
     monkeypatch.setattr(time, "time_ns", time_ns)
+
+
+@pytest.fixture
+def brief_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs without consensus never agree: there is nothing to stay for in the end."""
+    monkeypatch.setattr(swarm, "SETTLE_S", 5.0)

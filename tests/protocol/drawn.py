@@ -78,9 +78,15 @@ class DrawingSwarm(Swarm):
     """Args: stream, batch: what is drawn, and how much for each step."""
 
     def __init__(
-        self, problem: Problem, stream: SampleStream, batch: int = 4, delay_s: float = 0.01
+        self,
+        problem: Problem,
+        stream: SampleStream,
+        names: str = "",
+        *,
+        batch: int = 4,
+        delay_s: float = 0.01,
     ) -> None:
-        super().__init__(problem, delay_s)
+        super().__init__(problem, names, delay_s=delay_s)
         self.stream, self.batch = stream, batch
         self.samples: dict[str, list[Sample]] = {}
 
@@ -91,7 +97,6 @@ class DrawingSwarm(Swarm):
         return Held(replica, problem.fragments)
 
     async def leave(self, name: str) -> None:
-        """As SIGTERM."""
         peer = self.peers[name]
         peer.train.answer(Stop("SIGTERM"))
         await self.until(lambda: peer.done, 30)
@@ -153,8 +158,8 @@ class Churn:
         """Goes on until nobody draws of the first epoch any more."""
         rng = random.Random(self.seed)
         problem = Problem(steps=1200, plan=Plan(inner_steps=10), seed=self.seed)
-        async with DrawingSwarm(problem, self.stream, self.batch, self.delay_s) as swarm:
-            await swarm.start(*"abcd")
+        links = {"batch": self.batch, "delay_s": self.delay_s}
+        async with DrawingSwarm(problem, self.stream, "abcd", **links) as swarm:
             events = rng.sample(["join e", "join f", "leave", "kill", "kill"], 5)
             for event in events:
                 await swarm.sleep(rng.uniform(0.3, 4.0))

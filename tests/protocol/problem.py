@@ -66,7 +66,6 @@ class Problem:
 
     @property
     def encoded_bytes(self) -> int:
-        """Of all fragments, as fp32."""
         return 4 * sum(self.layers)
 
     def reference(
@@ -77,9 +76,9 @@ class Problem:
         """The outer states that these peers must end with, when all are in every round."""
         replicas = {peer: Synthetic(self, peer) for peer in peers}
         run = self.manifest.run
-        return specification.train(
+        return specification.ReferenceRun(
             self.plan, self.fragments, replicas, self.steps, run, head_starts
-        )
+        ).train()
 
 
 class Synthetic:

@@ -6,10 +6,10 @@ A peer is named by its stage and a letter: "0a" is an origin, "2b" a replica of 
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -99,6 +99,7 @@ class StagedProblem:
     )
     forward_s: Mapping[str, float] = field(default_factory=dict)
     limits: int = 1000
+    rebuild: bool = False
     seed: int = 0
 
     @property
@@ -113,7 +114,7 @@ class StagedProblem:
                 skip=self.skip,
                 microbatches=self.microbatches,
                 activations=self.activations,
-                rebuild=False,
+                rebuild=self.rebuild,
                 memory_mib=self.limits * HELD_BYTES / _MIB,
             ),
             plan=self.plan,
@@ -140,13 +141,36 @@ class StagedProblem:
         return plan.cut(schema)
 
 
+def three_stages(steps: int, **changes: Any) -> StagedProblem:
+    """Replicas of one stage meet when so many steps are done that this is never."""
+    never = replace(PRESETS["diloco"], inner_steps=10_000)
+    sizes = {"count": 3, "layers": 3, "microbatches": 2, "plan": never}
+    return StagedProblem(**{**sizes, "steps": steps, **changes})
+
+
 class StageSwarm(Swarm):
     """Real nodes and trainers, each of a stage."""
 
     problem: StagedProblem  # type: ignore[assignment]  # has all that a Swarm asks of one
 
-    def __init__(self, problem: StagedProblem, delay_s: float = 0.002) -> None:
-        super().__init__(problem, delay_s)  # type: ignore[arg-type]  # likewise
+    def __init__(
+        self, problem: StagedProblem, replicas: int | Mapping[int, int] = 0, *, at: int = 0
+    ) -> None:
+        """Args:
+        replicas: of each stage, or by stage, that are started at once.
+        at: the iteration that all of them have begun when the swarm is given.
+        """
+        if isinstance(replicas, int):
+            replicas = dict.fromkeys(range(problem.count), replicas)
+        names = [f"{stage}{'abcdef'[n]}" for stage, of in replicas.items() for n in range(of)]
+        super().__init__(problem, names, delay_s=0.002)  # type: ignore[arg-type]  # likewise
+        self._reached = at
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        if self._reached:
+            await self.reached(self._reached)
+        return self
 
     def part(self, problem: Any, name: str, train: TrainSide) -> Held:
         config, stage = problem.config, stage_of(name)
@@ -169,17 +193,6 @@ class StageSwarm(Swarm):
         shape = problem.task.activation_shape
         return Held(replica, problem.fragments(part), stage, shape)
 
-    async def start_all(self, replicas: int | Mapping[int, int] = 1) -> None:
-        """So many replicas of each stage, or as many as `replicas` says by stage."""
-        counts = (
-            replicas
-            if isinstance(replicas, Mapping)
-            else dict.fromkeys(range(self.problem.count), replicas)
-        )
-        await self.start(
-            *(f"{stage}{'abcdef'[n]}" for stage, count in counts.items() for n in range(count))
-        )
-
     async def reached(self, iteration: int, limit_s: float = 60.0) -> None:
         """Until every peer that lives has begun that iteration."""
         await self.until(lambda: min(p.trainer.step for p in self.alive) >= iteration, limit_s)
@@ -198,6 +211,11 @@ class StageSwarm(Swarm):
                 if told.iteration == iteration:
                     found.update(self._named(peer, told.counted))
         return found
+
+    async def ends_accounted(self) -> None:
+        """Until all that live have ended; then `assert_accounted`."""
+        await self.finished()
+        self.assert_accounted()
 
     def assert_counted_once(self) -> None:
         """No microbatch is twice in the gradients of a stage, whatever has happened."""
@@ -235,21 +253,16 @@ class StageSwarm(Swarm):
         where = (stage, iteration, incarnation)
         assert counted <= done, where
         replicas = self.of_stage(stage)
-        left_out = any(
-            told.discarded
-            for p in replicas
-            for told in p.replica.iterations
-            if told.iteration == iteration
-        )
+        ended = [(p, t) for p in replicas for t in p.replica.iterations if t.iteration == iteration]
+        left_out = any(told.discarded for _, told in ended)
         gone = all(p.killed and p.trainer.step < iteration for p in replicas)
         # A killed origin had no time to learn that a replica was gone; only that it was silent.
         words = ("lost", "unconfirmed") if origin.killed else ("lost",)
-        ended = {p.name for p in replicas if iteration in _ended(p)}
         died = {
             microbatch
             for word in words
             for event in origin.of_kind(word)
-            if word == "lost" or event["replica"] not in ended
+            if word == "lost" or event["replica"] not in {p.name for p, _ in ended}
             if event["iteration"] == iteration and event["replica"] in {p.name for p in replicas}
             for microbatch in numbers_in(event)
         }
@@ -292,7 +305,6 @@ class StageSwarm(Swarm):
         )
 
     def durations(self, name: str) -> list[float]:
-        """Of a peer's iterations, from the second on (s)."""
         ends = [told.at_s for told in self[name].replica.iterations]
         return [after - before for before, after in pairwise(ends)]
 
@@ -311,7 +323,6 @@ class StageSwarm(Swarm):
         return found
 
     def total(self, count: str) -> int:
-        """Of one of `StageCounts`, over all peers."""
         return sum(getattr(peer.node.stages.context.counts, count) for peer in self.peers.values())
 
     def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[Incarnation, int]]:
@@ -326,14 +337,8 @@ class StageSwarm(Swarm):
 
 
 def incarnation_of(peer: Peer) -> Incarnation:
-    """As its calls name it."""
     assert peer.node.stages is not None
     return peer.node.stages.context.incarnation
-
-
-def _ended(peer: Peer) -> set[int]:
-    """The iterations whose gradient a peer had."""
-    return {told.iteration for told in peer.replica.iterations}
 
 
 def numbers_in(event: Mapping[str, object]) -> list[int]:
@@ -345,7 +350,3 @@ def numbers_in(event: Mapping[str, object]) -> list[int]:
 
 def stage_of(name: str) -> int:
     return int(name[0])
-
-
-def same_visits(counts: Iterable[int]) -> bool:
-    return len(set(counts)) == 1

@@ -7,9 +7,10 @@ thread that runs only while the loop waits for it, so that every run of a test i
 import asyncio
 import contextvars
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -28,10 +29,9 @@ from murmuration.worker.training.mailbox import Stop
 from murmuration.worker.transport import Caller
 from murmuration.worker.wire import tensor_hash
 from tests.protocol.problem import Problem, Synthetic
-from tests.protocol.taps import Tap, TappedTransport
 from tests.protocol.train_side import TrainSide
 from tests.support.head_starts import AnchorPrefetch
-from tests.support.memory_transport import MemoryNetwork
+from tests.support.memory_transport import MemoryNetwork, MemoryTransport, Tap
 
 T = TypeVar("T")
 
@@ -55,18 +55,30 @@ class Held:
     activation_shape: tuple[int, int, int] | None = None
 
 
+class Events(list[Event]):
+    """All of a peer's, and those of each kind: conditions ask for them at each look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_kind: dict[object, list[Event]] = defaultdict(list)
+
+    def append(self, event: Event) -> None:
+        super().append(event)
+        self.of_kind[event["event"]].append(event)
+
+
 @dataclass
 class Peer:
     """One worker of the swarm."""
 
     name: str
     address: str
-    transport: TappedTransport
+    transport: MemoryTransport
     node: Node
     train: TrainSide
     trainer: Trainer
     replica: Any
-    events: list[Event] = field(default_factory=list)
+    events: Events
     task: asyncio.Task[None] | None = None
     killed: bool = False
 
@@ -81,13 +93,12 @@ class Peer:
 
     @property
     def outer_hash(self) -> str:
-        """Of anchors and outer momenta."""
         states = self.trainer.states
         return tensor_hash([*(s.anchor for s in states), *(s.momentum for s in states)])
 
     def of_kind(self, kind: str) -> list[Event]:
         """The peer's events of one kind."""
-        return [event for event in self.events if event["event"] == kind]
+        return [*self.events.of_kind.get(kind, ())]
 
     @property
     def warnings(self) -> list[str]:
@@ -141,15 +152,27 @@ class Disk(Credentials):
 
 
 class Swarm:
-    """Peers of one problem. Use it as `async with Swarm(problem) as swarm`."""
+    """Peers of one problem. Use it as `async with Swarm(problem, "abc") as swarm`."""
 
     def __init__(
-        self, problem: Problem, delay_s: float = 0.01, authority: Authority | None = None
+        self,
+        problem: Problem,
+        names: Iterable[str] = (),
+        *,
+        at: int = 0,
+        delay_s: float = 0.01,
+        authority: Authority | None = None,
     ) -> None:
-        """Args: authority: certifies the peers, which sign what they say of themselves then."""
+        """Args:
+        names: of peers that are started at once; others may be started later.
+        at: the version that the first of them has when the swarm is given.
+        authority: certifies the peers, which sign what they say of themselves then.
+        """
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        self.problem, self.loop, self._authority = problem, loop, authority
+        self.problem, self.loop = problem, loop
+        self.authority: Any = authority
+        self._names, self._at = names, at
         self._identities: dict[str, Identity] = {}
         self.kept_revoked: dict[str, list[pb.Revocation]] = {}  # by peer, on its disk
         self.network = MemoryNetwork(delay_s)
@@ -165,7 +188,15 @@ class Swarm:
     def __getitem__(self, name: str) -> Peer:
         return self.peers[name]
 
-    async def __aenter__(self) -> "Swarm":
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start(*self._names)
+            if self._at:
+                first = next(iter(self.peers.values()))
+                await self.until(lambda: first.versions >= (self._at,), 120)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -214,12 +245,12 @@ class Swarm:
         """
         problem, address = problem or self.problem, address or name
         context = context_of(address)
-        transport = TappedTransport(self.network, address, context, lambda: self.tap, self._lag_s)
-        if self._authority is not None:
+        transport = MemoryTransport(self.network, address, context, lambda: self.tap, self._lag_s)
+        if self.authority is not None:
             transport.caller = Caller(address, Role.PEER, name)
         train = TrainSide(self.loop, context)
         held = self.part(problem, name, train)
-        events: list[Event] = []
+        events = Events()
         node = Node(
             node=NodeConfig(
                 peer=name,
@@ -262,7 +293,6 @@ class Swarm:
         self.peers[name] = peer
 
         def work() -> None:
-            """As the daemon's main thread does."""
             trainer.run()
             if trainer.stopped is None:
                 trainer.await_others(
@@ -278,8 +308,8 @@ class Swarm:
 
     def identity(self, name: str) -> Identity | None:
         """The peer's, the same after a restart; None where there are no certificates."""
-        if self._authority is not None and name not in self._identities:
-            self._identities[name] = self._authority.new_identity(Role.PEER, name)
+        if self.authority is not None and name not in self._identities:
+            self._identities[name] = self.authority.new_identity(Role.PEER, name)
         return self._identities.get(name)
 
     def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
@@ -287,7 +317,6 @@ class Swarm:
         return Held(Synthetic(problem, name, train.computes), problem.fragments)
 
     async def _run(self, peer: Peer) -> None:
-        """As the daemon's I/O thread does."""
         try:
             await peer.node.run()
         except Exception as error:
@@ -305,12 +334,13 @@ class Swarm:
         self.loop.freeze(peer.address)
         self._closing = self.loop.create_task(peer.transport.close(), context=contextvars.Context())
 
-    async def restart(self, name: str, via: Iterable[str]) -> Peer:
-        """A killed peer begins a new life, at another address and from nothing."""
-        before = self.peers.pop(name)
-        assert before.killed
-        self.peers[f"{before.address}, killed"] = before
-        return await self.join(name, via, address=f"{before.address}'")
+    async def restart(self, name: str, via: Iterable[str], **given: Any) -> Peer:
+        """A killed peer begins a new life, at another address; from nothing, unless `join` is given
+        an earlier one."""
+        gone = self.peers.pop(name)
+        assert gone.killed
+        self.peers[f"{gone.address}, killed"] = gone
+        return await self.join(name, via, address=f"{gone.address}'", **given)
 
     async def leave(self, name: str) -> None:
         """The peer ends in good order, as after SIGTERM, wherever it is."""
@@ -318,11 +348,11 @@ class Swarm:
         assert peer.task is not None
         peer.train.answer(Stop("SIGTERM"))
         await self.until(lambda: peer.train.ended, SETTLE_S)
+        peer.killed = True  # it is gone, in good order
         peer.node.close()
         await peer.task
 
     def freeze(self, name: str) -> None:
-        """As SIGSTOP."""
         self.loop.freeze(self.peers[name].address)
 
     def thaw(self, name: str) -> None:
@@ -366,6 +396,18 @@ class Swarm:
     async def finished(self, limit_s: float = 300.0) -> None:
         """Until every peer that lives has trained to the end, and has settled."""
         await self.until(lambda: all(peer.done for peer in self.alive), limit_s)
+
+    async def ends_equal(
+        self, limit_s: float = 300.0, *, versions: Sequence[int] | None = None
+    ) -> None:
+        """Until then; all that live must hold the same, as `assert_equal` says."""
+        await self.finished(limit_s)
+        self.assert_equal(versions=versions)
+
+    async def ends_at_reference(self) -> None:
+        """Until then; all must hold what the reference computes."""
+        await self.finished()
+        self.assert_reference()
 
     def _outline(self) -> Iterator[str]:
         yield f"not in time, at {self.loop.time():.2f} s:"

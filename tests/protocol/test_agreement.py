@@ -1,17 +1,26 @@
 """A swarm without faults ends with what the reference computes, and moves no more than it must."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.membership.swim import MembershipConfig
+from tests.protocol.pair_taps import steady as pairs_problem
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Swarm
+from tests.protocol.swarm import Event, Swarm
 from tests.protocol.taps import Passing
 from tests.protocol.virtual_time import run
 
 PEERS = "abcde"
+CO2 = PRESETS["co2"]
+KEEP = Plan(inner_steps=4, fragments=2, overlap_steps=2, merge="keep", consensus=True)
+
+
+def bits(up: str, back: str) -> dict[str, Any]:
+    return {"codec": up, "reduction_codec": back}
+
 
 PLANS = {
     "diloco": Plan(inner_steps=3),
@@ -31,45 +40,21 @@ PLANS = {
         inner_steps=3, codec="topk", reduction_codec="bf16", merge="keep", outer_momentum=0.0
     ),
     "streaming preset": replace(PRESETS["streaming"], inner_steps=4, overlap_steps=2),
-    "keep, four bits": Plan(
-        inner_steps=3, codec="e3m0", reduction_codec="e3m0", merge="keep", consensus=True
-    ),
-    "keep, one bit, streaming": Plan(
-        inner_steps=4,
-        fragments=2,
-        overlap_steps=2,
-        codec="sign",
-        reduction_codec="sign",
-        merge="keep",
-        consensus=True,
-    ),
-    "keep without a last mean, ternary, alpha": Plan(
-        inner_steps=4,
+    "keep, four bits": Plan(inner_steps=3, **bits("e3m0", "e3m0"), merge="keep", consensus=True),
+    "keep, one bit, streaming": replace(KEEP, **bits("sign", "sign")),
+    "keep without a last mean, ternary, alpha": replace(
+        KEEP,
+        **bits("ternary", "sign"),
         fragments=3,
         overlap_steps=4,
         merge_alpha=0.5,
-        codec="ternary",
-        reduction_codec="sign",
-        merge="keep",
+        consensus=False,
     ),
-    "keep, topk both ways over senders": Plan(
-        inner_steps=4,
-        fragments=2,
-        overlap_steps=2,
-        codec="topk128",
-        reduction_codec="topk256",
-        mean_over="senders",
-        merge="keep",
-        outer_lr=1.0,
-        outer_momentum=0.0,
-        consensus=True,
+    "keep, topk both ways over senders": replace(
+        KEEP, **bits("topk128", "topk256"), mean_over="senders", outer_lr=1.0, outer_momentum=0.0
     ),
     "co2": replace(
-        PRESETS["co2"],
-        inner_steps=3,
-        overlap_steps=3,
-        staleness_penalty=0.5,
-        outer_momentum_clip=0.05,
+        CO2, inner_steps=3, overlap_steps=3, staleness_penalty=0.5, outer_momentum_clip=0.05
     ),
     "keep, exact": Plan(inner_steps=3, merge="keep", consensus=True),
     "data-parallel, eight bits": replace(PRESETS["ddp"], codec="int8", reduction_codec="int8"),
@@ -79,87 +64,52 @@ PLANS = {
 @pytest.mark.parametrize(
     ("plan", "peers"), [*((name, 5) for name in PLANS), ("diloco", 2), ("streaming preset", 2)]
 )
-def test_all_peers_end_with_the_state_of_the_reference(plan: str, peers: int) -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(layers=(211, 97, 150), plan=PLANS[plan])) as swarm:
-            await swarm.start(*PEERS[:peers])
-            await swarm.finished()
-            swarm.assert_equal()
-            swarm.assert_reference()
-            for peer in swarm.alive:
-                assert peer.of_kind("round_failed") == []
-                rounds = peer.of_kind("round")
-                assert {event["contributors"] for event in rounds} == {peers}
-                assert not any(event["missed"] for event in rounds)
-                assert peer.refused == {}
-
-    run(scenario())
+async def test_all_peers_end_with_the_state_of_the_reference(plan: str, peers: int) -> None:
+    async with Swarm(Problem(layers=(211, 97, 150), plan=PLANS[plan]), PEERS[:peers]) as swarm:
+        await swarm.ends_equal()
+        swarm.assert_reference()
+        for peer in swarm.alive:
+            assert peer.of_kind("round_failed") == []
+            rounds = peer.of_kind("round")
+            assert {event["contributors"] for event in rounds} == {peers}
+            assert not any(event["missed"] for event in rounds)
+            assert peer.refused == {}
 
 
-def test_peers_of_different_speed_end_with_the_state_of_the_reference() -> None:
-    """The slow are waited for: the quorum's grace is far longer than they are late."""
-    problem = Problem(step_s={"a": 0.01, "b": 0.1, "c": 0.5}, plan=Plan(inner_steps=3))
-
-    async def scenario() -> None:
-        async with Swarm(problem, delay_s=0.2) as swarm:
-            await swarm.start("a", "b", "c")
-            await swarm.finished()
-            swarm.assert_equal(versions=(4,))
-            swarm.assert_reference()
-
-    run(scenario())
-
-
-def test_first_rounds_that_are_due_before_the_others_have_started_are_held() -> None:
+async def test_first_rounds_that_are_due_before_the_others_have_started_are_held() -> None:
     """Gossip is slow, steps are not: the first peer contributes while the others still wait."""
     problem = Problem(
         plan=Plan(inner_steps=1),
         step_s=dict.fromkeys("abcd", 0.001),
         membership=MembershipConfig(gossip_s=1.0, probe_s=4.0),
     )
+    async with Swarm(problem, "abcd") as swarm:
+        await swarm.ends_equal(versions=(12,))
+        swarm.assert_reference()
 
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start(*"abcd")
+
+async def test_a_peer_alone_trains_like_the_reference() -> None:
+    async with Swarm(Problem(), "a") as swarm:
+        await swarm.ends_at_reference()
+        assert swarm["a"].transport.traffic.sent_bytes == 0
+
+
+async def test_fragments_smaller_than_the_group_have_empty_shards() -> None:
+    async with Swarm(Problem(layers=(3,)), PEERS) as swarm:
+        await swarm.ends_at_reference()
+
+
+def test_the_same_scenario_takes_the_same_course() -> None:
+    """So a failure on the virtual clock comes again."""
+
+    async def scenario() -> tuple[float, list[list[Event]]]:
+        async with Swarm(pairs_problem(40), "abcde") as swarm:
+            await swarm.sleep(4)
+            swarm.cut("a", "b")
+            swarm.kill("c")
+            await swarm.restart("c", via=["d"])
             await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-            swarm.assert_reference()
-
-    run(scenario())
-
-
-def test_a_peer_alone_trains_like_the_reference() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem()) as swarm:
-            await swarm.start("a")
-            await swarm.finished()
-            swarm.assert_reference()
-            assert swarm["a"].transport.traffic.sent_bytes == 0
-
-    run(scenario())
-
-
-def test_fragments_smaller_than_the_group_have_empty_shards() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(layers=(3,))) as swarm:
-            await swarm.start(*PEERS)
-            await swarm.finished()
-            swarm.assert_reference()
-
-    run(scenario())
-
-
-def test_the_same_seed_gives_the_same_run() -> None:
-    async def scenario() -> tuple[float, dict[str, int], list[str]]:
-        async with Swarm(Problem(seed=3)) as swarm:
-            await swarm.start(*"abc")
-            await swarm.finished()
-            traffic = swarm["a"].transport.traffic
-            return (
-                swarm.loop.time(),
-                dict(traffic.sent),
-                [str(event) for event in swarm["b"].events],
-            )
+            return swarm.loop.now, [peer.events for peer in swarm.peers.values()]
 
     assert run(scenario()) == run(scenario())
 
@@ -168,49 +118,25 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("peers", [2, 5])
-@pytest.mark.parametrize(
-    ("codec", "bytes_per_value"), [("fp32", 4), ("bf16", 2)], ids=["fp32", "bf16"]
-)
-def test_traffic_is_within_2_percent_of_the_optimum(
-    peers: int, codec: str, bytes_per_value: int
-) -> None:
+@pytest.mark.parametrize(("codec", "bytes_per_value"), [("fp32", 4), ("bf16", 2)])
+async def test_traffic_is_near_the_optimum(peers: int, codec: str, bytes_per_value: int) -> None:
     plan = Plan(inner_steps=2, codec=codec, reduction_codec=codec)
     rounds, elements = 2, 400_000
     expected = rounds * 2 * (peers - 1) / peers * elements * bytes_per_value
-
-    async def scenario() -> None:
-        async with Swarm(Problem(layers=(elements,), steps=2 * rounds, plan=plan)) as swarm:
-            await swarm.start(*PEERS[:peers])
-            await swarm.finished()
-            swarm.assert_equal(versions=(rounds,))
-            for peer in swarm.alive:
-                traffic = peer.transport.traffic
-                assert traffic.sent["Data/Exchange"] == pytest.approx(expected, rel=0.02)
-                assert traffic.received["Data/Exchange"] == pytest.approx(expected, rel=0.02)
-                assert traffic.sent["Data/Exchange"] > peer.payload_sent_bytes
-                assert peer.payload_sent_bytes == pytest.approx(expected, rel=1e-4)
-                assert peer.payload_received_bytes == pytest.approx(expected, rel=1e-4)
-                assert traffic.sent["Data/Fetch"] == 0
-
-    run(scenario())
+    async with Swarm(Problem(layers=(elements,), steps=2 * rounds, plan=plan)) as swarm:
+        await swarm.start(*PEERS[:peers])
+        await swarm.ends_equal(versions=(rounds,))
+        for peer in swarm.alive:
+            traffic = peer.transport.traffic
+            assert traffic.sent["Data/Exchange"] == pytest.approx(expected, rel=0.02)
+            assert traffic.received["Data/Exchange"] == pytest.approx(expected, rel=0.02)
+            assert traffic.sent["Data/Exchange"] > peer.payload_sent_bytes
+            assert peer.payload_sent_bytes == pytest.approx(expected, rel=1e-4)
+            assert peer.payload_received_bytes == pytest.approx(expected, rel=1e-4)
+            assert traffic.sent["Data/Fetch"] == 0
 
 
-def test_what_one_peer_counts_as_sent_another_counts_as_received() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(layers=(5_000,))) as swarm:
-            await swarm.start(*"abc")
-            await swarm.finished()
-            everyone = [peer.transport.traffic for peer in swarm.alive]
-            sent = sum(traffic.sent["Data/Exchange"] for traffic in everyone)
-            received = sum(traffic.received["Data/Exchange"] for traffic in everyone)
-            assert sent == received > 0
-            payload = sum(peer.payload_sent_bytes for peer in swarm.alive)
-            assert payload == sum(peer.payload_received_bytes for peer in swarm.alive)
-
-    run(scenario())
-
-
-def test_no_frame_is_over_1_mib_and_each_shard_is_one_stream() -> None:
+async def test_no_frame_is_over_1_mib_and_each_shard_is_one_stream() -> None:
     largest, headers, elements = 0, 0, 9_000_000
 
     def tap(passing: Passing) -> bytes:
@@ -219,15 +145,9 @@ def test_no_frame_is_over_1_mib_and_each_shard_is_one_stream() -> None:
         headers += passing.up and passing.body == "header"
         return passing.message
 
-    async def scenario() -> None:
-        async with Swarm(Problem(layers=(elements,), steps=3)) as swarm:
-            swarm.tap = tap
-            await swarm.start("a", "b")
-            await swarm.finished()
-            swarm.assert_reference()
-
-    run(scenario())
+    async with Swarm(Problem(layers=(elements,), steps=3), "ab") as swarm:
+        swarm.tap = tap
+        await swarm.ends_at_reference()
     assert 1024 * 1024 <= largest <= 1024 * 1024 + 64
-    assert headers == 2 * Plan().chunks_per_peer(
-        elements, 2
-    )  # each sends the other one shard of each chunk
+    # Each sends the other one shard of each chunk.
+    assert headers == 2 * Plan().chunks_per_peer(elements, 2)

@@ -11,31 +11,27 @@ from murmuration.worker.transport import Caller
 from tests.protocol.drawn import DrawingSwarm
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
-from tests.protocol.taps import TappedTransport
 from tests.protocol.virtual_time import run
+from tests.support.memory_transport import MemoryTransport
 
 NOWHERE = "nowhere:7700"
 
 
-@pytest.mark.parametrize("at_s", [2.6, 5.0])
-def test_a_joiner_with_a_wrong_address_is_refused_and_slows_nobody(at_s: float) -> None:
+def test_a_joiner_with_a_wrong_address_is_refused_and_slows_nobody() -> None:
     async def undisturbed() -> float:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start(*"abc")
+        async with Swarm(steady(60), "abc") as swarm:
             await swarm.finished()
             return swarm.loop.time()
 
     async def scenario() -> float:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start(*"abc")
-            await swarm.sleep(at_s)
+        async with Swarm(steady(60), "abc") as swarm:
+            await swarm.sleep(2.6)
             stranger = await swarm.join("d", via="a", min_peers=2, advertise=NOWHERE, relayed=False)
             with pytest.raises(NotDialled, match=r"--advertise HOST:PORT") as refused:
                 await swarm.until(lambda: stranger.done, 10)
             assert f"a does not reach d at {NOWHERE}, which it advertises" in str(refused.value)
             swarm.peers.pop("d")
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
+            await swarm.ends_equal(versions=(12,))
             for peer in swarm.alive:
                 assert [m["peer"] for m in peer.members] == ["a", "b", "c"]
                 assert {event["contributors"] for event in peer.of_kind("round")} == {3}
@@ -44,126 +40,100 @@ def test_a_joiner_with_a_wrong_address_is_refused_and_slows_nobody(at_s: float) 
     assert run(scenario()) == pytest.approx(run(undisturbed()), abs=0.5)
 
 
-def test_addresses_that_are_dialled_back_keep_no_connection() -> None:
+async def test_addresses_that_are_dialled_back_keep_no_connection() -> None:
     """Nor does one that a member has had: somebody names as many as it likes."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start(*"ab")
-            await swarm.join("c", via="a")
-            await swarm.sleep(2)
-            node, packed = swarm["a"].node, swarm.problem.manifest.pack()
-            for number in range(200):
-                member = pb.Member(peer="d", address=f"d{number}", epoch=1 + number)
-                join = pb.JoinRequest(member=member, manifest=packed)
-                await node.server.on_call("Control/Join", join.SerializeToString())
-                await swarm.sleep(0.1)
-                assert len(swarm["a"].transport.open_to) <= 4
-            swarm.kill("c")
+    async with Swarm(steady(60), "ab") as swarm:
+        await swarm.join("c", via="a")
+        await swarm.sleep(2)
+        node, packed = swarm["a"].node, swarm.problem.manifest.pack()
+        for number in range(200):
+            member = pb.Member(peer="d", address=f"d{number}", epoch=1 + number)
+            join = pb.JoinRequest(member=member, manifest=packed)
+            await node.server.on_call("Control/Join", join.SerializeToString())
             await swarm.sleep(0.1)
-            await swarm.restart("c", via="a")
-            await swarm.until(lambda: swarm["a"].transport.open_to == {"b", "c'"}, 30)
+            assert len(swarm["a"].transport.open_to) <= 4
+        swarm.kill("c")
+        await swarm.sleep(0.1)
+        await swarm.restart("c", via="a")
+        await swarm.until(lambda: swarm["a"].transport.open_to == {"b", "c'"}, 30)
 
-    run(scenario())
 
-
-def test_addresses_of_one_caller_that_answer_nobody_delay_no_other() -> None:
+async def test_addresses_of_one_caller_that_answer_nobody_delay_no_other() -> None:
     mallory = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
-
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start(*"ab")
-            await swarm.sleep(2)
-            swarm.network.close_port("b", silent=True)
-            node, packed = swarm["a"].node, swarm.problem.manifest.pack()
-            member = pb.Member(peer="x", address="b", epoch=1)
-            join = pb.JoinRequest(member=member, manifest=packed, dial_only=True)
-            request = join.SerializeToString()
-            asked = [
-                asyncio.create_task(node.server.on_call("Control/Join", request, mallory))
-                for _ in range(32)
-            ]
-            await swarm.sleep(0.1)
-            await swarm.join("d", via="a")
-            await swarm.until(lambda: "d" in swarm["a"].node.gossip.view.members, 4)
-            for each in asked:
-                each.cancel()
-
-    run(scenario())
+    async with Swarm(steady(60), "ab") as swarm:
+        await swarm.sleep(2)
+        swarm.network.close_port("b", silent=True)
+        node, packed = swarm["a"].node, swarm.problem.manifest.pack()
+        member = pb.Member(peer="x", address="b", epoch=1)
+        join = pb.JoinRequest(member=member, manifest=packed, dial_only=True)
+        request = join.SerializeToString()
+        asked = [
+            asyncio.create_task(node.server.on_call("Control/Join", request, mallory))
+            for _ in range(32)
+        ]
+        await swarm.sleep(0.1)
+        await swarm.join("d", via="a")
+        await swarm.until(lambda: "d" in swarm["a"].node.gossip.view.members, 4)
+        for each in asked:
+            each.cancel()
 
 
-def test_a_second_peer_dials_back_too() -> None:
+async def test_a_second_peer_dials_back_too() -> None:
     """The one that is asked may be the only one that reaches the newcomer."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start(*"ab")
-            await swarm.sleep(2)
-            swarm.network.cut("b", "d")
-            stranger = await swarm.join("d", via="a", min_peers=2, relayed=False)
-            with pytest.raises(NotDialled, match="b does not reach d at d"):
-                await swarm.until(lambda: stranger.done, 10)
-            swarm.peers.pop("d")
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-
-    run(scenario())
+    async with Swarm(steady(60), "ab") as swarm:
+        await swarm.sleep(2)
+        swarm.network.cut("b", "d")
+        stranger = await swarm.join("d", via="a", min_peers=2, relayed=False)
+        with pytest.raises(NotDialled, match="b does not reach d at d"):
+            await swarm.until(lambda: stranger.done, 10)
+        swarm.peers.pop("d")
+        await swarm.ends_equal(versions=(12,))
 
 
-def test_a_newcomer_that_most_reach_is_taken_in_at_another_try() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(steps=60)) as swarm:
-            await swarm.start(*"abc")
-            await swarm.sleep(2)
-            swarm.network.cut("b", "d")
-            await swarm.join("d", via="a")
-            await swarm.until(lambda: swarm["d"].versions > (2,), 30)
-            assert swarm["d"].of_kind("adopted")
-
-    run(scenario())
+async def test_a_newcomer_that_most_reach_is_taken_in_at_another_try() -> None:
+    async with Swarm(Problem(steps=60), "abc") as swarm:
+        await swarm.sleep(2)
+        swarm.network.cut("b", "d")
+        await swarm.join("d", via="a")
+        await swarm.until(lambda: swarm["d"].versions > (2,), 30)
+        assert swarm["d"].of_kind("adopted")
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["refused", "lost"])
-@pytest.mark.parametrize("names", ["ab", "abcd"])
-def test_a_peer_whose_port_closes_is_out_of_rounds_until_it_opens(names: str, silent: bool) -> None:
+@pytest.mark.parametrize(("names", "silent"), [("ab", True), ("abcd", False)])
+async def test_a_peer_with_a_closed_port_is_out_of_rounds(names: str, silent: bool) -> None:
     """It goes on calling the others, so that nobody takes it for dead."""
+    async with Swarm(steady(150)) as swarm:
+        *others, shut = names
+        await swarm.start(*names)
+        await swarm.until(lambda: swarm["a"].versions >= (2,), 30)
+        swarm.network.close_port(shut, silent=silent)
+        detected_s = swarm.problem.config.membership.detection_s(len(names))
+        limit_s = 5 * 0.5 + detected_s + 1.0  # a round, and the time in which it is noticed
+        for version in range(3, 12):
 
-    async def scenario() -> None:
-        async with Swarm(steady(150)) as swarm:
-            *others, shut = names
-            await swarm.start(*names)
-            await swarm.until(lambda: swarm["a"].versions >= (2,), 30)
-            swarm.network.close_port(shut, silent=silent)
-            detected_s = swarm.problem.config.membership.detection_s(len(names))
-            limit_s = 5 * 0.5 + detected_s + 1.0  # a round, and the time in which it is noticed
-            for version in range(3, 12):
+            def all_have(version: int = version) -> bool:
+                return all(swarm[name].versions >= (version,) for name in others)
 
-                def all_have(version: int = version) -> bool:
-                    return all(swarm[name].versions >= (version,) for name in others)
-
-                await swarm.until(all_have, limit_s)
-                limit_s = 5 * 0.5 + 1.0
-            assert swarm[others[0]].of_kind("unreachable")[-1]["peers"] == [shut]
-            swarm.network.open_port(shut)
-            await swarm.finished()
-            swarm.assert_equal(versions=(30,))
-            for name in others:
-                assert swarm[name].of_kind("round_failed") == []
-                assert swarm[name].of_kind("unreachable")[-1]["peers"] == []
-                assert swarm[name].of_kind("round")[-1]["contributors"] == len(names)
-
-    run(scenario())
+            await swarm.until(all_have, limit_s)
+            limit_s = 5 * 0.5 + 1.0
+        assert swarm[others[0]].of_kind("unreachable")[-1]["peers"] == [shut]
+        swarm.network.open_port(shut)
+        await swarm.ends_equal(versions=(30,))
+        for name in others:
+            assert swarm[name].of_kind("round_failed") == []
+            assert swarm[name].of_kind("unreachable")[-1]["peers"] == []
+            assert swarm[name].of_kind("round")[-1]["contributors"] == len(names)
 
 
-def test_calls_name_the_peer_that_they_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_name_the_peer_that_they_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that another, which has the address by now, cannot answer in its place. The first contact
     with an address that the user has typed may find anybody of the run."""
     unnamed: list[tuple[str, str]] = []
     methods: set[str] = set()
-    call = TappedTransport.call
+    call = MemoryTransport.call
 
     async def told(
-        self: TappedTransport,
+        self: MemoryTransport,
         address: str,
         method: str,
         request: bytes,
@@ -177,17 +147,12 @@ def test_calls_name_the_peer_that_they_mean(monkeypatch: pytest.MonkeyPatch) -> 
         assert peer is None or address.rstrip("'") == peer
         return await call(self, address, method, request, timeout_s, peer)
 
-    monkeypatch.setattr(TappedTransport, "call", told)
-
-    async def scenario() -> None:
-        stream = SampleStream(id=1, block=20, length=990)
-        async with DrawingSwarm(steady(60), stream) as swarm:
-            await swarm.start(*"abc")
-            await swarm.sleep(2)
-            swarm.network.cut("a", "b")
-            await swarm.join("d", via="a")
-            await swarm.finished()
-
-    run(scenario())
+    monkeypatch.setattr(MemoryTransport, "call", told)
+    stream = SampleStream(id=1, block=20, length=990)
+    async with DrawingSwarm(steady(60), stream, "abc") as swarm:
+        await swarm.sleep(2)
+        swarm.network.cut("a", "b")
+        await swarm.join("d", via="a")
+        await swarm.finished()
     assert unnamed == []
     assert {"Control/Lease", "Control/IndirectProbe", "a second dial"} <= methods

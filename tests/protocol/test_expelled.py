@@ -1,89 +1,73 @@
-"""A peer whose certificate is taken back: the others go on, and nobody speaks with it."""
+"""A peer whose certificate is taken back: the others go on, and nobody speaks with it. And when
+a certificate is renewed, of a worker and of a coordinator."""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Authority, IdentityError, Role
+from murmuration.worker.identity import Authority, Identity, IdentityError, Renewal, Role
 from murmuration.worker.identity.authority import revocation
 from murmuration.worker.identity.certificates import Verifier
-from murmuration.worker.identity.gate import Gate
+from murmuration.worker.identity.gate import Gate, KeyHolders
 from murmuration.worker.membership import Health
 from murmuration.worker.node.admission import Credentials
-from murmuration.worker.transport import Caller, Refused, Stream
+from murmuration.worker.transport import Caller, Refused, Stream, Unreachable
 from murmuration.worker.wire import WireError
 from tests.protocol.problem import steady
 from tests.protocol.swarm import Swarm
-from tests.protocol.test_streams_in_time import Silent
+from tests.protocol.taps import Scripted
 from tests.protocol.virtual_time import run
 
 CAROL = Caller("ipv4:127.0.0.1:1", "peer", "c")
 
 
-def test_an_expelled_peer_is_in_no_round_of_the_others(tmp_path: Path) -> None:
+async def test_an_expelled_peer_is_in_no_round_of_the_others(tmp_path: Path) -> None:
     """One of them is told; the entry goes on with gossip."""
+    async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
+        swarm.authority.expel("c")
+        swarm["a"].node.gossip.learn_revoked(swarm.authority.revocations())
 
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(steady(60), authority=authority) as swarm:
-            await swarm.start("a", "b", "c")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            authority.expel("c")
-            swarm["a"].node.gossip.learn_revoked(authority.revocations())
+        def seen(by: str) -> Health:
+            return swarm[by].node.gossip.view.members["c"].health
 
-            def seen(by: str) -> Health:
-                return swarm[by].node.gossip.view.members["c"].health
-
-            await swarm.until(lambda: seen("a") is Health.LEFT and seen("b") is Health.LEFT, 5)
-            with pytest.raises(Refused, match="peer c was expelled"):
-                await swarm["b"].node.server.on_call("Control/Status", b"", CAROL)
-            await swarm.until(lambda: swarm["a"].done and swarm["b"].done, 300)
-            rounds = swarm["a"].of_kind("round")
-            assert rounds[-1]["contributors"] == 2
-            assert seen("a") is seen("b") is Health.LEFT, "it is not taken in again"
-            swarm.kill("c")
-
-    run(scenario())
+        await swarm.until(lambda: seen("a") is Health.LEFT and seen("b") is Health.LEFT, 5)
+        with pytest.raises(Refused, match="peer c was expelled"):
+            await swarm["b"].node.server.on_call("Control/Status", b"", CAROL)
+        await swarm.until(lambda: swarm["a"].done and swarm["b"].done, 300)
+        rounds = swarm["a"].of_kind("round")
+        assert rounds[-1]["contributors"] == 2
+        assert seen("a") is seen("b") is Health.LEFT, "it is not taken in again"
+        swarm.kill("c")
 
 
-def test_only_the_authority_expels(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        authority, other = (Authority.make(tmp_path / name) for name in ("one", "other"))
-        async with Swarm(steady(60), authority=authority) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            other.new_identity(Role.PEER, "b")
-            other.expel("b")
-            with pytest.raises(WireError, match="has not signed"):
-                swarm["a"].node.gossip.learn_revoked(other.revocations())
-            assert swarm["a"].node.gossip.view.members["b"].health is Health.ALIVE
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-
-    run(scenario())
+async def test_only_the_authority_expels(tmp_path: Path) -> None:
+    authority, other = (Authority.make(tmp_path / name) for name in ("one", "other"))
+    async with Swarm(steady(60), "ab", authority=authority, at=1) as swarm:
+        other.new_identity(Role.PEER, "b")
+        other.expel("b")
+        with pytest.raises(WireError, match="has not signed"):
+            swarm["a"].node.gossip.learn_revoked(other.revocations())
+        assert swarm["a"].node.gossip.view.members["b"].health is Health.ALIVE
+        await swarm.ends_equal(versions=(12,))
 
 
-def test_an_expulsion_is_known_after_a_restart_without_the_one_that_made_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(steady(300), authority=authority) as swarm:
-            await swarm.start("a", "b", "c")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            authority.expel("c")
-            swarm["a"].node.gossip.learn_revoked(authority.revocations())
-            await swarm.until(lambda: "b" in swarm.kept_revoked, 10)
-            for name in "ab":
-                swarm.kill(name)
-            await swarm.restart("b", via=())
-            with pytest.raises(Refused, match="peer c was expelled"):
-                await swarm["b"].node.server.on_call("Control/Status", b"", CAROL)
-            swarm.kill("c")
-
-    run(scenario())
+async def test_an_expulsion_outlives_a_restart_without_the_one_that_made_it(tmp_path: Path) -> None:
+    async with Swarm(steady(300), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
+        swarm.authority.expel("c")
+        swarm["a"].node.gossip.learn_revoked(swarm.authority.revocations())
+        await swarm.until(lambda: "b" in swarm.kept_revoked, 10)
+        for name in "ab":
+            swarm.kill(name)
+        await swarm.restart("b", via=())
+        with pytest.raises(Refused, match="peer c was expelled"):
+            await swarm["b"].node.server.on_call("Control/Status", b"", CAROL)
+        swarm.kill("c")
 
 
 def test_what_a_peer_keeps_of_it_is_read_again(tmp_path: Path) -> None:
@@ -99,46 +83,35 @@ def test_what_a_peer_keeps_of_it_is_read_again(tmp_path: Path) -> None:
         kept.revoked()
 
 
-def test_open_streams_of_an_expelled_peer_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(steady(60), authority=authority) as swarm:
-            await swarm.start("a", "b", "c")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            server = swarm["a"].node.server
-            began = asyncio.Event()
+async def test_open_streams_of_an_expelled_peer_end(tmp_path: Path) -> None:
+    async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
+        server = swarm["a"].node.server
+        began = asyncio.Event()
 
-            async def serve(stream: Stream) -> None:
-                began.set()
-                await asyncio.Event().wait()
+        async def serve(stream: Stream) -> None:
+            began.set()
+            await asyncio.Event().wait()
 
-            server.streams["Data/Fetch"] = serve
-            held = asyncio.create_task(server.on_stream("Data/Fetch", Silent(), CAROL))
-            await began.wait()
-            authority.expel("c")
-            swarm["a"].node.gossip.learn_revoked(authority.revocations())
-            await swarm.until(held.done, 0.1)
-            swarm.kill("c")
-
-    run(scenario())
+        server.streams["Data/Fetch"] = serve
+        held = asyncio.create_task(server.on_stream("Data/Fetch", Scripted(), CAROL))
+        await began.wait()
+        swarm.authority.expel("c")
+        swarm["a"].node.gossip.learn_revoked(swarm.authority.revocations())
+        await swarm.until(held.done, 0.1)
+        swarm.kill("c")
 
 
-def test_any_number_of_expulsions_reaches_everybody(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(steady(300), authority=authority) as swarm:
-            await swarm.start("a", "b")
-            key = (tmp_path / "identity" / "authority.key").read_bytes()
-            swarm["a"].node.gossip.learn_revoked(
-                revocation(key, f"peer/p{number}") for number in range(950)
-            )
-            await swarm.until(lambda: len(swarm.kept_revoked.get("b", ())) == 950, 60)
-
-    run(scenario())
+async def test_any_number_of_expulsions_reaches_everybody(tmp_path: Path) -> None:
+    async with Swarm(steady(300), "ab", authority=Authority.make(tmp_path)) as swarm:
+        key = (tmp_path / "identity" / "authority.key").read_bytes()
+        swarm["a"].node.gossip.learn_revoked(
+            revocation(key, f"peer/p{number}") for number in range(950)
+        )
+        await swarm.until(lambda: len(swarm.kept_revoked.get("b", ())) == 950, 60)
 
 
 @pytest.mark.parametrize("count", [100, 40_000])
-def test_of_false_revocations_one_is_verified(
+async def test_of_false_revocations_one_is_verified(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each answer of a member, and rounds go on meanwhile."""
@@ -150,47 +123,120 @@ def test_of_false_revocations_one_is_verified(
         return has_signed(self, signature, content)
 
     monkeypatch.setattr(Verifier, "has_signed", counted)
+    async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
+        liar, false = swarm["c"].node, [pb.Revocation(subject="peer/a", signature=bytes(64))]
+        assert liar._expulsions is not None
+        liar._expulsions.hash, answers = 1, []
 
-    async def scenario() -> None:
-        async with Swarm(steady(60), authority=Authority.make(tmp_path)) as swarm:
-            await swarm.start("a", "b", "c")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            liar, false = swarm["c"].node, [pb.Revocation(subject="peer/a", signature=bytes(64))]
-            assert liar._expulsions is not None
-            liar._expulsions.hash, answers = 1, []
+        def part() -> list[pb.Revocation]:
+            answers.append(1)
+            return false * count
 
-            def part() -> list[pb.Revocation]:
-                answers.append(1)
-                return false * count
-
-            liar._expulsions.part = part  # type: ignore[method-assign]  # it lies
-            await swarm.until(lambda: swarm["a"].versions >= (5,), 60)
-            assert 0 < len(answers) >= len(verified)
-            assert swarm["a"].node.gossip.view.members["a"].health is Health.ALIVE
-
-    run(scenario())
+        liar._expulsions.part = part  # type: ignore[method-assign]  # it lies
+        await swarm.until(lambda: swarm["a"].versions >= (5,), 60)
+        assert 0 < len(answers) >= len(verified)
+        assert swarm["a"].node.gossip.view.members["a"].health is Health.ALIVE
 
 
-def test_the_holder_of_a_revoked_token_is_told_so(tmp_path: Path) -> None:
+async def test_the_holder_of_a_revoked_token_is_told_so(tmp_path: Path) -> None:
     """By whoever has the run's key, though it has heard of the end of the token from others."""
     authority = Authority.make(tmp_path)
     caller = Caller("ipv4:127.0.0.1:1", "token", authority.create_token().id)
-
-    async def scenario() -> None:
-        gate = Gate(
-            authority,
-            offload=at_once,
-            refused=lambda: None,
-            revoked=lambda asked: asked == caller,
-            log=lambda event: None,
-        )
-        request = pb.EnrolRequest(name="new").SerializeToString()
-        gate.check("Control/Enrol", request, caller)
-        reply = pb.EnrolReply.FromString(await gate.enrol(request, caller))
-        assert reply.refusal == f"token {caller.name} was revoked"
-
-    run(scenario())
+    gate = Gate(
+        authority,
+        offload=at_once,
+        refused=lambda: None,
+        revoked=lambda asked: asked == caller,
+        log=lambda event: None,
+    )
+    request = pb.EnrolRequest(name="new").SerializeToString()
+    gate.check("Control/Enrol", request, caller)
+    reply = pb.EnrolReply.FromString(await gate.enrol(request, caller))
+    assert reply.refusal == f"token {caller.name} was revoked"
 
 
 async def at_once(work: Callable[[], Any]) -> Any:
     return work()
+
+
+T = TypeVar("T")
+HOUR_S = 3600.0
+
+
+async def offload(work: Callable[[], T], /) -> T:
+    return work()
+
+
+class Scenario:
+    """One process with a certificate that began 30 days ago and is due in 8 hours."""
+
+    def __init__(self, folder: Path, role: Role) -> None:
+        self.run = Authority.make(folder / "authority")
+        self.held = self.first = self.run.new_identity(role, "somebody", valid_s=15.5 * 24 * HOUR_S)
+        self.events: list[dict[str, object]] = []
+        self.asked_at: list[float] = []
+        self.renewed_at: float | None = None
+        self.began = datetime.now(UTC)
+
+    async def ask(self, request: pb.EnrolRequest) -> bytes | None:
+        self.asked_at.append(self.clock())
+        return None
+
+    def clock(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def show(self, identity: Identity) -> None:
+        self.held, self.renewed_at = identity, self.clock()
+
+    async def wait(self, hours: float, *, holds_key: bool) -> None:
+        renewal = Renewal(
+            self.first,
+            self.run if holds_key else None,
+            ask=self.ask,
+            keep=lambda identity: None,
+            renewed=self.show,
+            offload=offload,
+            log=self.events.append,
+            now=lambda: self.began + timedelta(seconds=self.clock()),
+        )
+        with suppress(TimeoutError):
+            await asyncio.wait_for(renewal.run(), hours * HOUR_S)
+
+
+@pytest.mark.parametrize("role", [Role.COORDINATOR, Role.PEER])
+def test_it_is_renewed_when_a_third_of_its_time_is_left(tmp_path: Path, role: Role) -> None:
+    there = Scenario(tmp_path, role)
+    run(there.wait(20, holds_key=True))
+    assert there.renewed_at == pytest.approx(8 * HOUR_S, abs=11)
+    assert (there.held.role, there.held.name, there.held.key) == (role, "somebody", there.first.key)
+    assert there.held.expires - there.first.expires > timedelta(days=300)
+    assert [event["event"] for event in there.events] == ["renewed"]
+
+
+def test_who_has_no_key_asks_once_a_minute_and_says_that_nobody_renews_it(tmp_path: Path) -> None:
+    there = Scenario(tmp_path, Role.PEER)
+    run(there.wait(9, holds_key=False))
+    assert there.asked_at[0] == pytest.approx(8 * HOUR_S, abs=11)
+    assert 50 <= len(there.asked_at) <= 61
+    assert there.held is there.first
+    (warning,) = there.events
+    assert "nobody that answers holds the run's key" in str(warning["text"])
+
+
+def test_those_that_may_hold_the_key_are_asked_in_their_order_until_one_gives_a_certificate() -> (
+    None
+):
+    asked: list[str] = []
+
+    class Transport:
+        async def call(self, address: str, *_: object) -> bytes:
+            asked.append(address)
+            if address == "coordinator":
+                raise Unreachable("it is away")
+            refusal = "" if address == "third" else "the key is not here"
+            return pb.EnrolReply(refusal=refusal, certificate=b"later").SerializeToString()
+
+    there: Any = Transport()
+    holders = KeyHolders(there, lambda: ["coordinator", "joined", "third", "fourth"])
+    assert run(holders.ask(pb.EnrolRequest())) == b"later"
+    assert asked == ["coordinator", "joined", "third"]

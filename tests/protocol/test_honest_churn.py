@@ -1,7 +1,5 @@
-"""Honest peers that freeze, die, come back and are cut off: they agree again, and nobody is blamed.
-
-pytest tests/protocol/test_honest_churn.py --co    # the seeds; CHURN_SEEDS=0-1000 for more
-"""
+"""Honest peers that freeze, die, come back and are cut off: they agree again, and nobody is
+blamed. CHURN_SEEDS=0-1000 runs many more seeds."""
 
 import os
 import random
@@ -12,9 +10,8 @@ import pytest
 from murmuration.algorithms.plan import Plan
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
-from tests.protocol.virtual_time import run
 
-FIRST, STOP = map(int, os.environ.get("CHURN_SEEDS", "0-2").split("-"))
+FIRST, STOP = map(int, os.environ.get("CHURN_SEEDS", "0-1").split("-"))
 # Swapped states; late for all; contributed again; gone back; two without each other; two at rest;
 # a joiner that no group has counted, and two that have parted.
 FOUND = (28, 153, 346, 477, 556, 342, 991)
@@ -56,7 +53,7 @@ async def churn(swarm: Swarm, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(FIRST, STOP), *FOUND])
-def test_honest_peers_agree_again_and_blame_nobody(seed: int) -> None:
+async def test_honest_peers_agree_again_and_blame_nobody(seed: int) -> None:
     rng = random.Random(seed)
     names = "abcde"[: rng.randint(2, 5)]
     problem = Problem(
@@ -65,15 +62,9 @@ def test_honest_peers_agree_again_and_blame_nobody(seed: int) -> None:
         step_s={name: rng.choice((0.3, 0.5)) for name in names},
         seed=seed,
     )
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start(*names)
-            await swarm.until(lambda: swarm["a"].versions >= (3,), 120)
-            await churn(swarm, rng)
-            await swarm.until(swarm.agrees, 120)
-            for name, peer in swarm.peers.items():
-                for text in peer.warnings:
-                    assert not any(blame in text for blame in BLAMES), (name, text)
-
-    run(scenario())
+    async with Swarm(problem, names, at=3) as swarm:
+        await churn(swarm, rng)
+        await swarm.until(swarm.agrees, 120)
+        for name, peer in swarm.peers.items():
+            for text in peer.warnings:
+                assert not any(blame in text for blame in BLAMES), (name, text)

@@ -1,173 +1,118 @@
-"""Peers that come late, or were away: they adopt the swarm's state, and end equal."""
+"""Peers that come late, or were away: they adopt the swarm's state, and end equal. And those
+whose first peer leaves or dies before they have begun: nobody waits for ever."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.errors import PeersUnreachable
 from tests.protocol.problem import Problem, steady
-from tests.protocol.swarm import Swarm
+from tests.protocol.swarm import Peer, Swarm
 from tests.protocol.virtual_time import run
 
 NAMES = "abcd"
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_a_frozen_peer_is_fenced_and_catches_up(seed: int) -> None:
+async def test_a_frozen_peer_is_fenced_and_catches_up(seed: int) -> None:
     """As SIGSTOP for a minute, at another moment of its round for each seed."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(150, seed)) as swarm:
-            await swarm.start(*NAMES)
-            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
-            await swarm.sleep(0.41 * seed)
-            swarm.freeze("d")
-            stood = swarm["d"].versions
-            await swarm.sleep(60)
-            assert swarm["d"].versions == stood
-            assert swarm["a"].versions[0] > stood[0] + 15
-            swarm.thaw("d")
-            await swarm.until(swarm.agrees, 10)
-            await swarm.finished()
-            swarm.assert_equal(versions=(30,))
-            assert swarm["d"].of_kind("adopted")
-            assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
-            for peer in (swarm["a"], swarm["b"], swarm["c"]):
-                assert peer.of_kind("round_failed") == []
-                assert peer.of_kind("adopted") == []
-
-    run(scenario())
+    async with Swarm(steady(150, seed), NAMES, at=2) as swarm:
+        await swarm.sleep(0.41 * seed)
+        swarm.freeze("d")
+        stood = swarm["d"].versions
+        await swarm.sleep(60)
+        assert swarm["d"].versions == stood
+        assert swarm["a"].versions[0] > stood[0] + 15
+        swarm.thaw("d")
+        await swarm.until(swarm.agrees, 10)
+        await swarm.ends_equal(versions=(30,))
+        assert swarm["d"].of_kind("adopted")
+        assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
+        for peer in (swarm["a"], swarm["b"], swarm["c"]):
+            assert peer.of_kind("round_failed") == []
+            assert peer.of_kind("adopted") == []
 
 
 @pytest.mark.parametrize("frozen_s", [0.5, 2.0])
-def test_a_short_freeze_costs_nothing_but_time(frozen_s: float) -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(steps=15)) as swarm:
-            await swarm.start(*NAMES)
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 10)
-            swarm.freeze("d")
-            await swarm.sleep(frozen_s)
-            swarm.thaw("d")
-            await swarm.finished()
-            swarm.assert_equal(versions=(5,))
-            swarm.assert_reference()
-
-    run(scenario())
+async def test_a_short_freeze_costs_nothing_but_time(frozen_s: float) -> None:
+    async with Swarm(Problem(steps=15), NAMES) as swarm:
+        await swarm.until(lambda: swarm["a"].versions >= (1,), 10)
+        swarm.freeze("d")
+        await swarm.sleep(frozen_s)
+        swarm.thaw("d")
+        await swarm.ends_equal(versions=(5,))
+        swarm.assert_reference()
 
 
 # --------------------------------------------------------------------------------------- joiners
 
 
 @pytest.mark.parametrize("at_s", [2.6, 4.96, 5.04])
-def test_a_late_joiner_adopts_and_ends_equal(at_s: float) -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(30)) as swarm:
-            await swarm.start(*"abc")
-            await swarm.sleep(at_s)
-            await swarm.join("d", via="a")
-            await swarm.finished()
-            swarm.assert_equal(versions=(6,))
-            first = swarm["d"].of_kind("adopted")[0]
-            assert first["reason"] == "joining"
-            assert swarm["d"].trainer.metrics.inner_steps < 30
-            assert swarm["d"].of_kind("round_failed") == []
-            assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
-
-    run(scenario())
+async def test_a_late_joiner_adopts_and_ends_equal(at_s: float) -> None:
+    async with Swarm(steady(30), "abc") as swarm:
+        await swarm.sleep(at_s)
+        await swarm.join("d", via="a")
+        await swarm.ends_equal(versions=(6,))
+        first = swarm["d"].of_kind("adopted")[0]
+        assert first["reason"] == "joining"
+        assert swarm["d"].trainer.metrics.inner_steps < 30
+        assert swarm["d"].of_kind("round_failed") == []
+        assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
 
 
-def test_a_round_that_is_laid_out_without_a_joiner_is_the_others() -> None:
+async def test_a_round_that_is_laid_out_without_a_joiner_is_the_others() -> None:
     """It has computed before they have, but they have not agreed on it."""
-
-    async def scenario() -> None:
-        async with Swarm(replace(steady(30), step_s={"d": 0.001})) as swarm:
-            await swarm.start(*"abc")
-            await swarm.until(lambda: swarm["a"].versions >= (3,), 10)
-            await swarm.join("d", via="a")
-            await swarm.finished()
-            swarm.assert_equal(versions=(6,))
-            assert swarm["d"].of_kind("round_failed") == []
-            contributors = {e["round"]: e["contributors"] for e in swarm["a"].of_kind("round")}
-            entered = swarm["d"].of_kind("round")
-            assert [e["missed"] for e in entered[:2]] == [True, False]
-            assert [contributors[e["round"]] for e in entered[:2]] == [3, 4]
-
-    run(scenario())
+    async with Swarm(replace(steady(30), step_s={"d": 0.001}), "abc") as swarm:
+        await swarm.until(lambda: swarm["a"].versions >= (3,), 10)
+        await swarm.join("d", via="a")
+        await swarm.ends_equal(versions=(6,))
+        assert swarm["d"].of_kind("round_failed") == []
+        contributors = {e["round"]: e["contributors"] for e in swarm["a"].of_kind("round")}
+        entered = swarm["d"].of_kind("round")
+        assert [e["missed"] for e in entered[:2]] == [True, False]
+        assert [contributors[e["round"]] for e in entered[:2]] == [3, 4]
 
 
 @pytest.mark.parametrize(("seed", "at_s"), [(0, 0.3), (1, 1.3), (0, 2.2)])
-def test_a_peer_joins_before_the_first_round_has_closed(seed: int, at_s: float) -> None:
+async def test_a_peer_joins_before_the_first_round_has_closed(seed: int, at_s: float) -> None:
     """Everyone is at version 0, but laid out over other groups; `b` is slow, so the round waits."""
     problem = Problem(steps=30, plan=Plan(inner_steps=10), step_s={"b": 0.3}, seed=seed)
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start("a", "b")
-            await swarm.sleep(at_s)
-            await swarm.join("c", via="b")
-            await swarm.finished(60)
-            swarm.assert_equal(versions=(3,))
-            for peer in swarm.alive:
-                assert all(event["stall_s"] < 10 for event in peer.of_kind("round"))
-            (adopted,) = swarm["c"].of_kind("adopted")
-            assert adopted["reason"] == "joining"
-            # All hold the same first values: nobody sends them.
-            fetched = swarm["c"].transport.traffic.received["Data/Fetch"]
-            assert fetched < problem.encoded_bytes / 4
-
-    run(scenario())
-
-
-def test_a_peer_that_is_started_anew_adopts_and_ends_equal() -> None:
-    """Same name, another address and epoch: its former life is forgotten."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start(*"abc")
-            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
-            swarm.kill("c")
-            await swarm.sleep(8)
-            await swarm.restart("c", via="a")
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-            assert swarm["a"].of_kind("round")[-1]["contributors"] == 3
-
-    run(scenario())
+    async with Swarm(problem, "ab") as swarm:
+        await swarm.sleep(at_s)
+        await swarm.join("c", via="b")
+        await swarm.ends_equal(60, versions=(3,))
+        for peer in swarm.alive:
+            assert all(event["stall_s"] < 10 for event in peer.of_kind("round"))
+        (adopted,) = swarm["c"].of_kind("adopted")
+        assert adopted["reason"] == "joining"
+        # All hold the same first values: nobody sends them.
+        fetched = swarm["c"].transport.traffic.received["Data/Fetch"]
+        assert fetched < problem.encoded_bytes / 4
 
 
 @pytest.mark.parametrize(("others", "frozen_s"), [("ab", 60), ("ab", 150), ("a", 60)])
-def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(
+async def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(
     others: str, frozen_s: float
 ) -> None:
     """Its own rounds have counted nobody, so it follows the others however far they have gone."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(100_000)) as swarm:
-            await swarm.start(*others)
-            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
-            joiner = await swarm.join("c", via=others)
-            await swarm.until(lambda: joiner.of_kind("adopted") != [], 30)
-            swarm.freeze("c")
-            await swarm.sleep(frozen_s)
-            swarm.thaw("c")
-            await swarm.until(swarm.agrees, 5)
-            assert joiner.warnings == swarm["a"].warnings == []
-            assert swarm["a"].of_kind("adopted") == []
-
-    run(scenario())
+    async with Swarm(steady(100_000), others, at=2) as swarm:
+        joiner = await swarm.join("c", via=others)
+        await swarm.until(lambda: joiner.of_kind("adopted") != [], 30)
+        swarm.freeze("c")
+        await swarm.sleep(frozen_s)
+        swarm.thaw("c")
+        await swarm.until(swarm.agrees, 5)
+        assert joiner.warnings == swarm["a"].warnings == []
+        assert swarm["a"].of_kind("adopted") == []
 
 
-def test_a_peer_that_joins_a_finished_swarm_takes_its_state() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(steps=6)) as swarm:
-            await swarm.start(*"ab")
-            await swarm.until(lambda: swarm["a"].trainer.step >= 6, 10)
-            await swarm.join("c", via="a")
-            await swarm.finished()
-            swarm.assert_equal(versions=(2,))
-
-    run(scenario())
+async def test_a_peer_that_joins_a_finished_swarm_takes_its_state() -> None:
+    async with Swarm(Problem(steps=6), "ab") as swarm:
+        await swarm.until(lambda: swarm["a"].trainer.step >= 6, 10)
+        await swarm.join("c", via="a")
+        await swarm.ends_equal(versions=(2,))
 
 
 def test_too_few_peers_is_an_error_that_says_so() -> None:
@@ -178,3 +123,128 @@ def test_too_few_peers_is_an_error_that_says_so() -> None:
 
     with pytest.raises(PeersUnreachable, match="1 of 2 peers after 60 s"):
         run(scenario())
+
+
+LIMIT_S = 60.0
+PATIENT: dict[str, Any] = {"min_peers": None, "wait_s": float("inf")}
+
+
+async def goes(swarm: Swarm, name: str, how: str) -> None:
+    """Args: how: the method of the swarm."""
+    if (leaving := getattr(swarm, how)(name)) is not None:
+        await leaving
+
+
+def knows(peer: Peer, name: str) -> bool:
+    return any(member["peer"] == name for member in peer.members)
+
+
+async def ended(swarm: Swarm, name: str) -> PeersUnreachable:
+    """How the peer ends, within a minute."""
+    with pytest.raises(PeersUnreachable) as caught:
+        await swarm.until(lambda: False, LIMIT_S)
+    assert swarm[name].train.error is caught.value
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("how", "plan"),
+    [
+        ("kill", Plan(inner_steps=50)),
+        ("freeze", PRESETS["noloco"]),
+        ("leave", Plan(inner_steps=50)),
+    ],
+)
+async def test_the_first_peer_goes_before_a_joiner_is_a_member(how: str, plan: Plan) -> None:
+    async with Swarm(Problem(layers=(300, 200), plan=plan, steps=200)) as swarm:
+        await swarm.join("a", via=())
+        await swarm.sleep(1.0)
+        await goes(swarm, "a", how)
+        await swarm.join("b", via="a", **PATIENT)
+        await swarm.until(lambda: swarm["b"].of_kind("awaiting") != [], 10)
+        assert swarm["b"].of_kind("awaiting")[0]["here"] == ["b"]
+        assert "there is no run to join any more: " in str(await ended(swarm, "b"))
+
+
+@pytest.mark.parametrize(("how", "others"), [("kill", ["c"]), ("freeze", []), ("leave", ["c"])])
+async def test_the_first_peer_goes_while_it_waits_for_more(how: str, others: list[str]) -> None:
+    """None of the joiners has anything of a run: it has not begun."""
+    async with Swarm(Problem()) as swarm:
+        await swarm.join("a", via=(), min_peers=4)
+        for name in ["b", *others]:
+            await swarm.join(name, via="a", **PATIENT)
+        await swarm.until(lambda: knows(swarm["b"], "a"), 5)
+        await swarm.sleep(2.5)
+        assert swarm["b"].of_kind("awaiting")[0]["here"] == ["a", "b", *others]
+        await goes(swarm, "a", how)
+        assert "a " in str(await ended(swarm, "b"))
+        for name in others:
+            with pytest.raises(PeersUnreachable):
+                raise swarm[name].train.error or await ended(swarm, name)
+
+
+@pytest.mark.parametrize(("how", "at_s"), [("kill", 0.0), ("kill", 0.5), ("leave", 0.2)])
+async def test_the_first_peer_goes_while_its_state_is_fetched(how: str, at_s: float) -> None:
+    """On a slow link; the joiner has the state and goes on, or ends with a line."""
+    async with Swarm(replace(steady(4000), layers=(200_000,)), delay_s=0.1) as swarm:
+        await swarm.join("a", via=())
+        await swarm.until(lambda: swarm["a"].versions >= (1,), 30)
+        b = await swarm.join("b", via="a", **PATIENT)
+        await swarm.until(lambda: knows(b, "a"), 5)
+        await swarm.sleep(at_s)
+        await goes(swarm, "a", how)
+        await swarm.until(lambda: b.of_kind("started") != [] or b.train.ended, LIMIT_S)
+        assert b.train.error is None or isinstance(b.train.error, PeersUnreachable)
+
+
+@pytest.mark.parametrize(
+    ("how", "plan"),
+    [("kill", PRESETS["noloco"]), ("freeze", Plan(inner_steps=3)), ("leave", PRESETS["noloco"])],
+)
+async def test_a_joiner_that_holds_the_state_goes_on_alone(how: str, plan: Plan) -> None:
+    """After a restart of both, from what they have saved."""
+    async with Swarm(Problem(layers=(300, 200), plan=plan, steps=300), "ab") as swarm:
+        await swarm.until(lambda: swarm["b"].versions >= (1,), 300)
+        before = swarm["b"].versions
+        for name in "ab":
+            swarm.kill(name)
+        await swarm.sleep(10.0)
+        await swarm.join("c", via=(), min_peers=3)
+        again = await swarm.restart("b", via="c", before=swarm["b"], **PATIENT)
+        await swarm.until(lambda: knows(again, "c"), 5)
+        await goes(swarm, "c", how)
+        await swarm.until(lambda: again.of_kind("started") != [], LIMIT_S)
+        await swarm.until(lambda: again.versions > before, LIMIT_S)
+
+
+async def test_a_peer_that_is_back_in_time_is_waited_for() -> None:
+    async with Swarm(Problem()) as swarm:
+        await swarm.join("a", via=(), min_peers=2)
+        await swarm.sleep(1.0)
+        swarm.kill("a")
+        b = await swarm.join("b", via=["a", "a'"], **PATIENT)
+        await swarm.sleep(10.0)
+        assert not b.train.ended
+        await swarm.restart("a", via=(), min_peers=2)
+        await swarm.ends_equal()
+
+
+async def test_who_waits_says_so_every_half_minute() -> None:
+    """A joiner waits as long as the first peer does, which waits for a third."""
+    async with Swarm(Problem()) as swarm:
+        await swarm.join("a", via=(), min_peers=3, wait_s=300.0)
+        b = await swarm.join("b", via="a", **PATIENT)
+        await swarm.sleep(125.0)
+        for name in "ab":
+            told = [(e["here"], e["wanted"]) for e in swarm[name].of_kind("awaiting")]
+            assert told == [(["a", "b"], 3 if name == "a" else None)] * 5, told
+        await swarm.join("c", via="a", **PATIENT)
+        await swarm.finished()
+        assert not b.of_kind("adopted")
+
+
+async def test_how_long_a_joiner_waits_may_be_said() -> None:
+    async with Swarm(Problem()) as swarm:
+        await swarm.join("a", via=(), min_peers=3, wait_s=300.0)
+        await swarm.join("b", via="a", min_peers=None, wait_s=5.0)
+        assert str(await ended(swarm, "b")).startswith("no start after 5 s (here: a, b)")

@@ -11,19 +11,14 @@ from tests.protocol.problem import Problem, steady
 from tests.protocol.virtual_time import run
 
 
-def test_peers_that_stay_draw_every_sample_once() -> None:
-    async def scenario() -> None:
-        problem = Problem(steps=200, plan=Plan(inner_steps=10))
-        stream = SampleStream(id=1, block=20, length=990)
-        async with DrawingSwarm(problem, stream) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.finished()
-            swarm.assert_equal(versions=(20,))
-            for epoch in range(3):
-                assert swarm.counted(epoch) == Counts(never=0, once=990, again=0)
-            assert all(len(drawn) > 780 for drawn in swarm.samples.values())
-
-    run(scenario())
+async def test_peers_that_stay_draw_every_sample_once() -> None:
+    problem = Problem(steps=200, plan=Plan(inner_steps=10))
+    stream = SampleStream(id=1, block=20, length=990)
+    async with DrawingSwarm(problem, stream, "abcd") as swarm:
+        await swarm.ends_equal(versions=(20,))
+        for epoch in range(3):
+            assert swarm.counted(epoch) == Counts(never=0, once=990, again=0)
+        assert all(len(drawn) > 780 for drawn in swarm.samples.values())
 
 
 @pytest.mark.parametrize(
@@ -52,59 +47,43 @@ def test_joins_leaves_and_kills_repeat_a_block_for_each_kill(churn: Churn) -> No
     assert counts.again <= churn.most_again
 
 
-def test_a_peer_that_leaves_hands_on_the_rest_of_its_block() -> None:
-    async def scenario() -> None:
-        stream = SampleStream(id=1, block=40, length=1200)
-        async with DrawingSwarm(steady(320), stream) as swarm:
-            await swarm.start(*"abc")
-            await swarm.until(lambda: len(swarm.samples["b"]) == 48, 60)  # the second, not its end
-            await swarm.leave("b")
-            await swarm.until(lambda: all(swarm.is_past(peer.name) for peer in swarm.alive), 200)
-            assert swarm.counted(0) == Counts(never=0, once=1200, again=0)
-
-    run(scenario())
+async def test_a_peer_that_leaves_hands_on_the_rest_of_its_block() -> None:
+    stream = SampleStream(id=1, block=40, length=1200)
+    async with DrawingSwarm(steady(320), stream, "abc") as swarm:
+        await swarm.until(lambda: len(swarm.samples["b"]) == 48, 60)  # the second, not its end
+        await swarm.leave("b")
+        await swarm.until(lambda: all(swarm.is_past(peer.name) for peer in swarm.alive), 200)
+        assert swarm.counted(0) == Counts(never=0, once=1200, again=0)
 
 
-def test_a_peer_that_was_held_for_dead_gives_up_the_blocks_that_others_took() -> None:
+async def test_a_peer_that_was_held_for_dead_gives_up_the_blocks_that_others_took() -> None:
     """As SIGSTOP for half a minute: it counts as a crash."""
-
-    async def scenario() -> None:
-        stream = SampleStream(id=1, block=16, length=1600)
-        async with DrawingSwarm(steady(300), stream) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.until(lambda: len(swarm.samples["d"]) >= 40, 60)
-            swarm.freeze("d")
-            await swarm.sleep(30)
-            swarm.thaw("d")
-            await swarm.until(lambda: all(swarm.is_past(peer.name) for peer in swarm.alive), 400)
-            counts = swarm.counted(0)
-            assert counts.never == 0
-            assert counts.again <= 2 * stream.block
-
-    run(scenario())
+    stream = SampleStream(id=1, block=16, length=1600)
+    async with DrawingSwarm(steady(300), stream, "abcd") as swarm:
+        await swarm.until(lambda: len(swarm.samples["d"]) >= 40, 60)
+        swarm.freeze("d")
+        await swarm.sleep(30)
+        swarm.thaw("d")
+        await swarm.until(lambda: all(swarm.is_past(peer.name) for peer in swarm.alive), 400)
+        counts = swarm.counted(0)
+        assert counts.never == 0
+        assert counts.again <= 2 * stream.block
 
 
-def test_a_member_that_answers_no_lease_is_passed_over() -> None:
+async def test_a_member_that_answers_no_lease_is_passed_over() -> None:
     """It lives, contributes, and announces its own blocks, which changes nothing."""
-
-    async def scenario() -> None:
-        stream = SampleStream(id=1, block=8, length=100_000)
-        async with DrawingSwarm(steady(10_000), stream) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.until(lambda: len(swarm.samples["a"]) >= 40, 60)
-            swarm["d"].node.server.calls["Control/Lease"] = never
-            await swarm.sleep(30)
-            before = [len(swarm.samples[name]) for name in "abc"]
-            await swarm.sleep(20)
-            drawn = [
-                len(swarm.samples[name]) - was for name, was in zip("abc", before, strict=True)
-            ]
-            assert min(drawn) >= 0.9 * 4 * 20 / 0.5  # four for each step of half a second
-            for name in "abc":
-                told = swarm[name].warnings
-                assert sum(text.startswith("d answers no lease") for text in told) == 1
-
-    run(scenario())
+    stream = SampleStream(id=1, block=8, length=100_000)
+    async with DrawingSwarm(steady(10_000), stream, "abcd") as swarm:
+        await swarm.until(lambda: len(swarm.samples["a"]) >= 40, 60)
+        swarm["d"].node.server.calls["Control/Lease"] = never
+        await swarm.sleep(30)
+        before = [len(swarm.samples[name]) for name in "abc"]
+        await swarm.sleep(20)
+        drawn = [len(swarm.samples[name]) - was for name, was in zip("abc", before, strict=True)]
+        assert min(drawn) >= 0.9 * 4 * 20 / 0.5  # four for each step of half a second
+        for name in "abc":
+            told = swarm[name].warnings
+            assert sum(text.startswith("d answers no lease") for text in told) == 1
 
 
 async def never(request: bytes) -> bytes:

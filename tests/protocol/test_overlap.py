@@ -1,6 +1,5 @@
-"""Rounds on their way while training goes on: peers may differ in how long, and who waits for whom
-is told.
-"""
+"""Rounds on their way while training goes on: peers may differ in how long, and who waits for
+whom is told."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,41 +36,31 @@ def stalls(peer: Peer) -> list[float]:
 @pytest.mark.parametrize(
     "step_s", [{}, {"a": 0.05, "b": 0.3, "c": 0.1}], ids=["one speed", "three speeds"]
 )
-def test_peers_of_different_overlap_end_with_equal_anchors(
-    step_s: dict[str, float],
-) -> None:
-    async def scenario() -> None:
-        shared = problem(0, step_s=step_s)
-        async with Swarm(shared) as swarm:
-            for name, tau in {"a": 0, "b": 2, "c": H}.items():
-                own = replace(shared, plan=replace(shared.plan, overlap_steps=tau))
-                others = [other for other in "abc" if other != name]
-                await swarm.join(name, via=others, min_peers=3, problem=own)
-            await swarm.finished()
-            # The offsets are 2, 4 and 6: the first two fragments close with a round of their own.
-            swarm.assert_equal(versions=(5, 5, 4))
-            for peer in swarm.alive:
-                assert peer.of_kind("round_failed") == []
-                rounds = peer.of_kind("round")
-                assert {(e["contributors"], e["missed"]) for e in rounds} == {(3, False)}
-                assert peer.refused == {}
-
-    run(scenario())
+async def test_peers_of_different_overlap_end_with_equal_anchors(step_s: dict[str, float]) -> None:
+    shared = problem(0, step_s=step_s)
+    async with Swarm(shared) as swarm:
+        for name, tau in {"a": 0, "b": 2, "c": H}.items():
+            own = replace(shared, plan=replace(shared.plan, overlap_steps=tau))
+            others = [other for other in "abc" if other != name]
+            await swarm.join(name, via=others, min_peers=3, problem=own)
+        await swarm.finished()
+        # The offsets are 2, 4 and 6: the first two fragments close with a round of their own.
+        swarm.assert_equal(versions=(5, 5, 4))
+        for peer in swarm.alive:
+            assert peer.of_kind("round_failed") == []
+            rounds = peer.of_kind("round")
+            assert {(e["contributors"], e["missed"]) for e in rounds} == {(3, False)}
+            assert peer.refused == {}
 
 
-def test_a_peer_of_another_overlap_joins_a_run_under_way() -> None:
-    async def scenario() -> None:
-        shared = problem(1, steps=20 * H)
-        async with Swarm(shared) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions[0] >= 3, 30)
-            own = replace(shared, plan=replace(shared.plan, overlap_steps=H))
-            await swarm.join("c", via="a", problem=own)
-            await swarm.finished()
-            swarm.assert_equal(versions=(21, 21, 20))
-            assert swarm["a"].of_kind("round")[-1]["contributors"] == 3
-
-    run(scenario())
+async def test_a_peer_of_another_overlap_joins_a_run_under_way() -> None:
+    shared = problem(1, steps=20 * H)
+    async with Swarm(shared, "ab") as swarm:
+        await swarm.until(lambda: swarm["a"].versions[0] >= 3, 30)
+        own = replace(shared, plan=replace(shared.plan, overlap_steps=H))
+        await swarm.join("c", via="a", problem=own)
+        await swarm.ends_equal(versions=(21, 21, 20))
+        assert swarm["a"].of_kind("round")[-1]["contributors"] == 3
 
 
 # ------------------------------------------------------------------------------ who is waited for
@@ -81,8 +70,7 @@ def test_with_room_in_tau_nobody_waits() -> None:
     async def scenario(tau: int) -> list[list[float]]:
         async with Swarm(problem(tau, step_s=dict.fromkeys("abc", STEP_S)), delay_s=0.05) as swarm:
             await swarm.start(*"abc")
-            await swarm.finished()
-            swarm.assert_reference()
+            await swarm.ends_at_reference()
             exchanges = [e["exchange_s"] for p in swarm.alive for e in p.of_kind("round")]
             assert 0 < max(map(float, map(str, exchanges))) < 4 * STEP_S
             for peer in swarm.alive:
@@ -115,10 +103,8 @@ def test_a_measured_overlap_grows_until_hardly_anybody_waits(
 
     async def scenario(plan: Plan) -> list[list[float]]:
         shared = Problem(layers=LAYERS, steps=10 * 12, plan=plan)
-        async with Swarm(shared, delay_s=0.15) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.finished()
-            swarm.assert_equal()
+        async with Swarm(shared, "abcd", delay_s=0.15) as swarm:
+            await swarm.ends_equal()
             for peer in swarm.alive:
                 assert peer.of_kind("round_failed") == []
                 figures = peer.trainer.metrics.plain()
@@ -133,78 +119,54 @@ def test_a_measured_overlap_grows_until_hardly_anybody_waits(
         assert sum(shorter[half:]) < left * sum(waits[half:])
 
 
-def test_a_slow_peer_is_named_by_those_who_wait_for_it() -> None:
+async def test_a_slow_peer_is_named_by_those_who_wait_for_it() -> None:
     slow = problem(1, step_s={"a": 0.1, "b": 0.1, "c": 0.5})
-
-    async def scenario() -> None:
-        async with Swarm(slow) as swarm:
-            await swarm.start(*"abc")
-            await swarm.finished()
-            swarm.assert_equal(versions=(5, 5, 4))
-            for name in "ab":
-                *rounds, closing = swarm[name].of_kind("round")
-                assert {e["waited_for"] for e in rounds} == {"c"}
-                # It begins when the first closing rounds are over, at all peers at once.
-                assert closing["stall_s"] < 0.1
-                metrics = swarm[name].trainer.metrics
-                by_c = metrics.plain()["stall_s_by_peer"]["c"]
-                assert by_c > 0.5 * slow.steps * (0.5 - 0.1)
-            # The slow one is in nobody's debt: it finds the others' there already.
-            assert sum(stalls(swarm["c"])) < 0.1 * sum(stalls(swarm["a"]))
-
-    run(scenario())
+    async with Swarm(slow, "abc") as swarm:
+        await swarm.ends_equal(versions=(5, 5, 4))
+        for name in "ab":
+            *rounds, closing = swarm[name].of_kind("round")
+            assert {e["waited_for"] for e in rounds} == {"c"}
+            # It begins when the first closing rounds are over, at all peers at once.
+            assert closing["stall_s"] < 0.1
+            metrics = swarm[name].trainer.metrics
+            by_c = metrics.plain()["stall_s_by_peer"]["c"]
+            assert by_c > 0.5 * slow.steps * (0.5 - 0.1)
+        # The slow one is in nobody's debt: it finds the others' there already.
+        assert sum(stalls(swarm["c"])) < 0.1 * sum(stalls(swarm["a"]))
 
 
-def test_a_slow_link_is_put_down_to_its_ends_and_slows_everyone() -> None:
+async def test_a_slow_link_is_put_down_to_its_ends_and_slows_everyone() -> None:
     """Each message between a and b takes half a second more; c is never to blame."""
-
-    async def scenario() -> None:
-        async with Swarm(problem(0)) as swarm:
-            swarm.lags_s[frozenset("ab")] = 0.5
-            await swarm.start(*"abc")
-            await swarm.finished()
-            swarm.assert_reference()
-            named = {
-                name: {e["waited_for"] for e in swarm[name].of_kind("round")} for name in "abc"
-            }
-            assert set.union(*named.values()) == {"a", "b"}
-            for peer in swarm.alive:
-                longest = peer.trainer.metrics.plain()["longest_stalls"]
-                assert isinstance(longest, list)
-                assert [each["waited_for"] != "c" for each in longest] == [True] * 5
-                assert longest[-1]["stall_s"] > 0.5
-
-    run(scenario())
+    async with Swarm(problem(0), "abc") as swarm:
+        swarm.lags_s[frozenset("ab")] = 0.5
+        await swarm.ends_at_reference()
+        named = {name: {e["waited_for"] for e in swarm[name].of_kind("round")} for name in "abc"}
+        assert set.union(*named.values()) == {"a", "b"}
+        for peer in swarm.alive:
+            longest = peer.trainer.metrics.plain()["longest_stalls"]
+            assert isinstance(longest, list)
+            assert [each["waited_for"] != "c" for each in longest] == [True] * 5
+            assert longest[-1]["stall_s"] > 0.5
 
 
-def test_room_in_tau_hides_a_slow_link() -> None:
-    async def scenario() -> None:
-        steady = problem(H, step_s=dict.fromkeys("abc", 1.0))
-        async with Swarm(steady) as swarm:
-            swarm.lags_s[frozenset("ab")] = 0.4
-            await swarm.start(*"abc")
-            await swarm.finished()
-            swarm.assert_reference()
-            assert [set(stalls(peer)) for peer in swarm.alive] == [{0.0}] * 3
-
-    run(scenario())
+async def test_room_in_tau_hides_a_slow_link() -> None:
+    steady = problem(H, step_s=dict.fromkeys("abc", 1.0))
+    async with Swarm(steady, "abc") as swarm:
+        swarm.lags_s[frozenset("ab")] = 0.4
+        await swarm.ends_at_reference()
+        assert [set(stalls(peer)) for peer in swarm.alive] == [{0.0}] * 3
 
 
-def test_a_round_that_fails_is_put_down_to_the_reducer_that_did_not_answer() -> None:
+async def test_a_round_that_fails_is_put_down_to_the_reducer_that_did_not_answer() -> None:
     """Everybody reaches two of the others: nobody is given up for dead, and no shard can go to a
     peer that all reach."""
     impatient = RoundConfig(grace_s=2.0, slack_s=3.0)
     cut = problem(0, steps=40 * H, step_s=dict.fromkeys("abcd", 0.5), rounds=impatient)
-
-    async def scenario() -> None:
-        async with Swarm(cut) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.until(lambda: swarm["a"].versions[0] >= 1, 30)
-            swarm.network.cut("a", "b")
-            swarm.network.cut("c", "d")
-            await swarm.until(lambda: bool(swarm["a"].of_kind("round_failed")), 60)
-            assert swarm["a"].of_kind("round_failed")[0]["waiting_for"] == ["b"]
-            by_peer = swarm["a"].trainer.metrics.stall_s_by_peer
-            assert max(by_peer, key=by_peer.__getitem__) == "b"
-
-    run(scenario())
+    async with Swarm(cut, "abcd") as swarm:
+        await swarm.until(lambda: swarm["a"].versions[0] >= 1, 30)
+        swarm.network.cut("a", "b")
+        swarm.network.cut("c", "d")
+        await swarm.until(lambda: bool(swarm["a"].of_kind("round_failed")), 60)
+        assert swarm["a"].of_kind("round_failed")[0]["waiting_for"] == ["b"]
+        by_peer = swarm["a"].trainer.metrics.stall_s_by_peer
+        assert max(by_peer, key=by_peer.__getitem__) == "b"

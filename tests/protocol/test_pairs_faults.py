@@ -13,9 +13,17 @@ from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.node.node import Node
 from murmuration.worker.transport import Method, Stream, Unreachable
-from tests.protocol import swarm as swarms
-from tests.protocol.pair_runs import NOLOCO, SLOW, failures_of, in_round, rounds_of, steady
-from tests.protocol.pair_taps import GossipMessage, first, meetings
+from tests.protocol.pair_taps import (
+    NOLOCO,
+    SLOW,
+    GossipMessage,
+    failures_of,
+    first,
+    in_round,
+    meetings,
+    rounds_of,
+    steady,
+)
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
@@ -34,89 +42,75 @@ KEEP = replace(NOLOCO, codec="sign", merge="keep")
 EACH = pytest.mark.parametrize(
     "plan", [NOLOCO, STREAMING, KEEP], ids=["noloco", "streaming-noloco", "keep"]
 )
-PATIENCE_S = RoundConfig().patience_s
 
-
-@pytest.fixture(autouse=True)
-def brief_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without consensus peers never agree: there is nothing to stay for in the end."""
-    monkeypatch.setattr(swarms, "SETTLE_S", 5.0)
+pytestmark = pytest.mark.usefixtures("brief_end")
 
 
 # ------------------------------------------------------------------------------------------ kills
 
 
-@pytest.mark.parametrize("victim", ["speaker", "listener"])
 @pytest.mark.parametrize(
-    ("kind", "peers"),
-    [("contribution part", 5), ("contribution frame", 4), ("staged", 4), ("staged", 5)],
+    ("kind", "victim", "peers"),
+    [
+        ("contribution part", "listener", 5),
+        ("contribution frame", "speaker", 4),
+        ("staged", "speaker", 4),
+        ("staged", "listener", 5),
+    ],
 )
-def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
+async def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
     kind: str, victim: str, peers: int
 ) -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(100, SLOW)) as swarm:
-            pair: list[str] = []
+    async with Swarm(steady(100, SLOW), "abcde"[:peers]) as swarm:
+        pair: list[str] = []
 
-            def kill(said: GossipMessage) -> None:
-                ends = [said.speaker, said.listener]
-                pair.extend(ends if victim == "speaker" else ends[::-1])
-                swarm.kill(pair[0])
+        def kill(said: GossipMessage) -> None:
+            ends = [said.speaker, said.listener]
+            pair.extend(ends if victim == "speaker" else ends[::-1])
+            swarm.kill(pair[0])
 
-            swarm.tap = first(in_round(swarm, 2, kind), kill)
-            await swarm.start(*"abcde"[:peers])
-            await swarm.finished()
-            for peer in swarm.alive:
-                lost = [round_ for round_ in range(5) if round_ not in rounds_of(peer)]
-                assert len(lost) <= (peer.name == pair[1]), (peer.name, pair)
-                assert peer.versions == (5,)
-
-    run(scenario())
+        swarm.tap = first(in_round(swarm, 2, kind), kill)
+        await swarm.finished()
+        for peer in swarm.alive:
+            lost = [round_ for round_ in range(5) if round_ not in rounds_of(peer)]
+            assert len(lost) <= (peer.name == pair[1]), (peer.name, pair)
+            assert peer.versions == (5,)
 
 
-def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() -> None:
+async def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() -> None:
     """Its anchor has gone ahead to the partner of the next round."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(100, SLOW)) as swarm:
-            await swarm.start(*"abcde")
-            await swarm.until(lambda: swarm["a"].versions == (2,), 30)
-            await swarm.sleep(0.7)
-            swarm.kill("e")
-            await swarm.finished()
-            assert sum(len(failures_of(peer)) for peer in swarm.alive) <= 1
-
-    run(scenario())
+    async with Swarm(steady(100, SLOW), "abcde") as swarm:
+        await swarm.until(lambda: swarm["a"].versions == (2,), 30)
+        await swarm.sleep(0.7)
+        swarm.kill("e")
+        await swarm.finished()
+        assert sum(len(failures_of(peer)) for peer in swarm.alive) <= 1
 
 
 # ----------------------------------------------------------------------------- freezes and delays
 
 
 @EACH
-def test_a_peer_frozen_for_half_a_minute_comes_back_where_the_others_are(plan: Plan) -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(120, plan)) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.until(lambda: swarm["a"].versions[0] == 2, 30)
-            await swarm.sleep(0.7)
-            swarm.freeze("d")
-            stood = swarm["d"].versions
-            await swarm.sleep(30)
-            assert swarm["d"].versions == stood
-            others = [swarm[name] for name in "abc"]
-            assert all(peer.versions[0] >= stood[0] + 7 for peer in others)
-            back_at = min(peer.trainer.step for peer in others)
-            swarm.thaw("d")
-            await swarm.finished()
-            # It is drawn until it is declared dead; then the others are among themselves.
-            assert all(failed < 5 for peer in others for failed in failures_of(peer))
-            (skipped,) = swarm["d"].of_kind("skipped")
-            assert skipped["step"] >= back_at - 5
-            late = [event for event in swarm["d"].of_kind("round") if event["round"] > stood[0] + 1]
-            assert len(late) >= 5
-            assert late[-1]["contributors"] == 2
-
-    run(scenario())
+async def test_a_peer_frozen_for_half_a_minute_comes_back_where_the_others_are(plan: Plan) -> None:
+    async with Swarm(steady(120, plan), "abcd") as swarm:
+        await swarm.until(lambda: swarm["a"].versions[0] == 2, 30)
+        await swarm.sleep(0.7)
+        swarm.freeze("d")
+        stood = swarm["d"].versions
+        await swarm.sleep(30)
+        assert swarm["d"].versions == stood
+        others = [swarm[name] for name in "abc"]
+        assert all(peer.versions[0] >= stood[0] + 7 for peer in others)
+        back_at = min(peer.trainer.step for peer in others)
+        swarm.thaw("d")
+        await swarm.finished()
+        # It is drawn until it is declared dead; then the others are among themselves.
+        assert all(failed < 5 for peer in others for failed in failures_of(peer))
+        (skipped,) = swarm["d"].of_kind("skipped")
+        assert skipped["step"] >= back_at - 5
+        late = [event for event in swarm["d"].of_kind("round") if event["round"] > stood[0] + 1]
+        assert len(late) >= 5
+        assert late[-1]["contributors"] == 2
 
 
 def serves(partner: Callable[[Stream], Awaitable[object]]) -> Callable[[Node], None]:
@@ -142,39 +136,37 @@ LIES = {
     # Of two nobody knows which one is slow.
     [*(("abc", lie) for lie in LIES), ("a", "never answers"), ("a", "contributes nothing")],
 )
-def test_a_partner_that_is_late_again_and_again_is_drawn_no_more(others: str, lie: str) -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(plan=NOLOCO, steps=1_000_000)) as swarm:
-            await swarm.start(*others, "d")
-            await swarm.until(lambda: swarm["a"].versions >= (4,), 60)
-            LIES[lie](swarm["d"].node)
-            await swarm.until(lambda: "d" in swarm["a"].node.gossip.view.cut_off, 40)
-            await swarm.sleep(5)  # who was kept waiting is back
-            (before,) = swarm["a"].versions
-            await swarm.sleep(11)
-            assert swarm["a"].versions >= (before + 18,)
-            warnings = [text for name in others for text in swarm[name].warnings]
-            assert 2 * len(warnings) > len(others)
-            assert all(text.startswith("d says that it trains") for text in warnings)
-
-    run(scenario())
+async def test_a_partner_that_is_often_late_is_drawn_no_more(others: str, lie: str) -> None:
+    async with Swarm(Problem(plan=NOLOCO, steps=1_000_000), [*others, "d"], at=4) as swarm:
+        LIES[lie](swarm["d"].node)
+        await swarm.until(lambda: "d" in swarm["a"].node.gossip.view.cut_off, 40)
+        await swarm.sleep(5)  # who was kept waiting is back
+        (before,) = swarm["a"].versions
+        await swarm.sleep(11)
+        assert swarm["a"].versions >= (before + 18,)
+        warnings = [text for name in others for text in swarm[name].warnings]
+        assert 2 * len(warnings) > len(others)
+        assert all(text.startswith("d says that it trains") for text in warnings)
 
 
 # ------------------------------------------------------------------------------ links and streams
 
 
-@pytest.mark.parametrize("speaker", ["who calls", "who is called"])
 @pytest.mark.parametrize(
-    ("kind", "plan"),
+    ("kind", "calls", "plan"),
     [
-        *((each, NOLOCO) for each in ("header", "anchor frame", "contribution part", "staged")),
-        *(("contribution frame", each) for each in (NOLOCO, STREAMING, KEEP)),
+        ("header", True, NOLOCO),
+        ("anchor frame", False, NOLOCO),
+        ("contribution part", True, NOLOCO),
+        ("staged", True, NOLOCO),
+        ("staged", False, NOLOCO),
+        ("contribution frame", False, NOLOCO),
+        ("contribution frame", True, STREAMING),
+        ("contribution frame", False, KEEP),
     ],
-    ids=["header", "anchor", "contribution", "staged", "frame", "streaming-noloco", "keep"],
 )
-def test_a_stream_that_breaks_goes_on_where_it_was(kind: str, speaker: str, plan: Plan) -> None:
+def test_a_stream_that_breaks_goes_on_where_it_was(kind: str, calls: bool, plan: Plan) -> None:
     """No byte of a payload arrives twice, and all end where the reference does."""
-    calls = speaker == "who calls"
 
     async def scenario() -> int:
         async with Swarm(steady(14, plan)) as swarm:
@@ -208,173 +200,142 @@ def received_undisturbed(plan: Plan) -> int:
 
 async def until_the_reference(swarm: Swarm) -> int:
     await swarm.start(*"abcd")
-    await swarm.finished()
-    swarm.assert_reference()
+    await swarm.ends_at_reference()
     assert all(failures_of(peer) == [] for peer in swarm.alive)
     return sum(peer.payload_received_bytes for peer in swarm.alive)
 
 
-def test_what_two_generals_cannot_settle() -> None:
+async def test_what_two_generals_cannot_settle() -> None:
     """`a` has heard that `b` holds everything, and its own word is lost, as is the link.
 
     Then `a` has applied the round and `b` has not; `b` keeps its anchor and its local parameters,
     and both go on to the next round. What they are apart, later rounds make good.
     """
     problem = steady(100)
+    async with Swarm(problem, "ab") as swarm:
+        cut = False
 
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            cut = False
+        def lose(said: GossipMessage) -> None:
+            nonlocal cut
+            if said.kind == "staged" and swarm[said.speaker].versions == (2,) and not cut:
+                if said.speaker == "a":
+                    raise Unreachable("lost")
+                cut = True
+                swarm.cut("a", "b")
 
-            def lose(said: GossipMessage) -> None:
-                nonlocal cut
-                if said.kind == "staged" and swarm[said.speaker].versions == (2,) and not cut:
-                    if said.speaker == "a":
-                        raise Unreachable("lost")
-                    cut = True
-                    swarm.cut("a", "b")
+        def unreachable() -> float:
+            one, other = (swarm[name].trainer.states[0].anchor for name in "ab")
+            return float((one - other).norm())
 
-            def unreachable() -> float:
-                one, other = (swarm[name].trainer.states[0].anchor for name in "ab")
-                return float((one - other).norm())
-
-            swarm.tap = meetings(lose)
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["b"].versions == (2,), 30)
-            before = swarm["b"].trainer.states[0].anchor
-            await swarm.until(lambda: failures_of(swarm["b"]) == [2], 60)
-            assert rounds_of(swarm["a"])[:3] == [0, 1, 2]
-            assert rounds_of(swarm["b"]) == [0, 1]
-            assert swarm["b"].versions == (3,)
-            assert swarm["b"].trainer.states[0].anchor is before
-            torn = unreachable()
-            assert torn > 0
-            for peer in swarm.alive:
-                peer.replica.moves_until = 0  # from here on nothing pulls them apart
-            swarm.heal("a", "b")
-            await swarm.finished()
-            assert unreachable() < 0.05 * torn
-            for peer in swarm.alive:
-                assert peer.of_kind("round")[-1]["contributors"] == 2
-
-    run(scenario())
+        swarm.tap = meetings(lose)
+        await swarm.until(lambda: swarm["b"].versions == (2,), 30)
+        before = swarm["b"].trainer.states[0].anchor
+        await swarm.until(lambda: failures_of(swarm["b"]) == [2], 60)
+        assert rounds_of(swarm["a"])[:3] == [0, 1, 2]
+        assert rounds_of(swarm["b"]) == [0, 1]
+        assert swarm["b"].versions == (3,)
+        assert swarm["b"].trainer.states[0].anchor is before
+        torn = unreachable()
+        assert torn > 0
+        for peer in swarm.alive:
+            peer.replica.moves_until = 0  # from here on nothing pulls them apart
+        swarm.heal("a", "b")
+        await swarm.finished()
+        assert unreachable() < 0.05 * torn
+        for peer in swarm.alive:
+            assert peer.of_kind("round")[-1]["contributors"] == 2
 
 
-def test_the_last_word_is_said_again_if_the_link_comes_back() -> None:
+@pytest.mark.parametrize("calls", [True, False])
+async def test_the_last_word_is_said_again_if_the_link_comes_back(calls: bool) -> None:
     """Whoever has applied the round repeats what it said, so that the other applies it too."""
+    async with Swarm(steady(25), "abcd") as swarm:
 
-    async def scenario(calls: bool) -> None:
-        async with Swarm(steady(25)) as swarm:
+        def lose(said: GossipMessage) -> None:
+            swarm.loop.call_later(0.3, swarm.heal, said.speaker, said.listener)
+            swarm.cut(said.speaker, said.listener)
+            raise Unreachable("lost")
 
-            def lose(said: GossipMessage) -> None:
-                swarm.loop.call_later(0.3, swarm.heal, said.speaker, said.listener)
-                swarm.cut(said.speaker, said.listener)
-                raise Unreachable("lost")
-
-            says = in_round(swarm, 2, "staged")
-            swarm.tap = first(lambda s: says(s) and (s.speaker < s.listener) is calls, lose)
-            await swarm.start(*"abcd")
-            await swarm.finished()
-            swarm.assert_reference()
-
-    run(scenario(calls=True))
-    run(scenario(calls=False))
+        says = in_round(swarm, 2, "staged")
+        swarm.tap = first(lambda s: says(s) and (s.speaker < s.listener) is calls, lose)
+        await swarm.ends_at_reference()
 
 
 # --------------------------------------------------------------------------------------- joiners
 
 
-@pytest.mark.parametrize("at_s", [5.3, 7.6])
-@EACH
-def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: float) -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(60, plan)) as swarm:
-            await swarm.start(*"abc")
-            await swarm.sleep(at_s)
-            await swarm.join("d", via="a")
-            await swarm.until(lambda: swarm["d"].of_kind("adopted") != [], 5)
-            (adopted,) = swarm["d"].of_kind("adopted")
-            assert adopted["reason"] == "joining"
-            assert adopted["donor"] in "abc"
-            await swarm.finished()
-            assert swarm["d"].trainer.metrics.inner_steps < 60
-            assert swarm["d"].versions == swarm["a"].versions
-            assert 2 in [event["contributors"] for event in swarm["d"].of_kind("round")]
-            # Who has not heard of it yet draws other pairs: that may cost a round, once.
-            for peer in swarm.alive:
-                assert len(failures_of(peer)) <= len(peer.versions)
+@pytest.mark.parametrize(
+    ("plan", "at_s"),
+    [(NOLOCO, 7.6), (STREAMING, 5.3), (KEEP, 5.3)],
+    ids=["noloco", "streaming-noloco", "keep"],
+)
+async def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: float) -> None:
+    async with Swarm(steady(60, plan), "abc") as swarm:
+        await swarm.sleep(at_s)
+        await swarm.join("d", via="a")
+        await swarm.until(lambda: swarm["d"].of_kind("adopted") != [], 5)
+        (adopted,) = swarm["d"].of_kind("adopted")
+        assert adopted["reason"] == "joining"
+        assert adopted["donor"] in "abc"
+        await swarm.finished()
+        assert swarm["d"].trainer.metrics.inner_steps < 60
+        assert swarm["d"].versions == swarm["a"].versions
+        assert 2 in [event["contributors"] for event in swarm["d"].of_kind("round")]
+        # Who has not heard of it yet draws other pairs: that may cost a round, once.
+        for peer in swarm.alive:
+            assert len(failures_of(peer)) <= len(peer.versions)
 
-    run(scenario())
 
-
-def test_membership_that_changes_after_the_anchor_was_sent_ahead_lays_new_pairs() -> None:
+async def test_membership_that_changes_after_the_anchor_was_sent_ahead_lays_new_pairs() -> None:
     """In time for everyone to hear of it before the round: then it costs nobody anything."""
-
-    async def scenario() -> None:
-        problem = steady(60, replace(NOLOCO, inner_steps=15))
-        async with Swarm(problem) as swarm:
-            ahead = []
-            swarm.tap = meetings(
-                lambda said: ahead.append(said) if said.kind == "anchor frame" else None
-            )
-            await swarm.start(*"abc")
-            await swarm.until(lambda: {peer.versions for peer in swarm.alive} == {(1,)}, 30)
-            await swarm.until(lambda: ahead[-1].kind == "anchor frame", 1)
-            await swarm.join("d", via="a")
-            await swarm.finished()
-            for peer in swarm.alive:
-                assert failures_of(peer) == []
-            assert rounds_of(swarm["a"]) == [0, 1, 2, 3]
-            assert [e["contributors"] for e in swarm["d"].of_kind("round")] == [2, 2, 2]
-
-    run(scenario())
+    problem = steady(60, replace(NOLOCO, inner_steps=15))
+    async with Swarm(problem, "abc") as swarm:
+        ahead = []
+        swarm.tap = meetings(
+            lambda said: ahead.append(said) if said.kind == "anchor frame" else None
+        )
+        await swarm.until(lambda: {peer.versions for peer in swarm.alive} == {(1,)}, 30)
+        await swarm.until(lambda: ahead[-1].kind == "anchor frame", 1)
+        await swarm.join("d", via="a")
+        await swarm.finished()
+        for peer in swarm.alive:
+            assert failures_of(peer) == []
+        assert rounds_of(swarm["a"]) == [0, 1, 2, 3]
+        assert [e["contributors"] for e in swarm["d"].of_kind("round")] == [2, 2, 2]
 
 
 # ---------------------------------------------------------------------------------------- the end
 
 
-def test_peers_that_finish_at_different_times_do_not_hold_each_other_up() -> None:
+async def test_peers_that_finish_at_different_times_do_not_hold_each_other_up() -> None:
     problem = replace(steady(40), step_s={"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.55})
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.finished()
-            assert {peer.versions for peer in swarm.alive} == {(8,)}
-            assert swarm.loop.time() < 40 * 0.55 + 8 * PATIENCE_S + 5.0 + 5.0
-
-    run(scenario())
+    async with Swarm(problem, "abcd") as swarm:
+        await swarm.finished()
+        assert {peer.versions for peer in swarm.alive} == {(8,)}
+        assert swarm.loop.time() < 40 * 0.55 + 8 * RoundConfig().patience_s + 5.0 + 5.0
 
 
 # -------------------------------------------------------------------------------------- schedules
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_random_schedule_of_faults(seed: int) -> None:
+async def test_a_random_schedule_of_faults(seed: int) -> None:
     """Whatever happens, all that live finish, and nobody applies a round twice or out of order."""
     rng = random.Random(f"pairs {seed}")
     plan = rng.choice((NOLOCO, STREAMING, replace(NOLOCO, group_size=3)))
-
-    async def scenario() -> None:
-        async with Swarm(steady(120, plan, seed), rng.choice((0.005, 0.05))) as swarm:
-            await swarm.start(*"abcde")
-            for _ in range(5):
-                await swarm.sleep(rng.uniform(0.5, 8.0))
-                await strike(swarm, rng)
-            await swarm.finished()
-            for peer in swarm.alive:
-                for index in range(len(peer.versions)):
-                    applied = [
-                        event["round"]
-                        for event in peer.of_kind("round")
-                        if event["fragment"] == index
-                    ]
-                    assert applied == sorted(set(applied))
-                    assert len(applied) >= 5
-                assert peer.versions == swarm.alive[0].versions
-                assert all(torch.isfinite(state.anchor).all() for state in peer.trainer.states)
-
-    run(scenario())
+    async with Swarm(steady(120, plan, seed), "abcde", delay_s=rng.choice((0.005, 0.05))) as swarm:
+        for _ in range(5):
+            await swarm.sleep(rng.uniform(0.5, 8.0))
+            await strike(swarm, rng)
+        await swarm.finished()
+        for peer in swarm.alive:
+            for index in range(len(peer.versions)):
+                rounds = peer.of_kind("round")
+                applied = [event["round"] for event in rounds if event["fragment"] == index]
+                assert applied == sorted(set(applied))
+                assert len(applied) >= 5
+            assert peer.versions == swarm.alive[0].versions
+            assert all(torch.isfinite(state.anchor).all() for state in peer.trainer.states)
 
 
 async def strike(swarm: Swarm, rng: random.Random) -> None:

@@ -12,7 +12,6 @@ from murmuration.worker.relay.tunnels import message, received
 from murmuration.worker.transport import Method, Stream
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
-from tests.protocol.virtual_time import run
 from tests.support.memory_transport import MemoryNetwork
 
 
@@ -25,21 +24,16 @@ def relays_of(peer: Peer) -> list[object]:
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "lost"])
-def test_a_peer_that_nobody_can_dial_trains_through_relays(silent: bool) -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(100)) as swarm:
-            await swarm.start(*"abc")
-            await swarm.sleep(2)
-            swarm.network.close_port("d", silent=silent)
-            await swarm.join("d", via="a", min_peers=2)
-            await swarm.finished()
-            swarm.assert_equal(versions=(20,))
-            assert len(relays_of(swarm["d"])) == 2
-            for peer in swarm.alive:
-                assert peer.of_kind("round_failed") == []
-                assert peer.of_kind("round")[-1]["contributors"] == 4
-
-    run(scenario())
+async def test_a_peer_that_nobody_can_dial_trains_through_relays(silent: bool) -> None:
+    async with Swarm(steady(100), "abc") as swarm:
+        await swarm.sleep(2)
+        swarm.network.close_port("d", silent=silent)
+        await swarm.join("d", via="a", min_peers=2)
+        await swarm.ends_equal(versions=(20,))
+        assert len(relays_of(swarm["d"])) == 2
+        for peer in swarm.alive:
+            assert peer.of_kind("round_failed") == []
+            assert peer.of_kind("round")[-1]["contributors"] == 4
 
 
 class HomeRouter(UpnpRouter):
@@ -60,132 +54,103 @@ class HomeRouter(UpnpRouter):
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["open", "in-vain"])
-def test_a_port_of_the_router_comes_before_relays(leads: bool) -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(300)) as swarm:
-            swarm.router = router = HomeRouter(swarm.network, leads)
-            await swarm.start(*"ab")
+async def test_a_port_of_the_router_comes_before_relays(leads: bool) -> None:
+    async with Swarm(steady(300)) as swarm:
+        swarm.router = router = HomeRouter(swarm.network, leads)
+        await swarm.start(*"ab")
+        swarm.network.close_port("d")
+        await swarm.join("d", via="a", min_peers=2)
+        await swarm.until(lambda: swarm["d"].versions >= (2,), 30)
+        assert router.opened
+        assert relays_of(swarm["d"]) == ([] if leads else ["a", "b"])
+        if leads:  # a router that was restarted has forgotten the port
             swarm.network.close_port("d")
-            await swarm.join("d", via="a", min_peers=2)
-            await swarm.until(lambda: swarm["d"].versions >= (2,), 30)
-            assert router.opened
-            assert relays_of(swarm["d"]) == ([] if leads else ["a", "b"])
-            if leads:  # a router that was restarted has forgotten the port
-                swarm.network.close_port("d")
-            await swarm.sleep(70)
-            assert bool(router.opened) == leads  # what leads nowhere was given back
-            assert swarm["a"].node.gossip.me.unreachable == ()
-            await swarm.finished()
-            assert len(swarm["d"].of_kind("router_port")) == 1
-        assert not router.opened
-
-    run(scenario())
+        await swarm.sleep(70)
+        assert bool(router.opened) == leads  # what leads nowhere was given back
+        assert swarm["a"].node.gossip.me.unreachable == ()
+        await swarm.finished()
+        assert len(swarm["d"].of_kind("router_port")) == 1
+    assert not router.opened
 
 
-def test_two_that_nobody_can_dial_reach_each_other() -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(100)) as swarm:
-            await swarm.start(*"ab")
-            for name in "cd":
-                swarm.network.close_port(name)
-                await swarm.join(name, via="a", min_peers=2)
-            await swarm.finished()
-            swarm.assert_equal(versions=(20,))
-            for name in "cd":
-                assert relays_of(swarm[name]) == ["a", "b"]
-                assert swarm[name].of_kind("unreachable") == []
-            assert swarm["c"].of_kind("round")[-1]["contributors"] == 4
-
-    run(scenario())
+async def test_two_that_nobody_can_dial_reach_each_other() -> None:
+    async with Swarm(steady(100), "ab") as swarm:
+        for name in "cd":
+            swarm.network.close_port(name)
+            await swarm.join(name, via="a", min_peers=2)
+        await swarm.ends_equal(versions=(20,))
+        for name in "cd":
+            assert relays_of(swarm[name]) == ["a", "b"]
+            assert swarm[name].of_kind("unreachable") == []
+        assert swarm["c"].of_kind("round")[-1]["contributors"] == 4
 
 
 @pytest.mark.parametrize("certified", [False, True], ids=["insecure", "certified"])
-def test_a_relay_that_dies_is_replaced_and_rounds_go_on(certified: bool, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path) if certified else None
-        async with Swarm(steady(200), authority=authority) as swarm:
-            await swarm.start(*"abc")
-            swarm.network.close_port("d")
-            await swarm.join("d", via="a", min_peers=2)
-            await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
-            (victim, *_) = relays_of(swarm["d"])
-            swarm.kill(str(victim))
-            left = sorted({"a", "b", "c"} - {victim})
-            await swarm.until(lambda: relays_of(swarm["d"]) == left, 10)
-            version = swarm["d"].versions[0]
-            await swarm.until(lambda: swarm["d"].versions >= (version + 2,), 30)
-            await swarm.finished()
-            swarm.assert_equal(versions=(40,))
-            assert swarm["d"].of_kind("round")[-1]["contributors"] == 3
-
-    run(scenario())
+async def test_a_relay_that_dies_is_replaced_amid_rounds(certified: bool, tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path) if certified else None
+    async with Swarm(steady(200), "abc", authority=authority) as swarm:
+        swarm.network.close_port("d")
+        await swarm.join("d", via="a", min_peers=2)
+        await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
+        (victim, *_) = relays_of(swarm["d"])
+        swarm.kill(str(victim))
+        left = sorted({"a", "b", "c"} - {victim})
+        await swarm.until(lambda: relays_of(swarm["d"]) == left, 10)
+        version = swarm["d"].versions[0]
+        await swarm.until(lambda: swarm["d"].versions >= (version + 2,), 30)
+        await swarm.ends_equal(versions=(40,))
+        assert swarm["d"].of_kind("round")[-1]["contributors"] == 3
 
 
-def test_the_only_relay_dies_and_another_is_found() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(steps=200)) as swarm:
-            await swarm.start(*"ab")
-            swarm.network.close_port("d")
-            swarm.network.cut("b", "d")  # so that there is one only
-            await swarm.join("d", via="a", min_peers=2)
-            await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
-            swarm.network.heal("b", "d")
-            await swarm.until(lambda: relays_of(swarm["d"]) == ["a", "b"], 60)
-
-    run(scenario())
+async def test_the_only_relay_dies_and_another_is_found() -> None:
+    async with Swarm(Problem(steps=200), "ab") as swarm:
+        swarm.network.close_port("d")
+        swarm.network.cut("b", "d")  # so that there is one only
+        await swarm.join("d", via="a", min_peers=2)
+        await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+        swarm.network.heal("b", "d")
+        await swarm.until(lambda: relays_of(swarm["d"]) == ["a", "b"], 60)
 
 
-def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody() -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(300)) as swarm:
-            await swarm.start("a")
-            swarm.network.close_port("c")
-            await swarm.join("c", via="a", min_peers=2)
-            await swarm.until(lambda: relays_of(swarm["c"]) == ["a"], 30)
-            swarm.network.close_port("d")
-            await swarm.join("d", via="a", min_peers=2)
-            await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
-            await swarm.sleep(5)
-            assert relays_of(swarm["d"]) == ["a"]
-            address = swarm["a"].node.gossip.address_of("d")
-            assert address is not None
-            assert split_relayed(address) == ("d", ("a",))
-
-    run(scenario())
+async def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody() -> None:
+    async with Swarm(steady(300), "a") as swarm:
+        swarm.network.close_port("c")
+        await swarm.join("c", via="a", min_peers=2)
+        await swarm.until(lambda: relays_of(swarm["c"]) == ["a"], 30)
+        swarm.network.close_port("d")
+        await swarm.join("d", via="a", min_peers=2)
+        await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+        await swarm.sleep(5)
+        assert relays_of(swarm["d"]) == ["a"]
+        address = swarm["a"].node.gossip.address_of("d")
+        assert address is not None
+        assert split_relayed(address) == ("d", ("a",))
 
 
-def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(steps=10**6)) as swarm:
-            await swarm.start(*"abc")
-            swarm.network.close_port("d")
-            await swarm.join("d", via="a", min_peers=2)
-            await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
-            first, second = map(str, relays_of(swarm["d"]))
-            (third,) = {"a", "b", "c"} - {first, second}
-            swarm.network.refuse_dials.add(first)
-            await swarm.until(lambda: relays_of(swarm["d"]) == sorted((second, third)), 120)
-
-    run(scenario())
+async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation() -> None:
+    async with Swarm(Problem(steps=10**6), "abc") as swarm:
+        swarm.network.close_port("d")
+        await swarm.join("d", via="a", min_peers=2)
+        await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
+        first, second = map(str, relays_of(swarm["d"]))
+        (third,) = {"a", "b", "c"} - {first, second}
+        swarm.network.refuse_dials.add(first)
+        await swarm.until(lambda: relays_of(swarm["d"]) == sorted((second, third)), 120)
 
 
-def test_a_relay_cannot_take_over_the_reservation_of_another() -> None:
+async def test_a_relay_cannot_take_over_the_reservation_of_another() -> None:
     async def lies(stream: Stream) -> None:
         await received(stream, 10)
         await stream.send(message(opened=pb.RelayOpened(peer="b", address="a")))
         await received(stream, 10)
 
-    async def scenario() -> None:
-        async with Swarm(Problem(steps=10**6)) as swarm:
-            await swarm.start(*"ab")
-            swarm["b"].node.server.streams[Method.RESERVE] = lies
-            swarm.network.close_port("d")
-            await swarm.join("d", via="a", min_peers=2)
-            await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
-            await swarm.sleep(60)
-            assert [said["by"] for said in swarm["d"].of_kind("relayed")] == [["a"]]
-            told = [str(said["text"]) for said in swarm["d"].of_kind("warning")]
-            assert any("b at a, which is another" in text for text in told)
-            assert not any("no relay is left" in text for text in told)
-
-    run(scenario())
+    async with Swarm(Problem(steps=10**6), "ab") as swarm:
+        swarm["b"].node.server.streams[Method.RESERVE] = lies
+        swarm.network.close_port("d")
+        await swarm.join("d", via="a", min_peers=2)
+        await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+        await swarm.sleep(60)
+        assert [said["by"] for said in swarm["d"].of_kind("relayed")] == [["a"]]
+        told = swarm["d"].warnings
+        assert any("b at a, which is another" in text for text in told)
+        assert not any("no relay is left" in text for text in told)

@@ -21,10 +21,7 @@ TRAINING = Phase.TRAINING
 
 
 def donor(
-    name: str,
-    digests: Digests,
-    health: Health = Health.ALIVE,
-    phase: Phase = Phase.TRAINING,
+    name: str, digests: Digests, health: Health = Health.ALIVE, phase: Phase = Phase.TRAINING
 ) -> Member:
     return Member(
         name,
@@ -88,69 +85,50 @@ def test_of_two_peers_never_both_repair(case: Case) -> None:
     assert (here is None and there is None) is (case.mine == case.theirs)
 
 
-@pytest.mark.parametrize("health", [Health.SUSPECT, Health.DEAD, Health.LEFT])
-def test_a_peer_in_doubt_is_no_donor(health: Health) -> None:
-    assert choose(((4, 3, 7),), donor("b", ((9, 3, 7),), health)) is None
+FAR = ((9, 3, 7),)
+FULLER = ((4, 4, 1),) * 2
+ONE, FOUR = ((4, 3, 7),), ((4, 3, 7),) * 4
 
 
 @pytest.mark.parametrize(
-    ("phase", "gives"),
-    [(Phase.STARTING, False), (Phase.READY, False), (Phase.TRAINING, True), (Phase.DONE, True)],
+    ("mine", "failed", "donors", "chosen"),
+    [
+        (ONE, set(), [donor("b", FAR, Health.SUSPECT)], None),
+        (ONE, set(), [donor("b", FAR, Health.DEAD)], None),
+        (ONE, set(), [donor("b", FAR, Health.LEFT)], None),
+        (ONE, set(), [donor("b", FAR, phase=Phase.STARTING)], None),
+        (ONE, set(), [donor("b", FAR, phase=Phase.READY)], None),
+        (ONE, set(), [donor("b", FAR, phase=Phase.TRAINING)], ("b", (0,))),
+        (ONE, set(), [donor("b", FAR, phase=Phase.DONE)], ("b", (0,))),
+        (ONE, set(), [donor("b", ())], None),
+        (ONE, set(), [], None),
+        # Only the fragments that need it.
+        (FOUR, {1, 3}, [donor("b", ((5, 3, 1), (5, 3, 1), (4, 4, 1), (3, 9, 9)))], ("b", (1, 2))),
+        # One that is overtaken fetches all that belongs to the donor's step.
+        (FOUR[:3], set(), [donor("b", ((5, 3, 1), (6, 3, 1), (4, 3, 7)))], ("b", (0, 1, 2))),
+        # The state that more peers hold wins, whatever the contributors say.
+        (ONE, set(), [donor("b", ((4, 4096, 9),)), donor("c", ((4, 3, 7),))], None),
+        # The donor of most fragments, and of equal ones the most advanced.
+        (FOUR[:2], set(), [donor("b", ((4, 9, 1), (3, 3, 7))), donor("c", FULLER)], ("c", (0, 1))),
+        (ONE, set(), [donor("b", ((6, 3, 1),)), donor("c", FAR)], ("c", (0,))),
+    ],
 )
-def test_only_who_has_trained_is_a_donor(phase: Phase, gives: bool) -> None:
-    repair = choose(((4, 3, 7),), donor("b", ((9, 3, 7),), phase=phase))
-    assert (repair is not None) is gives
+def test_whose_state_is_fetched(
+    mine: Digests,
+    failed: set[int],
+    donors: list[Member],
+    chosen: tuple[str, tuple[int, ...]] | None,
+) -> None:
+    for members in (donors, donors[::-1]):
+        repair = choose(mine, *members, failed=frozenset(failed))
+        assert (repair and (repair.donor.peer, repair.fragments)) == chosen
 
 
-def test_only_the_fragments_that_need_it_are_fetched() -> None:
-    mine = ((4, 3, 7), (4, 3, 7), (4, 3, 7), (4, 3, 7))
-    theirs = ((5, 3, 1), (5, 3, 1), (4, 4, 1), (3, 9, 9))
-    repair = choose(mine, donor("b", theirs), failed=frozenset({1, 3}))
-    assert repair is not None
-    assert repair.fragments == (1, 2)
-
-
-def test_who_is_overtaken_fetches_all_that_belongs_to_the_donors_step() -> None:
-    repair = choose(
-        ((4, 3, 7), (4, 3, 7), (4, 3, 7)), donor("b", ((5, 3, 1), (6, 3, 1), (4, 3, 7)))
-    )
-    assert repair is not None
-    assert repair.fragments == (0, 1, 2)
-
-
-def test_the_state_that_more_peers_hold_wins() -> None:
-    """Whatever the contributors say: one peer alone cannot outweigh two by a number."""
-    mine, lone, others = ((4, 3, 7),), ((4, 4096, 9),), ((4, 3, 7),)
-    assert choose(mine, donor("b", lone), donor("c", others)) is None
-    repair = choose(lone, donor("a", mine), donor("c", others))
+def test_the_state_that_more_peers_hold_is_fetched() -> None:
+    """One peer alone cannot outweigh two by a number of contributors."""
+    repair = choose(((4, 4096, 9),), donor("a", ONE), donor("c", ONE), me="d")
     assert repair is not None
     assert repair.donor.digests[0].hash == 7
-
-
-def test_the_donor_of_most_fragments_is_chosen() -> None:
-    mine = ((4, 3, 7), (4, 3, 7))
-    one, two = donor("b", ((4, 9, 1), (3, 3, 7))), donor("c", ((4, 4, 1), (4, 4, 1)))
-    for members in ((one, two), (two, one)):
-        repair = choose(mine, *members)
-        assert repair is not None
-        assert repair.donor.peer == "c"
-
-
-def test_of_equal_donors_the_most_advanced_is_chosen() -> None:
-    mine = ((4, 3, 7),)
-    behind, ahead = donor("b", ((6, 3, 1),)), donor("c", ((9, 3, 1),))
-    for members in ((behind, ahead), (ahead, behind)):
-        repair = choose(mine, *members)
-        assert repair is not None
-        assert repair.donor.peer == "c"
-
-
-def test_a_donor_without_digests_gives_nothing() -> None:
-    assert choose(((4, 3, 7),), donor("b", ())) is None
-
-
-def test_nobody_there() -> None:
-    assert choose(((4, 3, 7),)) is None
 
 
 # ------------------------------------------------------------------------------------------- pairs
@@ -172,9 +150,7 @@ MINE = ((4, 2, 0), (3, 2, 0))
     ("versions", "step"),
     [((6, 5), 40), ((9, 9), 40), ((6, 4), None), ((5, 5), None), ((4, 3), None)],
 )
-def test_two_rounds_ahead_in_every_fragment_is_far_ahead(
-    versions: tuple[int, ...], step: int | None
-) -> None:
+def test_two_rounds_ahead_in_all_is_far_ahead(versions: tuple[int, ...], step: int | None) -> None:
     assert step_seen(MINE, at_step(40, *versions)) == step
 
 

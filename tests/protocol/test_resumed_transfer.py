@@ -147,78 +147,68 @@ def test_several_donors_give_chunks_at_once(
 
 
 @pytest.mark.parametrize("lies", [False, True], ids=["honest", "liar"])
-def test_a_joiner_fetches_chunks_from_all_that_hold_a_state(
+async def test_a_joiner_fetches_chunks_from_all_that_hold_a_state(
     lies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And all of it from the donor where a chunk does not fit. None is blamed, for nobody knows."""
     monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 1 << 12)
+    plan = Plan(inner_steps=40, fragments=2)
+    async with Swarm(Problem(layers=(3000, 2000), plan=plan, steps=400), "abc") as swarm:
+        await swarm.until(lambda: min(swarm["a"].versions) >= 1, 100)
+        gave = Counter[str]()
 
-    async def scenario() -> None:
-        plan = Plan(inner_steps=40, fragments=2)
-        async with Swarm(Problem(layers=(3000, 2000), plan=plan, steps=400)) as swarm:
-            await swarm.start(*"abc")
-            await swarm.until(lambda: min(swarm["a"].versions) >= 1, 100)
-            gave = Counter[str]()
+        def tap(passing: Passing) -> bytes:
+            if (passing.source, passing.method, passing.up) != ("d", "Data/Fetch", False):
+                return passing.message
+            reply = pb.FetchReply.FromString(passing.message)
+            gave[passing.target] += len(reply.frame.payload)
+            if lies and passing.target == "c" and reply.HasField("frame"):
+                reply.frame.payload = bytes(len(reply.frame.payload))
+                reply.frame.hash = wire.hash64(reply.frame.payload)
+            return reply.SerializeToString()
 
-            def tap(passing: Passing) -> bytes:
-                if (passing.source, passing.method, passing.up) != ("d", "Data/Fetch", False):
-                    return passing.message
-                reply = pb.FetchReply.FromString(passing.message)
-                gave[passing.target] += len(reply.frame.payload)
-                if lies and passing.target == "c" and reply.HasField("frame"):
-                    reply.frame.payload = bytes(len(reply.frame.payload))
-                    reply.frame.hash = wire.hash64(reply.frame.payload)
-                return reply.SerializeToString()
-
-            swarm.tap = tap
-            joiner = await swarm.join("d", via="abc")
-            await swarm.until(lambda: bool(joiner.of_kind("adopted")), 60)
-            whole, donor = 8 * 5000, joiner.of_kind("adopted")[0]["donor"]
-            assert min(gave[name] for name in "abc") >= 1 << 12
-            assert (gave[donor] > whole, joiner.warnings) == (lies, [])
-
-    run(scenario())
+        swarm.tap = tap
+        joiner = await swarm.join("d", via="abc")
+        await swarm.until(lambda: bool(joiner.of_kind("adopted")), 60)
+        whole, donor = 8 * 5000, joiner.of_kind("adopted")[0]["donor"]
+        assert min(gave[name] for name in "abc") >= 1 << 12
+        assert (gave[donor] > whole, joiner.warnings) == (lies, [])
 
 
 @pytest.mark.parametrize("lies", [False, True], ids=["honest", "liar"])
-def test_a_joiner_whose_donor_is_killed_fetches_only_the_rest_from_another(lies: bool) -> None:
+async def test_a_joiner_whose_donor_is_killed_fetches_the_rest_from_another(lies: bool) -> None:
     """All of it where what the first has given does not fit; the second is not blamed for that."""
+    plan = Plan(inner_steps=40, fragments=4)
+    problem = Problem(
+        layers=(90, 80, 70, 60), plan=plan, steps=400, step_s=dict.fromkeys("abcd", 0.5)
+    )
+    async with Swarm(problem, "abc") as swarm:
+        await swarm.until(lambda: min(swarm["a"].versions) >= 1, 100)
+        await swarm.sleep(1.0)
+        donors: list[str] = []
 
-    async def scenario() -> None:
-        plan = Plan(inner_steps=40, fragments=4)
-        problem = Problem(
-            layers=(90, 80, 70, 60), plan=plan, steps=400, step_s=dict.fromkeys("abcd", 0.5)
-        )
-        async with Swarm(problem) as swarm:
-            await swarm.start(*"abc")
-            await swarm.until(lambda: min(swarm["a"].versions) >= 1, 100)
-            await swarm.sleep(1.0)
-            donors: list[str] = []
+        def tap(passing: Passing) -> bytes:
+            if (passing.source, passing.method, passing.up) != ("d", "Data/Fetch", False):
+                return passing.message
+            reply = pb.FetchReply.FromString(passing.message)
+            if reply.HasField("frame"):
+                donors.append(passing.target)
+                if len(donors) == 2:
+                    swarm.kill(passing.target)  # after this frame
+                elif len(donors) == 1 and lies:
+                    reply.frame.payload = bytes(len(reply.frame.payload))
+                    reply.frame.hash = wire.hash64(reply.frame.payload)
+            return reply.SerializeToString()
 
-            def tap(passing: Passing) -> bytes:
-                if (passing.source, passing.method, passing.up) != ("d", "Data/Fetch", False):
-                    return passing.message
-                reply = pb.FetchReply.FromString(passing.message)
-                if reply.HasField("frame"):
-                    donors.append(passing.target)
-                    if len(donors) == 2:
-                        swarm.kill(passing.target)  # after this frame
-                    elif len(donors) == 1 and lies:
-                        reply.frame.payload = bytes(len(reply.frame.payload))
-                        reply.frame.hash = wire.hash64(reply.frame.payload)
-                return reply.SerializeToString()
-
-            swarm.tap = tap
-            joiner = await swarm.join("d", via="abc")
-            await swarm.until(lambda: bool(joiner.of_kind("adopted")), 60)
-            first, second = donors[0], donors[-1]
-            # Of each of four fragments a frame of its anchor, and one of its momentum.
-            if not lies:
-                assert donors == [first] * 2 + [second] * 6
-            warnings = joiner.warnings
-            assert len(warnings) == 1
-            assert warnings[0].startswith(f"fetching from {first}: ")
-            assert swarm[first].killed
-            assert joiner.of_kind("adopted")[0]["donor"] == second != first
-
-    run(scenario())
+        swarm.tap = tap
+        joiner = await swarm.join("d", via="abc")
+        await swarm.until(lambda: bool(joiner.of_kind("adopted")), 60)
+        first, second = donors[0], donors[-1]
+        # Of each of four fragments a frame of its anchor, and one of its momentum.
+        if not lies:
+            assert donors == [first] * 2 + [second] * 6
+        warnings = joiner.warnings
+        assert len(warnings) == 1
+        assert warnings[0].startswith(f"fetching from {first}: ")
+        assert swarm[first].killed
+        assert joiner.of_kind("adopted")[0]["donor"] == second != first

@@ -16,7 +16,6 @@ from murmuration.worker.transport import Caller
 from murmuration.worker.wire import signed_member_to_message
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
-from tests.protocol.virtual_time import run
 
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
 
@@ -30,7 +29,6 @@ class Mallory:
         self.words = SignedWords(identity, run_id or self._run, swarm.loop.time)
 
     async def says(self, *members: pb.Member) -> pb.GossipMessage:
-        """To `a`; its answer."""
         said = pb.GossipMessage(
             sender="mallory",
             run=self._run,
@@ -43,7 +41,6 @@ class Mallory:
         return pb.GossipMessage.FromString(raw)
 
     async def member(self, name: str) -> pb.Member:
-        """As `a` passes it on."""
         return next(each for each in (await self.says()).members if _peer(each) == name)
 
     def signs(self, member: Member) -> pb.Member:
@@ -59,22 +56,15 @@ def seen(swarm: Swarm, by: str, peer: str) -> Member:
     return swarm[by].node.gossip.view.members[peer]
 
 
-def test_a_swarm_that_signs_trains_as_one_that_does_not(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(Problem(steps=30), authority=authority) as swarm:
-            await swarm.start("a", "b", "c")
-            await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
-            await swarm.join("d", via=["c"])
-            await swarm.finished()
-            swarm.assert_equal()
-            for peer in swarm.alive:
-                assert not peer.refused
-                assert len(peer.members) == 4
-                for other in peer.node.gossip.others:
-                    assert other.signed is not None
-
-    run(scenario())
+async def test_a_swarm_that_signs_trains_as_one_that_does_not(tmp_path: Path) -> None:
+    async with Swarm(Problem(steps=30), "abc", authority=Authority.make(tmp_path), at=2) as swarm:
+        await swarm.join("d", via=["c"])
+        await swarm.ends_equal()
+        for peer in swarm.alive:
+            assert not peer.refused
+            assert len(peer.members) == 4
+            for other in peer.node.gossip.others:
+                assert other.signed is not None
 
 
 def forged(of: pb.Member, change: Callable[[pb.Member], object]) -> pb.Member:
@@ -97,34 +87,21 @@ FORGERIES: dict[str, Callable[[pb.Member], object]] = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_words_of_another_are_refused_unless_it_has_signed_them(
-    tmp_path: Path, forgery: str
-) -> None:
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(steady(60), authority=authority) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
-            card = await mallory.member("b")
-            before = seen(swarm, "a", "b")
-            for bad in (
-                forged(card, FORGERIES[forgery]),
-                _unsigned(forged(card, FORGERIES[forgery])),
-                _signed_by(mallory, forged(card, FORGERIES[forgery])),
-            ):
-                (refused,) = (await mallory.says(bad)).refused
-                assert "its words are not signed" in refused
-            assert seen(swarm, "a", "b") == before
-            assert swarm["a"].refused["member"] == 3
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-
-    run(scenario())
-
-
-def _unsigned(member: pb.Member) -> pb.Member:
-    return pb.Member.FromString(member.signed)
+async def test_words_of_another_are_refused_unless_signed(tmp_path: Path, forgery: str) -> None:
+    async with Swarm(steady(60), "ab", authority=Authority.make(tmp_path), at=1) as swarm:
+        mallory = Mallory(swarm, swarm.authority.new_identity(Role.PEER, "mallory"))
+        card = await mallory.member("b")
+        before = seen(swarm, "a", "b")
+        for bad in (
+            forged(card, FORGERIES[forgery]),
+            pb.Member.FromString(forged(card, FORGERIES[forgery]).signed),
+            _signed_by(mallory, forged(card, FORGERIES[forgery])),
+        ):
+            (refused,) = (await mallory.says(bad)).refused
+            assert "its words are not signed" in refused
+        assert seen(swarm, "a", "b") == before
+        assert swarm["a"].refused["member"] == 3
+        await swarm.ends_equal(versions=(12,))
 
 
 def _signed_by(mallory: Mallory, member: pb.Member) -> pb.Member:
@@ -133,65 +110,46 @@ def _signed_by(mallory: Mallory, member: pb.Member) -> pb.Member:
 
 
 @pytest.mark.parametrize("word", [pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT])
-def test_one_member_cannot_end_another_by_saying_so(
-    tmp_path: Path, word: "pb.Health.ValueType"
-) -> None:
+async def test_one_member_cannot_end_another(tmp_path: Path, word: "pb.Health.ValueType") -> None:
     """Again and again: the accused is in each round, and the status names who accuses it."""
-
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(steady(60), authority=authority) as swarm:
-            await swarm.start("a", "b", "c")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
-            for _ in range(40):
-                accused = await mallory.member("b")
-                accused.health = word
-                await mallory.says(accused)
-                assert seen(swarm, "a", "b").health is Health.ALIVE
-                await swarm.until(lambda: True, 1)
-            count = swarm["a"].node.status()["accusations"]
-            assert isinstance(count, dict)
-            assert count["mallory of b"] >= 20
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-            rounds = [event for peer in swarm.alive for event in peer.of_kind("round")]
-            assert {event["contributors"] for event in rounds} == {3}
-
-    run(scenario())
+    async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
+        mallory = Mallory(swarm, swarm.authority.new_identity(Role.PEER, "mallory"))
+        for _ in range(40):
+            accused = await mallory.member("b")
+            accused.health = word
+            await mallory.says(accused)
+            assert seen(swarm, "a", "b").health is Health.ALIVE
+            await swarm.until(lambda: True, 1)
+        count = swarm["a"].node.status()["accusations"]
+        assert isinstance(count, dict)
+        assert count["mallory of b"] >= 20
+        await swarm.ends_equal(versions=(12,))
+        rounds = [event for peer in swarm.alive for event in peer.of_kind("round")]
+        assert {event["contributors"] for event in rounds} == {3}
 
 
-def test_a_replay_is_old_after_a_restart_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(steady(100), authority=authority) as swarm:
-            await swarm.start("a", "b", "c")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
-            old = await mallory.member("b")
-            swarm.kill("b")
-            await swarm.restart("b", via=["a"])
-            await swarm.until(
-                lambda: (
-                    seen(swarm, "a", "b").epoch == swarm["b"].node.gossip.me.epoch
-                    and seen(swarm, "a", "b").phase is Phase.TRAINING
-                ),
-                60,
-            )
-            before = seen(swarm, "a", "b")
-            for health in (pb.HEALTH_ALIVE, pb.HEALTH_DEAD, pb.HEALTH_LEFT):
-                old.health = health
-                await mallory.says(old)
-                now = seen(swarm, "a", "b")
-                assert (now.epoch, now.address, now.health) == (
-                    before.epoch,
-                    before.address,
-                    Health.ALIVE,
-                )
-            assert swarm["a"].node.status()["accusations"] == {}, "it was of an earlier life"
-            await swarm.finished()
-
-    run(scenario())
+async def test_a_replay_is_old_after_a_restart_too(tmp_path: Path) -> None:
+    async with Swarm(steady(100), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
+        mallory = Mallory(swarm, swarm.authority.new_identity(Role.PEER, "mallory"))
+        old = await mallory.member("b")
+        swarm.kill("b")
+        await swarm.restart("b", via=["a"])
+        await swarm.until(
+            lambda: (
+                seen(swarm, "a", "b").epoch == swarm["b"].node.gossip.me.epoch
+                and seen(swarm, "a", "b").phase is Phase.TRAINING
+            ),
+            60,
+        )
+        before = seen(swarm, "a", "b")
+        as_before = (before.epoch, before.address, Health.ALIVE)
+        for health in (pb.HEALTH_ALIVE, pb.HEALTH_DEAD, pb.HEALTH_LEFT):
+            old.health = health
+            await mallory.says(old)
+            now = seen(swarm, "a", "b")
+            assert (now.epoch, now.address, now.health) == as_before
+        assert swarm["a"].node.status()["accusations"] == {}, "it was of an earlier life"
+        await swarm.finished()
 
 
 FAR = 2**64 - 1
@@ -206,33 +164,24 @@ CANNOT_BE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_words_that_cannot_be_are_refused_though_their_peer_has_signed_them(
-    tmp_path: Path,
-) -> None:
+async def test_words_that_cannot_be_are_refused_though_they_are_signed(tmp_path: Path) -> None:
     """Each for what is wrong with it; and a peer whose clock was wrong is believed once it is set
     right, though what it says then is older."""
-
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path)
-        async with Swarm(steady(60), authority=authority) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
-            for number, (what, wrong) in enumerate(CANNOT_BE.items(), 2):
-                member = replace(Member("mallory", "nowhere", number), **wrong)
-                (refused,) = (await mallory.says(mallory.signs(member))).refused
-                assert what in refused, refused
-                assert "mallory" not in {each["peer"] for each in swarm["a"].members}
-            right = Member("mallory", "nowhere", epoch=1)
-            assert not (await mallory.says(mallory.signs(right))).refused
-            assert seen(swarm, "a", "mallory").epoch == 1
-            assert swarm["a"].refused["member"] == len(CANNOT_BE)
-            await swarm.finished()
-
-    run(scenario())
+    async with Swarm(steady(60), "ab", authority=Authority.make(tmp_path), at=1) as swarm:
+        mallory = Mallory(swarm, swarm.authority.new_identity(Role.PEER, "mallory"))
+        for number, (what, wrong) in enumerate(CANNOT_BE.items(), 2):
+            member = replace(Member("mallory", "nowhere", number), **wrong)
+            (refused,) = (await mallory.says(mallory.signs(member))).refused
+            assert what in refused, refused
+            assert "mallory" not in {each["peer"] for each in swarm["a"].members}
+        right = Member("mallory", "nowhere", epoch=1)
+        assert not (await mallory.says(mallory.signs(right))).refused
+        assert seen(swarm, "a", "mallory").epoch == 1
+        assert swarm["a"].refused["member"] == len(CANNOT_BE)
+        await swarm.finished()
 
 
-def test_one_message_costs_few_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_costs_few_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a member sends or answers: words of its own by the thousand, and certificates of
     nobody or of all that are known."""
     checked: list[str] = []
@@ -244,49 +193,36 @@ def test_one_message_costs_few_signatures(tmp_path: Path, monkeypatch: pytest.Mo
             return honest(*said)
 
         monkeypatch.setattr(kind, name, counted)
-
-    async def scenario() -> None:
-        authority = Authority.make(tmp_path / "run")
-        foreign = Authority.make(tmp_path / "foreign").new_identity(Role.PEER, "b")
-        async with Swarm(steady(60), authority=authority) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            gossip = swarm["a"].node.gossip
-            mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
-            newer = [mallory.signs(Member("mallory", "nowhere", life)) for life in range(1, 200)]
-            known = gossip._words.certificates(["a", "b"])  # type: ignore[union-attr]
-            for certificates in ([mallory.words.certificate, *10 * known], 32 * [foreign.der]):
-                checked.clear()
-                gossip.read_members(newer, certificates)
-                assert len(checked) <= 12, checked
-
-    run(scenario())
+    authority = Authority.make(tmp_path / "run")
+    foreign = Authority.make(tmp_path / "foreign").new_identity(Role.PEER, "b")
+    async with Swarm(steady(60), "ab", authority=authority, at=1) as swarm:
+        gossip = swarm["a"].node.gossip
+        mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
+        newer = [mallory.signs(Member("mallory", "nowhere", life)) for life in range(1, 200)]
+        known = gossip._words.certificates(["a", "b"])  # type: ignore[union-attr]
+        for certificates in ([mallory.words.certificate, *10 * known], 32 * [foreign.der]):
+            checked.clear()
+            gossip.read_members(newer, certificates)
+            assert len(checked) <= 12, checked
 
 
-def test_words_for_another_run_and_certificates_of_another_authority_count_for_nothing(
+async def test_words_for_another_run_and_certificates_of_another_authority_count_for_nothing(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        authority, other = (Authority.make(tmp_path / name) for name in ("one", "other"))
-        async with Swarm(steady(60), authority=authority) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            elsewhere = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"), run_id=7)
-            me = Member("mallory", "nowhere", epoch=1)
-            (refused,) = (await elsewhere.says(elsewhere.signs(me))).refused
-            assert "mallory: its words are not signed by it" in refused
-            outside = Mallory(swarm, other.new_identity(Role.PEER, "oscar"))
-            oscar = Member("oscar", "nowhere", epoch=1)
-            assert "oscar" in (await outside.says(outside.signs(oscar))).lacks
-            assert {each["peer"] for each in swarm["a"].members} == {"a", "b"}
-            await swarm.finished()
-
-    run(scenario())
+    authority, other = (Authority.make(tmp_path / name) for name in ("one", "other"))
+    async with Swarm(steady(60), "ab", authority=authority, at=1) as swarm:
+        elsewhere = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"), run_id=7)
+        me = Member("mallory", "nowhere", epoch=1)
+        (refused,) = (await elsewhere.says(elsewhere.signs(me))).refused
+        assert "mallory: its words are not signed by it" in refused
+        outside = Mallory(swarm, other.new_identity(Role.PEER, "oscar"))
+        oscar = Member("oscar", "nowhere", epoch=1)
+        assert "oscar" in (await outside.says(outside.signs(oscar))).lacks
+        assert {each["peer"] for each in swarm["a"].members} == {"a", "b"}
+        await swarm.finished()
 
 
-def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_has_come(
-    tmp_path: Path,
-) -> None:
+def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_comes(tmp_path: Path) -> None:
     """Of a hundred peers a reply has no room for all certificates: the rest is asked for."""
     authority = Authority.make(tmp_path)
     clock = [0.0]

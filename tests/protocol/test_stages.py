@@ -1,8 +1,9 @@
 """A model in stages learns what the whole model would, whatever way its microbatches take."""
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,24 +11,49 @@ from torch import Tensor
 
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.pipeline.part import part_of
-from murmuration.worker.tasks import StageModule
-from tests.protocol.stage_swarm import (
-    HELD_BYTES,
-    StagedProblem,
-    StageSwarm,
-    incarnation_of,
-    stage_of,
-)
-from tests.protocol.virtual_time import run
-from tests.support.whole_training import Whole, distance, trained_whole
+from murmuration.worker.tasks import Cursor, StageModule
+from murmuration.worker.training.replica import InnerReplica
+from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm, incarnation_of
 
-NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "lost", "discarded")
+
+@dataclass(frozen=True)
+class Whole:
+    """What one process computes: the gradients of the first iteration, and all parameters."""
+
+    first: Mapping[str, Tensor]
+    last: Mapping[str, Tensor]
 
 
 def reference(problem: StagedProblem, origins: Iterable[str]) -> Whole:
-    """The whole model, trained on the microbatches of all origins, without stages."""
-    cursors = [problem.cursor(origin) for origin in origins]
-    return trained_whole(problem.task, problem.inner, cursors, problem.microbatches, problem.steps)
+    """The whole model, trained without stages on the microbatches of all origins: an AdamW step by
+    their mean."""
+    task, steps = problem.task, problem.steps
+    model = task.model()
+    replica = InnerReplica(task, model, problem.inner, Cursor(seed=0, stream="unused"), steps)
+    streams = [task.batches("train", problem.cursor(origin)) for origin in origins]
+    first: dict[str, Tensor] = {}
+    for step in range(1, steps + 1):
+        batches = [next(stream) for stream in streams for _ in range(problem.microbatches)]
+        model.zero_grad()
+        (sum(task.loss(model, batch) for batch in batches) / len(batches)).backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        first = first or gradients
+        replica.inner_step(step, {name: value.clone() for name, value in gradients.items()})
+    return Whole(first, {n: p.detach().clone() for n, p in model.named_parameters()})
+
+
+def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest relative difference of a tensor."""
+    assert found.keys() == expected.keys()
+    distances = [
+        float((found[name] - value).norm() / max(float(value.norm()), 1e-12))
+        for name, value in expected.items()
+    ]
+    assert not any(map(math.isnan, distances))
+    return max(distances)
+
+
+NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "lost", "discarded")
 
 
 def first_gradients(swarm: StageSwarm) -> dict[str, Tensor]:
@@ -42,152 +68,107 @@ def assert_no_trouble(swarm: StageSwarm) -> None:
     assert {name: swarm.total(name) for name in NO_TROUBLE} == dict.fromkeys(NO_TROUBLE, 0)
 
 
-def assert_learned_as_one_process(swarm: StageSwarm) -> None:
+async def ends_as_one_process(swarm: StageSwarm) -> None:
+    """It has learned what one process would."""
+    await swarm.finished()
+    assert_no_trouble(swarm)
     expected = reference(swarm.problem, [peer.name for peer in swarm.of_stage(0)])
     assert distance(swarm.whole(), expected.last) < 1e-5
 
 
-def test_one_replica_a_stage_learns_what_a_single_process_does() -> None:
-    async def scenario() -> None:
-        async with StageSwarm(StagedProblem()) as swarm:
-            await swarm.start_all()
-            await swarm.finished()
-            expected = reference(swarm.problem, ["0a"])
-            assert distance(first_gradients(swarm), expected.first) < 1e-5
-            assert distance(swarm.whole(), expected.last) < 1e-5
-            assert_no_trouble(swarm)
-            for iteration in range(1, swarm.problem.steps + 1):
-                for stage in range(4):
-                    begun = range(swarm.problem.microbatches)
-                    every = {(incarnation_of(swarm["0a"]), n): 1 for n in begun}
-                    assert swarm.counted(stage, iteration) == every
-
-    run(scenario())
+async def test_one_replica_a_stage_learns_what_a_single_process_does() -> None:
+    async with StageSwarm(StagedProblem(), 1) as swarm:
+        await swarm.finished()
+        expected = reference(swarm.problem, ["0a"])
+        assert distance(first_gradients(swarm), expected.first) < 1e-5
+        assert distance(swarm.whole(), expected.last) < 1e-5
+        assert_no_trouble(swarm)
+        for iteration in range(1, swarm.problem.steps + 1):
+            for stage in range(4):
+                begun = range(swarm.problem.microbatches)
+                every = {(incarnation_of(swarm["0a"]), n): 1 for n in begun}
+                assert swarm.counted(stage, iteration) == every
 
 
 @pytest.mark.parametrize("cut", [(3, 1, 2), (1, 1, 4)])
-def test_a_cut_that_the_run_says_learns_what_a_single_process_does(cut: tuple[int, ...]) -> None:
-    async def scenario() -> None:
-        problem = StagedProblem(count=3, cut=cut, layers=6, steps=3)
-        async with StageSwarm(problem) as swarm:
-            await swarm.start_all(2)
-            await swarm.finished()
-            assert_learned_as_one_process(swarm)
-            assert_no_trouble(swarm)
-            swarm.assert_counted_once()
-            swarm.assert_stages_agree()
-            for peer in swarm.alive:
-                held = [
-                    name for name in peer.replica.parameters if name.endswith("down_proj.weight")
-                ]
-                assert len(held) == cut[stage_of(peer.name)]
-
-    run(scenario())
+async def test_a_cut_of_the_run_learns_what_a_single_process_does(cut: tuple[int, ...]) -> None:
+    problem = StagedProblem(count=3, cut=cut, layers=6, steps=3)
+    async with StageSwarm(problem, 2) as swarm:
+        await ends_as_one_process(swarm)
+        swarm.assert_counted_once()
+        swarm.assert_stages_agree()
+        for peer in swarm.alive:
+            held = [name for name in peer.replica.parameters if name.endswith("down_proj.weight")]
+            assert len(held) == cut[int(peer.name[0])]
 
 
-def test_the_loss_told_is_that_of_the_whole_model() -> None:
+async def test_the_loss_told_is_that_of_the_whole_model() -> None:
     problem = StagedProblem(steps=1)
-
-    async def scenario() -> None:
-        async with StageSwarm(problem) as swarm:
-            await swarm.start_all()
-            await swarm.finished()
-            stream = problem.task.batches("train", problem.cursor("0a"))
-            model = problem.task.model()
-            losses = [
-                problem.task.loss(model, next(stream)).item() for _ in range(problem.microbatches)
-            ]
-            assert swarm["0a"].replica.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-
-    run(scenario())
+    async with StageSwarm(problem, 1) as swarm:
+        await swarm.finished()
+        stream = problem.task.batches("train", problem.cursor("0a"))
+        model = problem.task.model()
+        batches = [next(stream) for _ in range(problem.microbatches)]
+        losses = [problem.task.loss(model, batch).item() for batch in batches]
+        assert swarm["0a"].replica.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("routing", ["full", "random"])
-def test_two_replicas_a_stage_in_sync_learn_from_both_origins(routing: str) -> None:
-    async def scenario() -> None:
-        async with StageSwarm(StagedProblem(routing=routing, steps=3)) as swarm:
-            await swarm.start_all(2)
-            await swarm.finished()
-            assert_learned_as_one_process(swarm)
-            assert_no_trouble(swarm)
-            swarm.assert_counted_once()
-            swarm.assert_stages_agree()
-            for peer in swarm.alive:  # an even share each, or the mean of means were another
-                assert [len(told.counted) for told in peer.replica.iterations] == [4, 4, 4]
-
-    run(scenario())
+async def test_two_replicas_a_stage_in_sync_learn_from_both_origins(routing: str) -> None:
+    async with StageSwarm(StagedProblem(routing=routing, steps=3), 2) as swarm:
+        await ends_as_one_process(swarm)
+        swarm.assert_counted_once()
+        swarm.assert_stages_agree()
+        for peer in swarm.alive:  # an even share each, or the mean of means were another
+            assert [len(told.counted) for told in peer.replica.iterations] == [4, 4, 4]
 
 
-def test_uneven_shares_of_the_visits_count_as_what_they_are() -> None:
-    async def scenario() -> None:
-        async with StageSwarm(StagedProblem(steps=3)) as swarm:
-            await swarm.start_all({0: 2, 1: 3, 2: 2, 3: 2})
-            await swarm.finished()
-            assert_learned_as_one_process(swarm)
-            assert_no_trouble(swarm)
-            shares = {
-                len(told.counted) for peer in swarm.of_stage(1) for told in peer.replica.iterations
-            }
-            assert shares == {2, 3}  # eight visits in an iteration
-
-    run(scenario())
-
-
-def test_a_replica_that_nothing_visits_does_not_thin_the_mean() -> None:
-    async def scenario() -> None:
-        async with StageSwarm(StagedProblem(microbatches=2, steps=2)) as swarm:
-            await swarm.start_all({0: 1, 1: 3, 2: 1, 3: 1})
-            await swarm.finished()
-            assert_learned_as_one_process(swarm)
-            shares = {
-                len(told.counted) for peer in swarm.of_stage(1) for told in peer.replica.iterations
-            }
-            assert shares == {0, 1}  # two visits in an iteration
-
-    run(scenario())
+@pytest.mark.parametrize(
+    ("microbatches", "replicas", "shares"),
+    [(4, {0: 2, 1: 3, 2: 2, 3: 2}, {2, 3}), (2, {0: 1, 1: 3, 2: 1, 3: 1}, {0, 1})],
+    ids=["eight visits", "two visits"],
+)
+async def test_uneven_shares_of_the_visits_count_as_what_they_are(
+    microbatches: int, replicas: dict[int, int], shares: set[int]
+) -> None:
+    """A replica that nothing visits does not thin the mean."""
+    async with StageSwarm(StagedProblem(microbatches=microbatches, steps=2), replicas) as swarm:
+        await ends_as_one_process(swarm)
+        told = [told for peer in swarm.of_stage(1) for told in peer.replica.iterations]
+        assert {len(each.counted) for each in told} == shares
 
 
 # ------------------------------------------------------------------------------------- skipping
 
 
 @pytest.mark.parametrize(("routing", "drawn"), [("random", 0), ("skip", 2)])
-def test_skips_visit_the_stages_equally_often(routing: str, drawn: int) -> None:
+async def test_skips_visit_the_stages_equally_often(routing: str, drawn: int) -> None:
     """But for what is left over while routes are drawn, until better ones are found."""
     problem = StagedProblem(routing=routing, skip=0.25, steps=6)
-
-    async def scenario() -> None:
-        async with StageSwarm(problem) as swarm:
-            await swarm.start_all(1)
-            await swarm.finished()
-            assert_no_trouble(swarm)
-            visits = [
-                [sum(swarm.counted(stage, i).values()) for i in range(1, 7)] for stage in range(4)
-            ]
-            assert visits[0] == [4] * 6
-            for stage in (1, 2, 3):  # 4 routes of 2 stages in an iteration, 3 stages
-                assert set(visits[stage]) <= {2, 3}
-            assert all(abs(sum(each) - 16) <= drawn for each in visits[1:])
-
-    run(scenario())
+    async with StageSwarm(problem, 1) as swarm:
+        await swarm.finished()
+        assert_no_trouble(swarm)
+        visits = [
+            [sum(swarm.counted(stage, i).values()) for i in range(1, 7)] for stage in range(4)
+        ]
+        assert visits[0] == [4] * 6
+        for stage in (1, 2, 3):  # 4 routes of 2 stages in an iteration, 3 stages
+            assert set(visits[stage]) <= {2, 3}
+        assert all(abs(sum(each) - 16) <= drawn for each in visits[1:])
 
 
-def test_a_stages_gradient_is_the_mean_over_its_own_visits() -> None:
+async def test_a_stages_gradient_is_the_mean_over_its_own_visits() -> None:
     problem = StagedProblem(routing="random", skip=0.25, steps=1)
-
-    async def scenario() -> None:
-        async with StageSwarm(problem) as swarm:
-            await swarm.start_all()
-            await swarm.finished()
-            origin = incarnation_of(swarm["0a"])
-            routes = {
-                n: [stage for stage in range(4) if (origin, n) in swarm.counted(stage, 1)]
-                for n in range(problem.microbatches)
-            }
-            assert {len(stages) for stages in routes.values()} == {3}
-            expected = skipped_gradients(problem, routes)
-            assert distance(first_gradients(swarm), expected) < 1e-5
-
-    run(scenario())
+    async with StageSwarm(problem, 1) as swarm:
+        await swarm.finished()
+        origin = incarnation_of(swarm["0a"])
+        routes = {
+            n: [stage for stage in range(4) if (origin, n) in swarm.counted(stage, 1)]
+            for n in range(problem.microbatches)
+        }
+        assert {len(stages) for stages in routes.values()} == {3}
+        expected = skipped_gradients(problem, routes)
+        assert distance(first_gradients(swarm), expected) < 1e-5
 
 
 def skipped_gradients(problem: StagedProblem, routes: dict[int, list[int]]) -> dict[str, Tensor]:
@@ -224,58 +205,39 @@ PLANS = {
     ("routing", "plan"),
     [("stochastic", "diloco"), ("skip", "streaming"), ("random", "noloco"), ("full", "streaming")],
 )
-def test_replicas_of_a_stage_end_with_one_anchor(routing: str, plan: str) -> None:
+async def test_replicas_of_a_stage_end_with_one_anchor(routing: str, plan: str) -> None:
     problem = StagedProblem(
         routing=routing, plan=PLANS[plan], steps=8, layers=8, microbatches=2, activations="bf16"
     )
-
-    async def scenario() -> None:
-        async with StageSwarm(problem) as swarm:
-            await swarm.start_all(2)
-            await swarm.finished()
-            assert_no_trouble(swarm)
-            swarm.assert_stages_agree()
-            for peer in swarm.alive:
-                assert peer.of_kind("round_failed") == []
-                assert min(peer.versions) >= 2
-                assert {e["contributors"] for e in peer.of_kind("round")} == {2}
-
-    run(scenario())
+    async with StageSwarm(problem, 2) as swarm:
+        await swarm.finished()
+        assert_no_trouble(swarm)
+        swarm.assert_stages_agree()
+        for peer in swarm.alive:
+            assert peer.of_kind("round_failed") == []
+            assert min(peer.versions) >= 2
+            assert {e["contributors"] for e in peer.of_kind("round")} == {2}
 
 
 # ---------------------------------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("limits", [1, 2])
-def test_little_room_defers_forwards_and_changes_nothing(limits: int) -> None:
+async def test_little_room_defers_forwards_and_changes_nothing(limits: int) -> None:
     """Backwards and losses always go through, or the first deferred forward were the last."""
     problem = StagedProblem(limits=limits, microbatches=6, steps=3)
-
-    async def scenario() -> None:
-        async with StageSwarm(problem) as swarm:
-            await swarm.start_all()
-            await swarm.finished()
-            assert_learned_as_one_process(swarm)
-            assert_no_trouble(swarm)
-            budgets = {peer.name: peer.node.stages.context.budget for peer in swarm.alive}
-            assert budgets["0a"].peak_bytes == limits * HELD_BYTES  # six want in at once
-            for budget in budgets.values():
-                assert 0 < budget.peak_bytes <= limits * HELD_BYTES
-                assert budget.held_bytes == 0
-
-    run(scenario())
+    async with StageSwarm(problem, 1) as swarm:
+        await ends_as_one_process(swarm)
+        budgets = {peer.name: peer.node.stages.context.budget for peer in swarm.alive}
+        assert budgets["0a"].peak_bytes == limits * HELD_BYTES  # six want in at once
+        for budget in budgets.values():
+            assert 0 < budget.peak_bytes <= limits * HELD_BYTES
+            assert budget.held_bytes == 0
 
 
-def test_one_stage_with_little_room_holds_the_others_back_only() -> None:
+async def test_one_stage_with_little_room_holds_the_others_back_only() -> None:
     """Two origins send to one replica of stage 1, which takes one call at a time."""
     problem = StagedProblem(count=3, layers=3, limits=1, microbatches=3, steps=3)
-
-    async def scenario() -> None:
-        async with StageSwarm(problem) as swarm:
-            await swarm.start_all({0: 2, 1: 1, 2: 1})
-            await swarm.finished()
-            assert_no_trouble(swarm)
-            assert_learned_as_one_process(swarm)
-            assert swarm["1a"].node.stages.context.budget.peak_bytes == HELD_BYTES  # of two
-
-    run(scenario())
+    async with StageSwarm(problem, {0: 2, 1: 1, 2: 1}) as swarm:
+        await ends_as_one_process(swarm)
+        assert swarm["1a"].node.stages.context.budget.peak_bytes == HELD_BYTES  # of two

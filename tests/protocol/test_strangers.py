@@ -1,112 +1,293 @@
-"""Somebody without a model speaks to live nodes: what is refused, told and left alone."""
+"""Somebody speaks to live nodes that has no model, that speaks for another, or of members that
+nobody has met: what is refused, told and left alone."""
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.transport import Refused
+from murmuration.worker.identity import Authority, Role
+from murmuration.worker.identity.words import SignedWords
+from murmuration.worker.membership import Member, Phase
+from murmuration.worker.transport import (
+    CONTROL_METHODS,
+    DATA_METHODS,
+    RELAY_METHODS,
+    Caller,
+    Refused,
+    Unreachable,
+)
+from murmuration.worker.wire import WireError, claimed_sender, signed_member_to_message
 from tests.protocol.problem import Problem, steady
-from tests.protocol.swarm import Swarm
-from tests.protocol.virtual_time import run
-
-FAR = 2**64 - 1
-
-
-def gossip(swarm: Swarm, *members: pb.Member, **said: object) -> bytes:
-    message = pb.GossipMessage(sender="x", run=swarm.problem.manifest.run, members=members)
-    for name, value in said.items():
-        getattr(message, name).CopyFrom(value) if name == "progress" else setattr(
-            message, name, value
-        )
-    return message.SerializeToString()
+from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.taps import Scripted
+from tests.support.stranger import impossible
 
 
-CARDS = {
-    "epoch": pb.Member(peer="a", address="a", epoch=FAR),
-    "incarnation": pb.Member(peer="a", address="a", epoch=1, incarnation=2**32 - 1),
-    "heartbeat": pb.Member(peer="a", address="a", epoch=1, heartbeat=FAR),
-    "step": pb.Member(peer="b", address="b", epoch=2, step=FAR, heartbeat=5),
-    "stage": pb.Member(peer="b", address="b", epoch=2, stage=7, heartbeat=5),
-    "fragments": pb.Member(
-        peer="b", address="b", epoch=2, heartbeat=5, digests=[pb.FragmentDigest()] * 9
-    ),
-    "version": pb.Member(
-        peer="b", address="b", epoch=2, heartbeat=5, digests=[pb.FragmentDigest(version=1000)]
-    ),
-    "member x": pb.Member(peer="x", address="x", profile=b"x" * 20_000),
+def gossip(swarm: Swarm, *members: pb.Member, **said: Any) -> bytes:
+    given = {"sender": "x", "run": swarm.problem.manifest.run, "members": members, **said}
+    return pb.GossipMessage(**given).SerializeToString()
+
+
+OWN = impossible("a", "a", 1)
+CARDS = impossible("b", "b", 2) | {n: OWN[n] for n in ("epoch", "incarnation", "heartbeat")}
+
+
+async def test_members_that_cannot_be_are_refused_one_by_one() -> None:
+    async with Swarm(steady(60), "ab", at=1) as swarm:
+        node = swarm["a"].node
+        for what, card in CARDS.items():
+            good = pb.Member(peer=f"good {what}", address="nowhere", epoch=1)
+            raw = await node.server.on_call("Control/Gossip", gossip(swarm, card, good))
+            answer = pb.GossipMessage.FromString(raw)
+            assert len(answer.refused) == 1
+            assert what in answer.refused[0]
+            assert f"good {what}" in {each["peer"] for each in swarm["a"].members}
+            join = pb.JoinRequest(member=card, manifest=swarm.problem.manifest.pack())
+            raw = await node.server.on_call("Control/Join", join.SerializeToString())
+            assert what in pb.JoinReply.FromString(raw).refusal
+        assert swarm["a"].refused["member"] == 2 * len(CARDS)
+        assert node.gossip.me.epoch == 1
+        far = pb.MemberProgress(epoch=2, heartbeat=2**64 - 1, step=3)
+        raw = await node.server.on_call("Control/Gossip", gossip(swarm, sender="b", progress=far))
+        assert "heartbeat" in pb.GossipMessage.FromString(raw).refused[0]
+        await swarm.ends_equal(versions=(12,))
+
+
+async def test_a_call_that_cannot_be_answered_ends_alone() -> None:
+    async with Swarm(Problem(steps=15), "ab") as swarm:
+        node = swarm["a"].node
+        long = "x" * 3_000_000
+        for method, raw in (
+            ("Control/Gossip", b"\xff\xff"),
+            ("Control/Gossip", gossip(swarm, sender=long)),
+            ("Control/Join", b"\xff"),
+            ("Control/IndirectProbe", b"\xff"),
+            ("Control/Nothing", b""),
+        ):
+            with pytest.raises(Refused) as refused:
+                await node.server.on_call(method, raw)
+            assert len(str(refused.value)) <= 200
+
+        async def broken(_raw: bytes) -> bytes:
+            raise KeyError("a defect of ours")
+
+        node.server.calls["Control/Measure"] = broken
+        for _ in range(3):
+            with pytest.raises(Refused, match="cannot be answered"):
+                await node.server.on_call("Control/Measure", b"")
+        (told,) = swarm["a"].of_kind("warning")
+        assert "KeyError in broken" in str(told["text"])
+        await swarm.ends_equal(versions=(5,))
+
+
+async def test_one_that_is_not_believed_is_told_why() -> None:
+    async with Swarm(steady(60), "ab") as swarm:
+        limits = swarm["b"].node.gossip.limits
+        await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
+        object.__setattr__(limits, "steps", 20)
+        await swarm.until(lambda: bool(swarm["a"].of_kind("warning")), 60)
+        told = str(swarm["a"].warnings[0])
+        assert told.startswith("b refuses ")
+        assert "of 20" in told
+
+
+MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
+COORDINATOR = Caller("ipv4:127.0.0.1:1", "coordinator", "coordinator")
+TOKEN = Caller("ipv4:127.0.0.1:1", "token", "0123abcd")
+
+CLAIMS = {
+    "Control/Join": pb.JoinRequest(manifest=b"x", member=pb.Member(peer="a")),
+    "Control/Gossip": pb.GossipMessage(sender="a"),
+    "Control/Lease": pb.LeaseNews(holdings=[pb.BlockHolding(peer="a")]),
+    "Control/Finished": pb.FinishedRequest(origin="a"),
+    "Control/Result": pb.ResultRequest(sender="a"),
+    "Data/Exchange": pb.ExchangeUp(header=pb.ContributionHeader(sender="a")),
+    "Data/Average": pb.ExchangeUp(header=pb.ContributionHeader(sender="a")),
+    "Data/PairRound": pb.PairMessage(header=pb.PairHeader(sender="a")),
+    "Data/StageCall": pb.StageCallUp(header=pb.StageCallHeader(sender="a")),
+    **dict.fromkeys(RELAY_METHODS, pb.RelayMessage(header=pb.RelayHeader(sender="a"))),
+}
+# What these hold is about others, or about nobody.
+SAY_NOTHING = {
+    "Control/Enrol",
+    "Control/IndirectProbe",
+    "Control/Status",
+    "Control/Measure",
+    "Data/Fetch",
 }
 
 
-def test_members_that_cannot_be_are_refused_one_by_one() -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            node = swarm["a"].node
-            for what, card in CARDS.items():
-                good = pb.Member(peer=f"good {what}", address="nowhere", epoch=1)
-                raw = await node.server.on_call("Control/Gossip", gossip(swarm, card, good))
-                answer = pb.GossipMessage.FromString(raw)
-                assert len(answer.refused) == 1
-                assert what in answer.refused[0]
-                assert f"good {what}" in {each["peer"] for each in swarm["a"].members}
-                join = pb.JoinRequest(member=card, manifest=swarm.problem.manifest.pack())
-                raw = await node.server.on_call("Control/Join", join.SerializeToString())
-                assert what in pb.JoinReply.FromString(raw).refusal
-            assert swarm["a"].refused["member"] == 2 * len(CARDS)
-            assert node.gossip.me.epoch == 1
-            far = pb.MemberProgress(epoch=2, heartbeat=FAR, step=3)
-            raw = await node.server.on_call(
-                "Control/Gossip", gossip(swarm, sender="b", progress=far)
-            )
-            assert "heartbeat" in pb.GossipMessage.FromString(raw).refused[0]
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-
-    run(scenario())
+def test_of_every_method_it_is_known_whom_it_says_it_is_from() -> None:
+    assert {*CONTROL_METHODS, *DATA_METHODS, *RELAY_METHODS} == CLAIMS.keys() | SAY_NOTHING
+    for method, message in CLAIMS.items():
+        assert claimed_sender(method, message.SerializeToString()) == "a"
+    for method in SAY_NOTHING:
+        assert claimed_sender(method, b"anything") is None
+    asking = pb.JoinRequest(manifest=b"x", member=pb.Member(peer="a"), dial_only=True)
+    assert claimed_sender("Control/Join", asking.SerializeToString()) is None
+    assert claimed_sender("Control/Join", b"") is None
 
 
-def test_a_call_that_cannot_be_answered_ends_alone() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(steps=15)) as swarm:
-            await swarm.start("a", "b")
-            node = swarm["a"].node
-            long = "x" * 3_000_000
-            for method, raw in (
-                ("Control/Gossip", b"\xff\xff"),
-                ("Control/Gossip", gossip(swarm, sender=long)),
-                ("Control/Join", b"\xff"),
-                ("Control/IndirectProbe", b"\xff"),
-                ("Control/Nothing", b""),
-            ):
-                with pytest.raises(Refused) as refused:
-                    await node.server.on_call(method, raw)
-                assert len(str(refused.value)) <= 200
-
-            async def broken(_raw: bytes) -> bytes:
-                raise KeyError("a defect of ours")
-
-            node.server.calls["Control/Measure"] = broken
-            for _ in range(3):
-                with pytest.raises(Refused, match="cannot be answered"):
-                    await node.server.on_call("Control/Measure", b"")
-            (told,) = swarm["a"].of_kind("warning")
-            assert "KeyError in broken" in str(told["text"])
-            await swarm.finished()
-            swarm.assert_equal(versions=(5,))
-
-    run(scenario())
+def test_nobody_announces_another_peers_blocks_beside_its_own() -> None:
+    both = pb.LeaseNews(holdings=[pb.BlockHolding(peer="mallory"), pb.BlockHolding(peer="a")])
+    with pytest.raises(WireError, match="2 peers' blocks announced"):
+        claimed_sender("Control/Lease", both.SerializeToString())
 
 
-def test_one_that_is_not_believed_is_told_why() -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start("a", "b")
-            limits = swarm["b"].node.gossip.limits
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            object.__setattr__(limits, "steps", 20)
-            await swarm.until(lambda: bool(swarm["a"].of_kind("warning")), 60)
-            told = str(swarm["a"].warnings[0])
-            assert told.startswith("b refuses ")
-            assert "of 20" in told
+@pytest.mark.parametrize("pairs", [False, True])
+async def test_a_member_that_speaks_for_another_is_refused_and_counted(pairs: bool) -> None:
+    plan = Plan(inner_steps=3, exchange="pairs" if pairs else "mean")
+    problem = Problem(steps=15, plan=plan)
+    async with Swarm(problem, "ab") as swarm:
+        node = swarm["b"].node
+        refused = 0
+        for method, message in CLAIMS.items():
+            raw = message.SerializeToString()
+            if method in CONTROL_METHODS:
+                with pytest.raises(Refused, match="of mallory does not speak for a"):
+                    await node.server.on_call(method, raw, MALLORY)
+                refused += 1
+            elif method in node.server.streams:
+                stream = Scripted(raw, ends=True)
+                with suppress(Refused):  # a round in pairs ends its stream itself
+                    await node.server.on_stream(method, stream, MALLORY)
+                assert stream.sent == []
+                refused += 1
+        assert swarm["b"].refused["certificate"] == refused
+        # For itself it may, and where nothing is encrypted anybody.
+        said = pb.GossipMessage(sender="mallory", run=problem.manifest.run)
+        await node.server.on_call("Control/Gossip", said.SerializeToString(), MALLORY)
+        said.sender = "a"
+        await node.server.on_call("Control/Gossip", said.SerializeToString())
+        assert swarm["b"].refused["certificate"] == refused
+        await swarm.finished()
 
-    run(scenario())
+
+async def test_a_tokens_holder_may_ask_for_a_certificate_and_nothing_else() -> None:
+    async with Swarm(Problem(steps=15), "ab") as swarm:
+        node = swarm["a"].node
+        for method in CONTROL_METHODS:
+            if method != "Control/Enrol":
+                with pytest.raises(Refused, match="not for the certificate of a token"):
+                    await node.server.on_call(method, b"", TOKEN)
+        for method in node.server.streams:
+            stream = Scripted(b"", ends=True)
+            with pytest.raises((Refused, Unreachable), match="certificate of a token"):
+                await node.server.on_stream(method, stream, TOKEN)
+            assert stream.sent == []
+        with pytest.raises(Refused, match="Control/Enrol is not for the certificate"):
+            await node.server.on_call("Control/Enrol", b"", COORDINATOR)
+        for caller in (TOKEN, MALLORY):  # a member asks for a later one
+            raw = await node.server.on_call("Control/Enrol", b"", caller)
+            assert "does not hold the run's key" in pb.EnrolReply.FromString(raw).refusal
+        await swarm.finished()
+
+
+async def test_honest_members_that_come_and_go_are_refused_nothing(tmp_path: Path) -> None:
+    """By their certificates, for places, or as members."""
+    rng = random.Random(0)
+    async with Swarm(steady(400), "abcd", authority=Authority.make(tmp_path)) as swarm:
+        for number in range(6):
+            await swarm.sleep(rng.uniform(0.5, 4.0))
+            name = rng.choice([peer.name for peer in swarm.alive if peer.name != "a"])
+            match rng.randrange(4):
+                case 0:
+                    await swarm.join(f"new {number}", via="a")
+                case 1:
+                    swarm.kill(name)
+                    await swarm.sleep(rng.uniform(0.1, 8.0))
+                    await swarm.restart(name, via="a")
+                case 2:
+                    swarm.network.cut("a", name)
+                    await swarm.sleep(rng.uniform(0.1, 8.0))
+                    swarm.network.heal("a", name)
+                case _:
+                    swarm.freeze(name)
+                    await swarm.sleep(rng.uniform(0.1, 8.0))
+                    swarm.thaw(name)
+        await swarm.sleep(5)
+        for peer in swarm.alive:
+            counted = {kind: n for kind, n in peer.refused.items() if n}
+            assert not counted.keys() & {"certificate", "busy", "member", "call"}, counted
+
+
+FAR_STEP = 999_999
+MEANS = Problem(plan=Plan(inner_steps=5), steps=1_000_000, step_s=dict.fromkeys("abc", 0.5))
+PROBLEMS = {
+    "means": MEANS,
+    "pairs": replace(MEANS, plan=replace(PRESETS["noloco"], inner_steps=5, consensus=False)),
+}
+
+
+def least_version(swarm: Swarm) -> int:
+    return min(min(peer.versions) for peer in swarm.alive)
+
+
+async def tell(swarm: Swarm, *members: pb.Member, certificates: Sequence[bytes] = ()) -> None:
+    """Mallory tells all that live of these."""
+    said = pb.GossipMessage(
+        sender="mallory", run=swarm.problem.manifest.run, members=members, certificates=certificates
+    )
+    for peer in swarm.alive:
+        await peer.node.server.on_call("Control/Gossip", said.SerializeToString(), MALLORY)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+async def test_nobody_skips_to_where_five_ghosts_are_said_to_be(problem: Problem) -> None:
+    """By a member with a certificate, in its own name, for as long as the others train."""
+    async with Swarm(problem, "abc") as swarm:
+        await swarm.until(lambda: least_version(swarm) >= 2, 60)
+        digests = [pb.FragmentDigest(version=FAR_STEP // 5, hash=7)] * len(problem.fragments)
+        far = {"epoch": 1, "step": FAR_STEP, "phase": pb.PHASE_TRAINING, "digests": digests}
+        for beat in range(1, 20):
+            named = ({"peer": f"ghost {n}", "address": f"nowhere {n}"} for n in range(5))
+            await tell(swarm, *(pb.Member(**each, **far, heartbeat=beat) for each in named))
+            await swarm.sleep(1.0)
+        for peer in swarm.alive:
+            assert peer.of_kind("skipped") == peer.of_kind("adopted") == []
+            assert peer.trainer.step < 200
+        most = max(max(peer.versions) for peer in swarm.alive)
+        await swarm.until(lambda: least_version(swarm) > most + 2, 240)
+
+
+@pytest.mark.parametrize("address", ["nowhere", "c"])
+async def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path: Path, address: str) -> None:
+    """It has a certificate, says that it trains, and begins again whenever it is suspected."""
+    async with Swarm(MEANS, "abc", authority=Authority.make(tmp_path)) as swarm:
+        await swarm.until(lambda: least_version(swarm) >= 2, 60)
+        identity = swarm.authority.new_identity(Role.PEER, "mallory")
+        words = SignedWords(identity, MEANS.manifest.run, swarm.loop.time)
+        before = least_version(swarm)
+        for epoch in range(1, 41):
+            ghost = words.signed(Member("mallory", address, epoch, phase=Phase.TRAINING))
+            told = signed_member_to_message(ghost)
+            await tell(swarm, told, certificates=[words.certificate])
+            await swarm.sleep(0.5)
+        # Five steps of half a second are a round: eight of them in twenty seconds.
+        assert least_version(swarm) >= before + 7
+        rounds = [event for peer in swarm.alive for event in peer.of_kind("round")]
+        assert {event["contributors"] for event in rounds} == {3}
+
+
+async def test_a_member_said_to_be_at_anothers_address_is_not_alive() -> None:
+    """What answers there is another peer, so nobody is alive under the ghost's name."""
+
+    def sees(peer: Peer) -> object:
+        return next((m["health"] for m in peer.members if m["peer"] == "ghost"), None)
+
+    async with Swarm(MEANS, "abc") as swarm:
+        await swarm.until(lambda: least_version(swarm) >= 2, 60)
+        ghost = pb.Member(peer="ghost", address="c", epoch=1, heartbeat=5, phase=pb.PHASE_TRAINING)
+        said = gossip(swarm, ghost)
+        await swarm["a"].node.server.on_call("Control/Gossip", said, Caller("stranger"))
+        before = min(swarm["a"].versions)
+        await swarm.until(lambda: all(sees(p) is not None for p in swarm.alive), 10)
+        await swarm.until(lambda: all(sees(p) != "alive" for p in swarm.alive), 60)
+        await swarm.until(lambda: min(swarm["a"].versions) > before + 10, 120)

@@ -21,141 +21,90 @@ from tests.protocol.stage_swarm import (
     StageSwarm,
 )
 from tests.protocol.swarm import Swarm
-from tests.protocol.virtual_time import run
+from tests.protocol.taps import Scripted
 
 MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
 
 
-class Silent:
-    """A stream of somebody that sends these messages and nothing more, and may read nothing."""
-
-    def __init__(self, *messages: bytes, reads: bool = True) -> None:
-        self._messages, self._reads = list(messages), reads
-        self.sent: list[bytes] = []
-
-    async def receive(self) -> bytes | None:
-        if not self._messages:
-            await asyncio.Event().wait()
-        return self._messages.pop(0)
-
-    async def send(self, message: bytes) -> None:
-        self.sent.append(message)
-        if not self._reads:
-            await asyncio.Event().wait()
-
-    async def done(self) -> None: ...
-
-    def cancel(self) -> None: ...
-
-
 @pytest.mark.parametrize("method", ["Data/Exchange", "Data/Fetch"])
-def test_a_stream_that_does_not_begin_is_refused(method: str) -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            with pytest.raises(Refused, match=f"{method}: no header in 10 s"):
-                await swarm["a"].node.server.on_stream(method, Silent(), MALLORY)
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-
-    run(scenario())
+async def test_a_stream_that_does_not_begin_is_refused(method: str) -> None:
+    async with Swarm(steady(60), "ab", at=1) as swarm:
+        with pytest.raises(Refused, match=f"{method}: no header in 10 s"):
+            await swarm["a"].node.server.on_stream(method, Scripted(), MALLORY)
+        await swarm.ends_equal(versions=(12,))
 
 
-def test_a_state_that_nobody_reads_is_not_held_for_ever() -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            asked = pb.FetchRequest(run=swarm.problem.manifest.run, fragments=[0])
-            unread = Silent(asked.SerializeToString(), reads=False)
-            with pytest.raises(Refused, match="Data/Fetch: nothing was read for 120 s"):
-                await swarm["a"].node.server.on_stream("Data/Fetch", unread, MALLORY)
-            assert len(unread.sent) == 1
-
-    run(scenario())
+async def test_a_state_that_nobody_reads_is_not_held_for_ever() -> None:
+    async with Swarm(steady(60), "ab", at=1) as swarm:
+        asked = pb.FetchRequest(run=swarm.problem.manifest.run, fragments=[0])
+        unread = Scripted(asked.SerializeToString(), reads=False)
+        with pytest.raises(Refused, match="Data/Fetch: nothing was read for 120 s"):
+            await swarm["a"].node.server.on_stream("Data/Fetch", unread, MALLORY)
+        assert len(unread.sent) == 1
 
 
-def test_a_contribution_that_stops_midway_ends_with_a_reason() -> None:
+async def test_a_contribution_that_stops_midway_ends_with_a_reason() -> None:
     """When its next frame has not come for as long as a round may take."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(1000)) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            node, (version,) = swarm["a"].node, swarm["a"].versions
-            context = node.context
-            group = ("a", "b")
-            shard = next(n for n, order in enumerate(context.orders(0, group)) if order[0] == "a")
-            bounds = context.shards(0, group)[shard]
-            header = pb.ContributionHeader(
-                run=context.run, round=version, shard=shard, sender="b",
-                group=wire.group_hash(group), codec=context.codec.wire_id,
-                elements=bounds.stop - bounds.start, total_bytes=bounds.contribution_bytes,
-                weight=1, norm=1.0, root=bytes(16),
-            )  # fmt: skip
-            begun = Silent(pb.ExchangeUp(header=header).SerializeToString())
-            await node.server.on_stream("Data/Exchange", begun, Caller("b", "peer", "b"))
-            (last,) = begun.sent
-            refusal = pb.ExchangeDown.FromString(last).refusal
-            patience_s = context.round_s(0)
-            assert refusal.reason.endswith(f"from b: no frame in {patience_s:.0f} s")
-            assert swarm["a"].node.clock() > patience_s
-
-    run(scenario())
+    async with Swarm(steady(1000), "ab", at=1) as swarm:
+        node, (version,) = swarm["a"].node, swarm["a"].versions
+        context = node.context
+        group = ("a", "b")
+        shard = next(n for n, order in enumerate(context.orders(0, group)) if order[0] == "a")
+        bounds = context.shards(0, group)[shard]
+        header = pb.ContributionHeader(
+            run=context.run, round=version, shard=shard, sender="b",
+            group=wire.group_hash(group), codec=context.codec.wire_id,
+            elements=bounds.stop - bounds.start, total_bytes=bounds.contribution_bytes,
+            weight=1, norm=1.0, root=bytes(16),
+        )  # fmt: skip
+        begun = Scripted(pb.ExchangeUp(header=header).SerializeToString())
+        await node.server.on_stream("Data/Exchange", begun, Caller("b", "peer", "b"))
+        (last,) = begun.sent
+        refusal = pb.ExchangeDown.FromString(last).refusal
+        patience_s = context.round_s(0)
+        assert refusal.reason.endswith(f"from b: no frame in {patience_s:.0f} s")
+        assert swarm["a"].node.clock() > patience_s
 
 
-def test_one_caller_has_so_many_streams_and_the_others_theirs() -> None:
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            server = swarm["a"].node.server
-            held = [
-                asyncio.create_task(server.on_stream("Data/Exchange", Silent(), MALLORY))
-                for _ in range(STREAMS_EACH)
-            ]
-            await swarm.sleep(1)
-            for _ in range(400):
-                with pytest.raises(Busy, match="mallory has 32 streams here"):
-                    await server.on_stream("Data/Fetch", Silent(), MALLORY)
-            assert swarm["a"].refused["busy"] == 400
-            assert len(swarm["a"].of_kind("warning")) < 10
-            await asyncio.gather(*held, return_exceptions=True)  # they have not begun
-            await swarm.finished()
-            swarm.assert_equal(versions=(12,))
-
-    run(scenario())
+async def test_one_caller_has_so_many_streams_and_the_others_theirs() -> None:
+    async with Swarm(steady(60), "ab", at=1) as swarm:
+        server = swarm["a"].node.server
+        held = [
+            asyncio.create_task(server.on_stream("Data/Exchange", Scripted(), MALLORY))
+            for _ in range(STREAMS_EACH)
+        ]
+        await swarm.sleep(1)
+        for _ in range(400):
+            with pytest.raises(Busy, match="mallory has 32 streams here"):
+                await server.on_stream("Data/Fetch", Scripted(), MALLORY)
+        assert swarm["a"].refused["busy"] == 400
+        assert len(swarm["a"].of_kind("warning")) < 10
+        await asyncio.gather(*held, return_exceptions=True)  # they have not begun
+        await swarm.ends_equal(versions=(12,))
 
 
-def test_neither_four_members_nor_those_without_a_right_hold_all_streams() -> None:
+async def test_neither_four_members_nor_those_without_a_right_hold_all_streams() -> None:
     """A member has its share; tokens and those that were expelled have none."""
-
-    async def scenario() -> None:
-        async with Swarm(steady(60)) as swarm:
-            await swarm.start("a", "b")
-            await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
-            server = swarm["a"].node.server
-            expelled = {f"expelled {n}" for n in range(4)}
-            server._gate._revoked = lambda caller: caller.name in expelled
-            for role, names in (("peer", expelled), ("token", set("tuvw"))):
-                for name in names:
-                    with pytest.raises(Refused, match=r"expelled|not for the certificate"):
-                        await server.on_stream("Data/Fetch", Silent(), Caller(name, role, name))
-            held = [
-                asyncio.create_task(
-                    server.on_stream("Data/Fetch", Silent(), Caller("m", "peer", f"m{n}"))
-                )
-                for n in range(4)
-                for _ in range(STREAMS_EACH)
-            ]
-            await swarm.sleep(1)
-            assert sum(not each.done() for each in held) == most_streams(2) // 2 + 4 * 8
-            with pytest.raises(Refused, match="no header in"):  # and not Busy
-                await server.on_stream("Data/Fetch", Silent(), Caller("b", "peer", "b"))
-            await asyncio.gather(*held, return_exceptions=True)
-
-    run(scenario())
+    async with Swarm(steady(60), "ab", at=1) as swarm:
+        server = swarm["a"].node.server
+        expelled = {f"expelled {n}" for n in range(4)}
+        server._gate._revoked = lambda caller: caller.name in expelled
+        for role, names in (("peer", expelled), ("token", set("tuvw"))):
+            for name in names:
+                with pytest.raises(Refused, match=r"expelled|not for the certificate"):
+                    await server.on_stream("Data/Fetch", Scripted(), Caller(name, role, name))
+        held = [
+            asyncio.create_task(
+                server.on_stream("Data/Fetch", Scripted(), Caller("m", "peer", f"m{n}"))
+            )
+            for n in range(4)
+            for _ in range(STREAMS_EACH)
+        ]
+        await swarm.sleep(1)
+        assert sum(not each.done() for each in held) == most_streams(2) // 2 + 4 * 8
+        with pytest.raises(Refused, match="no header in"):  # and not Busy
+            await server.on_stream("Data/Fetch", Scripted(), Caller("b", "peer", "b"))
+        await asyncio.gather(*held, return_exceptions=True)
 
 
 # ------------------------------------------------------------------------- microbatches, at a stage
@@ -183,57 +132,46 @@ def begun(
     return pb.StageCallUp(header=header).SerializeToString()
 
 
-async def answer_of(swarm: StageSwarm, stream: Silent) -> str:
+async def answer_of(swarm: StageSwarm, stream: Scripted) -> str:
     """What the call ends with: why it is refused."""
     await swarm["1a"].node.server.on_stream("Data/StageCall", stream, MALLORY)
     return pb.StageCallDown.FromString(stream.sent[-1]).failed.reason
 
 
-def test_microbatches_that_do_not_come_leave_memory_to_others() -> None:
-    async def scenario() -> None:
-        async with StageSwarm(STAGED) as swarm:
-            await swarm.start_all()
-            await swarm.reached(3)
-            node = swarm["1a"].node
-            silent = [Silent(begun(swarm, number)) for number in range(20)]
-            held = [
-                asyncio.create_task(node.server.on_stream("Data/StageCall", each, MALLORY))
-                for each in silent
-            ]
-            await swarm.sleep(1)
-            half = STAGED.limits // 2 * HELD_BYTES  # it is one of two callers
-            assert half <= node.stages.context.budget.held_bytes
-            await swarm.reached(swarm["0a"].trainer.step + 20, limit_s=20)
-            assert swarm.total("dropped") == swarm.total("skipped") == 0
-            for each in held:
-                each.cancel()
-            await asyncio.gather(*held, return_exceptions=True)
-
-    run(scenario())
+async def test_microbatches_that_do_not_come_leave_memory_to_others() -> None:
+    async with StageSwarm(STAGED, 1, at=3) as swarm:
+        node = swarm["1a"].node
+        silent = [Scripted(begun(swarm, number)) for number in range(20)]
+        held = [
+            asyncio.create_task(node.server.on_stream("Data/StageCall", each, MALLORY))
+            for each in silent
+        ]
+        await swarm.sleep(1)
+        half = STAGED.limits // 2 * HELD_BYTES  # it is one of two callers
+        assert half <= node.stages.context.budget.held_bytes
+        await swarm.reached(swarm["0a"].trainer.step + 20, limit_s=20)
+        assert swarm.total("dropped") == swarm.total("skipped") == 0
+        for each in held:
+            each.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
     "shape", [(2, CONTEXT, HIDDEN), (1024, 2048, HIDDEN)], ids=["two batches", "128 MiB"]
 )
-def test_a_microbatch_larger_than_a_batch_is_refused_at_once(shape: tuple[int, int, int]) -> None:
+async def test_a_microbatch_above_a_batch_is_refused_at_once(shape: tuple[int, int, int]) -> None:
     """It takes no memory, whatever there is."""
-
-    async def scenario() -> None:
-        async with StageSwarm(replace(STAGED, limits=1_000_000_000)) as swarm:
-            await swarm.start_all()
-            await swarm.reached(3)
-            before = swarm["1a"].node.clock()
-            reason = await answer_of(swarm, Silent(begun(swarm, shape=shape)))
-            batch = (BATCH, CONTEXT, HIDDEN)
-            assert reason == f"activations of shape {shape}; a batch of this run: {batch}"
-            assert swarm["1a"].node.clock() == before
-            (warning,) = swarm["1a"].of_kind("warning")
-            assert warning["text"] == reason
-
-    run(scenario())
+    async with StageSwarm(replace(STAGED, limits=1_000_000_000), 1, at=3) as swarm:
+        before = swarm["1a"].node.clock()
+        reason = await answer_of(swarm, Scripted(begun(swarm, shape=shape)))
+        batch = (BATCH, CONTEXT, HIDDEN)
+        assert reason == f"activations of shape {shape}; a batch of this run: {batch}"
+        assert swarm["1a"].node.clock() == before
+        (warning,) = swarm["1a"].of_kind("warning")
+        assert warning["text"] == reason
 
 
-class Dripping(Silent):
+class Dripping(Scripted):
     """Sends a frame of one byte every 100 s."""
 
     at = 0
@@ -247,16 +185,11 @@ class Dripping(Silent):
         return pb.StageCallUp(frame=frame).SerializeToString()
 
 
-def test_a_microbatch_in_small_frames_has_no_longer_than_in_one() -> None:
-    async def scenario() -> None:
-        async with StageSwarm(replace(STAGED, forward_s={"0a": 2, "1a": 2})) as swarm:
-            await swarm.start_all()
-            await swarm.reached(1)
-            before = swarm["1a"].node.clock()
-            reason = await answer_of(swarm, Dripping(begun(swarm)))
-            assert reason == (
-                f"1 of {ACTIVATION_BYTES} bytes of activations came in time: each MiB has 120 s"
-            )
-            assert swarm["1a"].node.clock() == pytest.approx(before + 120)
-
-    run(scenario())
+async def test_a_microbatch_in_small_frames_has_no_longer_than_in_one() -> None:
+    async with StageSwarm(replace(STAGED, forward_s={"0a": 2, "1a": 2}), 1, at=1) as swarm:
+        before = swarm["1a"].node.clock()
+        reason = await answer_of(swarm, Dripping(begun(swarm)))
+        assert reason == (
+            f"1 of {ACTIVATION_BYTES} bytes of activations came in time: each MiB has 120 s"
+        )
+        assert swarm["1a"].node.clock() == pytest.approx(before + 120)

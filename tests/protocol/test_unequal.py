@@ -1,4 +1,5 @@
-"""Peers of unequal speed: rounds are due everywhere at about the same time, work is what counts."""
+"""Peers of unequal speed: rounds are due everywhere at about the same time, work is what
+counts."""
 
 from dataclasses import replace
 
@@ -9,7 +10,6 @@ from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.wire import WireError
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Peer, Swarm
-from tests.protocol.virtual_time import run
 from tests.support.liar import says_it_is_fast
 
 BY_SPEED = Plan(inner_steps=20, dylu=True, weighting="work")
@@ -26,107 +26,81 @@ def inner_steps(peer: Peer) -> int:
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> None:
+async def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> None:
     problem = Problem(layers=(64, 32), steps=400, plan=plan, step_s=STEP_S)
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start(*STEP_S)
-            await swarm.finished()
-            for name in "abc":
-                assert inner_steps(swarm[name]) == 400
-                # The slow one's first period is a whole one: nobody knows its speed yet.
-                assert swarm[name].trainer.metrics.stall_s < 0.15 * 40
-            assert 80 <= inner_steps(swarm["d"]) <= 110
-            assert all(peer.of_kind("round_failed") == [] for peer in swarm.alive)
-            if plan.exchange == "mean":
-                swarm.assert_equal()
-
-    run(scenario())
+    async with Swarm(problem, STEP_S) as swarm:
+        await swarm.finished()
+        for name in "abc":
+            assert inner_steps(swarm[name]) == 400
+            # The slow one's first period is a whole one: nobody knows its speed yet.
+            assert swarm[name].trainer.metrics.stall_s < 0.15 * 40
+        assert 80 <= inner_steps(swarm["d"]) <= 110
+        assert all(peer.of_kind("round_failed") == [] for peer in swarm.alive)
+        if plan.exchange == "mean":
+            swarm.assert_equal()
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_what_one_says_of_its_speed_binds_nobody(plan: Plan) -> None:
-    async def scenario() -> None:
-        problem = Problem(layers=(64, 32), steps=400, plan=plan, step_s=STEP_S)
-        async with Swarm(problem) as swarm:
-            await swarm.start(*STEP_S)
-            says_it_is_fast(swarm["a"].node)
-            await swarm.finished()
-            assert inner_steps(swarm["b"]) == inner_steps(swarm["c"]) == 400
-
-    run(scenario())
+async def test_what_one_says_of_its_speed_binds_nobody(plan: Plan) -> None:
+    problem = Problem(layers=(64, 32), steps=400, plan=plan, step_s=STEP_S)
+    async with Swarm(problem, STEP_S) as swarm:
+        says_it_is_fast(swarm["a"].node)
+        await swarm.finished()
+        assert inner_steps(swarm["b"]) == inner_steps(swarm["c"]) == 400
 
 
 @pytest.mark.parametrize("plan", [PLANS["diloco"], PLANS["streaming"]], ids=["diloco", "streaming"])
-def test_a_peer_that_stands_still_holds_the_others_up_once(plan: Plan) -> None:
+async def test_a_peer_that_stands_still_holds_the_others_up_once(plan: Plan) -> None:
     """For 5 s of each 20. What it has learned comes with a later round."""
-
-    async def scenario() -> None:
-        async with Swarm(Problem(layers=(64, 32), steps=1000, plan=plan)) as swarm:
-            await swarm.start(*"abcd")
-            first, stalls = swarm["a"].trainer.metrics, []
-            for _ in range(4):
-                await swarm.sleep(15)
-                swarm.freeze("d")
-                await swarm.sleep(5)
-                swarm.thaw("d")
-                stalls.append(first.stall_s)
-            assert stalls[3] - stalls[1] < 0.15 * 20  # as much as without anybody who stands still
-            assert "d" in swarm["a"].node.gossip.view.late
-            await swarm.finished()
-            swarm.assert_equal()
-            slow = swarm["d"].trainer
-            assert slow.unsent_steps + slow.metrics.steps_lost == 0
-            rounds = swarm["a"].of_kind("round")[20:]
-            assert sum(event["contributors"] == 4 for event in rounds) > len(rounds) / 3
-
-    run(scenario())
+    async with Swarm(Problem(layers=(64, 32), steps=1000, plan=plan), "abcd") as swarm:
+        first, stalls = swarm["a"].trainer.metrics, []
+        for _ in range(4):
+            await swarm.sleep(15)
+            swarm.freeze("d")
+            await swarm.sleep(5)
+            swarm.thaw("d")
+            stalls.append(first.stall_s)
+        assert stalls[3] - stalls[1] < 0.15 * 20  # as much as without anybody who stands still
+        assert "d" in swarm["a"].node.gossip.view.late
+        await swarm.ends_equal()
+        slow = swarm["d"].trainer
+        assert slow.unsent_steps + slow.metrics.steps_lost == 0
+        rounds = swarm["a"].of_kind("round")[20:]
+        assert sum(event["contributors"] == 4 for event in rounds) > len(rounds) / 3
 
 
-def test_means_are_by_work() -> None:
+async def test_means_are_by_work() -> None:
     """One round of one period, in which one peer makes twenty steps and the other ten."""
     plan = Plan(inner_steps=20, dylu=True, weighting="work", outer_lr=1.0, outer_momentum=0.0)
     problem = Problem(layers=(64,), steps=20, plan=plan)
     moved = {name: movement(problem, name, steps) for name, steps in (("a", 20), ("b", 10))}
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start("a", "b")
-            swarm["b"].trainer.pace.stride = lambda: 2
-            start = swarm["a"].trainer.states[0].anchor
-            await swarm.finished()
-            swarm.assert_equal()
-            assert (inner_steps(swarm["a"]), inner_steps(swarm["b"])) == (20, 10)
-            expected = start + (20 * moved["a"] + 10 * moved["b"]) / 30
-            assert torch.allclose(swarm["a"].trainer.states[0].anchor, expected, atol=1e-6)
-
-    run(scenario())
+    async with Swarm(problem, "ab") as swarm:
+        swarm["b"].trainer.pace.stride = lambda: 2
+        start = swarm["a"].trainer.states[0].anchor
+        await swarm.ends_equal()
+        assert (inner_steps(swarm["a"]), inner_steps(swarm["b"])) == (20, 10)
+        expected = start + (20 * moved["a"] + 10 * moved["b"]) / 30
+        assert torch.allclose(swarm["a"].trainer.states[0].anchor, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("names", ["ab", "abcd"])
-def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names: str) -> None:
+async def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names: str) -> None:
     """It leaves long before the others come to the round, and need not stay for it."""
     plan = Plan(inner_steps=20, outer_lr=1.0, outer_momentum=0.0)
     problem = Problem(layers=(64,), steps=20, plan=plan, step_s=dict.fromkeys(names, 2.0))
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start(*names)
-            start = swarm["a"].trainer.states[0].anchor
-            await swarm.sleep(10)
-            began_s, last = swarm.loop.time(), names[-1]
-            await swarm.leave(last)
-            assert swarm.loop.time() - began_s < 2.0 + 1.0  # it ends the step that it is in
-            await swarm.finished()
-            steps = dict.fromkeys(names, 20) | {last: inner_steps(swarm.peers.pop(last))}
-            assert 0 < steps[last] < 10
-            moved = [movement(problem, name, taken) for name, taken in steps.items()]
-            expected = start + torch.stack(moved).mean(dim=0)
-            swarm.assert_equal()
-            assert torch.allclose(swarm["a"].trainer.states[0].anchor, expected, atol=1e-6)
-
-    run(scenario())
+    async with Swarm(problem, names) as swarm:
+        start = swarm["a"].trainer.states[0].anchor
+        await swarm.sleep(10)
+        began_s, last = swarm.loop.time(), names[-1]
+        await swarm.leave(last)
+        assert swarm.loop.time() - began_s < 2.0 + 1.0  # it ends the step that it is in
+        await swarm.finished()
+        steps = dict.fromkeys(names, 20) | {last: inner_steps(swarm.peers.pop(last))}
+        assert 0 < steps[last] < 10
+        moved = [movement(problem, name, taken) for name, taken in steps.items()]
+        expected = start + torch.stack(moved).mean(dim=0)
+        swarm.assert_equal()
+        assert torch.allclose(swarm["a"].trainer.states[0].anchor, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -137,84 +111,62 @@ def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names: str) -> Non
         ("begins again", 40, [4, 4, 4, 4, 4, 4]),
     ],
 )
-def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(
+async def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(
     fate: str, at_s: float, rounds: list[int]
 ) -> None:
     """Inner steps do not go by speed. It goes just before a round, or for 20 s, or goes on 5 s
     later from the checkpoint of the last round, before the next one."""
     plan = Plan(inner_steps=50)
     problem = Problem(steps=300, plan=plan, step_s=dict.fromkeys("abcd", 0.5))
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.sleep(at_s)
-            if fate == "stands still":
-                swarm.freeze("d")
-                await swarm.sleep(20)
-                swarm.thaw("d")
-            else:
-                swarm.kill("d")
-                before = swarm.peers["d"]
-            if fate == "begins again":
-                await swarm.sleep(5)
-                swarm.peers["d, killed"] = swarm.peers.pop("d")
-                again = await swarm.join("d", "a", None, address="d'", before=before)
-                again.trainer.step = 50
-            await swarm.finished()
-            swarm.assert_equal()
-            assert swarm["a"].trainer.metrics.stall_s < 3.5
-            assert [event["contributors"] for event in swarm["a"].of_kind("round")] == rounds
-            assert fate == "dies" or swarm["d"].trainer.unsent_steps == 0
-
-    run(scenario())
+    async with Swarm(problem, "abcd") as swarm:
+        await swarm.sleep(at_s)
+        if fate == "stands still":
+            swarm.freeze("d")
+            await swarm.sleep(20)
+            swarm.thaw("d")
+        else:
+            swarm.kill("d")
+        if fate == "begins again":
+            await swarm.sleep(5)
+            again = await swarm.restart("d", "a", min_peers=None, before=swarm["d"])
+            again.trainer.step = 50
+        await swarm.ends_equal()
+        assert swarm["a"].trainer.metrics.stall_s < 3.5
+        assert [event["contributors"] for event in swarm["a"].of_kind("round")] == rounds
+        assert fate == "dies" or swarm["d"].trainer.unsent_steps == 0
 
 
-def test_nobody_waits_for_a_peer_whose_state_has_parted_again() -> None:
+async def test_nobody_waits_for_a_peer_whose_state_has_parted_again() -> None:
     """It is cut off twice, and has ended a round alone each time. After the first time it has taken
     over the others' state, and rests before it does so again."""
     problem = Problem(steps=200, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcd", 0.5))
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start(*"abcd")
-            await swarm.sleep(44)
-            for _ in range(2):
-                swarm.cut("d", "abc")
-                await swarm.sleep(12)
-                swarm.heal("d", "abc")
-                await swarm.sleep(20)
-            await swarm.finished()
-            swarm.assert_equal()
-            assert swarm["a"].trainer.metrics.stall_s < 2.5
-
-    run(scenario())
+    async with Swarm(problem, "abcd") as swarm:
+        await swarm.sleep(44)
+        for _ in range(2):
+            swarm.cut("d", "abc")
+            await swarm.sleep(12)
+            swarm.heal("d", "abc")
+            await swarm.sleep(20)
+        await swarm.ends_equal()
+        assert swarm["a"].trainer.metrics.stall_s < 2.5
 
 
-def test_a_late_peer_asks_no_reducer_that_has_taken_the_round_over() -> None:
+async def test_a_late_peer_asks_no_reducer_that_has_taken_the_round_over() -> None:
     """The first reducer of a shard has begun again from a checkpoint before the round, and has the
     round by the others' state. Another has stood still all the time, and contributes to it now."""
     problem = Problem(steps=250, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcde", 0.5))
-
-    async def scenario() -> None:
-        async with Swarm(problem) as swarm:
-            await swarm.start(*"abcde")
-            await swarm.sleep(40)
-            swarm.kill("e")
-            before = swarm.peers["e"]
-            await swarm.sleep(8)
-            swarm.freeze("d")
-            await swarm.sleep(12)
-            swarm.peers["e, killed"] = swarm.peers.pop("e")
-            again = await swarm.join("e", "a", None, address="e'", before=before)
-            again.trainer.step = 50
-            await swarm.sleep(8)
-            swarm.thaw("d")
-            await swarm.finished()
-            swarm.assert_equal()
-            assert max(swarm[name].trainer.metrics.stall_s for name in "abcd") < 8
-
-    run(scenario())
+    async with Swarm(problem, "abcde") as swarm:
+        await swarm.sleep(40)
+        swarm.kill("e")
+        await swarm.sleep(8)
+        swarm.freeze("d")
+        await swarm.sleep(12)
+        again = await swarm.restart("e", "a", min_peers=None, before=swarm["e"])
+        again.trainer.step = 50
+        await swarm.sleep(8)
+        swarm.thaw("d")
+        await swarm.ends_equal()
+        assert max(swarm[name].trainer.metrics.stall_s for name in "abcd") < 8
 
 
 def movement(problem: Problem, peer: str, steps: int) -> torch.Tensor:
@@ -227,15 +179,11 @@ def movement(problem: Problem, peer: str, steps: int) -> torch.Tensor:
     return fragment.flatten(replica.parameters) - start
 
 
-def test_nobody_counts_for_more_than_a_period() -> None:
-    async def scenario() -> None:
-        async with Swarm(Problem(plan=BY_SPEED, steps=20)) as swarm:
-            await swarm.start("a", "b")
-            context = swarm["a"].node.context
-            assert context.weight(20) == 20
-            for steps in (0, 21, 2**31):
-                with pytest.raises(WireError, match="inner steps; a period has 20"):
-                    context.weight(steps)
-            await swarm.finished()
-
-    run(scenario())
+async def test_nobody_counts_for_more_than_a_period() -> None:
+    async with Swarm(Problem(plan=BY_SPEED, steps=20), "ab") as swarm:
+        context = swarm["a"].node.context
+        assert context.weight(20) == 20
+        for steps in (0, 21, 2**31):
+            with pytest.raises(WireError, match="inner steps; a period has 20"):
+                context.weight(steps)
+        await swarm.finished()

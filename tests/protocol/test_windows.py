@@ -1,4 +1,5 @@
-"""The part of a long link that a round of the mean uses, where a stream has gRPC's fixed window."""
+"""The part of a long link that a round of the mean uses, where a stream has gRPC's fixed
+window."""
 
 import asyncio
 from collections.abc import Callable

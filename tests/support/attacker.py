@@ -61,12 +61,10 @@ class Target:
 
     @property
     def address(self) -> str:
-        """Of the worker that is attacked."""
         return self.swarm.addresses[self.swarm.names[0]]
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Of the run."""
         return self.known or self.stranger.manifest()
 
     @property
@@ -79,7 +77,6 @@ class Target:
 
     @property
     def status(self) -> Event:
-        """As the attacked worker says it. Raises grpc.RpcError."""
         return status_through(self.stranger)
 
     def seen(self, peer: str) -> Event | None:
@@ -130,7 +127,6 @@ class Target:
         return next(each for each in known if plain(each).peer == name)
 
     def member(self, name: str) -> pb.Member:
-        """As the first worker knows it."""
         return plain(self.card(name))
 
     def told(self, kind: str) -> list[Event]:

@@ -30,31 +30,13 @@ from tests.support.attacker import (
     status_through,
 )
 from tests.support.attacks_on_rounds import ON_ROUNDS
-from tests.support.held_streams import channel_of, hold_streams
-from tests.support.stranger import calling, serving
+from tests.support.held_streams import beside, hold_streams, released
+from tests.support.stranger import calling, channel_of, impossible, serving
 
-FAR = 2**64 - 1
 _SHORT = 2000  # characters of a line of the log
 
 
-def impossible(peer: str, address: str, epoch: int) -> dict[str, pb.Member]:
-    """Members that cannot be, by what is wrong with each."""
-    base = {"peer": peer, "address": address}
-    live = base | {"epoch": epoch, "heartbeat": 5}
-    return {
-        "epoch": pb.Member(**base, epoch=FAR),
-        "incarnation": pb.Member(**live, incarnation=2**32 - 1),
-        "heartbeat": pb.Member(**base, epoch=epoch, heartbeat=FAR),
-        "step": pb.Member(**live, step=FAR),
-        "stage": pb.Member(**live, stage=9),
-        "fragments": pb.Member(**live, digests=[pb.FragmentDigest()] * 9),
-        "version": pb.Member(**live, digests=[pb.FragmentDigest(version=10**12)]),
-        "profile": pb.Member(**live, profile=b"x" * 20_000),
-    }
-
-
 def far_members(target: Target) -> str:
-    """Of itself, signed by itself where members sign."""
     cards = impossible(target.named("x"), "127.0.0.1:9", now_ms())
     refused = target.gossip("x", *map(target.signed, cards.values())).refused
     expect(len(refused) == len(cards), "not all refused:", list(refused))
@@ -249,20 +231,13 @@ def unread_streams(target: Target) -> Iterator[Callable[[], str]]:
     sender = target.named("w1")
     far = pb.ContributionHeader(run=target.manifest.run, sender=sender, round=10**9)
     header = pb.ExchangeUp(header=far).SerializeToString()
-    ended, filled = threading.Event(), threading.Event()
-    outcome = ""
+    filled, outcome = threading.Event(), ""
 
-    async def hold() -> None:
+    async def hold(ended: threading.Event) -> None:
         nonlocal outcome
         try:
-            held, tasks = await hold_streams(
-                target.address,
-                target.identity,
-                "Data/Exchange",
-                [header, frame],
-                count=400,
-                left=128,
-            )
+            asked = (target.address, target.identity, "Data/Exchange", [header, frame])
+            held, tasks = await hold_streams(*asked, count=400, left=128)
             busy = [said for said in held.refusals if said.startswith("RESOURCE_EXHAUSTED")]
             why = min(busy or held.refusals, default="none")
             outcome = f"{held.open} of 400 streams held; refused: {why[:80]}"
@@ -271,45 +246,35 @@ def unread_streams(target: Target) -> Iterator[Callable[[], str]]:
         finally:
             filled.set()
         await asyncio.to_thread(ended.wait)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    holding = threading.Thread(target=lambda: asyncio.run(hold()))
-    holding.start()
+        await released(tasks)
 
     def once() -> str:
         filled.wait()
         return outcome
 
-    try:
+    with beside(hold):
         yield once
-    finally:
-        ended.set()
-        holding.join()
 
 
 @contextmanager
 def held_places(target: Target, who: str, method: str) -> Iterator[Callable[[], str]]:
     """Calls that never come, or streams without a header: by each of four as many as it can get,
     again and again. Args: who: of the certificates."""
-    known, ended = target.certificates, threading.Event()
+    known = target.certificates
     callers = [target.identity] if known is None or target.known else getattr(known, who)[:4]
     counts: Counter[str] = Counter()
 
     async def hold(channel: grpc.aio.Channel) -> None:
-        while not ended.is_set():
+        while True:
             call = channel.stream_stream(f"/murmuration.v1.{method}")(None)
             counts[(await call.code()).name] += 1
             await asyncio.sleep(1)  # the next call of this one
 
-    async def hold_all() -> None:
-        channels = [channel_of(target.address, each) for each in callers for _ in range(4)]
+    async def hold_all(ended: threading.Event) -> None:
+        channels = [channel_of(target.address, c, grpc.aio) for c in callers for _ in range(4)]
         tasks = [asyncio.create_task(hold(each)) for each in channels for _ in range(16)]
         await asyncio.to_thread(ended.wait)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await released(tasks)
 
     def once() -> str:
         if target.known is not None:
@@ -320,13 +285,8 @@ def held_places(target: Target, who: str, method: str) -> Iterator[Callable[[], 
                 status_through(caller)
         return f"{counts.total()} calls of {len(callers)} ended, others are answered"
 
-    holding = threading.Thread(target=lambda: asyncio.run(hold_all()))
-    holding.start()
-    try:
+    with beside(hold_all):
         yield once
-    finally:
-        ended.set()
-        holding.join()
 
 
 @contextmanager
@@ -424,11 +384,8 @@ def broken_connections(target: Target) -> Iterator[Callable[[], str]]:
     def once() -> str:
         nonlocal made
         for _ in range(20):
-            for begun, reset in (
-                (b"", False),
-                (b"\x16\x03\x01\x02\x00" + bytes(99), False),
-                (b"", True),
-            ):
+            hello = b"\x16\x03\x01\x02\x00" + bytes(99)
+            for begun, reset in ((b"", False), (hello, False), (b"", True)):
                 with suppress(OSError), socket.create_connection((host, int(port))) as connection:
                     connection.sendall(begun)
                     if reset:

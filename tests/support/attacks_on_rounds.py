@@ -32,6 +32,15 @@ from tests.support.workers import SMALL, Event, WorkerProcess
 
 FAR_STEP = 999_999
 
+
+def member_of(
+    name: str, address: str, phase: pb.Phase.ValueType = pb.PHASE_TRAINING, **more: Any
+) -> pb.Member:
+    """One that has begun just now."""
+    given = {"epoch": now_ms(), "heartbeat": 5, **more}
+    return pb.Member(peer=name, address=address, phase=phase, **given)
+
+
 # -------------------------------------------------------------------- a member with its own server
 
 
@@ -83,15 +92,7 @@ def false_state(
 
     def card(address: str) -> pb.Member:
         digest = pb.FragmentDigest(version=version, contributors=3, hash=hashed)
-        return pb.Member(
-            peer=name,
-            address=address,
-            epoch=epoch,
-            heartbeat=5,
-            phase=pb.PHASE_DONE,
-            step=step,
-            digests=[digest],
-        )
+        return member_of(name, address, pb.PHASE_DONE, epoch=epoch, step=step, digests=[digest])
 
     def fetch(request: bytes) -> Iterator[bytes]:
         nonlocal given
@@ -141,7 +142,7 @@ def contributions(
     said: list[str] = []
 
     def card(address: str) -> pb.Member:
-        return pb.Member(peer=name, address=address, epoch=epoch, heartbeat=5, phase=pb.PHASE_DONE)
+        return member_of(name, address, pb.PHASE_DONE, epoch=epoch)
 
     def contribute(round_: int, shard: int) -> str:
         start, stop = bounds[shard]
@@ -214,16 +215,9 @@ def far_ghosts(target: Target) -> Iterator[Callable[[], str]]:
     names = target.names("far", 5)
 
     def once() -> str:
+        far = [pb.FragmentDigest(version=FAR_STEP // 5, contributors=5, hash=7)]
         cards = [
-            pb.Member(
-                peer=name,
-                address=f"127.0.0.1:{9 + number}",
-                epoch=now_ms(),
-                heartbeat=5,
-                step=FAR_STEP,
-                phase=pb.PHASE_TRAINING,
-                digests=[pb.FragmentDigest(version=FAR_STEP // 5, contributors=5, hash=7)],
-            )
+            member_of(name, f"127.0.0.1:{9 + number}", step=FAR_STEP, digests=far)
             for number, name in enumerate(names)
         ]
         refused = target.gossip("x", *map(target.signed, cards)).refused
@@ -242,13 +236,7 @@ def far_ghosts(target: Target) -> Iterator[Callable[[], str]]:
 def ghost_elsewhere(target: Target) -> str:
     """A member that says it is where another is."""
     name, other = target.named("ghost"), target.swarm.names[1]
-    ghost = pb.Member(
-        peer=name,
-        address=target.swarm.addresses[other],
-        epoch=now_ms(),
-        heartbeat=5,
-        phase=pb.PHASE_TRAINING,
-    )
+    ghost = member_of(name, target.swarm.addresses[other])
     refused = target.gossip("x", target.signed(ghost)).refused
     expect(not refused, "it is no member:", *refused)
     ghostly, real = target.seen(name), target.seen(other)
@@ -350,7 +338,6 @@ FOREIGN = ("task.name=torch.hub:load", "inner.optimizer=infected:build", "task.t
 
 
 def foreign_manifest(setting: str) -> dict[str, Any]:
-    """Of a run that has this setting."""
     config = load_config(None, [*SMALL[1::2], setting])
     return dict(Manifest.of(config, []).plain())
 
@@ -361,11 +348,8 @@ def join_through(
     """Somebody joins there: its exit code, and what it says on stderr."""
     if identity is not None:
         identity.save(out)
-    joiner = WorkerProcess(["join", address, "--out", str(out)], name)
-    try:
+    with WorkerProcess(["join", address, "--out", str(out)], name) as joiner:
         return joiner.wait(), joiner.errors
-    finally:
-        joiner.end()
 
 
 @contextmanager

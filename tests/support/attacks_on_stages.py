@@ -9,14 +9,7 @@ import grpc
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.protos import murmuration_pb2 as pb
-from tests.support.attacker import (
-    AT_THE_HANDSHAKE,
-    Attack,
-    Target,
-    expect,
-    refusal_of,
-    repeated,
-)
+from tests.support.attacker import AT_THE_HANDSHAKE, Attack, Target, expect, refusal_of, repeated
 from tests.support.workers import settings_of
 
 # A batch of 2 samples of 32 bytes, 32 wide, as `SMALL` has it; eight of them have a place.

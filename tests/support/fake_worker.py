@@ -28,15 +28,9 @@ def main() -> int:
     parser.add_argument("command", choices=["up"])
     parser.add_argument("config", nargs="?")
     for name in (
-        "--name",
-        "--listen",
-        "--out",
-        "--min-peers",
-        "--preset",
-        "--steps",
-        "--inner-steps",
+        "--name", "--listen", "--out", "--min-peers", "--preset", "--steps", "--inner-steps",
         "--threads",
-    ):
+    ):  # fmt: skip
         parser.add_argument(name)
     for name in ("--join", "--set"):
         parser.add_argument(name, action="append", default=[])
@@ -49,13 +43,8 @@ def main() -> int:
     with (out / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (out / "pid").write_text(str(os.getpid()))
-        return run(
-            asked.name,
-            asked.listen,
-            settings,
-            len(asked.join) + 1,
-            int(asked.steps or settings.get("run.steps", 20)),
-        )
+        steps = int(asked.steps or settings.get("run.steps", 20))
+        return run(asked.name, asked.listen, settings, len(asked.join) + 1, steps)
 
 
 def run(name: str, listen: str, settings: dict[str, str], workers: int, steps: int) -> int:
@@ -74,16 +63,8 @@ def run(name: str, listen: str, settings: dict[str, str], workers: int, steps: i
     for step in range(1, steps + 1):
         moved = {"bytes_sent": 1000 * step, "bytes_received": 900 * step}
         loss = 5.0 / step
-        say(
-            name,
-            "progress",
-            step=step,
-            steps=steps,
-            loss=loss,
-            round=step,
-            state="training",
-            **moved,
-        )
+        told = {"step": step, "steps": steps, "loss": loss, "round": step, "state": "training"}
+        say(name, "progress", **told, **moved)
         say(name, "round", fragment=0, round=step, contributors=workers, stall_s=0.0)
     if settings.get("fake.dies") == name:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -101,34 +82,18 @@ def run(name: str, listen: str, settings: dict[str, str], workers: int, steps: i
 def result(steps: int, reason: str) -> dict[str, object]:
     finished = reason == "finished"
     return {
-        "step": steps,
-        "steps": steps,
-        "tokens": 64 * steps,
-        "bytes_sent": 1000 * steps,
-        "bytes_received": 900 * steps,
-        "payload_bytes_sent": 990 * steps,
-        "payload_bytes_received": 890 * steps,
-        "anchor_hash": "aa" * 16,
-        "momentum_hash": "bb" * 16,
-        "rounds_completed": steps,
-        "rounds_failed": 0,
-        "compute_s": 9.0,
-        "stall_s": 0.5,
-        "wall_s": 10.0,
-        "compute_utilization": 0.9,
-        "val_loss": 1.5 if finished else None,
-        "loss_unit": "nats per byte",
+        "step": steps, "steps": steps, "tokens": 64 * steps, "params": 165, "preset": "diloco",
+        "bytes_sent": 1000 * steps, "bytes_received": 900 * steps,
+        "payload_bytes_sent": 990 * steps, "payload_bytes_received": 890 * steps,
+        "ddp_bytes": 50_000 * steps, "anchor_hash": "aa" * 16, "momentum_hash": "bb" * 16,
+        "rounds_completed": steps, "rounds_failed": 0, "inner_steps": 1, "seed": 0,
+        "compute_s": 9.0, "stall_s": 0.5, "wall_s": 10.0, "compute_utilization": 0.9,
+        "val_loss": 1.5 if finished else None, "loss_unit": "nats per byte",
         "train_loss_curve": [[step, 5.0 / step] for step in range(1, steps + 1)],
         "sample": "def f():\n    return 1\n" if finished else None,
-        "checkpoint": "somewhere",
-        "params": 165,
-        "preset": "diloco",
-        "inner_steps": 1,
-        "seed": 0,
-        "reason": reason,
+        "checkpoint": "somewhere", "reason": reason,
         "loop_lag_ms": {"p50": 0.1, "p99": 1.0, "max": 2.0},
-        "ddp_bytes": 50_000 * steps,
-    }
+    }  # fmt: skip
 
 
 def say(peer: str, kind: str, **fields: object) -> None:

@@ -5,15 +5,7 @@ from random import Random
 
 from murmuration.worker.membership import Health
 from murmuration.worker.simulation.scenario import STALL_S, Crash, FaultPlan, Freeze, Partition
-from tests.support.faulty_swarm import (
-    BreakStreams,
-    BrittleStreams,
-    Cut,
-    Delay,
-    Doubt,
-    Fault,
-    Late,
-)
+from tests.support.faulty_swarm import BreakStreams, BrittleStreams, Cut, Delay, Doubt, Fault, Late
 
 
 def random_faults(seed: int, peers: int, until_s: float, period_s: float) -> FaultPlan:

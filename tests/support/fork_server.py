@@ -100,7 +100,6 @@ class ForkedPopen(subprocess.Popen[Any]):
 
 
 def run(command: Sequence[str], **given: Any) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` with `text` and `capture_output`, by a `ForkedPopen`."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     timeout_s = given.pop("timeout", None)
     with ForkedPopen(command, text=True, **pipes, **given) as process:

@@ -7,7 +7,7 @@ their own. Nothing may come of it but refusals: `defects` are exceptions of any 
 import asyncio
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ from murmuration.worker.transport import RELAY_METHODS, Caller, Refused, Transpo
 from tests.protocol.problem import Problem
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm
 from tests.protocol.swarm import Swarm
-from tests.protocol.taps import Passing
+from tests.protocol.taps import Passing, Scripted
 
 REQUESTS: dict[str, type[Message]] = {
     "Control/Enrol": pb.EnrolRequest,
@@ -58,9 +58,7 @@ _KEPT = 50  # samples of each kind
 _STRANGER = Caller("stranger")
 
 
-def spoiled(
-    rng: random.Random, samples: Sequence[bytes], kind: type[Message] | None = None
-) -> bytes:
+def spoiled(rng: random.Random, samples: list[bytes], kind: type[Message] | None = None) -> bytes:
     """Garbage, or one of the samples changed. Args: kind: of the samples, to change fields."""
     if not samples or rng.random() < 0.1:
         return rng.choice((rng.randbytes(rng.randrange(100)), b"\x0a\xff\xff\xff\x7f", BOMB))
@@ -137,25 +135,6 @@ def _value(rng: random.Random, one: Any) -> object:
             return rng.choice(_NUMBERS)
 
 
-class _Scripted:
-    """A stranger's stream: these messages, and then its end."""
-
-    def __init__(self, messages: Sequence[bytes]) -> None:
-        self._left = list(messages)
-
-    async def receive(self) -> bytes | None:
-        return self._left.pop(0) if self._left else None
-
-    async def send(self, message: bytes) -> None:
-        """The stranger does not listen."""
-
-    async def done(self) -> None:
-        """Nothing to tell."""
-
-    def cancel(self) -> None:
-        """Nothing to end."""
-
-
 @dataclass
 class Fuzz:
     """Of a swarm that trains. It listens from the beginning on; then it spoils."""
@@ -186,7 +165,7 @@ class Fuzz:
             if method in server.streams:
                 begins = rng.choice(samples) if samples and rng.random() < 0.5 else None
                 rest = [spoiled(rng, samples, kind) for _ in range(rng.randrange(1, 4))]
-                stream = _Scripted(rest if begins is None else [begins, *rest])
+                stream = Scripted(*(rest if begins is None else [begins, *rest]), ends=True)
                 async with asyncio.timeout(0.05):
                     await server.on_stream(method, stream, _STRANGER)
             else:

@@ -21,12 +21,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import MANIFEST_BYTES, STATUS_BYTES, BadDocument, pack, unpack
 from murmuration.worker import wire
 from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
-from murmuration.worker.identity.certificates import (
-    Verifier,
-    new_key,
-    request_for,
-    requested_key,
-)
+from murmuration.worker.identity.certificates import Verifier, new_key, request_for, requested_key
 from murmuration.worker.identity.gate import Expulsions
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.manifest import Manifest
@@ -108,9 +103,7 @@ def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
             pb.Member,
         ),
         "a member's certificate": Reader(
-            [mine.der],
-            lambda raw: _without_warnings(verifier.certified, raw),
-            (IdentityError,),
+            [mine.der], lambda raw: _without_warnings(verifier.certified, raw), (IdentityError,)
         ),
         "revocation": Reader(
             entries,

@@ -9,7 +9,7 @@ Event = Mapping[str, Any]
 
 
 class AnchorPrefetch:
-    """What `specification.train` takes, by the `head_start` events of each peer."""
+    """What `specification.ReferenceRun` takes, by the `head_start` events of each peer."""
 
     def __init__(self, events: Mapping[str, Iterable[Event]]) -> None:
         self._steps = {
@@ -21,7 +21,6 @@ class AnchorPrefetch:
 
     @classmethod
     def of_run(cls, out: Path) -> "AnchorPrefetch":
-        """Of the workers of `murmur swarm`, by its folder."""
         files = out.glob("*/events.jsonl")
         return cls({f.parent.name: map(json.loads, f.read_text().splitlines()) for f in files})
 

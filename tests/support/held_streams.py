@@ -1,18 +1,40 @@
 """Streams that hold as much of a worker as it lets them: nobody reads or ends them."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
+from typing import Any
 
-import grpc
 from grpc import aio
 
 from murmuration.worker.identity import Identity
+from tests.support.stranger import channel_of
 from tests.support.workers import PATIENCE_S
 
 _PACKAGE = "/murmuration.v1."
+
+
+async def released(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    """Ends what these hold."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def beside(work: Callable[[threading.Event], Coroutine[Any, Any, None]]) -> Iterator[None]:
+    """Runs it on a loop of its own until it returns, which it does once the event is set."""
+    ended = threading.Event()
+    holding = threading.Thread(target=lambda: asyncio.run(work(ended)))
+    holding.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        holding.join()
 
 
 @dataclass
@@ -39,7 +61,7 @@ async def hold_streams(
     nothing has been taken for `quiet_s`; the tasks hold the streams until they are cancelled.
     """
     held, changed = Held(count), asyncio.Event()
-    channels = [channel_of(address, identity) for _ in range(connections)]
+    channels = [channel_of(address, identity, aio) for _ in range(connections)]
 
     async def fill(call: "aio.StreamStreamCall[bytes, bytes]") -> None:
         for message in chain(messages, repeat(messages[-1]) if messages else ()):
@@ -70,18 +92,3 @@ async def hold_streams(
             async with asyncio.timeout(quiet_s):
                 await changed.wait()
     return held, tasks
-
-
-def channel_of(address: str, identity: Identity | None) -> aio.Channel:
-    options = [
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_send_message_length", -1),
-    ]
-    if identity is None:
-        return aio.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(
-        identity.authority, identity.key, identity.certificate
-    )
-    name = ("grpc.ssl_target_name_override", identity.server_name(None))
-    return aio.secure_channel(address, credentials, options=[*options, name])

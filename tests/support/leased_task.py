@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from murmuration.worker.tasks import Batch
-from tests.support.gated import Gated
+from tests.support.gates import Gated
 
 Sample = tuple[int, int]  # epoch and place in it
 

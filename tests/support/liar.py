@@ -122,9 +122,8 @@ def lie(
     node._publish(replace(node.published, phase=phase, step=step, states=(state,)))
     if odd:
         node.gossip.update(digests=(Digest(state.version, 4, state.hash + 1),))
-    node.published = replace(
-        node.published, states=(replace(state, version=state.version + gives),)
-    )
+    given = replace(state, version=state.version + gives)
+    node.published = replace(node.published, states=(given,))
     node._publish = lambda published: None  # type: ignore[method-assign]
 
 
@@ -152,16 +151,16 @@ def late_to_one_then_near(node: Node, other: str) -> None:
     loop.call_later(_STANDSTILL_S, partial(lie, node, 8, None))
 
 
+def _begins(rounds: Any, change: Callable[..., Awaitable[None]]) -> None:
+    """Rounds begin as `change` begins them, which is given the honest way."""
+    rounds.begin = partial(change, rounds.begin)
+
+
 def lies_at_the_end(node: Node, change: Lie) -> None:
-    """In the mean that ends a run."""
-    rounds: Any = node._final
-    honest = rounds.begin
+    async def begin(honest: Any, begin: Begin) -> None:
+        await honest(replace(begin, values=change(begin.values)) if begin.everyone else begin)
 
-    async def begin(begin: Begin) -> None:
-        changed = replace(begin, values=change(begin.values)) if begin.everyone else begin
-        await honest(changed)
-
-    rounds.begin = begin
+    _begins(node._final, begin)
 
 
 def says_it_is_fast(node: Node) -> None:
@@ -219,7 +218,6 @@ def begins_again(node: Node) -> None:
 
 
 def clock_goes_back(_: object = None) -> None:
-    """Of this machine, which is honest; by 25 hours."""
     wall, wall_ns = time.time, time.time_ns
 
     class Date(datetime.datetime):
@@ -243,65 +241,53 @@ def restarts_with_its_clock_back(_: Node) -> None:
 
 
 def contributes_late(node: Node, late_s: float) -> None:
-    rounds: Any = node._own_rounds
-    honest = rounds.begin
-
-    async def begin(*args: Any) -> None:
+    async def begin(honest: Any, *args: Any) -> None:
         await asyncio.sleep(late_s)
         await honest(*args)
 
-    rounds.begin = begin
+    _begins(node._own_rounds, begin)
 
 
 def contributes_nothing(node: Node) -> None:
-    async def begin(*args: Any) -> None:
+    async def begin(*_: Any) -> None:
         """It says that it trains."""
 
-    rounds: Any = node._own_rounds
-    rounds.begin = begin
+    _begins(node._own_rounds, begin)
 
 
-def _serving(change: Callable[[Callable[..., Awaitable[None]], Stream], Awaitable[None]]) -> Change:
+def _serves(node: Node, change: Callable[[Any, Stream], Awaitable[None]]) -> None:
     """It serves the streams of contributors as `change` does."""
-
-    def made(node: Node) -> None:
-        reducer: Any = node._reducers[0]
-        honest = reducer.serve
-
-        async def serve(stream: Stream) -> None:
-            await change(honest, stream)
-
-        reducer.serve = serve
-        node.server.streams["Data/Exchange"] = serve
-
-    return made
+    reducer: Any = node._reducers[0]
+    reducer.serve = node.server.streams["Data/Exchange"] = partial(change, reducer.serve)
 
 
 def reduces_late(node: Node, late_s: float) -> None:
-    async def late(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
+    async def late(honest: Any, stream: Stream) -> None:
         await asyncio.sleep(late_s)
         await honest(stream)
 
-    _serving(late)(node)
+    _serves(node, late)
 
 
-async def _never(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
+async def _never(honest: Any, stream: Stream) -> None:
     await asyncio.Event().wait()
 
 
-async def _garbage(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
+async def _garbage(honest: Any, stream: Stream) -> None:
     await stream.receive()
     header = pb.ReductionHeader(contributors="abcd", codec=77, total_bytes=9)
     await stream.send(pb.ExchangeDown(header=header).SerializeToString())
 
 
-async def _refusal(honest: Callable[..., Awaitable[None]], stream: Stream) -> None:
+async def _refusal(honest: Any, stream: Stream) -> None:
     await stream.receive()
     refusal = wire.refusal("pruned", "that is over")
     await stream.send(pb.ExchangeDown(refusal=refusal).SerializeToString())
 
 
-reduces_never, gives_garbage, refuses = map(_serving, (_never, _garbage, _refusal))
+reduces_never, gives_garbage, refuses = (
+    partial(_serves, change=change) for change in (_never, _garbage, _refusal)
+)
 
 
 def does_nothing(node: Node) -> None:
@@ -348,7 +334,6 @@ def names_a_ghost(node: Node) -> None:
 
 
 def with_ghosts(due: DueMean, _: str, number: int = 4) -> DueMean:
-    """As many joiners as are taken, or more."""
     ghosts = tuple(f"ghost {n}" for n in range(number))
     return replace(due, joiners=ghosts if due.key.round % 4 == due.key.shard else ())
 
@@ -385,21 +370,26 @@ def revokes_falsely(node: Node, number: int = 40_000) -> None:
     expulsions.hash, expulsions.part = 1, lambda: false
 
 
+def _forwards(node: Node, change: Callable[..., Awaitable[StageReply]]) -> None:
+    """It makes its calls to other stages as `change` does, which is given the honest way."""
+    assert node.stages is not None
+    forwarder: Any = node.stages._forwarder
+    forwarder._call = partial(change, forwarder._call)
+
+
 def calls_with(node: Node, shape: tuple[int, int, int]) -> None:
     """It sends values of that shape on to other stages, or to an origin for the loss, and answers
     its own callers with what it was sent."""
-    assert node.stages is not None
-    forwarder: Any = node.stages._forwarder
-    honest = forwarder._call
 
-    async def call(peer: str, call: StageCall, values: memoryview) -> StageReply:
+    async def call(honest: Any, peer: str, call: StageCall, values: memoryview) -> StageReply:
         false = memoryview(bytes(4 * math.prod(shape)))
         try:
-            return await honest(peer, replace(call, shape=shape), false)
+            reply: StageReply = await honest(peer, replace(call, shape=shape), false)
         except wire.WireError:
             return StageReply(values, (peer,))
+        return reply
 
-    forwarder._call = call
+    _forwards(node, call)
 
 
 def holds_microbatches(node: Node) -> None:
@@ -409,23 +399,18 @@ def holds_microbatches(node: Node) -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    assert node.stages is not None
-    forwarder: Any = node.stages._forwarder
-    forwarder._call = never
+    _forwards(node, never)
 
 
 def late_in_stages(node: Node, late_s: float) -> None:
-    """By so much with each microbatch that it hands on."""
-    assert node.stages is not None
-    forwarder: Any = node.stages._forwarder
-    honest = forwarder._call
+    """It is late by so much with each microbatch that it hands on."""
 
-    async def call(*args: Any) -> StageReply:
+    async def call(honest: Any, *args: Any) -> StageReply:
         await asyncio.sleep(late_s)
         reply: StageReply = await honest(*args)
         return reply
 
-    forwarder._call = call
+    _forwards(node, call)
 
 
 def contributes_once(value: float) -> Change:
@@ -447,13 +432,9 @@ def contributes_once(value: float) -> Change:
 # ------------------------------------------------------------------------------ as a program
 
 LATE: dict[str, Change] = {
-    "contributes 15 s late": partial(contributes_late, late_s=15.0),
-    "contributes 7 s late": partial(contributes_late, late_s=7.0),
-    "contributes 4.5 s late": partial(contributes_late, late_s=4.5),
+    **{f"contributes {s:g} s late": partial(contributes_late, late_s=s) for s in (15, 7, 4.5)},
     "contributes nothing": contributes_nothing,
-    "reduces 15 s late": partial(reduces_late, late_s=15.0),
-    "reduces 7 s late": partial(reduces_late, late_s=7.0),
-    "reduces 4.5 s late": partial(reduces_late, late_s=4.5),
+    **{f"reduces {s:g} s late": partial(reduces_late, late_s=s) for s in (15, 7, 4.5)},
     "reduces nothing": reduces_never,
     "answers garbage": gives_garbage,
     "refuses all": refuses,

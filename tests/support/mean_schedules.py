@@ -441,10 +441,8 @@ def _of_peers(run: Run) -> Iterator[str]:
     for version, peers in by_version.items():
         first = peers[0]
         for peer in peers[1:]:
-            if not (
-                torch.equal(peer.anchor, first.anchor)
-                and torch.equal(peer.momentum, first.momentum)
-            ):
+            same = torch.equal(peer.anchor, first.anchor)
+            if not (same and torch.equal(peer.momentum, first.momentum)):
                 yield f"anchors differ: version {version} of {first.me} and {peer.me}"
 
 
@@ -493,7 +491,6 @@ def accounts(run: Run) -> Counter[str]:
 
 
 def _of_values(got: dict[int, Reduction], shards: int) -> dict[int, Reduction]:
-    """By value, the reduction that it is in."""
     return {k: got[k * shards // VALUES] for k in range(VALUES) if k * shards // VALUES in got}
 
 

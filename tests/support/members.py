@@ -30,6 +30,10 @@ class Certificates:
     namesake: Identity
 
 
+Coordinated = tuple[Swarm, str, Certificates | None]
+"""Workers, and the address of their coordinator."""
+
+
 @contextmanager
 def certified_swarm(
     count: int, out: Path, *settings: str, members: Sequence[str] = ()
@@ -43,7 +47,6 @@ def certified_swarm(
 
 
 def resident_mib(swarm: Swarm, name: str = "w0") -> float:
-    """Of a worker's process."""
     status = Path(f"/proc/{swarm.workers[name].process.pid}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) / 1024
@@ -52,7 +55,7 @@ def resident_mib(swarm: Swarm, name: str = "w0") -> float:
 @contextmanager
 def coordinated_swarm(
     count: int, out: Path, *settings: str, encrypted: bool = True, staged: bool = False
-) -> Iterator[tuple[Swarm, str, Certificates | None]]:
+) -> Iterator[Coordinated]:
     """Workers and a coordinator, started; its address, and certificates where all is encrypted.
 
     Args:

@@ -1,16 +1,21 @@
 """The transport inside one process, for tests: same interface, same bytes, same counting.
 
 Every message crosses as bytes, so serialisation is exercised. The network can delay messages and
-cut links; on the virtual clock of the tests a delay takes no real time.
+cut links; on the virtual clock of the tests a delay takes no real time. A tap sees what passes over
+streams, and can damage it, cut links or slow them.
 """
 
 import asyncio
+import contextvars
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
+from typing import Any, TypeVar
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
 from murmuration.worker.transport import (
     MAX_CONTROL_BYTES,
@@ -25,7 +30,33 @@ from murmuration.worker.transport import (
     Unreachable,
 )
 
+T = TypeVar("T")
+_Messages = deque[bytes | None]
 _WINDOW_MESSAGES = 4
+
+
+@dataclass(frozen=True)
+class Passing:
+    """A message of a stream that `source` opened to `target`; `up`: from source to target."""
+
+    source: str
+    target: str
+    method: str
+    up: bool
+    message: bytes
+
+    @property
+    def exchanged(self) -> Any:
+        """The message, of an exchange."""
+        return (pb.ExchangeUp if self.up else pb.ExchangeDown).FromString(self.message)
+
+    @property
+    def body(self) -> str | None:
+        """What an Exchange message holds: header, frame, resume, redirect or refusal."""
+        return self.exchanged.WhichOneof("body") if self.method == "Data/Exchange" else None
+
+
+Tap = Callable[[Passing], bytes]
 
 
 class MemoryNetwork:
@@ -103,10 +134,24 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One peer on a MemoryNetwork."""
+    """One peer on a MemoryNetwork.
 
-    def __init__(self, network: MemoryNetwork, address: str) -> None:
+    Args:
+        context: in which its handlers run, so that a peer that is frozen does not answer.
+        tap: the one that streams pass now.
+        lag_s: of a message of so many bytes from one address to another.
+    """
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        address: str,
+        context: contextvars.Context | None = None,
+        tap: Callable[[], Tap | None] = lambda: None,
+        lag_s: Callable[[str, str, int], float] = lambda *_: 0.0,
+    ) -> None:
         self._network, self._address = network, address
+        self._context, self.tap, self.lag_s = context, tap, lag_s
         self.caller = Caller(address)  # as which it calls others
         self.tunnel: Callable[[str], str | None] = lambda address: None
         self._traffic = Traffic()
@@ -124,6 +169,7 @@ class MemoryTransport:
     async def listen(self, handler: Handler) -> str:
         if self._address in self._network._served:
             raise AddressInUse(f"cannot listen on {self._address}: the address is taken")
+        handler = handler if self._context is None else _Serving(handler, self._context)
         self._network._served[self._address] = (self, handler)
         return self._address
 
@@ -158,7 +204,7 @@ class MemoryTransport:
         except Unreachable:
             way = [self._address, address]
         pipe = _Pipe(self._network, way, method, address)
-        near = _PipeEnd(pipe, pipe.up, pipe.down, self._traffic)
+        near = _NearEnd(pipe, self, (self._address, address))
         if self._network.loses(self._address, address):
             return near
         try:
@@ -212,13 +258,11 @@ async def _serve(handler: Handler, method: str, stream: "_ServedEnd", caller: Ca
 class _Pipe:
     """Both directions of one stream to `server`. Args: way: as `MemoryNetwork.way`."""
 
-    def __init__(
-        self, network: MemoryNetwork, way: Sequence[str], method: str, server: str
-    ) -> None:
+    def __init__(self, network: MemoryNetwork, way: list[str], method: str, server: str) -> None:
         self.network, self.method, self.server = network, method, server
         self.ends = frozenset((way[0], way[-1]))
         self.hops = [frozenset(hop) for hop in pairwise(way)]
-        self.up, self.down = deque[bytes | None](), deque[bytes | None]()
+        self.up, self.down = _Messages(), _Messages()
         self._severed = self.ended = False
         self._waits: list[asyncio.Future[None]] = []
 
@@ -247,13 +291,7 @@ class _Pipe:
 
 
 class _PipeEnd:
-    def __init__(
-        self,
-        pipe: _Pipe,
-        out: deque[bytes | None],
-        into: deque[bytes | None],
-        traffic: Traffic,
-    ) -> None:
+    def __init__(self, pipe: _Pipe, out: _Messages, into: _Messages, traffic: Traffic) -> None:
         self._pipe, self._out, self._into, self._traffic = pipe, out, into, traffic
         self._ended = False
 
@@ -300,6 +338,51 @@ class _PipeEnd:
             raise Unreachable("the stream has ended")
         self._out.append(message)
         pipe.wake()
+
+
+class _NearEnd(_PipeEnd):
+    """The end of the peer that has opened the stream: what passes is late, and seen by the tap."""
+
+    def __init__(self, pipe: _Pipe, transport: MemoryTransport, way: tuple[str, str]) -> None:
+        super().__init__(pipe, pipe.up, pipe.down, transport.traffic)
+        self._transport, self._way = transport, way
+
+    async def send(self, message: bytes) -> None:
+        await super().send(await self._passes(True, message))
+
+    async def receive(self) -> bytes | None:
+        message = await super().receive()
+        return None if message is None else await self._passes(False, message)
+
+    async def _passes(self, up: bool, message: bytes) -> bytes:
+        way = self._way if up else self._way[::-1]
+        if lag_s := self._transport.lag_s(*way, len(message)):
+            await asyncio.sleep(lag_s)
+        tap = self._transport.tap()
+        passing = Passing(*self._way, self._pipe.method, up, message)
+        return message if tap is None else tap(passing)
+
+
+class _Serving:
+    """Runs a handler in the peer's own context, so that a frozen peer does not answer."""
+
+    def __init__(self, handler: Handler, context: contextvars.Context) -> None:
+        self._handler, self._context = handler, context
+
+    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
+        return await self._in_own_context(self._handler.on_call(method, request, caller))
+
+    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
+        await self._in_own_context(self._handler.on_stream(method, stream, caller))
+
+    async def _in_own_context(self, work: Coroutine[None, None, T]) -> T:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, context=self._context.copy())
+        try:
+            return await asyncio.shield(task)  # who gives up does not wait for a frozen peer
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
 
 
 class _ServedEnd(_PipeEnd):

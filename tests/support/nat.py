@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.namespaces import NamespaceHost, NoNamespaces
+from tests.support.namespaces import NamespaceHost, ran
 
 _ROUTER, _HOST = "192.168.77.1", "192.168.77.2"
 _PUBLIC = "9.9.9.9"  # of the router too: miniupnpd serves no network of private addresses
@@ -69,34 +69,28 @@ def behind_nat(router: NamespaceHost) -> Iterator[NamespaceHost]:
     name = f"{router.name}nat"
     inside = [*router.prefix[:-1], f"{router.prefix[-1]}nat"]
     try:
-        _run(["ip", "netns", "add", name])
-        _run([*router.prefix, "ip", "link", "add", "lan", "type", "veth", "peer", "name", "eth0",
-              "netns", name])  # fmt: skip
-        _run([*router.prefix, "ip", "addr", "add", f"{_ROUTER}/24", "dev", "lan"])
-        _run([*router.prefix, "ip", "link", "set", "lan", "up"])
-        _run([*inside, "ip", "addr", "add", f"{_HOST}/24", "dev", "eth0"])
-        _run([*inside, "ip", "link", "set", "lo", "up"])
-        _run([*inside, "ip", "link", "set", "eth0", "up"])
-        _run([*inside, "ip", "route", "add", "default", "via", _ROUTER])
-        _run([*router.prefix, "sysctl", "-qw", "net.ipv4.ip_forward=1"])
-        _run([*router.prefix, "nft", "-f", "-"], _RULES)
+        ran("ip", "netns", "add", name)
+        veth = ["ip", "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns"]
+        ran(*router.prefix, *veth, name)
+        ran(*router.prefix, "ip", "addr", "add", f"{_ROUTER}/24", "dev", "lan")
+        ran(*router.prefix, "ip", "link", "set", "lan", "up")
+        ran(*inside, "ip", "addr", "add", f"{_HOST}/24", "dev", "eth0")
+        ran(*inside, "ip", "link", "set", "lo", "up")
+        ran(*inside, "ip", "link", "set", "eth0", "up")
+        ran(*inside, "ip", "route", "add", "default", "via", _ROUTER)
+        ran(*router.prefix, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        ran(*router.prefix, "nft", "-f", "-", given=_RULES)
         yield NamespaceHost(name, _HOST, inside)
     finally:
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def _run(command: Sequence[str], given: str = "") -> None:
-    ended = subprocess.run(command, input=given, capture_output=True, text=True)
-    if ended.returncode:
-        raise NoNamespaces(f"NAT: {' '.join(command)}: {ended.stderr.strip()}")
-
-
 @contextmanager
 def upnp(router: NamespaceHost, others: Sequence[NamespaceHost], folder: Path) -> Iterator[str]:
     """A miniupnpd on the router of `behind_nat`; yields the address that the others reach it at."""
-    _run([*router.prefix, "ip", "addr", "add", f"{_PUBLIC}/32", "dev", "eth0"])
+    ran(*router.prefix, "ip", "addr", "add", f"{_PUBLIC}/32", "dev", "eth0")
     for other in others:
-        _run([*other.prefix, "ip", "route", "add", f"{_PUBLIC}/32", "via", router.address])
+        ran(*other.prefix, "ip", "route", "add", f"{_PUBLIC}/32", "via", router.address)
     (folder / "miniupnpd.conf").write_text(_UPNP)
     command = ["miniupnpd", "-d", "-f", str(folder / "miniupnpd.conf"), "-P", str(folder / "pid")]
     with (folder / "miniupnpd.log").open("w") as log:

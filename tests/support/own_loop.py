@@ -1,14 +1,8 @@
 """A training loop of one's own around the built-in task's model and samples, as a peer of a swarm.
 
-    python -m tests.support.own_loop '{"name": "w0", "preset": "diloco", ...}'
-
-takes the arguments of `murmuration.Swarm` as JSON, with `task` (the TOML's sections of the run's
-daemon) and `trainer` beside them, and prints what it ends with as JSON. With a
-`trainer`, "transformers" or "lightning", the loop is that one's, at a constant learning rate.
+With a trainer, "transformers" or "lightning", the loop is that one's, at a constant learning rate.
 """
 
-import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +17,7 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import Batch, Cursor, Task, next_batch
 from murmuration.worker.training.outer_state import unpacked
 from murmuration.worker.wire import tensor_hash
+from tests.support.peers import PATIENT, Peer
 
 
 class Samples(IterableDataset[tuple[Tensor, Tensor]]):
@@ -130,11 +125,7 @@ def train(config: Config, arguments: dict[str, Any], trainer: str) -> dict[str, 
         swarm = TRAINERS[trainer](task, model, optimizer, samples, config, arguments)
         return ends_of(swarm, model)
     batches = iter(samples)
-    swarm = murmuration.Swarm(model, optimizer, **arguments)
-    with swarm:
-        print(
-            json.dumps({"event": "entered", "step": swarm.step, "peers": swarm.peers}), flush=True
-        )
+    with murmuration.Swarm(model, optimizer, **arguments) as swarm:
         while not swarm.done:
             batch = batch_of(next(batches))
             optimizer.zero_grad()
@@ -153,7 +144,6 @@ def ends_of(swarm: murmuration.Swarm, model: nn.Module) -> dict[str, object]:
     state, figures = unpacked(swarm.state_dict()), swarm.metrics
     fragments = state["fragments"]
     return {
-        "event": "result",
         "run": Manifest(state["manifest"]).run,
         "anchor_hash": tensor_hash(each["anchor"] for each in fragments),
         "momentum_hash": tensor_hash(each["momentum"] for each in fragments),
@@ -163,14 +153,9 @@ def ends_of(swarm: murmuration.Swarm, model: nn.Module) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """Prints the result, or the error in one line."""
-    given = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
-    config = parse_config(given.pop("task"), "the test")
-    result = train(config, given, given.pop("trainer", ""))
-    print(json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def peer(
+    peer: Peer, task: dict[str, Any], settings: dict[str, Any], trainer: str = "", **arguments: Any
+) -> dict[str, object]:
+    """What such a peer ends with. Args: task: the TOML's sections of the run's daemon."""
+    given = {**peer.arguments, **arguments, "settings": {**PATIENT, **settings}}
+    return train(parse_config(task, "the test"), given, trainer)

@@ -334,16 +334,10 @@ def touches(fault: Fault, group: set[int], start_s: float, end_s: float) -> bool
             if not (group & half and group - half):
                 return False
             peers, to_s = set(), to_s + 10.0 + NEWS_S
-        case Cut() | Delay() | Doubt():
-            ends = (
-                (fault.observer, fault.peer)
-                if isinstance(fault, Doubt)
-                else (
-                    fault.one,
-                    fault.other,
-                )
-            )
-            peers, from_s, to_s = set(ends), fault.from_s, fault.to_s + 10.0 + NEWS_S
+        case Cut(one, other, from_s, to_s) | Delay(one, other, from_s, to_s):
+            peers, to_s = {one, other}, to_s + 10.0 + NEWS_S
+        case Doubt(one, other, from_s, to_s):
+            peers, to_s = {one, other}, to_s + 10.0 + NEWS_S
     return peers <= group and from_s <= end_s and start_s <= to_s
 
 
@@ -375,21 +369,15 @@ def _cause(world: PairWorld, part: Attendance) -> str:
     """Why this peer had not heard that its partners hold everything."""
     assert part.ended_at is not None
     group, causes = world.numbers(part.group), {Crash: "dead", Freeze: "frozen"}
-    for fault in world.faults:
-        if isinstance(fault, Crash | Freeze) and touches(
-            fault, group, part.held.laid, part.ended_at
-        ):
+    touch = [f for f in world.faults if touches(f, group, part.held.laid, part.ended_at)]
+    for fault in touch:
+        if isinstance(fault, Crash | Freeze):
             return causes[type(fault)]
     for peer in part.waiting_for:
         ends = frozenset((part.peer, peer))
         if any(e == ends and part.held.laid <= t <= part.ended_at for e, t in world.breaks):
             return "broken"
-    for fault in world.faults:
-        if isinstance(fault, Cut | Partition) and touches(
-            fault, group, part.held.laid, part.ended_at
-        ):
-            return "cut"
-    return part.failed
+    return "cut" if any(isinstance(fault, Cut | Partition) for fault in touch) else part.failed
 
 
 def endings(world: PairWorld) -> Counter[str]:

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,7 +118,8 @@ class Peers:
 
     Args:
         folder: each peer has a folder of its own there.
-        functions: of modules that can be imported, one for each peer.
+        functions: of modules that can be imported, one for each peer; a `partial` of one has named
+            arguments that JSON can hold.
     """
 
     def __init__(self, folder: Path, functions: tuple[Callable[[Peer], Any], ...]) -> None:
@@ -129,9 +131,12 @@ class Peers:
         """Starts a peer; it may be started again, with another function too."""
         if before := self.running.get(index):
             before.end()
-        chosen = function or self._functions[index]
+        chosen, given = function or self._functions[index], dict[str, Any]()
+        if isinstance(chosen, partial):
+            chosen, given = chosen.func, chosen.keywords
         values = {
             "case": f"{chosen.__module__}:{chosen.__name__}",
+            "given": given,
             "index": index,
             "count": len(self._functions),
             "address": self.address,
@@ -140,12 +145,12 @@ class Peers:
         self.running[index] = WorkerProcess([json.dumps(values)], f"p{index}", _PROGRAM)
         return self.running[index]
 
-    def outcome(self, index: int, patience_s: float = _PATIENCE_S) -> Outcome:
+    def outcome(self, index: int) -> Outcome:
         """How a peer has ended, for which this waits."""
         process = self.running[index]
         code: int | None = None
         try:
-            code = process.wait(patience_s)
+            code = process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.process.kill()
             process.wait()
@@ -167,20 +172,18 @@ def peers(folder: Path, *functions: Callable[[Peer], Any]) -> Iterator[Peers]:
             each.end()
 
 
-def run(
-    folder: Path, *functions: Callable[[Peer], Any], patience_s: float = _PATIENCE_S
-) -> list[Outcome]:
+def run(folder: Path, *functions: Callable[[Peer], Any]) -> list[Outcome]:
     """Starts all at once, and waits for all."""
     with peers(folder, *functions) as found:
         for index in range(len(functions)):
             found.start(index)
-        return [found.outcome(index, patience_s) for index in range(len(functions))]
+        return [found.outcome(index) for index in range(len(functions))]
 
 
 def main() -> None:
     """Calls the function, and prints what it returns or raises."""
     given = json.loads(sys.argv[1])
-    module, _, name = given.pop("case").partition(":")
+    (module, _, name), more = given.pop("case").partition(":"), given.pop("given")
     import torch
 
     torch.set_num_threads(1)
@@ -189,7 +192,7 @@ def main() -> None:
     peer = Peer(**given)
     end: dict[str, Any] = {}
     try:
-        end["value"] = getattr(importlib.import_module(module), name)(peer)
+        end["value"] = getattr(importlib.import_module(module), name)(peer, **more)
     except Exception as error:
         logging.exception("the case ends")
         end["error"] = f"{type(error).__name__}: {error}"

@@ -35,7 +35,10 @@ def reference_hashes(
         plan = config.plan
         fragments = partition(schema, plan.fragments, plan.pattern)
         run = Manifest.of(config, schema).run if run is None else run
-        outer = specification.train(plan, fragments, replicas, config.run.steps, run, head_starts)
+        reference = specification.ReferenceRun(
+            plan, fragments, replicas, config.run.steps, run, head_starts
+        )
+        outer = reference.train()
     finally:
         torch.set_num_threads(threads)
     no_momentum = plan.payload == "gradient"

@@ -50,8 +50,9 @@ def ends(swarm: murmuration.Swarm | None, model: nn.Module) -> list[str]:
     return [tensor_hash(each) for each in (*kinds, [p.detach() for p in model.parameters()])]
 
 
-def starts(peer: Peer, model: nn.Module) -> None:
+def starts(peer: Peer, model: nn.Module | None = None) -> None:
     """A loop that is at step 30 of 60 when the other one joins."""
+    model = Regression() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     given = {**peer.arguments, "min_peers": 1, "steps": 60, "inner_steps": H}
     with murmuration.Swarm(model, optimizer, **given) as swarm:

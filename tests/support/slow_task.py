@@ -32,10 +32,7 @@ class SlowBytes(LlamaBytes):
         batch_size: int = 4,
     ) -> None:
         super().__init__(
-            seed=seed,
-            architecture=architecture,
-            context_bytes=context_bytes,
-            batch_size=batch_size,
+            seed=seed, architecture=architecture, context_bytes=context_bytes, batch_size=batch_size
         )
         self._pause_s, self._slow, self._times = pause_s, slow, times
 

@@ -87,15 +87,8 @@ def at_once(peer: str, fragment: int, round_: int, applied_at: int) -> int:
     return applied_at
 
 
-def train(
-    plan: Plan,
-    fragments: Sequence[Fragment],
-    replicas: Mapping[str, TrainedReplica],
-    steps: int,
-    run: int = 0,
-    head_starts: AnchorPrefetch = at_once,
-) -> dict[str, list[Outer]]:
-    """Trains the replicas for `steps` inner steps.
+class ReferenceRun:
+    """Trains replicas for `steps` inner steps; the lab changes what an exchange gives.
 
     Args:
         plan: with exchange `mean` or `pairs`.
@@ -104,17 +97,9 @@ def train(
         run: 64-bit run id, which pairs follow from.
         head_starts: with pairs, when each has the anchors of its next round's group.
 
-    Returns:
-        By peer the outer state of each fragment; with `mean` it is the same for all.
-
     Ref: arXiv:2311.08105 algorithm 1; arXiv:2501.18512 algorithm 2 when tau or alpha is not 0;
     arXiv:2506.10911 with `pairs`.
     """
-    return ReferenceRun(plan, fragments, replicas, steps, run, head_starts).train()
-
-
-class ReferenceRun:
-    """One run; the lab changes what an exchange gives."""
 
     def __init__(
         self,
@@ -122,7 +107,7 @@ class ReferenceRun:
         fragments: Sequence[Fragment],
         replicas: Mapping[str, TrainedReplica],
         steps: int,
-        run: int,
+        run: int = 0,
         head_starts: AnchorPrefetch = at_once,
     ) -> None:
         self.plan, self.fragments, self.steps, self.run = plan, fragments, steps, run
@@ -145,6 +130,7 @@ class ReferenceRun:
         self.applied_at = [0] * len(fragments)
 
     def train(self) -> dict[str, list[Outer]]:
+        """Returns by peer the outer state of each fragment; with `mean` it is the same for all."""
         for step in range(1, self.steps + 1):
             gradients = {peer: self.replicas[peer].backward(step) for peer in self.peers}
             if self.plan.payload == "gradient":
@@ -318,9 +304,7 @@ class ReferenceRun:
             self.reduction_residuals[index] = mean - decoded
         return decoded
 
-    def keep_uncounted(
-        self, index: int, own: Mapping[str, Tensor], factors: Sequence[float]
-    ) -> None:
+    def keep_uncounted(self, index: int, own: Mapping[str, Tensor], factors: list[float]) -> None:
         """What the norm limit leaves out of a mean stays with the replicas that keep the rest."""
         values = self.fragments[index].elements - self.fragments[index].exact
         for (peer, g), factor in zip(own.items(), factors, strict=True):

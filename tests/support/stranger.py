@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -16,34 +16,34 @@ from murmuration.worker.manifest import Manifest
 T = TypeVar("T", bound=Message)
 PATIENCE_S = 20.0
 _PACKAGE = "/murmuration.v1."
+FAR = 2**64 - 1
+
+
+def channel_of(address: str, identity: Identity | None, of: Any = grpc) -> Any:
+    """A channel of `grpc` or of `grpc.aio`, encrypted where there is an identity."""
+    options = [
+        *(("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)),
+        ("grpc.max_send_message_length", -1),
+    ]
+    if identity is None:
+        return of.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(
+        identity.authority, identity.key, identity.certificate
+    )
+    name = ("grpc.ssl_target_name_override", identity.server_name(None))
+    return of.secure_channel(address, credentials, options=[*options, name])
 
 
 class Stranger:
     """Calls one worker, as no worker would. Args: identity: that he has got hold of."""
 
     def __init__(self, address: str, identity: Identity | None = None) -> None:
-        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-        if identity is None:
-            self._channel = grpc.insecure_channel(address, options=options)
-            return
-        credentials = grpc.ssl_channel_credentials(
-            identity.authority, identity.key, identity.certificate
-        )
-        name = ("grpc.ssl_target_name_override", identity.server_name(None))
-        self._channel = grpc.secure_channel(address, credentials, options=[*options, name])
+        self._channel = channel_of(address, identity)
 
     def call(self, method: str, request: Message | bytes, reply: type[T]) -> T:
         """One unary call. Raises grpc.RpcError, which says what the worker says to it."""
         answer = self._channel.unary_unary(_PACKAGE + method)(_raw(request), timeout=PATIENCE_S)
         return reply.FromString(answer)
-
-    def refusal(self, method: str, request: Message | bytes) -> str:
-        """What the worker says to a call that it does not answer."""
-        try:
-            self.call(method, request, pb.StatusReply)
-        except grpc.RpcError as error:
-            return str(error.details())  # type: ignore[attr-defined]  # not in its stubs
-        raise AssertionError(f"{method} was answered")
 
     def stream(self, method: str, messages: Iterable[Message | bytes]) -> Iterator[bytes]:
         """What the worker sends, until it ends the stream. Raises grpc.RpcError."""
@@ -52,18 +52,7 @@ class Stranger:
         )
         return found
 
-    def answers(self, method: str, *messages: Message | bytes) -> int:
-        """How many messages the worker sends back until it ends the stream, in whatever way."""
-        count = 0
-        try:
-            for _ in self.stream(method, messages):
-                count += 1
-        except grpc.RpcError:
-            pass
-        return count
-
     def manifest(self) -> Manifest:
-        """Of the worker's run: anybody may ask."""
         return Manifest.unpack(self.call("Control/Join", pb.JoinRequest(), pb.JoinReply).manifest)
 
     def close(self) -> None:
@@ -76,11 +65,8 @@ def _raw(message: Message | bytes) -> bytes:
 
 @contextmanager
 def calling(address: str, identity: Identity | None = None) -> Iterator[Stranger]:
-    stranger = Stranger(address, identity)
-    try:
+    with closing(Stranger(address, identity)) as stranger:
         yield stranger
-    finally:
-        stranger.close()
 
 
 class _Answers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
@@ -126,3 +112,19 @@ def handing_out(manifest: Mapping[str, Any]) -> Callable[[bytes], bytes]:
     """Answers Control/Join with a manifest of one's own."""
     reply = pb.JoinReply(manifest=pack(manifest)).SerializeToString()
     return lambda _request: reply
+
+
+def impossible(peer: str, address: str, epoch: int) -> dict[str, pb.Member]:
+    """Members that cannot be, by what is wrong with each."""
+    base = {"peer": peer, "address": address}
+    live = base | {"epoch": epoch, "heartbeat": 5}
+    return {
+        "epoch": pb.Member(**base, epoch=FAR),
+        "incarnation": pb.Member(**live, incarnation=2**32 - 1),
+        "heartbeat": pb.Member(**base, epoch=epoch, heartbeat=FAR),
+        "step": pb.Member(**live, step=FAR),
+        "stage": pb.Member(**live, stage=9),
+        "fragments": pb.Member(**live, digests=[pb.FragmentDigest()] * 9),
+        "version": pb.Member(**live, digests=[pb.FragmentDigest(version=10**12)]),
+        "profile": pb.Member(**live, profile=b"x" * 20_000),
+    }

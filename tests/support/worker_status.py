@@ -3,21 +3,10 @@
 from typing import Any
 
 STATUS: dict[str, Any] = {
-    "kind": "worker",
-    "peer": "w0",
-    "run": "00000000000000aa",
-    "preset": "noloco",
-    "phase": "training",
-    "step": 120,
-    "steps": 2000,
-    "loss": None,
-    "val_loss": 2.25,
-    "learning_rate": 0.003,
-    "steps_per_s": 9.5,
-    "samples": None,
-    "samples_per_s": None,
-    "tokens": 61440,
-    "tokens_per_s": 4864.0,
+    "kind": "worker", "peer": "w0", "run": "00000000000000aa", "preset": "noloco",
+    "phase": "training", "step": 120, "steps": 2000, "loss": None, "val_loss": 2.25,
+    "learning_rate": 0.003, "steps_per_s": 9.5, "samples": None, "samples_per_s": None,
+    "tokens": 61440, "tokens_per_s": 4864.0,
     "members": [{"health": "alive"}, {"health": "alive"}, {"health": "suspect"}],
     "traffic": {
         "sent_by_method": {"Control/Gossip": 1600, "Data/PairRound": 9000},
@@ -26,26 +15,16 @@ STATUS: dict[str, Any] = {
         "payload_bytes_received": 7900,
     },
     "rounds": {
-        "completed": 6,
-        "failed": 1,
-        "steps_lost": 9,
-        "late": 2,
-        "takeovers": 3,
-        "exchange_s": 4.5,
+        "completed": 6, "failed": 1, "steps_lost": 9, "late": 2, "takeovers": 3, "exchange_s": 4.5,
     },
     "relayed": {"for": ["w3"], "tunnels": 2, "relayed_bytes": {"w3": 7000}},
     "refused": {"invalid": 2, "again": 5},
     "microbatches": {"visits": 40, "dropped": 1},
     "verdicts": [
         {
-            "kind": "uplink",
-            "peer": "w2",
-            "measured": 3.1,
-            "usual": 20.0,
-            "unit": "mbps",
-            "cost": 0.04,
-            "since": "2026-01-05T14:02:31+01:00",
-        }
+            "kind": "uplink", "peer": "w2", "measured": 3.1, "usual": 20.0, "unit": "mbps",
+            "cost": 0.04, "since": "2026-01-05T14:02:31+01:00",
+        },
     ],
     "loop_lag_ms": {"p50": 0.5, "p99": 4.0, "max": 9.0},
-}
+}  # fmt: skip

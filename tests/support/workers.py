@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
 from murmuration.coordinator.asking import ask
 from murmuration.protos.addresses import ReservedPorts
-from tests.support.fork_server import ForkedPopen
+from tests.support.fork_server import MURMUR as FORKED
+from tests.support.fork_server import ForkedPopen, run
 
 Event = dict[str, Any]
 PATIENCE_S = 120.0
@@ -49,11 +50,12 @@ MURMUR = ("murmuration.worker.cli",)
 
 
 class WorkerProcess:
-    """One `murmur` process; its JSON events are read as they come.
+    """One `murmur` process; its JSON events are read as they come. `with` ends it.
 
     Args:
         program: what follows `python -m`, before the arguments.
         prefix: of a network namespace that it is to run in.
+        python: an interpreter of other libraries, which is spawned and hears lines.
     """
 
     def __init__(
@@ -62,32 +64,34 @@ class WorkerProcess:
         name: str,
         program: Sequence[str] = MURMUR,
         prefix: Sequence[str] = (),
+        python: str = "",
     ) -> None:
         self.name = name
         self.events: list[Event] = []
         self._new: queue.Queue[Event | None] = queue.Queue()
-        self.process = ForkedPopen(
-            [*prefix, sys.executable, "-m", *program, *args],
+        self.process = (subprocess.Popen if python else ForkedPopen)(
+            [*prefix, python or sys.executable, "-m", *program, *args],
+            stdin=subprocess.PIPE if python else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._readers = [
-            threading.Thread(target=self._read_events, daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
+        readers = (self._read_events, self._read_errors)
+        self._readers = [threading.Thread(target=each, daemon=True) for each in readers]
         self.errors = ""
         for reader in self._readers:
             reader.start()
 
-    def wait_for(self, wanted: Callable[[Event], bool], what: str) -> Event:
+    def wait_for(
+        self, wanted: Callable[[Event], bool], what: str, patience_s: float = PATIENCE_S
+    ) -> Event:
         """The next event that fits; fails when the process ends or falls silent."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while True:
             try:
                 event = self._new.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"{self.name}: no {what} in {PATIENCE_S} s") from None
+                raise AssertionError(f"{self.name}: no {what} in {patience_s:g} s") from None
             if event is None:
                 raise AssertionError(f"{self.name} ended before {what}: {self.errors}")
             if wanted(event):
@@ -109,6 +113,12 @@ class WorkerProcess:
             lambda e: e["event"] == "round" and e["round"] >= number, f"round {number}"
         )
 
+    def tell(self, line: str) -> None:
+        """Writes it to the standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
@@ -127,6 +137,12 @@ class WorkerProcess:
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event["event"] == kind]
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -140,9 +156,9 @@ class WorkerProcess:
         for line in self.process.stdout:
             if not line.endswith("\n"):  # killed while it was writing
                 break
-            event = json.loads(line)
-            self.events.append(event)
-            self._new.put(event)
+            if line.startswith("{"):  # libraries write what they like
+                self.events.append(json.loads(line))
+                self._new.put(self.events[-1])
         self._new.put(None)
 
     def _read_errors(self) -> None:
@@ -170,23 +186,11 @@ class Swarm:
             self.ended.append(self.workers[name])
         others = [address for peer, address in self.addresses.items() if peer != name]
         joins = [part for address in others for part in ("--join", address)]
-        worker = WorkerProcess(
-            [
-                "up",
-                "--name", name,
-                "--listen", self.addresses[name],
-                *joins,
-                "--min-peers", str(len(self.names)),
-                "--out", str(self.out / name),
-                "--json",
-                *self.settings,
-                *extra,
-            ],
-            name,
-            self.programs.get(name, MURMUR),
-        )  # fmt: skip
-        self.workers[name] = worker
-        return worker
+        words = ["up", "--name", name, "--listen", self.addresses[name], *joins, "--json"]
+        words += ["--min-peers", str(len(self.names)), "--out", str(self.out / name)]
+        program = self.programs.get(name, MURMUR)
+        self.workers[name] = WorkerProcess([*words, *self.settings, *extra], name, program)
+        return self.workers[name]
 
     def join(self, name: str, via: str, *extra: str) -> WorkerProcess:
         """Starts a newcomer, which is told one address: a worker's or a coordinator's."""
@@ -227,21 +231,30 @@ class Swarm:
 
     def status(self, name: str) -> Event:
         """What `murmur status --json` says of one worker."""
-        command = [
-            sys.executable,
-            "-m",
-            "murmuration.worker.cli",
-            "status",
-            self.addresses[name],
-            "--json",
-        ]
-        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        document: Event = json.loads(answer)
+        document: Event = json.loads(printed("status", self.addresses[name], "--json"))
         return document
 
     def end(self) -> None:
         for worker in (*self.workers.values(), *self.ended):
             worker.end()
+
+
+def printed(*arguments: str, program: str = MURMUR[0]) -> str:
+    """What a command prints that ends by itself."""
+    done = run([sys.executable, "-m", program, *arguments], timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def swarm_ended(out: Path, *arguments: str, **given: Any) -> "subprocess.CompletedProcess[str]":
+    """`murmur swarm`, whose workers are forked, to its end."""
+    return run([*FORKED, "swarm", "--out", str(out), *arguments], timeout=PATIENCE_S, **given)
+
+
+def report_of(out: Path) -> Event:
+    """The report of a swarm, or of one of its peers, by its folder."""
+    report: Event = json.loads((out / "report.json").read_text())
+    return report
 
 
 @contextmanager

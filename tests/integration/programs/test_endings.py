@@ -2,6 +2,8 @@
 
 import atexit
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import murmuration
 from tests.support.peers import Outcome, Peer, row, run
 
 H = 20
+ONES = torch.ones(1, 4)
 
 
 def model_of() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -35,73 +38,37 @@ def result_of(swarm: murmuration.Swarm, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def train(peer: Peer, count: int, **arguments: Any) -> dict[str, Any]:
-    """A loop of so many steps, on samples of its own, without a word of how long the run is."""
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor = ONES) -> None:
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def train(peer: Peer, counts: Sequence[int], **arguments: Any) -> dict[str, Any]:
+    """A loop of so many steps, on samples of its own, without a word of how long the run is.
+
+    Args: counts: of each peer; the last is that of all others.
+    """
     model, optimizer = model_of()
     samples = torch.Generator().manual_seed(peer.index)
-    with murmuration.Swarm(model, optimizer, **{**peer.arguments, **arguments}) as swarm:
-        for _ in range(count):
-            loss = model(torch.randn(8, 4, generator=samples)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    given = {"inner_steps": H, **arguments} if arguments.get("preset") != "ddp" else arguments
+    with murmuration.Swarm(model, optimizer, **{**peer.arguments, **given}) as swarm:
+        for _ in range([*counts, counts[-1]][min(peer.index, len(counts))]):
+            step(model, optimizer, torch.randn(8, 4, generator=samples))
     return result_of(swarm, model)
-
-
-def steps_15(peer: Peer) -> dict[str, Any]:
-    return train(peer, 15, inner_steps=H)
-
-
-def steps_39(peer: Peer) -> dict[str, Any]:
-    return train(peer, 39, inner_steps=H)
-
-
-def onebit(peer: Peer) -> dict[str, Any]:
-    return train(peer, 39, inner_steps=H, preset="onebit")
-
-
-def noloco(peer: Peer) -> dict[str, Any]:
-    return train(peer, 39, inner_steps=H, preset="noloco")
-
-
-def ddp(peer: Peer) -> dict[str, Any]:
-    return train(peer, 9, preset="ddp")
-
-
-def long_run(peer: Peer) -> dict[str, Any]:
-    return train(peer, 15, inner_steps=H, steps=1000)
-
-
-def unequal(peer: Peer) -> dict[str, Any]:
-    """The first loop is longer."""
-    return train(peer, 7 if peer.index else 15, inner_steps=H)
-
-
-def one_takes_no_step(peer: Peer) -> dict[str, Any]:
-    return train(peer, 0 if peer.index else 15, inner_steps=H)
 
 
 def until_alone(peer: Peer, preset: str) -> dict[str, Any]:
     """The first loop goes on until the other has left, and then to the next round."""
     if peer.index:
-        return train(peer, 15, inner_steps=H, preset=preset)
+        return train(peer, [15], preset=preset)
     model, optimizer = model_of()
     with murmuration.Swarm(
         model, optimizer, inner_steps=H, preset=preset, **peer.arguments
     ) as swarm:
         while len(swarm.peers) == 2 or swarm.step % H:
-            model(torch.ones(1, 4)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step(model, optimizer)
     return result_of(swarm, model)
-
-
-def diloco_until_alone(peer: Peer) -> dict[str, Any]:
-    return until_alone(peer, "diloco")
-
-
-def noloco_until_alone(peer: Peer) -> dict[str, Any]:
-    return until_alone(peer, "noloco")
 
 
 def alone(peer: Peer) -> dict[str, Any]:
@@ -109,9 +76,7 @@ def alone(peer: Peer) -> dict[str, Any]:
     model, optimizer = model_of()
     with murmuration.Swarm(model, optimizer, inner_steps=H, **peer.arguments) as swarm:
         for _ in range(39):
-            model(torch.ones(1, 4)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            step(model, optimizer)
         held = values(model)
     return {**result_of(swarm, model), "as_it_was": torch.equal(held, values(model))}
 
@@ -122,9 +87,7 @@ def fails(peer: Peer) -> dict[str, Any]:
     try:
         with murmuration.Swarm(model, optimizer, inner_steps=H, **peer.arguments) as swarm:
             for _ in range(15):
-                model(torch.ones(1, 4)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                step(model, optimizer)
             held = values(model)
             if peer.index:
                 raise ZeroDivisionError
@@ -133,7 +96,12 @@ def fails(peer: Peer) -> dict[str, Any]:
     return result_of(swarm, model)
 
 
-PRESETS = [long_run, onebit, noloco, ddp]
+PRESETS = {
+    "long run": partial(train, counts=[15], steps=1000),
+    "onebit": partial(train, counts=[39], preset="onebit"),
+    "noloco": partial(train, counts=[39], preset="noloco"),
+    "ddp": partial(train, counts=[9], preset="ddp"),
+}
 
 
 def left(folder: Path, index: int) -> dict[str, Any]:
@@ -151,16 +119,17 @@ def check_one_model(outcomes: list[Outcome]) -> None:
 
 
 @row("a loop that is shorter than H", "shared", "a last round is held as the block ends")
-@pytest.mark.parametrize("loop", [steps_15, steps_39], ids=["15", "39"])
-def test_what_was_learned_since_the_last_round_is_in_one_more(tmp_path: Path, loop: Any) -> None:
+@pytest.mark.parametrize("steps", [15, 39])
+def test_what_was_learned_since_the_last_round_is_in_one_more(tmp_path: Path, steps: int) -> None:
+    loop = partial(train, counts=[steps])
     outcomes = run(tmp_path, loop, loop)
     check_one_model(outcomes)
-    assert outcomes[0].value["rounds"] == 1 + (loop is steps_39)
+    assert outcomes[0].value["rounds"] == 1 + steps // H
     assert left(tmp_path, 0)["unsent_steps"] == 0
 
 
 @row("any preset in a loop without `steps=`", "shared", "all end with one model")
-@pytest.mark.parametrize("loop", PRESETS)
+@pytest.mark.parametrize("loop", PRESETS.values(), ids=PRESETS)
 def test_loops_without_an_end_end_with_one_model(tmp_path: Path, loop: Any) -> None:
     outcomes = run(tmp_path, loop, loop, loop)
     check_one_model(outcomes)
@@ -170,15 +139,17 @@ def test_loops_without_an_end_end_with_one_model(tmp_path: Path, loop: Any) -> N
 
 
 @row("loops of other lengths", "shared", "the shorter one waits a while, and has what is last")
-@pytest.mark.parametrize("loop", [unequal, one_takes_no_step])
-def test_loops_that_end_at_other_steps_end_with_one_model(tmp_path: Path, loop: Any) -> None:
+@pytest.mark.parametrize("counts", [[15, 7], [15, 0]])
+def test_loops_that_end_at_other_steps_end_with_one_model(tmp_path: Path, counts: Any) -> None:
+    loop = partial(train, counts=counts)
     check_one_model(run(tmp_path, loop, loop))
     assert left(tmp_path, 1)["others"] == []
 
 
 @row("a loop that ends while the others go on", "shared", "its last round counts, then it leaves")
 def test_a_peer_that_leaves_has_shared_what_it_learned(tmp_path: Path) -> None:
-    stays, leaves = run(tmp_path, diloco_until_alone, diloco_until_alone)
+    loop = partial(until_alone, preset="diloco")
+    stays, leaves = run(tmp_path, loop, loop)
     assert (stays.error, leaves.error) == ("", "")
     said = left(tmp_path, 1)
     assert (said["unsent_steps"], said["others"], said["apart"]) == (0, ["p0"], False)
@@ -187,7 +158,8 @@ def test_a_peer_that_leaves_has_shared_what_it_learned(tmp_path: Path) -> None:
 
 @row("pairs that end while others go on", "told", "the model is the peer's own: give `steps=`")
 def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path: Path) -> None:
-    _, leaves = run(tmp_path, noloco_until_alone, noloco_until_alone)
+    loop = partial(until_alone, preset="noloco")
+    _, leaves = run(tmp_path, loop, loop)
     assert leaves.error == ""
     assert left(tmp_path, 1)["apart"] is True
 
@@ -212,9 +184,7 @@ def never_left(peer: Peer) -> dict[str, Any]:
     model, optimizer = model_of()
     swarm = murmuration.Swarm(model, optimizer, inner_steps=H, **peer.arguments).__enter__()
     for _ in range(15):
-        model(torch.ones(1, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        step(model, optimizer)
     atexit._run_exitfuncs()  # the harness ends without
     with pytest.raises(murmuration.UsageError, match="was entered before"):
         swarm.__enter__()

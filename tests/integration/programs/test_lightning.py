@@ -1,5 +1,5 @@
-"""Lightning's trainer as a peer: what it saves, how fast it learns, whose word is last, and several
-optimizers."""
+"""Lightning's trainer as a peer: what it saves, how fast it learns, whose word is last, and
+several optimizers."""
 
 import importlib
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Processes beside a loop in a swarm: the workers of loaders, and whatever else is forked there."""
+"""Processes beside a loop in a swarm: the workers of loaders, and whatever else is forked
+there."""
 
 import multiprocessing
 import os
@@ -70,24 +71,15 @@ def _loader(**more: Any) -> DataLoader[Any]:
     return DataLoader(Numbers(), batch_size=8, shuffle=True, num_workers=2, **more)
 
 
-def _epochs(peer: Peer, of: Callable[[murmuration.Swarm], Any]) -> object:
+def shared_samples(peer: Peer) -> object:
+    loader = _loader()
     with training(peer) as (swarm, step):
         while not swarm.done:
-            for batch in of(swarm):
+            for batch in swarm.shard(loader):
                 step(**batch)
                 if swarm.done:
                     break
     return swarm.metrics["rounds_completed"]
-
-
-def its_own_loader(peer: Peer) -> object:
-    loader = _loader()
-    return _epochs(peer, lambda _: loader)
-
-
-def shared_samples(peer: Peer) -> object:
-    loader = _loader()
-    return _epochs(peer, lambda swarm: swarm.shard(loader))
 
 
 def hugging_face(peer: Peer) -> object:
@@ -135,19 +127,10 @@ def a_process_that_leaves_the_block(peer: Peer) -> object:
 
 
 @pytest.mark.parametrize(
-    "program",
-    [
-        its_own_loader,
-        shared_samples,
-        hugging_face,
-        a_pool,
-        a_process_that_leaves_the_block,
-    ],
+    "program", [shared_samples, hugging_face, a_pool, a_process_that_leaves_the_block]
 )
 @row("`num_workers` of a plain loop, `swarm.shard`, a trainer; pools", "shared", SHARED)
-def test_processes_are_forked_beside_a_swarm(
-    tmp_path: Path, program: Callable[[Peer], object]
-) -> None:
+def test_processes_fork_beside_a_swarm(tmp_path: Path, program: Any) -> None:
     outcomes = run(tmp_path, program, program)
     assert [each.value for each in outcomes] == [ROUNDS, ROUNDS], outcomes
     assert [each.code for each in outcomes] == [0, 0]

@@ -1,5 +1,6 @@
 """Samples of peers that are real processes: what differs between them is told."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,7 @@ def splits_at_random(peer: Peer) -> None:
 
 
 @row(
-    "`random_split` without a generator: a validation split leaks into training",
-    "told",
-    "by both",
+    "`random_split` without a generator: a validation split leaks into training", "told", "by both"
 )
 def test_a_split_that_differs_is_told(tmp_path: Path) -> None:
     outcomes = run(tmp_path, splits_at_random, splits_at_random)
@@ -38,13 +37,13 @@ def test_a_split_that_differs_is_told(tmp_path: Path) -> None:
         assert outcome.log.count(told) == 1
 
 
-def _draws(peer: Peer, *, seed: int, scale: float = 1.0, **swarm: Any) -> object:
-    """With samples of its own that follow from a seed, which a script may set itself."""
+def draws(peer: Peer, seed: int | None = None, scale: float = 1.0, **swarm: Any) -> object:
+    """With samples that follow from a seed, which a script may set itself; else of each peer."""
     torch.manual_seed(1)
     model = torch.nn.Linear(64, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    torch.manual_seed(seed)
-    with murmuration.Swarm(model, optimizer, **swarm, **peer.arguments) as swarm_:
+    torch.manual_seed(peer.index if seed is None else seed)
+    with murmuration.Swarm(model, optimizer, inner_steps=4, **swarm, **peer.arguments) as swarm_:
         for _ in range(16):
             (model(torch.randn(8, 64)).square().mean() * scale).backward()
             optimizer.step()
@@ -55,28 +54,13 @@ def _draws(peer: Peer, *, seed: int, scale: float = 1.0, **swarm: Any) -> object
     return [swarm_.metrics["rounds_completed"], warned]
 
 
-def same_seed(peer: Peer) -> object:
-    return _draws(peer, seed=5, inner_steps=4)
-
-
-def same_seed_of_pairs(peer: Peer) -> object:
-    return _draws(peer, seed=5, preset="noloco", inner_steps=4, steps=16)
-
-
-def a_seed_of_each(peer: Peer) -> object:
-    return _draws(peer, seed=peer.index, inner_steps=4)
-
-
-def nothing_to_learn(peer: Peer) -> object:
-    return _draws(peer, seed=peer.index, scale=0.0, inner_steps=4)
-
-
 SAME = "p0 and p1 contribute the same values: they train on the same samples"
 
 
 @pytest.mark.parametrize(
     "program",
-    [same_seed, same_seed_of_pairs],
+    [partial(draws, seed=5), partial(draws, seed=5, preset="noloco", steps=16)],
+    ids=["means", "pairs"],
 )
 @row(
     "a script that sets the same seed on every peer, and so draws the same samples",
@@ -93,7 +77,7 @@ def test_peers_that_train_on_the_same_samples_are_told_once(tmp_path: Path, prog
         assert len([text for text in warned if SAME in text]) == times
 
 
-@pytest.mark.parametrize("program", [a_seed_of_each, nothing_to_learn])
+@pytest.mark.parametrize("program", [partial(draws), partial(draws, scale=0.0)])
 def test_peers_with_samples_of_their_own_are_not_told(tmp_path: Path, program: Any) -> None:
     outcomes = run(tmp_path, program, program)
     assert all(each.value[0] and SAME not in each.log for each in outcomes), outcomes

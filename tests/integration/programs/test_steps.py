@@ -1,5 +1,5 @@
-"""Loops whose steps are not those of one optimizer, and models whose tensors are exchanged for
-others: all is shared, or it is said."""
+"""Loops whose steps are not those of one optimizer, models whose tensors are exchanged for
+others, and a loop that joins under way: all is shared, or it is said."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import murmuration
 from tests.support.peers import Outcome, Peer, row, run
+from tests.support.regression import Regression, check_rates, rates_beside, starts
 
 H, ROUNDS = 5, 3
 
@@ -194,3 +195,21 @@ def test_an_optimizer_of_a_model_outside_is_told(tmp_path: Path) -> None:
     outcomes = run(tmp_path, critic_outside, critic_outside)
     check(outcomes)
     assert "SGD steps 2 parameters that are in no swarm" in outcomes[0].log
+
+
+def rates_of_a_loop(peer: Peer) -> dict[str, Any]:
+    model, seen = Regression(), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 60)
+    with murmuration.Swarm(model, optimizer, **peer.arguments) as swarm:
+        for step in range(swarm.step, 60):
+            swarm.catch_up(scheduler)
+            seen[step] = optimizer.param_groups[0]["lr"]
+            optimizer.step()
+            scheduler.step()
+    return {"seen": seen, "end": swarm.step}
+
+
+@row("A loop that joins under way, with a schedule", "shared", "`swarm.catch_up(scheduler)`")
+def test_a_loop_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path: Path) -> None:
+    check_rates(rates_beside(tmp_path, starts, rates_of_a_loop))

@@ -1,5 +1,6 @@
 """Programs whose tensors are of other types than fp32, or whose defaults are."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,31 +51,25 @@ def test_all_begin_with_the_first_values_of_the_first_peer_by_name(tmp_path: Pat
     assert first == second == drawn
 
 
-def default_float16(peer: Peer) -> list[float]:
-    torch.set_default_dtype(torch.float16)
-    return train(peer, model_of(), preset="streaming")
-
-
-def default_float64_few_bits(peer: Peer) -> list[float]:
-    torch.set_default_dtype(torch.float64)
-    return train(peer, model_of(), preset="onebit")
-
-
-def default_device(peer: Peer) -> list[float]:
-    torch.set_default_device("meta")  # on which nothing can be computed
-    return train(peer, model_of(), preset="sparse")
+def defaults(peer: Peer, preset: str, dtype: str = "float32", device: str = "cpu") -> list[float]:
+    """On the device `meta` nothing can be computed."""
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_default_device(device)
+    return train(peer, model_of(), preset=preset)
 
 
 @row("`torch.set_default_dtype`, `torch.set_default_device`", "shared", "as without")
 @pytest.mark.parametrize(
-    "loop",
+    "given",
     [
-        default_float16,
-        default_float64_few_bits,
-        default_device,
+        {"preset": "streaming", "dtype": "float16"},
+        {"preset": "onebit", "dtype": "float64"},
+        {"preset": "sparse", "device": "meta"},
     ],
+    ids=["fp16", "fp64", "device"],
 )
-def test_defaults_of_torch_change_nothing(tmp_path: Path, loop: Any) -> None:
+def test_defaults_of_torch_change_nothing(tmp_path: Path, given: dict[str, str]) -> None:
+    loop = partial(defaults, **given)
     first, second = run(tmp_path, loop, loop)
     assert (first.error, second.error) == ("", "")
     assert first.value == second.value

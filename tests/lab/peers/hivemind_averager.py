@@ -9,7 +9,7 @@ hivemind's matchmaking and all-reduce.
   `min_matchmaking_time` is not waited out: it is how long a peer's offer stands until the next.
 - `part_size_bytes` is 64 KiB: of the default 512 KiB the model has only three parts, which four
   reducers cannot share evenly.
-- Compression is none (`--fp 32`) or float16. Not 8 bit: it has returned tensors unaveraged.
+- Compression is none. Not 8 bit: it has returned tensors unaveraged.
 - Every peer adds a difference to what it had, so averages agree to rounding, not bit for bit.
 - Connections are encrypted; hivemind's p2pd knows no other way. Its means to pass NATs are off.
 - Parts of an answer that get lost go unnoticed but for a warning: `LostParts` counts such rounds.
@@ -21,7 +21,7 @@ import sys
 
 import hivemind
 import torch
-from hivemind.compression import Float16Compression, NoCompression
+from hivemind.compression import NoCompression
 
 from murmuration.algorithms.diloco import Nesterov, pseudo_gradient
 from tests.lab.peers.training import (
@@ -40,7 +40,6 @@ _MATCHMAKING_S = 2.0
 _REQUEST_S = 1.0
 _PART_BYTES = 64 * 1024
 _ROUND_S = 60.0  # to find the group, and then to average; a round that takes longer has failed
-_COMPRESSION = {32: NoCompression, 16: Float16Compression}
 
 
 class LostParts(logging.Handler):
@@ -123,7 +122,7 @@ def main() -> None:
         request_timeout=_REQUEST_S,
         allreduce_timeout=_ROUND_S,
         part_size_bytes=_PART_BYTES,
-        compression=_COMPRESSION[options.fp](),
+        compression=NoCompression(),
         allow_state_sharing=False,
     )
     exchange = Exchange(training, averager, lost)
@@ -132,7 +131,7 @@ def main() -> None:
     training.report(
         anchor=exchange.anchor,
         momentum=exchange.momentum,
-        system=f"hivemind {hivemind.__version__}, averager, fp{options.fp}",
+        system=f"hivemind {hivemind.__version__}, averager, fp32",
         rounds_partial=exchange.rounds_partial,
     )
     await_end()

@@ -31,7 +31,7 @@ PLAN = PRESETS["diloco"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What the launcher tells a worker; `fp` is the bits of an exchanged value."""
+    """What the launcher tells a worker."""
 
     rank: int
     workers: int
@@ -39,7 +39,6 @@ class WorkerOptions:
     steps: int
     inner_steps: int
     seed: int
-    fp: int
 
     @property
     def name(self) -> str:
@@ -50,7 +49,7 @@ class WorkerOptions:
     def parse(cls) -> "WorkerOptions":
         """From the command line; only the launcher writes it."""
         parser = argparse.ArgumentParser()
-        for name in ("rank", "workers", "steps", "inner-steps", "seed", "fp"):
+        for name in ("rank", "workers", "steps", "inner-steps", "seed"):
             parser.add_argument(f"--{name}", type=int, required=True)
         parser.add_argument("--address", required=True)
         return cls(**vars(parser.parse_args()))

@@ -10,8 +10,7 @@ from torch import Tensor
 from murmuration.algorithms.diloco import mean_in_order
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import Plan
-from tests.support.specification import Outer, TrainedReplica
-from tests.support.specification import train as train_each
+from tests.support.specification import Outer, ReferenceRun, TrainedReplica
 
 
 @dataclass
@@ -48,7 +47,7 @@ def train(
     plan: Plan, fragments: Sequence[Fragment], replicas: Mapping[str, TrainedReplica], steps: int
 ) -> list[Outer]:
     """What all peers end with."""
-    return agreed(train_each(plan, fragments, replicas, steps))
+    return agreed(ReferenceRun(plan, fragments, replicas, steps).train())
 
 
 def agreed(each: Mapping[str, list[Outer]]) -> list[Outer]:

@@ -1,0 +1,270 @@
+"""Members of stages that start again while an iteration is under way, that call others with
+another shape or late, and what each measures of its links: each harms its own calls alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from murmuration.algorithms.plan import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.training.mailbox import JobKind
+from tests.protocol.stage_swarm import (
+    BATCH,
+    CONTEXT,
+    HIDDEN,
+    StageSwarm,
+    incarnation_of,
+    numbers_in,
+    three_stages,
+)
+from tests.protocol.taps import Passing, once
+from tests.support.liar import calls_with, holds_microbatches, late_in_stages
+
+ITERATION = 3
+SLOW = three_stages(4, forward_s={"0a": 0.6})  # it holds iterations up
+SLOWER = replace(SLOW, forward_s={"0a": 0.6, "2a": 0.25, "2b": 0.25})
+
+
+async def started_again(swarm: StageSwarm) -> None:
+    """0b is killed, and starts again in the same iteration; who asks it for losses knows that."""
+    swarm.kill("0b")
+    await swarm.sleep(0.1)
+    await swarm.restart("0b", via=["2b"])
+
+
+async def arrived(swarm: StageSwarm, microbatches: int) -> None:
+    """Until 1b has done the forward of so many, of all incarnations of 0b."""
+    jobs, forwards = swarm["1b"].replica.jobs, (JobKind.FORWARD, ITERATION)
+    await swarm.until(lambda: len([j for j in jobs if j[:2] == forwards]) >= microbatches, 60)
+
+
+def assert_begun_anew(swarm: StageSwarm) -> None:
+    """The new incarnation's microbatches have come back, and no others' answers with them."""
+    again = swarm["0b"].replica
+    assert again.iterations[ITERATION - 1].counted == {0, 1}
+    for job in (JobKind.ENTER, JobKind.LOSS, JobKind.LEAVE):
+        assert [again.jobs[job, ITERATION, n] for n in range(2)] == [1, 1], job
+    assert swarm.total("discarded") == 0
+
+
+async def test_what_an_earlier_incarnation_has_reported_stays() -> None:
+    """It was further on when it was killed: the calls of both are vouched for, each by its own."""
+    async with StageSwarm(SLOW, 2) as swarm:
+        await swarm.reached(ITERATION)
+        before = swarm["0b"]
+        await swarm.until(lambda: before.trainer.step > ITERATION, 60)
+        assert swarm["1b"].trainer.step == ITERATION
+        await started_again(swarm)
+        await swarm.ends_accounted()
+        assert_begun_anew(swarm)
+        assert swarm.total("dropped") == 0
+        for stage in (1, 2):
+            counted = swarm.counted(stage, ITERATION)
+            for incarnation in (incarnation_of(before), incarnation_of(swarm["0b"])):
+                assert [counted[incarnation, n] for n in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("after_s", "counted"),
+    [(0.1, []), (0.4, [0]), (1.0, [0, 1])],
+    ids=["forward", "one counted", "all counted"],
+)
+async def test_what_an_earlier_incarnation_had_under_way_is_dropped_once(
+    after_s: float, counted: list[int]
+) -> None:
+    """Its microbatches are between the stages, or between them and it; they find the new one."""
+    async with StageSwarm(SLOWER, 2) as swarm:
+        await arrived(swarm, 1)
+        await swarm.sleep(after_s)
+        before = incarnation_of(swarm["0b"])
+        await started_again(swarm)
+        await swarm.ends_accounted()
+        assert_begun_anew(swarm)
+        (event,) = swarm["1b"].of_kind("orphaned")
+        assert (event["origin"], event["epoch"]) == (before.peer, before.epoch)
+        assert (event["iteration"], event["counted"]) == (ITERATION, counted)
+        assert sorted(numbers_in(event)) == [0, 1]
+        assert swarm.total("dropped") == 2
+
+
+async def test_each_of_three_incarnations_in_one_iteration_counts_by_itself() -> None:
+    async with StageSwarm(replace(SLOW, forward_s={"0a": 0.9, "2b": 0.4}), 2) as swarm:
+        for incarnation in (1, 2):
+            await arrived(swarm, 2 * incarnation)
+            await swarm.sleep(0.3)
+            await started_again(swarm)
+        await swarm.ends_accounted()
+        assert_begun_anew(swarm)
+        assert len(swarm["1b"].of_kind("orphaned")) == 2
+        # An incarnation that had not heard yet how far the others are began what is over there.
+        late = [e for peer in swarm.peers.values() for e in peer.of_kind("dropped")]
+        assert {event["iteration"] for event in late} <= {ITERATION - 1}
+        assert swarm.total("dropped") == 4 + len(late)
+
+
+async def test_an_origin_that_hears_of_an_earlier_incarnation_with_a_clock_ahead_goes_on() -> None:
+    """In an iteration it takes a later epoch than that one's, as if it were another incarnation."""
+    async with StageSwarm(SLOW, 2) as swarm:
+        await swarm.reached(ITERATION)
+        gossip = swarm["0b"].node.gossip
+        ahead = replace(gossip.me, epoch=gossip.me.epoch + 10_000)
+        gossip.hear((ahead,))
+        assert gossip.me.epoch > ahead.epoch
+        await swarm.finished()
+        for told in swarm["0b"].replica.iterations:
+            assert told.counted == {0, 1} or told.iteration == ITERATION
+        for stage in (1, 2):
+            of_last = [p.replica.iterations[-1] for p in swarm.of_stage(stage)]
+            assert sum(len(told.counted) for told in of_last) == 4
+
+
+async def test_nobody_waits_for_the_earlier_incarnation_of_a_replica() -> None:
+    """Its machine has lost its power: no connection breaks, and the name is back at once."""
+    async with StageSwarm(replace(SLOW, forward_s={}), 2) as swarm:
+        await swarm.reached(ITERATION)
+        await swarm.sleep(0.03)
+        swarm.freeze("1a")
+        before = swarm.peers["1a, frozen"] = swarm.peers.pop("1a")
+        before.killed = True
+        await swarm.join("1a", via=["0a"], address="1a'")
+        await swarm.ends_accounted()
+        assert swarm.total("rerouted") > 0
+        assert (swarm.total("dropped"), swarm.total("discarded")) == (0, 0)
+
+
+THREE = three_stages(1000, plan=PRESETS["ddp"])
+SHAPES = {
+    "width": (BATCH, CONTEXT, HIDDEN + 8),
+    "narrow": (BATCH, CONTEXT, 1),
+    "length": (BATCH, CONTEXT + 1, HIDDEN),
+    "short": (BATCH, CONTEXT - 1, HIDDEN),
+    "batches": (BATCH + 1, CONTEXT, HIDDEN),
+}
+
+
+@pytest.mark.parametrize(
+    ("liar", "name", "known"),
+    [
+        *(("1a", name, True) for name in ("width", "narrow", "batches")),
+        *(("2b", name, False) for name in ("length", "short")),
+        ("1a", "short", False),
+        ("2b", "width", True),
+    ],
+)
+async def test_calls_of_another_shape_end_alone(liar: str, name: str, known: bool) -> None:
+    """Where the task does not say its shape, torch does so as it computes."""
+    async with StageSwarm(THREE, {0: 1, 1: 2, 2: 2}) as swarm:
+        for peer in swarm.alive if not known else ():
+            assert peer.node.stages is not None
+            peer.node.stages.context.activation_shape = None
+        await swarm.reached(3)
+        swarm.links_mbps[liar] = 0.5  # it is refused while it still sends
+        calls_with(swarm[liar].node, SHAPES[name])
+        await swarm.reached(12, limit_s=120)
+        assert all(peer.train.error is None for peer in swarm.alive)
+        told = [text for p in swarm.alive for text in p.warnings]
+        assert not known or not any("has failed" in text for text in told)
+        reasons = {event["reason"] for event in swarm[liar].of_kind("rerouted")}
+        assert all("activations of" in str(each) for each in reasons), reasons
+        swarm.assert_counted_once()
+
+
+async def test_torchs_error_names_the_caller() -> None:
+    async with StageSwarm(THREE, 1) as swarm:
+        for peer in swarm.alive:
+            assert peer.node.stages is not None
+            peer.node.stages.context.activation_shape = None
+        await swarm.reached(3)
+        calls_with(swarm["1a"].node, SHAPES["width"])
+        await swarm.until(lambda: bool(swarm["2a"].of_kind("warning")), 20)
+        (told,) = swarm["2a"].of_kind("warning")
+        assert str(told["text"]).startswith("a stage call of 1a has failed: forward: ")
+        await swarm.reached(swarm["2a"].trainer.step + 3, limit_s=60)
+
+
+@pytest.mark.parametrize("holder", ["0a", "1a", "2a"])
+async def test_whoever_holds_microbatches_is_named_and_passed_over(holder: str) -> None:
+    """One that begins microbatches and never ends an iteration too, and nobody else is named."""
+    async with StageSwarm(THREE, {0: 2, 1: 2, 2: 2}, at=3) as swarm:
+        holds_microbatches(swarm[holder].node)
+        others = [peer for peer in swarm.alive if peer.name != holder]
+        await swarm.until(lambda: min(peer.trainer.step for peer in others) >= 30, 150)
+        told = [text for peer in others for text in peer.warnings]
+        assert told
+        assert all(text.startswith(f"{holder} ") for text in told), told
+
+
+@pytest.mark.parametrize("late", ["1a", "2a"])
+async def test_whoever_is_late_with_microbatches_is_named_and_passed_over(late: str) -> None:
+    async with StageSwarm(THREE, {0: 2, 1: 2, 2: 2}, at=15) as swarm:
+        late_in_stages(swarm[late].node, 1.0)
+        others = [peer for peer in swarm.alive if peer.name != late]
+        await swarm.until(lambda: any(peer.warnings for peer in others), 30)
+        before = min(peer.trainer.step for peer in others)
+        await swarm.sleep(10)  # 50 iterations
+        assert min(peer.trainer.step for peer in others) >= before + 40
+        told = [text for peer in others for text in peer.warnings]
+        assert all(text.startswith(f"{late} ") for text in told), told
+
+
+FORWARD_S = {f"{stage}{letter}": 1.0 for stage in range(3) for letter in "ab"}
+PROBLEM = three_stages(10_000, forward_s=FORWARD_S)
+
+
+def told(swarm: StageSwarm, name: str) -> dict[str, Profile]:
+    """What a peer has heard of the others' measurements, and its own."""
+    members = swarm[name].node.gossip.members
+    return {member.peer: Profile.unpack(member.profile) for member in members if member.live}
+
+
+def all_links_are_told(swarm: StageSwarm) -> bool:
+    """Whether everyone has heard latency and rate of every link, those inside a stage too."""
+    names = {peer.name for peer in swarm.alive}
+    return all(
+        names - {name} <= profile.rate_bytes_per_s.keys() & profile.latency_s.keys()
+        for peer in swarm.alive
+        for name, profile in told(swarm, peer.name).items()
+    )
+
+
+async def test_all_links_are_measured_and_a_newcomers_by_those_who_were_there() -> None:
+    async with StageSwarm(PROBLEM, {0: 1, 1: 2, 2: 1}) as swarm:
+        await swarm.until(lambda: all_links_are_told(swarm), 20.0)
+        await swarm.until(lambda: all(row["visits_per_s"] for row in swarm["0a"].members), 30.0)
+        await swarm.join("2b", ["0a"])
+        await swarm.until(lambda: len(told(swarm, "0a")) == 5 and all_links_are_told(swarm), 30.0)
+
+
+async def test_a_link_that_was_cut_is_measured_once_it_is_there() -> None:
+    async with StageSwarm(PROBLEM) as swarm:
+        swarm.network.cut("1a", "1b")
+        await swarm.start("0a", "1a", "1b", "2a")
+        await swarm.sleep(20.0)
+        assert not swarm["1a"].node.stages.context.measurements.measured_at("1b")
+        assert swarm["1a"].node.stages.context.measurements.measured_at("2a")
+        swarm.network.heal("1a", "1b")
+        await swarm.until(lambda: all_links_are_told(swarm), 40.0)
+
+
+async def test_peers_agree_on_the_figures_and_one_that_plans_with_others_is_noticed() -> None:
+    async with StageSwarm(PROBLEM, {0: 1, 1: 2, 2: 1}) as swarm:
+        await swarm.until(lambda: all_links_are_told(swarm), 20.0)
+        await swarm.sleep(60.0)  # until real traffic outweighs probes
+        settled = swarm.total("other_snapshots")
+        await swarm.sleep(30.0)
+        assert swarm.total("other_snapshots") == settled
+
+        def is_header(p: Passing) -> bool:
+            first = p.up and p.method == "Data/StageCall" and p.source == "0a"
+            return first and pb.StageCallUp.FromString(p.message).HasField("header")
+
+        def planned_otherwise(p: Passing) -> bytes:
+            up = pb.StageCallUp.FromString(p.message)
+            up.header.snapshot += 1
+            return up.SerializeToString()
+
+        swarm.tap = once(is_header, planned_otherwise)
+        await swarm.sleep(20.0)
+        # By stage 1, and by stage 2, to whom it is passed on; the origin knows its own plans.
+        assert swarm.total("other_snapshots") == settled + 2
