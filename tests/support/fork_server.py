@@ -2,7 +2,7 @@
 
 A server process imports torch and the worker once; each start forks it, as Python's own fork server
 does. What is forked has no threads yet, and runs its module as `python -m` would: a process with a
-session, pipes and signals of its own. Tests only: a real worker is spawned.
+group, pipes and signals of its own. Tests only: a real worker is spawned.
 
     python -m tests.support.fork_server murmur's arguments...
 
@@ -198,9 +198,12 @@ def serve(fd: int) -> None:
 
 
 def _tell_pid(connection: socket.socket) -> None:
-    """In the forked process, once it leads its session: `os.killpg` then finds it, as it finds what
-    `Popen` has started. A supervisor that came too early had left one running for two minutes."""
-    os.setsid()
+    """In the forked process, once it leads its group: `os.killpg` then finds it, as it finds what
+    `Popen` has started. A supervisor that came too early had left one running for two minutes.
+
+    A group, and no session: Linux shares its processors between sessions first. Beside twenty of
+    them, all that pytest itself runs, in one, got a twentieth: an import of torch took minutes."""
+    os.setpgid(0, 0)
     with suppress(ConnectionError):
         connection.send(str(os.getpid()).encode())
 
