@@ -6,7 +6,9 @@ which is fixed here. With BDP probing it grows with what a peer sends: 40 unread
 """
 
 import asyncio
+import ctypes
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -56,6 +58,7 @@ _MOST_CONNECTIONS = 4096
 _CALLS_SHARE, _CALLS_EACH, MOST_CALLS = 4, 8, 32  # control calls at once
 _ENROLMENTS_EACH, _MOST_ENROLMENTS = 2, 16  # at once
 _REQUEST_S = 10.0
+_RETURN_S = 1.0
 _HEALTH = "/grpc.health.v1.Health/Check"
 _ENDED = (aio.AioRpcError, aio.UsageError, aio.InternalError)
 
@@ -68,6 +71,7 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         self._calls = Places("calls", _CALLS_SHARE, _CALLS_EACH, lambda: MOST_CALLS)
         # Of tokens and of those that were expelled too, so that these take no place of a member.
         self._enrolments = Places("calls", 1, _ENROLMENTS_EACH, lambda: _MOST_ENROLMENTS)
+        self._returning = False
         self._handlers = {_HEALTH: self._serving(_HEALTH, self._check)}
         for method in Method:
             answer = self._call if method in CONTROL_METHODS else self._stream
@@ -90,9 +94,20 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
                 busy = isinstance(refused, Busy)
                 code = grpc.StatusCode
                 status = code.RESOURCE_EXHAUSTED if busy else code.INVALID_ARGUMENT
+                if busy and not self._returning:
+                    self._returning = True
+                    asyncio.get_running_loop().call_later(_RETURN_S, self._return_memory)
                 await context.abort(status, str(refused))
 
         return grpc.stream_stream_rpc_method_handler(serve)
+
+    def _return_memory(self) -> None:
+        """What refused streams had sent ahead is free by now. glibc would keep it for this process:
+        0.7 GB after 2,000 of them at once."""
+        self._returning = False
+        with suppress(AttributeError):  # another libc
+            trim = ctypes.CDLL(None).malloc_trim
+            asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
     async def _call(self, method: str, context: "_Context", caller: Caller) -> None:
         places = self._enrolments if method == Method.ENROL else self._calls
