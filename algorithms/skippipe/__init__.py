@@ -1,17 +1,11 @@
 """SkipPipe: layers cut into stages, and a route through some of them for every microbatch.
 
-The model and its peers
 pipeline.py      what a hop and a visit cost, who serves which stage, which layers it has
-
-Routes
 route.py         a route, its rules, and equal coverage by seed
 routing.py       the presets full, random, stochastic and skip
 simulator.py     one iteration, event by event
-
-The search behind skip
-search.py        its phases in order; the best route of one microbatch alone; A and B: equal
-                 coverage, bounded memory
-local_search.py  C: routes trade, and visits move to replicas with room; the time that decides
+search.py        behind skip: the phases in order; A and B: equal coverage, bounded memory
+local_search.py  C: routes trade, and visits move to replicas with room
 
 Ref: arXiv:2502.19913.
 """

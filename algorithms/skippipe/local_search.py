@@ -1,11 +1,8 @@
 """Routes change by small steps while the simulated iteration gets shorter: phase C of the search.
 
-A step either exchanges replicas, stages or ways between two routes, which leaves every stage and
-peer as often visited as before; or it moves one visit to another replica of the stage that has
-room. Whatever keeps the limits goes on keeping them, so a search may take steps without end.
-
-An iterated local search: where no step has helped for long, a few are made blindly from the best
-routes so far, and it goes on from there.
+A step exchanges replicas, stages or ways between two routes, or moves one visit to another replica
+of the stage that has room: the limits hold after it as before. Where no step has helped for long, a
+few are made blindly from the best routes so far (iterated local search).
 """
 
 from collections import Counter
@@ -13,20 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.route import Draws, Route, Rules, keeps_rules
+from murmuration.algorithms.skippipe.route import Draws, Route, Routes, Rules, keeps_rules
 from murmuration.algorithms.skippipe.simulator import finish_times
 
 
 @dataclass
 class Budget:
-    """Effort in seconds of one usual core, about. It is counted from operations and not by a clock:
-    all machines stop at the same place."""
+    """Effort in seconds of one usual core, counted from operations: all machines stop alike."""
 
     effort_s: float
     spent_s: float = 0.0
 
     def has_left(self, share: float = 1.0) -> bool:
-        """Whether less than this share of the effort is spent."""
         return self.spent_s < share * self.effort_s
 
 
@@ -35,13 +30,11 @@ _DRAW_EFFORT_S = 3e-5
 _PATIENCE = 15  # draws per slot
 _BLIND_STEPS = 3
 
-Routes = tuple[Route, ...]
 Pair = tuple[Route, Route]
 
 
 def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What each origin has in flight at once, and takes in turns: (the slot of each microbatch of
-    the iteration, the origin of each slot)."""
+    """What each origin has in flight at once: (slot of each microbatch, origin of each slot)."""
     slot_at: dict[tuple[int, int], int] = {}
     begun = Counter[int]()
     slots = []
@@ -53,8 +46,8 @@ def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...
 
 
 class Scores:
-    """Simulates an iteration with the slots' routes, wave after wave; each choice of routes once.
-    `slots` are of each microbatch; the budget counts the effort."""
+    """Simulates an iteration with the slots' routes; each choice of routes once. Args: slots: of
+    each microbatch; budget: counts the effort."""
 
     def __init__(
         self, pipeline: Pipeline, slots: Sequence[int], budget: Budget, *, shared_uplinks: bool
@@ -64,7 +57,6 @@ class Scores:
         self._known: dict[Routes, list[float]] = {}
 
     def finish_s(self, routes: Routes) -> list[float]:
-        """When the last backward of each microbatch ends."""
         if routes not in self._known:
             each = [routes[slot] for slot in self._slots]
             self._budget.spent_s += _VISIT_EFFORT_S * sum(2 * len(r.peers) + 1 for r in each)
@@ -88,7 +80,6 @@ def local_search(
     budget: Budget,
     seed: int,
 ) -> Routes:
-    """The best routes met until the effort is spent. Args: limits: as of `random_step`."""
     draws = Draws(seed)
 
     def changed(routes: Routes) -> Routes:
@@ -128,8 +119,8 @@ def random_step(
     limits: Sequence[int],
     draws: Draws,
 ) -> dict[int, Route]:
-    """The routes that a drawn step changes: this one, and another one in a trade; none if it is not
-    allowed. `limits`: how many of the routes may visit each peer."""
+    """The routes that a drawn step changes; none if it is not allowed. Args: limits: how many of
+    the routes may visit each peer."""
     if rules.stages == 1:
         return {}
     other = draws.below(len(routes))

@@ -22,8 +22,8 @@ LOSS_RATIO = 0.25
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Costs:
-    """The times of one microbatch on P peers, each on the stage that it serves: of a message
-    between two, shape (P, P), 0 on the diagonal; and of a visit, shape (P,)."""
+    """The times of one microbatch on P peers: of a message between two, shape (P, P), 0 on the
+    diagonal; and of a visit, shape (P,)."""
 
     delay_s: Floats
     transfer_s: Floats
@@ -39,8 +39,8 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pipeline:
-    """The replicas of each stage, by number, 0..P-1; each peer serves one. `memory` is how many
-    microbatches each may hold between forward and backward."""
+    """The replicas of each stage, by number, 0..P-1. `memory` is how many microbatches each may
+    hold between forward and backward."""
 
     stages: tuple[tuple[int, ...], ...]
     memory: tuple[int, ...]
@@ -52,7 +52,6 @@ class Pipeline:
 
     @cached_property
     def stage_of(self) -> tuple[int, ...]:
-        """The stage that each peer serves."""
         placed = {peer: stage for stage, replicas in enumerate(self.stages) for peer in replicas}
         return tuple(placed[peer] for peer in range(self.peers))
 
@@ -64,13 +63,11 @@ class Pipeline:
 
 def stage_layers(costs: Sequence[float], outer_cost: float, stages: int) -> list[tuple[int, int]]:
     """Cuts the layers into contiguous stages of at least one layer, and returns the first and the
-    last of each, both included. Raises ValueError: more stages than layers.
+    last of each, both included. The largest stage is as small as can be; of equals the most even
+    cut is taken.
 
-    The largest stage is as small as can be; of equally good cuts the most even one is taken.
-
-    Args:
-        costs: of each layer, in the order of the forward pass: parameters, or seconds.
-        outer_cost: of what stage 0 holds besides: embedding, final norm, head.
+    Args: costs: of each layer, in order: parameters, or seconds; outer_cost: of what stage 0 holds
+    besides: embedding, final norm, head. Raises ValueError: more stages than layers.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(

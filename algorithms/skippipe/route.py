@@ -1,8 +1,8 @@
 """The stages and peers that one microbatch visits, the rules of a route, and equal coverage.
 
 A route is a closed loop: stage 0, the chosen stages, stage 0 again for the loss, the same stages in
-reverse, stage 0. It is written as its forward half, which goes up the stages: schedules of such
-routes cannot deadlock, however short memory is.
+reverse, stage 0. It is written as its forward half, which goes up the stages: such schedules cannot
+deadlock, however short memory is.
 """
 
 from collections.abc import Sequence
@@ -28,18 +28,17 @@ class Route:
         return self.peers[0]
 
     def stages(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """The visited stages in order."""
         return tuple(pipeline.stage_of[peer] for peer in self.peers)
+
+
+Routes = tuple[Route, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """The rules of all routes. Raises ValueError: no route, or no equal coverage, can keep them.
-
-    Args:
-        visited: stages that a route visits, stage 0 counted.
-        max_jump: longest step forward between two visited stages.
-    """
+    Args: visited: stages that a route visits, stage 0 counted; max_jump: longest step forward
+    between two."""
 
     stages: int
     visited: int
@@ -65,8 +64,7 @@ def visited_stages(stages: int, skip: float) -> int:
 
 
 def keeps_rules(stages: Sequence[int], rules: Rules) -> bool:
-    """Whether an order of stages is allowed: it begins on stage 0, which is never skipped, and goes
-    up to as many others as it has to, without long jumps."""
+    """Whether stages begin at 0, and go up to as many others as are visited, without long jumps."""
     steps = [there - here for here, there in pairwise(stages)]
     begins = tuple(stages[:1]) == (0,) and len(stages) == rules.visited
     return begins and all(1 <= step <= rules.max_jump for step in steps)
@@ -82,7 +80,6 @@ class Draws:
         self._random = Random(seed)
 
     def below(self, bound: int) -> int:
-        """A number in 0..bound-1."""
         return int(self._random.random() * bound)
 
     def one_of(self, values: Sequence[T]) -> T:
@@ -100,8 +97,8 @@ _TRADES = 10  # per route, where routes are mixed
 
 
 def stage_quota(routes: int, rules: Rules, seed: int = 0) -> tuple[int, ...]:
-    """How often each stage is visited by a batch of routes: equally often, or as near as it goes.
-    Which stages get one more turns with the seed: over seeds in a row the coverage is equal."""
+    """How often each stage is visited by a batch of routes, as equally as it goes. Which stages get
+    one more turns with the seed."""
     if rules.stages == 1:
         return (routes,)
     others = rules.stages - 1
@@ -112,8 +109,8 @@ def stage_quota(routes: int, rules: Rules, seed: int = 0) -> tuple[int, ...]:
 
 
 def peer_limits(pipeline: Pipeline, quota: Sequence[int]) -> tuple[int, ...]:
-    """How many routes may visit each peer: its memory, or its even share if that is too little;
-    never more than visit its stage. Beyond its memory a peer defers what arrives."""
+    """How many routes may visit each peer: its memory, or its even share if that is too little.
+    Beyond its memory a peer defers what arrives."""
     limits = list(pipeline.memory)
     for stage, replicas in enumerate(pipeline.stages):
         for peer in replicas:

@@ -1,29 +1,17 @@
 """Who takes a microbatch through the stages: `full`, `random`, `stochastic` and `skip`.
 
-full        every stage, fixed lanes
-random      a seeded permutation of each stage's replicas for every batch (NoLoCo)
-stochastic  every stage; each hop to the replica with the least accumulated expected time (SWARM)
-skip        searched routes (SkipPipe)
-
-All peers that know the arguments find the same routes.
-
-Ref: arXiv:2506.10911 (random), arXiv:2502.19913 (skip), arXiv:2301.11913 section 3.2 (stochastic).
-Ours in `stochastic`: all microbatches of an iteration are shared out before it begins, by times
-that the caller has averaged; ties go to the lower peer.
+All peers that know the arguments find the same routes. Ref: arXiv:2506.10911 (random),
+arXiv:2502.19913 (skip), arXiv:2301.11913 section 3.2 (stochastic). Ours in `stochastic`: all
+microbatches of an iteration are shared out before it begins, by times that the caller has averaged;
+ties go to the lower peer.
 """
 
 from collections.abc import Callable, Sequence
 from heapq import heapreplace
 
+from murmuration.algorithms.skippipe import route
 from murmuration.algorithms.skippipe.pipeline import Pipeline
-from murmuration.algorithms.skippipe.route import (
-    Draws,
-    Route,
-    Rules,
-    even_stage_sets,
-    peer_limits,
-    stage_quota,
-)
+from murmuration.algorithms.skippipe.route import Draws, Route, Rules
 from murmuration.algorithms.skippipe.search import search_routes
 
 Routing = Callable[[Pipeline, Rules, Sequence[int], int], list[Route]]
@@ -39,11 +27,10 @@ def full(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) ->
 
 
 def random(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
-    """Every replica in turn, in an order drawn for each turn; skips at random, but evenly."""
+    """Every replica in turn, in drawn orders (NoLoCo); skips at random, but evenly."""
     draws = Draws(seed)
-    quota = stage_quota(len(origins), rules, seed)
-    limits = peer_limits(pipeline, quota)
-    chosen = even_stage_sets(len(origins), rules, seed)
+    limits = route.peer_limits(pipeline, route.stage_quota(len(origins), rules, seed))
+    chosen = route.even_stage_sets(len(origins), rules, seed)
     decks = []
     for replicas in pipeline.stages:  # each as often as its limit allows, dealt from the end
         turns = [
@@ -58,7 +45,7 @@ def random(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) 
 
 
 def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
-    """The choice of peers that know each replica's time for a microbatch, and not the links."""
+    """Each hop to the replica with the least accumulated expected time (SWARM)."""
     visit_s = (pipeline.costs.forward_s + pipeline.costs.backward_s).tolist()
     # For each stage a heap of (accumulated time, replica).
     queues = [[(0.0, peer) for peer in sorted(replicas)] for replicas in pipeline.stages[1:]]
@@ -73,7 +60,6 @@ def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: i
 
 
 def skip(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
-    """The routes that the search finds."""
     return search_routes(pipeline, rules, origins, seed=seed)
 
 

@@ -17,16 +17,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from murmuration.algorithms.skippipe.local_search import (
-    Budget,
-    Routes,
-    Scores,
-    local_search,
-    slots_of,
-)
+from murmuration.algorithms.skippipe.local_search import Budget, Scores, local_search, slots_of
 from murmuration.algorithms.skippipe.pipeline import Floats, Pipeline
 from murmuration.algorithms.skippipe.route import (
     Route,
+    Routes,
     Rules,
     even_stage_sets,
     peer_limits,
@@ -35,8 +30,8 @@ from murmuration.algorithms.skippipe.route import (
 
 
 class Planner:
-    """Finds ascending routes of an exact length; a loop is each hop and visit there and back.
-    Extends the best routes to each peer by one visit at a time, which is exact."""
+    """Finds ascending routes of an exact length; a loop is each hop and visit there and back. It
+    extends the best routes to each peer by one visit at a time, which is exact."""
 
     def __init__(self, pipeline: Pipeline, rules: Rules) -> None:
         costs, stage = pipeline.costs, np.array(pipeline.stage_of)
@@ -86,12 +81,8 @@ EFFORT_S = 2.0
 WIDTH = 3
 
 
-@dataclass(frozen=True)
-class Limit:
-    """At most so many of the routes may visit these peers."""
-
-    peers: frozenset[int]
-    most: int
+Limit = tuple[frozenset[int], int]
+"""(peers, how many of the routes may visit one of them at most)"""
 
 
 @dataclass(frozen=True)
@@ -111,15 +102,10 @@ def search_routes(
     effort_s: float = EFFORT_S,
     shared_uplinks: bool = False,
 ) -> list[Route]:
-    """Searches routes for one iteration: one for each microbatch.
-
-    Args:
-        rules: of as many stages as the pipeline has.
-        origins: of each microbatch, replicas of stage 0.
-        seed: of the choices among equals and of the trades.
-        effort_s: where to stop; the answer is complete even at 0.
-        shared_uplinks: as in `finish_times`, for the times that decide.
-    """
+    """Searches routes for one iteration: one for each microbatch. Args: origins: of each
+    microbatch; seed: of the choices among equals and of the trades; effort_s: where to stop; the
+    answer is complete even at 0; shared_uplinks: as in `finish_times`, for the times that
+    decide."""
     budget, planner = Budget(effort_s), Planner(pipeline, rules)
     slots, slot_origins = slots_of(origins, pipeline)
     scores = Scores(pipeline, slots, budget, shared_uplinks=shared_uplinks)
@@ -130,8 +116,8 @@ def search_routes(
     root = Draft(tuple(route for route in alone if route), (frozenset(),) * len(alone))
     assert len(root.routes) == len(alone), "rules admit a route from every origin"
     others = list(enumerate(pipeline.stages))[1:]
-    of_stages = [Limit(frozenset(replicas), quota[stage]) for stage, replicas in others]
-    of_peers = [Limit(frozenset([peer]), limits[peer]) for _, each in others for peer in each]
+    of_stages = [(frozenset(replicas), quota[stage]) for stage, replicas in others]
+    of_peers = [(frozenset([peer]), limits[peer]) for _, each in others for peer in each]
     # A, and another draft whose stages are drawn.
     equally_visited = keep_limits([root], of_stages, planner, budget, share=0.25)
     chosen = [[route.stages(pipeline) for route in draft.routes] for draft in equally_visited]
@@ -149,7 +135,6 @@ def search_routes(
 def _frozen(
     origins: Sequence[int], chosen: Sequence[tuple[int, ...]], pipeline: Pipeline, planner: Planner
 ) -> Draft:
-    """Every slot by its best route within its stages."""
     everyone = frozenset(range(pipeline.peers))
     routes, banned = [], []
     for origin, stages in zip(origins, chosen, strict=True):
@@ -184,12 +169,10 @@ def keep_limits(
     *,
     share: float,
 ) -> list[Draft]:
-    """Drafts that keep all limits, best first; empty if none was found within the effort. The
-    surplus of the limit that is exceeded by most is banned from there first. The best few are
-    followed."""
+    """Drafts that keep all limits, best first. The surplus of the limit that is exceeded by most is
+    banned first. The best few are followed."""
 
     def cost(draft: Draft) -> tuple[float, float]:
-        """(slowest route, sum of all routes)."""
         loops_s = [planner.loop_s(route) for route in draft.routes]
         return max(loops_s), sum(loops_s)
 
@@ -198,7 +181,7 @@ def keep_limits(
     while frontier and not kept and budget.has_left(share):
         children: dict[Routes, Draft] = {}
         for draft in frontier:
-            surplus = [len(_visitors(draft, limit)) - limit.most for limit in limits]
+            surplus = [len(_visitors(draft, peers)) - most for peers, most in limits]
             if (most := max(surplus, default=0)) <= 0:
                 kept.append(draft)
                 continue
@@ -208,20 +191,21 @@ def keep_limits(
     return sorted(kept, key=cost)
 
 
-def _visitors(draft: Draft, limit: Limit) -> list[int]:
-    return [i for i, route in enumerate(draft.routes) if not limit.peers.isdisjoint(route.peers)]
+def _visitors(draft: Draft, peers: frozenset[int]) -> list[int]:
+    return [i for i, route in enumerate(draft.routes) if not peers.isdisjoint(route.peers)]
 
 
 def _branches(draft: Draft, over: Limit, planner: Planner, budget: Budget) -> Iterator[Draft]:
     """Without the surplus: the fastest routes make a detour, or those whose detour is least."""
-    visitors = _visitors(draft, over)
+    peers, most = over
+    visitors = _visitors(draft, peers)
     detours: dict[int, Route] = {}
     for index in visitors:
-        route, banned = draft.routes[index], draft.banned[index] | over.peers
+        route, banned = draft.routes[index], draft.banned[index] | peers
         budget.spent_s += planner.effort_s
         if (detour := planner.best(route.origin, banned)) is not None:
             detours[index] = detour
-    surplus = len(visitors) - over.most
+    surplus = len(visitors) - most
     if len(detours) < surplus:
         return
     before_s = {index: planner.loop_s(draft.routes[index]) for index in detours}
@@ -230,5 +214,5 @@ def _branches(draft: Draft, over: Limit, planner: Planner, budget: Budget) -> It
         routes, banned_peers = list(draft.routes), list(draft.banned)
         for index in sorted(detours, key=lambda index: (cost_s[index], index))[:surplus]:
             routes[index] = detours[index]
-            banned_peers[index] |= over.peers
+            banned_peers[index] |= peers
         yield Draft(tuple(routes), tuple(banned_peers))

@@ -2,8 +2,8 @@
 
 Every peer computes one visit at a time. Backwards (and the loss) go first, in order of arrival, and
 always may run: they free memory. A forward starts when nothing else is ready and the peer holds
-fewer microbatches than its memory; else it is deferred, and deferred forwards start in order of
-arrival. A microbatch is held from the start of its forward to the end of its backward.
+fewer microbatches than its memory; else it is deferred, in order of arrival. A microbatch is held
+from the start of its forward to the end of its backward.
 """
 
 from collections import deque
@@ -30,8 +30,8 @@ def finish_times(
 
 class IterationRun:
     """The state of a simulation. A microbatch that visits k stages takes steps 0..2k: k forwards,
-    the loss, k backwards; `path` has the peer of each. `deferred` are those that wait for memory,
-    by peer; `finish_s` is when each microbatch has ended, -1 before."""
+    the loss, k backwards; `path` has the peer of each. `deferred` wait for memory, by peer;
+    `finish_s` is when each microbatch has ended, -1 before."""
 
     def __init__(self, pipeline: Pipeline, routes: Sequence[Route], shared_uplinks: bool) -> None:
         self._shared, self._memory = shared_uplinks, pipeline.memory
@@ -96,7 +96,6 @@ class IterationRun:
                     started(peer, microbatch, step, now_s, end_s)
 
     def _send(self, sender: int, receiver: int, now_s: float) -> float:
-        """When a message that is ready now has arrived."""
         if not self._shared or sender == receiver:
             return now_s + self._edges[sender][receiver]
         leaves_s = max(now_s, self._uplink_free_s[sender])
@@ -105,7 +104,6 @@ class IterationRun:
         return free_s + float(self._costs.delay_s[sender, receiver])
 
     def _start(self, peer: int) -> tuple[int, int] | None:
-        """The visit that a peer takes up now, if any."""
         if self._busy[peer]:
             return None
         if self._returning[peer]:

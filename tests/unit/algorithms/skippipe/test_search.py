@@ -202,4 +202,4 @@ def settled(limits: list[Limit], budget: Budget, visited: int = 2) -> list[Draft
 
 
 def test_limits_that_cannot_be_kept_give_no_draft() -> None:
-    assert settled([Limit(frozenset([3, 4]), 2)], Budget(1.0), visited=3) == []
+    assert settled([(frozenset([3, 4]), 2)], Budget(1.0), visited=3) == []
