@@ -2,9 +2,9 @@
 
 A round is laid out as soon as its group can be known, and the anchor goes ahead on its streams
 (`partner`) while no round is on its way. `begin` adds the contribution, and from then on the rules
-of the round (`round`) decide. A round that is over stays laid out for two more, so that partners
-that missed the last word can hear it again. What is decided for several streams is decided in
-methods without `await`.
+of the round (`round`) decide. A round that is over stays laid out for two more: partners that
+missed the last word hear it again. What is decided for several streams is decided without
+`await`.
 """
 
 import asyncio
@@ -66,10 +66,7 @@ class Pairs(Component):
         self._round_bytes = [sum(sizes) for sizes in self.total_bytes]
         self._rounds = [schedule.rounds(fragment) for fragment in fragments]
         self._results, self._prefetched = results, prefetched
-        told, awaited = plan.shared_momentum, plan.overlap_steps == 0
-        self.prefetch = AnchorPrefetch(
-            context.config, self._round_bytes, told=told, awaited=awaited
-        )
+        self.prefetch = AnchorPrefetch(context.config, plan, self._round_bytes)
         self._patience = Patience(context.config.patience_s, plan)
         self._met: list[tuple[str, bool]] = []
         self._lateness: dict[str, deque[bool]] = {}
@@ -90,13 +87,11 @@ class Pairs(Component):
 
     @property
     def partners(self) -> frozenset[str]:
-        """With whom this peer is to hold the rounds that it has come to."""
         laid = filter(None, map(self._laid.get, self._versions.items()))
         return frozenset(peer for each in laid for peer in each.partners)
 
     @property
     def busy(self) -> bool:
-        """Whether a round is on its way, or may still begin in this instant."""
         return self._just_laid or any(each.running for each in self._laid.values())
 
     # -------------------------------------------------------------------------- what happens here
@@ -155,8 +150,7 @@ class Pairs(Component):
         try:
             own = self.values.own
             contribution = await own(begin.fragment, CONTRIBUTION, begin.values, begin.weight)
-            laid = self._laid.get(key)
-            if laid is None or laid.group != self._group(*key):
+            if (laid := self._laid.get(key)) is None or laid.group != self._group(*key):
                 assert begin.anchor is not None, "pairs exchange anchors"
                 anchor = await own(begin.fragment, ANCHOR, begin.anchor)
         except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
@@ -176,13 +170,11 @@ class Pairs(Component):
         self.look()
 
     def take_met(self) -> list[tuple[str, bool]]:
-        """The partners of rounds that have ended since this was asked last, and whether the round
-        has waited in vain, or for longer than a partner may be late in each round."""
+        """The partners of rounds that have ended since the last call, and which were late."""
         met, self._met = self._met, []
         return met
 
     def give_up(self, fragment: int, reason: str) -> None:
-        """Ends the fragment's round on its way, if there is one, as failed."""
         for round_ in list(self._laid.values()):
             if round_.fragment == fragment:
                 round_.give_up(reason)
@@ -236,7 +228,6 @@ class Pairs(Component):
             del round_.streams[stream.peer]
 
     def step(self, round_: PairRound) -> None:
-        """Something has happened in a round, which matters if that has begun here."""
         was_complete = round_.complete
         for peer in round_.decide(self.now):
             self._reach(round_, peer, round_.partners[peer].attempt)
@@ -251,14 +242,13 @@ class Pairs(Component):
                 self._fail(round_)
 
     def lose(self, round_: PairRound, peer: str, attempt: int, reason: str) -> None:
-        """The stream to a partner has ended too early: membership probes it."""
+        """Membership probes the partner."""
         if round_.lost(peer, attempt, reason, self.now):
             # Once all of this is done: it may change the view.
             asyncio.get_running_loop().call_soon(self.peers.suspect, peer)
         self.step(round_)
 
     def recall(self, round_: PairRound, peer: str, attempt: int) -> None:
-        """A partner may not know yet that the round has succeeded."""
         round_.recalls[peer] = self.now + self.context.config.retry_s, attempt
 
     def look(self) -> None:
@@ -307,13 +297,11 @@ class Pairs(Component):
     # --------------------------------------------------------------------------------- the rounds
 
     def _group(self, fragment: int, round_: int) -> Group:
-        """This peer's group of the round; itself alone if it sits out."""
         context = self.context
         size = context.plan.group_size
         return draw_group(context.me, context.run, size, self._view, (fragment, round_))
 
     def _lay(self, fragment: int, number: int, own: dict[int, OwnPart]) -> PairRound:
-        """Lays the round out, in place of an earlier group."""
         if (earlier := self._laid.get((fragment, number))) is not None:
             self._leave(earlier)
         context, key = self.context, (fragment, number)
@@ -397,8 +385,7 @@ class Pairs(Component):
         return len(self._view.in_draw(round_.fragment) | {self.context.me})
 
     def _judge(self, round_: PairRound) -> None:
-        """Notes the partners that the round has met, and those that it has waited for in vain. The
-        link of one that is suspected or out of reach may be at fault."""
+        """Notes the partners that the round has met, and those that were late without an excuse."""
         key, now, view, patience = round_.key, self.now, self._view, self._patience
         patience.ends(*key, now)
         two = self._members(round_) <= 2  # of two nobody knows which is the slow one
@@ -412,8 +399,8 @@ class Pairs(Component):
                 self._met.append((peer, self._blamed(peer, key, late=late) or useless))
 
     def _blamed(self, peer: str, key: tuple[int, int], *, late: bool) -> bool:
-        """Whether a partner is late by itself. A peer that has waited for another comes late too:
-        so none is blamed while another is late more often, or explains more late rounds."""
+        """Whether a partner is late by itself. One that has waited for another is late too: so none
+        is blamed while another is late more often, or explains more late rounds."""
         self._lateness.setdefault(peer, deque(maxlen=_REMEMBERED)).append(late)
         if not late:
             return False
@@ -440,7 +427,6 @@ class Pairs(Component):
         self._results.finished(RoundFailed(*round_.key, round_.failed, round_.waiting_for))
 
     async def average_anchors(self, round_: PairRound) -> None:
-        """Tells the anchors' mean ahead of the round."""
         mean_anchor: Tensor | None = None
         with suppress(Exception):  # the round itself says what is wrong
             mean_anchor = await self.values.mean_anchor(round_)
@@ -448,8 +434,7 @@ class Pairs(Component):
             self._prefetched(PrefetchedAnchor(*round_.key, mean_anchor))
 
     async def _finish(self, round_: PairRound) -> None:
-        """Averages what the group has given. A defect ends the round: else the train thread would
-        wait for it in vain."""
+        """A defect ends the round: else the train thread would wait for it in vain."""
         result: RoundDone | RoundFailed
         try:
             result = await self._averaged(round_)
@@ -487,8 +472,8 @@ class Pairs(Component):
 
 
 def draw_group(me: str, run: int, size: int, view: View, key: tuple[int, int]) -> Group:
-    """This peer's group of a round, by (fragment, round); itself alone if it sits out. A peer that
-    comes so late that others of its group have ended the run does without those."""
+    """This peer's group of a round, without those that have ended the run before; itself alone if
+    it sits out. Args: key: (fragment, round)."""
     peers = view.in_draw(key[0]) | {me}
     drawn = _dealt(run, key, peers, size, view.apart).get(me, (me,))
     return tuple(peer for peer in drawn if not view.has_ended_before(peer, *key))

@@ -46,12 +46,10 @@ class _OvertakenError(Exception):
 
 
 class _EndedError(Exception):
-    """The partner has ended its side."""
+    pass
 
 
 class PairValues:
-    """Encodes, checks and averages the values of pair rounds."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
 
@@ -71,7 +69,7 @@ class PairValues:
         return OwnPart(*encoded, context.weight(weight) if part == CONTRIBUTION else 1)
 
     async def check(self, fragment: int, part: int, incoming: wire.Incoming) -> None:
-        """Raises WireError: a part that is complete is not what it should be."""
+        """Raises WireError."""
         elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
         codec = self.codec(part)
         incoming.verify()
@@ -79,13 +77,11 @@ class PairValues:
         await self._context.worked(elements, work)
 
     async def mean_anchor(self, round_: PairRound) -> "Tensor":
-        """As it has arrived everywhere, with what the own anchor's encoding left out: so nothing of
-        all anchors' mean is lost, and small steps add up."""
+        """Adds what the own anchor's encoding left out: so small steps add up."""
         mean, rest = await self.mean(round_, ANCHOR), round_.own[ANCHOR].left_out
         return mean if rest is None else mean.add_(rest)
 
     async def mean(self, round_: PairRound, part: int) -> "Tensor":
-        """Of a part of all peers of the round."""
         codec, elements = self.codec(part), self._context.elements[round_.fragment]
         parts = round_.parts(part)
         weights = [each.weight for each in parts] if part == CONTRIBUTION else None
@@ -97,12 +93,8 @@ class PairValues:
 
 
 class PartnerStream:
-    """One side of a stream. io thread only.
-
-    Args:
-        stream: of a partner that has called; None where this peer is to call.
-        round_, peer, attempt: the round, the partner and the number of the try, of a call.
-    """
+    """One side of a stream. io thread only. Args: stream: of a partner that has called; None where
+    this peer is to call; round_, peer, attempt: of a call."""
 
     def __init__(
         self,
@@ -152,12 +144,10 @@ class PartnerStream:
                 stream.cancel()
 
     def drop(self) -> None:
-        """Ends the stream at once, whatever is under way."""
         self._pairs.forget(self)
         self._finished.set()
 
     def end(self) -> None:
-        """Ends the stream once all has been said."""
         self._pairs.forget(self)
         self._ending = True
         self._changed.set()
@@ -170,7 +160,6 @@ class PartnerStream:
             self._changed.set()
 
     def hold(self, header: pb.PairHeader) -> None:
-        """The partner has said who it is, and what it holds; so has this peer, or is about to."""
         self._held = {held.hash: held.offset for held in reversed(header.held)}
         self._in_round.heard_of(self.peer, self._pairs.now)
         self._pairs.step(self._in_round)
@@ -267,7 +256,6 @@ class PartnerStream:
             self._closed(str(error))
 
     async def _hear_all(self, stream: Stream) -> None:
-        """Raises WireError: what the partner says does not fit."""
         header = (await self._next(stream, "header")).header
         if self.calls:
             self.hold(header)
@@ -284,7 +272,7 @@ class PartnerStream:
         await self._next(stream, "end")
 
     async def _next(self, stream: Stream, kind: str) -> pb.PairMessage:
-        """The partner's next message, which must be of this kind. Raises WireError: it is not."""
+        """The partner's next message, of this kind. Raises WireError."""
         if kind != "header":  # the message before is dealt with
             if self.round is not None:
                 self._drain(self.round)
@@ -321,7 +309,6 @@ class PartnerStream:
         self._pairs.step(round_)
 
     async def _take(self, stream: Stream, part: int) -> None:
-        """A part of the partner's, or the rest of it, and whether it is valid. Raises WireError."""
         header, pairs = (await self._next(stream, "part")).part, self._pairs
         round_, codec, began = self._in_round, pairs.values.codec(part), pairs.now
         theirs = self._expect(round_, header, part)
@@ -342,7 +329,6 @@ class PartnerStream:
             await self._check(round_, part, theirs)
 
     def _expect(self, round_: PairRound, header: pb.PartHeader, part: int) -> TheirPart:
-        """A part of the partner's begins, or goes on. Raises WireError."""
         name, partner = f"{round_} from {self.peer}", round_.partners[self.peer]
         weight = self._context.weight(header.weight) if part == CONTRIBUTION else 1
         codec, size = self._pairs.values.codec(part), self._pairs.total_bytes[round_.fragment][part]
@@ -351,8 +337,7 @@ class PartnerStream:
                 f"{name}: part {header.part}, {header.total_bytes} bytes of codec {header.codec}; "
                 f"expected part {part}, {size} bytes of {codec.name}"
             )
-        come = partner.parts.get(part)
-        if come is not None and round_.begun and partner.received:
+        if (come := partner.parts.get(part)) is not None and round_.begun and partner.received:
             # The round counts on what is here.
             if (header.hash, weight) != (come.hash, come.weight):
                 raise wire.WireError(f"{name}: other values than before")
@@ -364,7 +349,6 @@ class PartnerStream:
         return come
 
     async def _check(self, round_: PairRound, index: int, part: TheirPart) -> None:
-        """Raises WireError: a part that is complete is not valid."""
         self._pairs.look()
         partner = round_.partners[self.peer]
         try:
@@ -387,7 +371,6 @@ class PartnerStream:
     # ------------------------------------------------------------------------------------ the end
 
     def _drain(self, round_: PairRound) -> None:
-        """Ends the stream if nothing that matters is to be said any more."""
         if self.over or self._drained:
             return
         partner = round_.partners[self.peer]
@@ -403,7 +386,6 @@ class PartnerStream:
             self.end()
 
     def _closed(self, reason: str | None) -> None:
-        """Nothing more comes: the partner has ended its side, or it broke off for this reason."""
         round_ = self.round
         if self.over:
             return
@@ -420,8 +402,7 @@ class PartnerStream:
         self._pairs.look()
 
     def _lose(self, round_: PairRound, reason: str) -> None:
-        """The stream is gone too early. If the round has succeeded here, a partner that was called
-        is called again until it knows as well."""
+        """The stream is gone too early. A partner is called until it knows of the end."""
         if self.calls and round_.succeeded:
             self._pairs.recall(round_, self.peer, self.attempt)
         else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from murmuration.worker.exchange.pairwise.round import ANCHOR, Group, PairRound
 
 if TYPE_CHECKING:
+    from murmuration.algorithms.plan import Plan
     from murmuration.worker.exchange.round_context import RoundConfig
 
 
@@ -15,39 +16,32 @@ _QUIET_S = 1.0  # several delays of a long link pass before the first byte
 class AnchorPrefetch:
     """When the train side hears of the mean of its group's anchors before a round.
 
-    The mean is told as soon as it is known. In plans without overlap the train side waits for it;
-    there it is told as well when it may go on without, and a later mean is told all the same.
-
-    Args: round_bytes: by fragment, what a peer gives each partner; told, awaited: whether the train
-    side uses anchors' means, and waits for them.
+    The mean is told as soon as it is known. Without overlap the train side waits for it; it is told
+    too when it may go on without. Args: round_bytes: by fragment, what a peer gives each partner.
     """
 
-    def __init__(
-        self, config: "RoundConfig", round_bytes: Sequence[int], *, told: bool, awaited: bool
-    ) -> None:
+    def __init__(self, config: "RoundConfig", plan: "Plan", round_bytes: Sequence[int]) -> None:
         self._config, self._round_bytes = config, round_bytes
-        self._told, self.awaited = told, told and awaited
+        self._told = plan.shared_momentum  # the train side uses the means, and waits for them
+        self.awaited = self._told and plan.overlap_steps == 0
         self._met: dict[int, Group] = {}  # by fragment, with whom the last round was held
         self._s_per_byte = 0.0
 
     def arrived(self, size_bytes: int, took_s: float) -> None:
-        """Bytes of a partner's have arrived. What was slow counts half as much with each that
-        follows: the next pair's link may be as slow again."""
+        """What was slow counts half as much each time: the next link may be as slow."""
         if size_bytes > 0:
             self._s_per_byte = max(took_s / size_bytes, self._s_per_byte / 2)
 
     def lead_s(self, fragment: int) -> float:
-        """By how long peers that this one has not exchanged with may be behind: what a round takes
-        where all give each partner as much. At first the slowest link that is planned for is
-        assumed."""
+        """By how long peers that this one has not exchanged with may be behind: what a round takes,
+        at first on the slowest link that is planned for."""
         size_bytes = self._round_bytes[fragment]
         if self._s_per_byte == 0.0:
             return self._config.transfer_s(size_bytes)
         return size_bytes * self._s_per_byte
 
     def laid(self, round_: PairRound, members: int) -> bool:
-        """Whether the train side may go on without, of a round to come. A peer that sits out waits
-        for nobody, and where all are one group they have one anchor."""
+        """Whether the train side may go on without: alone, or where all are one group."""
         one = len(round_.group) == members and self._met.get(round_.fragment) == round_.group
         return (len(round_.group) == 1 or one) and self._goes_without(round_)
 
@@ -63,12 +57,10 @@ class AnchorPrefetch:
         return round_.told
 
     def overdue(self, round_: PairRound, now: float) -> bool:
-        """Whether the train side may go on without, as time passes: a partner of which nothing
-        comes is not waited for, nor for ever one of which little comes."""
+        """Whether it may as time passes: a partner of which nothing comes is not waited for."""
         return self._awaits(round_) and now >= self._until(round_) and self._goes_without(round_)
 
     def due_at(self, round_: PairRound) -> float | None:
-        """From which time on `overdue` may hold; None if never."""
         return self._until(round_) if self._awaits(round_) else None
 
     def _until(self, round_: PairRound) -> float:
@@ -79,8 +71,7 @@ class AnchorPrefetch:
         return min(max(round_.laid, round_.heard) + quiet_s, round_.laid + (quiet_s + slowest_s))
 
     def _awaits(self, round_: PairRound) -> bool:
-        waits = not round_.begun and not (round_.told or round_.let_go)
-        return self.awaited and waits
+        return self.awaited and not round_.begun and not (round_.told or round_.let_go)
 
     def _goes_without(self, round_: PairRound) -> bool:
         """Notes it; returns whether the train side is to hear of it."""

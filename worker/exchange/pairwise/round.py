@@ -8,8 +8,7 @@ goes on where it was; a peer for which the round has succeeded repeats what it s
 A peer that has said so no longer knows whether the others have applied the round. From then on a
 rumour that a partner is gone ends it only if it stands for as long as this peer is patient. A
 partner that is cut off and trusted is called for twice that long. Else it waits until no partner
-can stage any more: nobody does so at its deadline or later, and a partner's deadline is later than
-this peer's by as much as it came later.
+can stage any more: nobody does so at its deadline or later.
 
 What no protocol between two can settle remains: its partner may have heard the last word and have
 applied the round. Then the two are a little further apart, which later rounds make good.
@@ -36,8 +35,7 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class OwnPart:
-    """An anchor or a contribution of this peer's; `left_out` is the rest that its encoding has not
-    got."""
+    """An anchor or a contribution of this peer's; `left_out` is what its encoding has not got."""
 
     payload: "wire.Payload"
     left_out: "Tensor | None" = None
@@ -95,19 +93,14 @@ class Partner:
 
 
 class PairRound:
-    """A round at this peer. io thread only.
-
-    What happens is a method; `decide` says what comes of it. Nothing does before the round has
-    begun here, or once it has ended.
+    """A round at this peer. io thread only. What happens is a method; `decide` says what comes of
+    it. Nothing does before the round has begun here, or once it has ended.
 
     A partner that has not come is waited for until `patience_until`, and longer while it is heard
-    of. From `deadline` on nothing is staged; a peer that has not staged by then gives up.
-
-    Args:
-        group: the peers of the round, this one included; alone it succeeds at once.
-        key: (fragment, round).
-        own: by part, what this peer gives; the contribution comes when the round begins.
-        laid: when (s) the round was laid out.
+    of. From `deadline` on nothing is staged; a peer that has not staged by then gives up. Args:
+    group: the peers of the round, this one included; key: (fragment, round); own: by part, what
+    this peer gives; the contribution comes when the round begins; laid: when (s) it was laid
+    out.
     """
 
     def __init__(
@@ -158,7 +151,6 @@ class PairRound:
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
-        """The partners that have not said that they hold everything."""
         return tuple(sorted(p for p, partner in self.partners.items() if not partner.staged))
 
     def waited_s(self, peer: str, now: float) -> float:
@@ -179,13 +171,9 @@ class PairRound:
     def begin(
         self, now: float, payload_bytes: int, lead_s: float = 0.0, patience_s: float = math.inf
     ) -> None:
-        """This peer has come to the round, at monotonic time `now` (s), here and below.
-
-        Args:
-            payload_bytes: what goes to each partner.
-            lead_s: how far this peer may be ahead of its partners (`AnchorPrefetch.lead_s`).
-            patience_s: how long a late partner is waited for besides (`Patience`), at most.
-        """
+        """This peer has come to the round, at monotonic time `now` (s), here and below. Args:
+        lead_s: how far it may be ahead of its partners; patience_s: how long a late one is waited
+        for besides."""
         config = self._config
         self.begun, self.began = True, now
         self._transfer_s = config.transfer_s(payload_bytes)
@@ -196,7 +184,7 @@ class PairRound:
         self.patience_until = min(now + self._patience_s, self.deadline)
 
     def heard_of(self, peer: str, now: float) -> None:
-        """Something of the partner's is arriving: it is not late, its link is slow."""
+        """It is not late, its link is slow."""
         self.heard = now
         self._show_life(peer, now)
 
@@ -222,21 +210,18 @@ class PairRound:
         return True
 
     def declines(self, peer: str, reason: str) -> None:
-        """The partner will not hold this round. What has staged counts, even if it lost patience
-        then: others may have applied it."""
+        """What has staged counts, even if it lost patience then: others may have applied it."""
         if not (self.complete and self.partners[peer].staged):
             self.give_up(f"{peer} declines: {reason}")
 
     def give_up(self, reason: str) -> None:
-        """Nothing may be applied."""
         if self.running:
             self.failed = reason
 
     # ------------------------------------------------------------------------------ what is to be
 
     def decide(self, now: float) -> list[str]:
-        """Whether everything is here, and whether the round has ended. Returns the partners to
-        call; their `attempt` is the number of the call."""
+        """Returns the partners to call; their `attempt` is the number of the call."""
         if not self.running:
             return []
         partners = self.partners.values()
@@ -273,9 +258,8 @@ class PairRound:
         """Why the partner is not expected back, if it is not.
 
         One that is cut off is waited for as long as one that has not come; half as long if it is
-        suspected as well, so that the peer that waits next does not wait in vain. So is a suspected
-        one that sends nothing. Once this peer has staged, the partner may have applied the round: a
-        suspicion alone is not enough then, and one that is not suspected is waited for longer.
+        suspected too, so that the peer that waits next does not wait in vain. Once this peer has
+        staged, the partner may have applied the round: then a suspicion alone is not enough.
         """
         partner, patience_s = self.partners[peer], self._config.patience_s
         if partner.staged:
@@ -297,12 +281,10 @@ class PairRound:
         return self._config.patience_s * (2 if self.complete else 1)
 
     def _cut_off_at(self, peer: str) -> float:
-        """When a partner whose stream broke is not expected back any more."""
         partner = self.partners[peer]
         return partner.broken_at + self._cut_off_s(peer) if partner.met else math.inf
 
     def _frozen_at(self, peer: str) -> float:
-        """When a partner in doubt is held for frozen, as nothing comes on its stream."""
         partner = self.partners[peer]
         frozen = partner.met and not self.view.usable(peer) and partner.broken_at == math.inf
         if not frozen or self.complete:
@@ -313,7 +295,6 @@ class PairRound:
         return max(self.patience_until, self.partners[peer].heard_at + self._patience_s)
 
     def _hopeless(self, now: float) -> str:
-        """Why waiting any longer is no use; empty if it is some."""
         for peer, partner in sorted(self.partners.items()):
             if lost := self._not_expected(peer, now):
                 return lost
@@ -331,8 +312,7 @@ class PairRound:
         return "; ".join(["the round's deadline has passed", *sorted(reasons)])
 
     def _limit(self) -> float:
-        """When the round is given up. A peer that has staged waits until no partner can stage any
-        more, and the partner's word is here."""
+        """When the round is given up: once staged, when no partner can stage any more."""
         if not self.complete:
             return self.deadline
         came_at = max(partner.met_at for partner in self.partners.values())

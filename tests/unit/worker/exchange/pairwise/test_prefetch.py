@@ -2,6 +2,7 @@
 
 import pytest
 
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker import wire
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
 from murmuration.worker.exchange.pairwise.round import ANCHOR, OwnPart, PairRound, TheirPart
@@ -15,8 +16,8 @@ LAID_S = 100.0
 class Prefetch(AnchorPrefetch):
     """That of peer `b`, whose partners send 24 bytes a round at 1 MB/s."""
 
-    def __init__(self, *, told: bool = True, awaited: bool = True) -> None:
-        super().__init__(CONFIG, [24], told=told, awaited=awaited)
+    def __init__(self) -> None:
+        super().__init__(CONFIG, PRESETS["noloco"], [24])
         self.arrived(100, 0.0001)
 
 
