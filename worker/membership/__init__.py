@@ -28,8 +28,6 @@ class Health(IntEnum):
 
 
 class Phase(IntEnum):
-    """Where a peer is in its run."""
-
     STARTING = 0  # known, but has no model yet
     READY = 1  # waits for the swarm to be complete enough to start
     TRAINING = 2
@@ -59,14 +57,12 @@ class Signed:
 class Member:
     """One peer as the others know it.
 
-    `epoch` is the start of its process in ms. A restart has a later one: where its clock says
-    otherwise, it takes the one after what others say of it. The peer itself raises
+    `epoch` is the start of its process in ms; a restart has a later one. The peer itself raises
     `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
-    `step_s` is the duration of an inner step; 0 when unknown. `profile` holds its measurements for
-    the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach,
-    `idle` those that its rounds have waited for in vain, or that gave it false means; itself where
-    it does not keep up.
-    `signed` are the peer's own words, where peers have certificates; `heartbeat` and `step` may be
+    `step_s` is the duration of an inner step, 0 when unknown. `profile` holds its measurements for
+    the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach.
+    `idle` are those that its rounds have waited for in vain, or that gave it false means; itself
+    where it does not keep up. `signed` are the peer's own words; `heartbeat` and `step` may be
     newer, and `health` is ours.
     """
 
@@ -96,11 +92,9 @@ class MemberLimits:
     """What a peer of this run can truly say of a member. Anything beyond is a mistake or a lie, and
     would stay: of two records the higher epoch, incarnation and heartbeat win.
 
-    How far others can be by now this peer's own pace tells. They may have taken rounds while this
-    peer took none, since the start of a window; nobody is `_FASTER` times as fast as this peer has
-    ever been in it.
-
-    Args: inner_steps: H of the plan; fragments: of this peer's stage; stages: 1: it is not cut.
+    This peer's own pace tells how far others can be: nobody is `_FASTER` times as fast as this peer
+    has ever been in the window. Args: inner_steps: H of the plan; fragments: of this peer's
+    stage.
     """
 
     steps: int
@@ -112,18 +106,15 @@ class MemberLimits:
     _fastest_s: float = field(default=math.inf, init=False)
 
     def problem(self, member: Member) -> str | None:
-        """Why the member cannot be; None if it can."""
+        """Why the member cannot be, if it cannot."""
         if member.epoch > MAX_EPOCH:
             return f"epoch {member.epoch}, at most {MAX_EPOCH}"
         if member.incarnation > MAX_INCARNATION:
             return f"incarnation {member.incarnation}, at most {MAX_INCARNATION}"
         if member.stage >= self.stages:
             return f"stage {member.stage} of {self.stages}"
-        count = len(member.digests)
-        fits = (
-            count in (0, self.fragments) if member.stage == self.stage else count <= MAX_FRAGMENTS
-        )
-        if not fits:
+        count, same = len(member.digests), member.stage == self.stage
+        if count not in (0, self.fragments) if same else count > MAX_FRAGMENTS:
             return f"{count} fragments, of {self.fragments}"
         version = max((digest.version for digest in member.digests), default=0)
         if version > self.steps + _FINAL_ROUNDS:
@@ -131,14 +122,12 @@ class MemberLimits:
         return self.progress_problem(member.heartbeat, member.step)
 
     def progress_problem(self, heartbeat: int, step: int) -> str | None:
-        """As `problem`, of what changes with every step."""
         if heartbeat > MAX_HEARTBEAT:
             return f"heartbeat {heartbeat}, at most {MAX_HEARTBEAT}"
         return f"step {step} of {self.steps}" if step > self.steps else None
 
     def takes(self, step: int, step_s: float, now: float) -> None:
-        """This peer trains, and is at this step at monotonic time `now` (s). Args: step_s: what an
-        inner step takes it, 0: not known."""
+        """This peer is at this step, at `now` (monotonic, s). Args: step_s: 0: not known."""
         if step_s > 0:
             self._fastest_s = min(self._fastest_s, step_s)
         if not self._taken or now >= self._taken[-1][0] + _SAMPLE_S:
@@ -147,7 +136,6 @@ class MemberLimits:
             self._taken.popleft()
 
     def can_be_at(self, member: Member, mine: Sequence[Digest], now: float) -> bool:
-        """Whether the member can be where it says, when this peer is at `mine`."""
         if not self._taken or self._fastest_s == math.inf:
             return True
         began, at = self._taken[0]
@@ -159,7 +147,6 @@ class MemberLimits:
         )
 
     def can_follow(self, version: int, announced: int) -> bool:
-        """Whether a peer can give the one version that has announced the other."""
         return version <= announced + _AHEAD_OF_GOSSIP
 
 
@@ -169,11 +156,7 @@ def newest(known: Member, heard: Member) -> Member:
     if known.epoch != heard.epoch:
         return max(known, heard, key=lambda member: member.epoch)
     fields = heard if heard.heartbeat > known.heartbeat else known
+    incarnation, health = max((known.incarnation, known.health), (heard.incarnation, heard.health))
     if Health.LEFT in (known.health, heard.health):
         health = Health.LEFT
-        incarnation = max(known.incarnation, heard.incarnation)
-    else:
-        incarnation, health = max(
-            (known.incarnation, known.health), (heard.incarnation, heard.health)
-        )
     return replace(fields, incarnation=incarnation, health=health)

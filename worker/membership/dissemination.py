@@ -2,21 +2,20 @@
 
 Three kinds of news, by how they travel:
 
-- Health, incarnation, epoch, address, phase, unreachable peers and state digests of any peer go out
-  at once, with every exchange, until `_TELL_LIFE` others (`_TELL_STATE` for digests) are known to
-  have them. The rest of the swarm has it from others, or from a full exchange. A peer that is
-  suspected or worse is always told, since only that peer can refute; so is one with outdated news.
+- Health, incarnation, epoch, address, phase, unreachable peers and state digests go out at once,
+  with every exchange, until `_TELL_LIFE` others (`_TELL_STATE` for digests) have them. The rest of
+  the swarm has it from others, or from a full exchange. A peer that is suspected or worse is always
+  told, since only that peer can refute; so is one with outdated news.
 - Step and heartbeat change with every step, and no decision depends on another peer's. A request
   carries those of its sender in a few bytes; each member that travels carries the newest.
 - All that is known goes both ways in the first `_FIRST_FULL` exchanges of a process, after a failed
-  exchange, and once per `full_s`. This repairs whatever was lost. Beyond `_MOST_BYTES` it goes in
-  parts, in turn, and above `_FULL_PEERS` peers less often: it takes at most a constant rate.
+  one, and once per `full_s`. Beyond `_MOST_BYTES` it goes in parts, in turn, and above
+  `_FULL_PEERS` peers less often.
 
 Messages that carry members are numbered per sender and receiver, and acknowledge the highest number
-received: all up to it have arrived, and what is under way is not sent twice. Only the requesting
-peer knows whether an answer arrived. If its exchange failed it acknowledges 0, "count on nothing",
-until a message with `reset` restarts the numbers. So does a restarted process, which is told of
-numbers that it never used.
+received: all up to it have arrived. Only the requesting peer knows whether an answer arrived. If
+its exchange failed it acknowledges 0, "count on nothing", until a message with `reset` restarts the
+numbers. So does a restarted process, which is told of numbers that it never used.
 
 Ref: rumour mongering with feedback and counters, and anti-entropy behind it (Demers et al. 1987).
 """
@@ -26,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.membership import Health, Member
 
 _TELL_LIFE = 12
@@ -35,36 +35,12 @@ _FIRST_FULL = 3
 _MOST_BYTES = 40 * 1024  # of members in one message: a call takes 64 KiB
 
 
-@dataclass(frozen=True)
-class MemberProgress:
-    """The sender's own heartbeat and step; its other fields are as the receiver has them."""
-
-    epoch: int
-    heartbeat: int
-    step: int
-
-
-@dataclass(frozen=True)
-class GossipMessage:
-    """One message of an exchange.
-
-    `number` is 0 without members. `acknowledged` is 0 where the receiver is to count on nothing.
-    `reset`: the sender counts on nothing either, and its numbers start from this one. `full` asks
-    for a full answer.
-    """
-
-    members: tuple[Member, ...] = ()
-    progress: MemberProgress | None = None
-    number: int = 0
-    acknowledged: int = 0
-    reset: bool = False
-    full: bool = False
+Said = tuple[tuple[Member, ...], pb.GossipMessage]
+"""The members that a message carries, as they are known here, and the rest of it."""
 
 
 @dataclass
 class _Rumour:
-    """The newest of one member."""
-
     member: Member
     tell: int
     known_to: set[str] = field(default_factory=set)
@@ -86,11 +62,9 @@ class _Peering:
 
 
 class Dissemination:
-    """Composes what one peer says, and tracks what the others know.
-
-    Every call takes `members`: all that are known, this peer included, sorted by name. What changes
-    is in another sequence. Args: full_s: between two full exchanges, in swarms of up to 32.
-    """
+    """Composes what one peer says, and tracks what the others know. Each call takes all `members`,
+    this peer included, by name; what changes is in another sequence. Args: full_s: between two full
+    exchanges, in swarms of up to 32."""
 
     def __init__(self, me: str, full_s: float) -> None:
         self._me, self._full_s = me, full_s
@@ -101,25 +75,24 @@ class Dissemination:
         self._taken_up: Sequence[Member] = ()
         self._links: dict[str, _Peering] = {}
 
-    def request(self, peer: str, members: Sequence[Member], now: float) -> GossipMessage:
+    def request(self, peer: str, members: Sequence[Member], now: float) -> Said:
         """Opens an exchange at monotonic time `now` (s)."""
         period_s = self._full_s * max(1.0, len(members) / _FULL_PEERS)
         due = now >= self._full_at or self._first_full > 0
         if due:
             self._first_full = max(0, self._first_full - 1)
             self._full_at = now + period_s
-        said = self._say(peer, members, full=due)
+        chosen, said = self.say(peer, members, full=due)
         own = self._rumours[self._me]
-        if said.members or peer not in own.known_to:
-            return said  # a heartbeat must not overtake the member that it belongs to
-        me = own.member
-        return replace(said, progress=MemberProgress(me.epoch, me.heartbeat, me.step))
+        if not chosen and peer in own.known_to:  # else it would overtake what it belongs to
+            me = own.member
+            progress = pb.MemberProgress(epoch=me.epoch, heartbeat=me.heartbeat, step=me.step)
+            said.progress.CopyFrom(progress)
+        return chosen, said
 
-    def answer(self, peer: str, asked: GossipMessage, members: Sequence[Member]) -> GossipMessage:
-        return self._say(peer, members, full=asked.full)
-
-    def heard(self, peer: str, said: GossipMessage, members: Sequence[Member]) -> None:
+    def heard(self, peer: str, came: Said, members: Sequence[Member]) -> None:
         """A message of `peer` has arrived, and was merged into `members`."""
+        told, said = came
         self._refresh(members)
         if peer == self._me or peer not in self._rumours:
             return
@@ -131,9 +104,8 @@ class Dissemination:
             self._lose(peer, link)
             for known in self._rumours.values():
                 known.known_to.discard(peer)
-        for member in said.members:
-            rumour = self._rumours.get(member.peer)
-            if rumour is None:  # one too many
+        for member in told:
+            if (rumour := self._rumours.get(member.peer)) is None:  # one too many
                 continue
             if _news(member) == _news(rumour.member):
                 rumour.known_to.add(peer)
@@ -152,21 +124,19 @@ class Dissemination:
 
     def part(self, members: Iterable[Member]) -> tuple[Member, ...]:
         """As many as a message holds: this peer, then in turn from where the last part ended."""
-        ordered = sorted(
-            members, key=lambda c: (c.peer != self._me, c.peer <= self._cursor, c.peer)
-        )
+        queue = sorted(members, key=lambda c: (c.peer != self._me, c.peer <= self._cursor, c.peer))
         total_bytes = 0
-        for index, member in enumerate(ordered):
+        for index, member in enumerate(queue):
             total_bytes += _most_bytes(member)
             if total_bytes > _MOST_BYTES and index > 1:
-                self._cursor = ordered[index - 1].peer
-                return tuple(ordered[:index])
-        return tuple(ordered)
+                self._cursor = queue[index - 1].peer
+                return tuple(queue[:index])
+        return tuple(queue)
 
-    def _say(self, peer: str, members: Sequence[Member], full: bool) -> GossipMessage:
+    def say(self, peer: str, members: Sequence[Member], *, full: bool) -> Said:
         self._refresh(members)
         if peer not in self._rumours:  # a stranger: nothing is tracked
-            return GossipMessage(self.part(members))
+            return self.part(members), pb.GossipMessage()
         link = self._links.setdefault(peer, _Peering())
         reset, full = link.reset, full or link.failed
         link.reset = link.failed = False
@@ -178,13 +148,9 @@ class Dissemination:
                 rumour = self._rumours[member.peer]
                 rumour.under_way.add(peer)
                 rumour.owed_to.discard(peer)
-        return GossipMessage(
-            members=chosen,
-            number=link.used if chosen else 0,
-            acknowledged=link.received,
-            reset=reset,
-            full=full,
-        )
+        number = link.used if chosen else 0
+        said = pb.GossipMessage(number=number, acknowledged=link.received, reset=reset, full=full)
+        return chosen, said
 
     def _news_for(self, peer: str, reset: bool) -> list[Member]:
         news = []
@@ -203,7 +169,7 @@ class Dissemination:
         return news
 
     def _refresh(self, members: Sequence[Member]) -> None:
-        """Takes up what has changed since: nobody is known to know it."""
+        """Takes up what has changed: nobody is known to know it."""
         if members is self._taken_up:
             return
         self._taken_up = members
@@ -212,8 +178,7 @@ class Dissemination:
                 del self._rumours[gone]
                 self._links.pop(gone, None)
         for member in members:
-            rumour = self._rumours.get(member.peer)
-            if rumour is None:
+            if (rumour := self._rumours.get(member.peer)) is None:
                 self._rumours[member.peer] = _Rumour(member, _TELL_LIFE)
             elif rumour.member is not member:
                 if _news(rumour.member) != _news(member):
@@ -238,16 +203,13 @@ class Dissemination:
         link.reset = True
 
 
-def with_progress(
-    said: GossipMessage, sender: str, members: Iterable[Member]
-) -> tuple[Member, ...]:
+def with_progress(came: Said, sender: str, members: Iterable[Member]) -> tuple[Member, ...]:
     """The members in a message, and its sender's with the progress that it reports."""
-    if (progress := said.progress) is not None:
-        for member in members:
-            if member.peer == sender and member.epoch == progress.epoch:
-                its = replace(member, heartbeat=progress.heartbeat, step=progress.step)
-                return (*said.members, its)
-    return said.members
+    told, said = came
+    known = next((member for member in members if member.peer == sender), None)
+    if known is None or not said.HasField("progress") or known.epoch != said.progress.epoch:
+        return told
+    return (*told, replace(known, heartbeat=said.progress.heartbeat, step=said.progress.step))
 
 
 _LIFE = ("epoch", "incarnation", "health", "phase", "address", "unreachable", "idle")

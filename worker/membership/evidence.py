@@ -1,11 +1,11 @@
 """What speaks against a peer: others' word, probes that this peer lost, rounds that waited in vain.
 
 What others say makes this peer probe the accused, and no more. Where these probes fail as well, the
-accused is a suspect. It is declared dead when its time is up: at first `most_s`, less with each
-further peer that says the same, and never below `least_s`.
+accused is a suspect. It is dead when its time is up: at first `most_s`, less with each further peer
+that says the same, and never below `least_s`.
 
-Ref: local health aware suspicion (Lifeguard, arXiv:1707.00788, section IV-B). Difference: whoever
-accuses has failed to reach the accused itself, and the time counts from the first accusation.
+Ref: local health aware suspicion (Lifeguard, arXiv:1707.00788, section IV-B). Difference: each
+accuser has failed to reach the accused itself, and the time counts from the first accusation.
 """
 
 import math
@@ -22,8 +22,6 @@ _NEVER = -math.inf
 
 @dataclass
 class Case:
-    """Against one life of a peer."""
-
     life: tuple[int, int]  # its epoch and incarnation
     since: float  # when it was first accused (s)
     accusers: set[str] = field(default_factory=set)  # this peer too, once its probes have failed
@@ -43,8 +41,7 @@ class Suspicions:
 
     def accuse(self, peer: str, life: tuple[int, int], accuser: str | None, now: float) -> Case:
         """Somebody, who may be this peer, says that this life of a peer has ended."""
-        case = self.cases.get(peer)
-        if case is None or case.life < life:
+        if (case := self.cases.get(peer)) is None or case.life < life:
             case = self.cases[peer] = Case(life, now)
         if accuser is not None and len(case.accusers) < _MOST_ACCUSERS:
             case.accusers.add(accuser)
@@ -56,31 +53,23 @@ class Suspicions:
             words[accuser] += 1
 
     def rests(self, peer: str, now: float) -> bool:
-        """Whether the peer has answered so lately that hearsay means nothing."""
         return now < self._answered_at.get(peer, _NEVER) + self._pause_s
 
     def answered(self, peer: str, now: float) -> None:
-        """It lives: it has answered this peer's own probe, or another's in its place."""
         if self.cases.pop(peer, None) is not None:
             self._answered_at[peer] = now
 
     def end_due(self, now: float, least_s: float, most_s: float) -> list[str]:
-        """Ends the cases whose time is up, after this peer's own probes have failed; returns whom
-        they are against."""
+        """Ends the cases whose time is up, after this peer's own probes have failed."""
         due = []
         for peer, case in self.cases.items():
-            until = case.since + time_s(len(case.accusers), least_s, most_s)
-            if case.failed and not case.ended and now >= until:
+            further = min(CONFIRMATIONS, max(0, len(case.accusers) - 1))
+            share = math.log(further + 1) / math.log(CONFIRMATIONS + 1)
+            time_s = max(least_s, most_s - share * (most_s - least_s))
+            if case.failed and not case.ended and now >= case.since + time_s:
                 case.ended = True
                 due.append(peer)
         return due
-
-
-def time_s(accusers: int, least_s: float, most_s: float) -> float:
-    """How long a suspect has, that so many accuse."""
-    further = min(CONFIRMATIONS, max(0, accusers - 1))
-    share = math.log(further + 1) / math.log(CONFIRMATIONS + 1)
-    return max(least_s, most_s - share * (most_s - least_s))
 
 
 _MISSED = 3  # probes running; fewer are chance on a link that loses messages
@@ -98,20 +87,17 @@ class _PeerLink:
 
 class Reachability:
     """Judges by the probes of this peer. Args: brief_s: shorter cuts are ignored. An unreachable
-    peer stays so until it has answered for twice that long, and twice as long each time that the
-    link fails again: what others do about a cut costs more than to leave it marked."""
+    peer stays so until it has answered for twice that long, which doubles each time."""
 
     def __init__(self, brief_s: float) -> None:
         self._brief_s = brief_s
         self.links: dict[str, _PeerLink] = {}  # of peers that live on
 
     def answered(self, peer: str, now: float) -> None:
-        """A probe of this peer's own, at monotonic time `now` (s)."""
         if (link := self.links.get(peer)) is None:
             return
         link.missed = 0
-        if link.answers_since is None:
-            link.answers_since = now
+        link.answers_since = now if link.answers_since is None else link.answers_since
         steady_s = 2 * self._brief_s * 2 ** min(link.flaps, _MOST_FLAPS)
         if link.unreachable and now - link.answers_since >= steady_s:
             link.unreachable, link.flaps = False, link.flaps + 1
@@ -119,8 +105,7 @@ class Reachability:
     def missed(self, peer: str, probes: int, now: float) -> None:
         """It lives, though it has answered none of these."""
         link = self.links.setdefault(peer, _PeerLink(now))
-        if link.missed == 0:
-            link.missed_since = now
+        link.missed_since = link.missed_since if link.missed else now
         link.missed, link.answers_since = link.missed + probes, None
         if link.missed >= _MISSED and now - link.missed_since >= self._brief_s:
             link.unreachable = True
@@ -157,8 +142,8 @@ class _Mark:
 
 
 class IdlePeers:
-    """The peers that this one has waited for in vain, not long ago; itself, where others wait for
-    it. Of itself (`me`) it says so for longer at once, since nothing is lost by it."""
+    """The peers that this one has waited for in vain, not long ago; itself (`me`) where others wait
+    for it, and then for longer at once, since nothing is lost by it."""
 
     def __init__(self, me: str = "") -> None:
         self._me = me
@@ -167,12 +152,8 @@ class IdlePeers:
         self._late: dict[int | str, deque[Counter[str]]] = {}
 
     def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
-        """A round is over.
-
-        Args:
-            series: whose last eight rounds count: those of a fragment, or those with a partner.
-            late: the peers that it has waited for in vain, once for each part of theirs.
-        """
+        """A round is over. Args: series: whose last eight rounds count: a fragment or a partner;
+        late: the peers that it has waited for in vain, once for each part of theirs."""
         recent = self._late.setdefault(series, deque(maxlen=_REMEMBERED))
         recent.append(Counter(late))
         for peer in set(late):
@@ -188,17 +169,14 @@ class IdlePeers:
             self.waited_for(peer, now)
 
     def waited_for(self, peer: str, now: float) -> None:
-        """A round has waited in vain for the peer's part: for a while none waits for it. To begin
-        again, in another epoch too, ends it no sooner: else a peer could make every round wait."""
-        mark = self._marks.get(peer)
-        if mark is None or not mark.stands:
+        """For a while no round waits for the peer. A new epoch ends that no sooner: else a peer
+        could make every round wait."""
+        if (mark := self._marks.get(peer)) is None or not mark.stands:
             first = _OWN_DOUBLINGS if peer == self._me else 0
             times = first if mark is None else mark.times
-            stays_s = _MARKED_S * 2 ** min(times, _MOST_DOUBLINGS)
-            self._marks[peer] = _Mark(now + stays_s, times + 1)
+            self._marks[peer] = _Mark(now + _MARKED_S * 2 ** min(times, _MOST_DOUBLINGS), times + 1)
 
     def tick(self, now: float) -> None:
-        """Ends marks at monotonic time `now` (s)."""
         for peer, mark in [*self._marks.items()]:
             mark.stands = now < mark.until
             if now > mark.until + _FORGIVEN_S:
@@ -208,5 +186,4 @@ class IdlePeers:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """Sorted; as many as a member may name."""
         return tuple(sorted(p for p, mark in self._marks.items() if mark.stands))[:MAX_UNREACHABLE]

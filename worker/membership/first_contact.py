@@ -1,8 +1,8 @@
 """First contact, both sides of it: what is asked before a peer is a member, and what is answered.
 
-A peer of another run is refused. One that this swarm cannot dial is refused too: it is dialled
-back, by two where there are two, since nobody's rounds may wait for a peer that none can reach. It
-asks the one that has refused it to be its relay, and comes again.
+A peer of another run is refused. So is one that this swarm cannot dial: it is dialled back, by two
+where there are two, since nobody's rounds may wait for a peer that none can reach. It asks the one
+that has refused it to be its relay, and comes again.
 """
 
 import asyncio
@@ -13,14 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from murmuration.protos import addresses
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import (
-    caller_host,
-    is_loopback,
-    is_wildcard,
-    split_address,
-    split_relayed,
-)
 from murmuration.protos.documents import first_difference
 from murmuration.protos.events import new_event
 from murmuration.protos.figures import shown
@@ -31,20 +25,22 @@ from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.transport import Caller, Method, Transport, TransportError
 
+if TYPE_CHECKING:
+    from murmuration.worker.node.node import Node
+
 _JOIN_S = 6.0  # both peers that dial back may need their time
 _DIAL_S = 2.0
 _DIALS = 8  # at once: a peer that asks to be dialled is a stranger
 _DIALLED_WITHIN_S = 3.0  # with what it takes to begin, a joiner is told within ten
+_PERIOD_S, _EAGER_S = 1.0, 0.25  # between two words to the coordinator
+_CALL_S = 2.0
+_MEET_AGAIN_S = 5.0
 
 
 class FirstContact:
-    """Takes newcomers in, and asks to be taken in. I/O thread only.
-
-    Args:
-        manifest: of the run; a peer with another is refused.
-        ways: what may make this peer one that others can dial, in this order, where the peer at
-            an address cannot: each says whether there is something new to dial.
-    """
+    """Takes newcomers in, and asks to be taken in. io thread only. Args: ways: what may make this
+    peer one that others can dial, in this order, where the peer at an address cannot: each says
+    whether there is something new to dial."""
 
     introduced = False  # a coordinator answers, which will name peers as they come
 
@@ -66,20 +62,18 @@ class FirstContact:
 
     @property
     def undialled(self) -> bool:
-        """Whether peers have refused to take this one in, as they cannot dial it, and nobody has
-        taken it in."""
+        """Whether peers have refused this one, as they cannot dial it, and nobody else has."""
         alone = not any(member.live for member in self.gossip.others)
         return alone and self._undialled_since is not None
 
     async def serve(self, request: bytes, caller: Caller) -> bytes:
-        """First contact: refuses another run, tells a peer without a manifest what the run is."""
         reply = await self._reply(wire.parse(pb.JoinRequest, request), caller)
         if reply.refusal:
             reply.manifest = self._packed
         return reply.SerializeToString()
 
     async def _reply(self, join: pb.JoinRequest, caller: Caller) -> pb.JoinReply:
-        seen_from = caller_host(caller.address)
+        seen_from = addresses.caller_host(caller.address)
         if not join.manifest:
             now_ms = time.time_ns() // 1_000_000
             return pb.JoinReply(manifest=self._packed, seen_from=seen_from, time_ms=now_ms)
@@ -91,17 +85,17 @@ class FirstContact:
         if member is None:
             return pb.JoinReply(refusal=refusal)
         joins, me = not join.dial_only, self.gossip.me
-        known = self._known(member.peer)
         if joins and member.peer == me.peer and member.address != me.address:
             own = f"its own name is {member.peer!r} too; choose another with --name"
             return pb.JoinReply(refusal=own)
         if (unfit := undialable(member.address, me.address)) is not None:
             return pb.JoinReply(refusal=unfit)
-        if joins and known is not None and await self._lives_elsewhere(known, member):
+        known = self._known(member.peer) if joins else None
+        if known is not None and await self._lives_elsewhere(known, member):
             taken = f"{member.peer!r} lives at {known.address}; choose another name with --name"
             return pb.JoinReply(refusal=taken)
-        known = self._known(member.peer)
-        if joins and known is not None and known.epoch > member.epoch:
+        known = self._known(member.peer) if joins else None  # as it is by now
+        if known is not None and known.epoch > member.epoch:
             # Of a process that was later by its clock of then: it takes a later epoch now.
             return pb.JoinReply(members=[self.gossip.to_message(known)])
         unreached = await self._dial_back(member, caller.name, alone=join.dial_only)
@@ -116,18 +110,16 @@ class FirstContact:
         return pb.JoinReply(members=members, certificates=certificates)
 
     def _newcomer(self, join: pb.JoinRequest) -> tuple[Member | None, str]:
-        """The one that asks, or is to be dialled; or why it is none. Raises WireError."""
+        """The peer, or why there is none. Raises WireError."""
         if join.dial_only:
             hints = self.gossip.read_hints([join.member])
             return (hints[0], "") if hints else (None, "it cannot be a member")
         certificates = [join.certificate] if join.certificate else []
-        members, refused = self.gossip.read_members([join.member], certificates)
+        members, refused = self.gossip.read_members([asked := join.member], certificates)
         for member in members:
-            if member.peer == join.member.peer:
-                asked = join.member
-                said = wire.member_from_message(
-                    wire.parse(pb.Member, asked.signed) if asked.signed else asked
-                )
+            if member.peer == asked.peer:
+                words = wire.parse(pb.Member, asked.signed) if asked.signed else asked
+                said = wire.member_from_message(words)
                 return (said if said.epoch < member.epoch else member), ""
         return None, refused[0] if refused else "its certificate is missing, or not of this run"
 
@@ -135,31 +127,28 @@ class FirstContact:
         return next((each for each in self.gossip.others if each.peer == peer), None)
 
     async def _lives_elsewhere(self, known: Member, member: Member) -> bool:
-        """Whether another process answers by the newcomer's name; a former life of it does not."""
+        """A former life of the peer does not."""
         if not known.live or known.address == member.address:
             return False
-        if known.epoch == member.epoch and split_relayed(member.address) is not None:
+        if known.epoch == member.epoch and addresses.split_relayed(member.address) is not None:
             return False  # it is this process, which has another relay now
         timeout_s = self.gossip.rules.config.probe_timeout_s
-        sender = await self.gossip.exchange(known.peer, known.address, timeout_s)
-        return sender == member.peer
+        return await self.gossip.exchange(known.peer, known.address, timeout_s) == member.peer
 
     async def _dial_back(self, member: Member, caller: str, *, alone: bool) -> str | None:
-        """Names the peer that cannot dial a newcomer: this one or, unless it is to answer `alone`,
-        another that it asks. None: it may become a member."""
+        """Names the peer that cannot dial a newcomer: this one or, unless `alone`, another."""
         known, at = self._known(member.peer), (member.epoch, member.address)
         if known is not None and known.live and (known.epoch, known.address) == at:
             return None
         async with self._dialling[caller]:
             second = None if alone else asyncio.ensure_future(self._second_dial(member))
-            if not await self.gossip.answers(member.peer, member.address, _DIAL_S):
-                if second is not None:
-                    second.cancel()
-                return f"{self.gossip.me.peer} does not reach {member.peer}"
-            return None if second is None else await second
+            if await self.gossip.answers(member.peer, member.address, _DIAL_S):
+                return None if second is None else await second
+            if second is not None:
+                second.cancel()
+            return f"{self.gossip.me.peer} does not reach {member.peer}"
 
     async def _second_dial(self, member: Member) -> str | None:
-        """As `_dial_back`, by another peer, if there is one; another one at each try."""
         out = {member.peer, *self.gossip.me.unreachable}
         alive = (other for other in self.gossip.others if other.health is Health.ALIVE)
         able = [each for each in alive if each.peer not in out and each.address != member.address]
@@ -171,13 +160,8 @@ class FirstContact:
         return f"{other.peer} does not reach {member.peer}" if await ask_to_dial(*asked) else None
 
     async def contact(self, address: str, peer: str | None = None) -> str | None:
-        """First contact. Returns what is wrong where another try may help.
-
-        Args: peer: that is to be there; None: any of the run.
-
-        Raises ManifestRefused, and NotDialled where peers have said for a while that they cannot
-        dial this one, nobody else has taken it in, and its run has not begun.
-        """
+        """Returns what is wrong where another try may help. Args: peer: that is to be there. Raises
+        ManifestRefused; NotDialled: nobody can dial this peer, and its run has not begun."""
         ways = iter(self._ways)
         try:
             while True:
@@ -203,16 +187,13 @@ class FirstContact:
         return None
 
     async def join(self, address: str, peer: str | None = None, *, again: bool = True) -> None:
-        """First contact with a peer; once more where this peer has a later epoch by its answer.
-        Raises ManifestRefused, NotDialled, Unreachable."""
-        member, certificate = self.gossip.introduction()
+        """One try, and a second where this peer has a later epoch by the answer. Raises
+        ManifestRefused, NotDialled, Unreachable."""
+        member, certificate = self.gossip.to_message(self.gossip.me), self.gossip.certificate
         member.peer = self.gossip.me.peer
-        request = pb.JoinRequest(
-            member=member, manifest=self._packed, certificate=b"".join(certificate)
-        )
-        raw = await self._transport.call(
-            address, Method.JOIN, request.SerializeToString(), _JOIN_S, peer
-        )
+        request = pb.JoinRequest(member=member, manifest=self._packed, certificate=certificate)
+        asked = request.SerializeToString()
+        raw = await self._transport.call(address, Method.JOIN, asked, _JOIN_S, peer)
         reply = wire.parse(pb.JoinReply, raw)
         if reply.undialled:
             raise NotDialled(
@@ -235,11 +216,9 @@ async def ask_to_dial(
 ) -> bool | None:
     """Whether the peer at `asked` cannot dial a member of its run; None when it does not say."""
     message = wire.member_to_message(member)
-    request = pb.JoinRequest(member=message, manifest=manifest, dial_only=True)
+    request = pb.JoinRequest(member=message, manifest=manifest, dial_only=True).SerializeToString()
     with suppress(TransportError, wire.WireError):
-        raw = await transport.call(
-            asked, Method.JOIN, request.SerializeToString(), 2 * _DIAL_S, peer
-        )
+        raw = await transport.call(asked, Method.JOIN, request, 2 * _DIAL_S, peer)
         reply = wire.parse(pb.JoinReply, raw)
         return None if reply.refusal and not reply.undialled else reply.undialled
     return None
@@ -247,27 +226,27 @@ async def ask_to_dial(
 
 def undialable(theirs: str, mine: str) -> str | None:
     """Why the address that a newcomer advertises is none for this swarm, in which `mine` is one."""
-    if (through := split_relayed(theirs)) is not None:
+    if (through := addresses.split_relayed(theirs)) is not None:
         problems = (undialable(relay, mine) for relay in through[1])
         return next((problem for problem in problems if problem), None)
-    if (through := split_relayed(mine)) is not None:
+    if (through := addresses.split_relayed(mine)) is not None:
         return undialable(theirs, through[1][0])
     if ":" in theirs:
         try:
-            split_address(theirs)
+            addresses.split_address(theirs)
         except ValueError as error:
             return shown(str(error))
     if "/" in theirs:
         return f"{shown(theirs)} is no HOST:PORT"
     there, here = (address.rpartition(":")[0].strip("[]") for address in (theirs, mine))
-    if is_wildcard(there):
+    if addresses.is_wildcard(there):
         return f"nobody can dial {theirs}; say with --advertise at which HOST:PORT others reach you"
-    if is_loopback(there) and not is_loopback(here):
+    if addresses.is_loopback(there) and not addresses.is_loopback(here):
         return (
             f"{theirs} is reachable from its own machine only, and this swarm is on several; "
             "listen on 0.0.0.0:7700"
         )
-    if is_loopback(here) and not is_loopback(there):
+    if addresses.is_loopback(here) and not addresses.is_loopback(there):
         return (
             f"this swarm is on one machine only; listen on 127.0.0.1 too, or start the peer at "
             f"{mine} with --listen 0.0.0.0:7700"
@@ -275,70 +254,50 @@ def undialable(theirs: str, mine: str) -> str | None:
     return None
 
 
-if TYPE_CHECKING:
-    from murmuration.worker.node.node import Node
-
-_PERIOD_S = 1.0
-_EAGER_S = 0.25
-_CALL_S = 2.0
-_MEET_AGAIN_S = 5.0
-
-
 class CoordinatorClient:
-    """Tells the optional coordinator of this peer, again and again, and learns of others there; the
-    coordinator may come and go. io thread only."""
+    """Tells the optional coordinator of this peer, and learns of others there. io thread only."""
 
-    def __init__(
-        self, address: str, manifest: bytes, first_contact: FirstContact, node: "Node"
-    ) -> None:
+    def __init__(self, address: str, manifest: bytes, contact: FirstContact, node: "Node") -> None:
         self._address, self._manifest = address, manifest
-        self._first_contact, self._gossip = first_contact, first_contact.gossip
+        self._first_contact, self._gossip = contact, contact.gossip
         self._node = node
         self._silent = False
         self._met_at: dict[str, float] = {}  # by address
         self._refusal: MurmurError | None = None
 
     async def run(self) -> None:
-        """Until cancelled. Raises ManifestRefused, for its run is another one or that of a peer
-        that it names, and NotDialled; a refusal ends the run only before it has begun."""
+        """Until cancelled. Raises ManifestRefused and NotDialled, only before the run has begun."""
         while True:
             if self._refusal is not None:
                 raise self._refusal
+            started = self._node.published is not None
             try:
                 await self._introduce()
                 self._silent, self._first_contact.introduced = False, True
             except (TransportError, wire.WireError, ManifestRefused) as error:
                 self._first_contact.introduced = False
-                if isinstance(error, ManifestRefused) and not self._started:
+                if isinstance(error, ManifestRefused) and not started:
                     raise
-                if self._started and not self._silent:
+                if started and not self._silent:
                     self._silent = True
-                    self._node.log(
-                        new_event("warning", text=f"coordinator: {error}; going on without")
-                    )
-            settled = self._started and not self._silent
-            await asyncio.sleep(_PERIOD_S if settled else _EAGER_S)
-
-    @property
-    def _started(self) -> bool:
-        return self._node.published is not None
+                    text = f"coordinator: {error}; going on without"
+                    self._node.log(new_event("warning", text=text))
+            await asyncio.sleep(_PERIOD_S if started and not self._silent else _EAGER_S)
 
     async def leave(self) -> None:
         with suppress(TransportError, wire.WireError, ManifestRefused):
             await self._introduce()
 
     async def _introduce(self) -> None:
-        request = pb.IntroduceRequest(
-            member=wire.member_to_message(self._gossip.me), manifest=self._manifest
-        )
+        me = wire.member_to_message(self._gossip.me)
+        request = pb.IntroduceRequest(member=me, manifest=self._manifest)
         raw = await self._node.transport.call(
             self._address, "Coordinator/Introduce", request.SerializeToString(), _CALL_S
         )
         reply = wire.parse(pb.IntroduceReply, raw)
         if reply.refusal:
-            raise ManifestRefused(
-                f"coordinator {self._address} refuses: {shown(reply.refusal, 200)}"
-            )
+            why = shown(reply.refusal, 200)
+            raise ManifestRefused(f"coordinator {self._address} refuses: {why}")
         self._gossip.learn_revoked(reply.revocations)
         for member in self._gossip.read_hints(reply.members):
             self._meet(member)
@@ -348,21 +307,17 @@ class CoordinatorClient:
         if member.peer == self._gossip.me.peer:  # of an earlier process, by a clock that was ahead
             self._gossip.hear((member,))
             return
-        known = self._gossip.address_of(member.peer)
-        due_s = self._met_at.get(member.address, -math.inf) + _MEET_AGAIN_S
-        now = self._node.clock()
-        if known == member.address or now < due_s:
-            return
-        if member.live:
+        known, now = self._gossip.address_of(member.peer), self._node.clock()
+        due = now >= self._met_at.get(member.address, -math.inf) + _MEET_AGAIN_S
+        if member.live and known != member.address and due:
             self._met_at[member.address] = now
             self._node.spawn(self._contact(member))
 
     async def _contact(self, member: Member) -> None:
-        """A refusal ends the run before it has begun, in `run`."""
         try:
             await self._first_contact.contact(member.address, member.peer)
         except (ManifestRefused, NotDialled) as error:
-            if not self._started or isinstance(error, NotDialled):
+            if self._node.published is None or isinstance(error, NotDialled):
                 self._refusal = error
             else:
                 self._node.log(new_event("warning", text=str(error)))

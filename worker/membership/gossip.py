@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -14,12 +13,7 @@ from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, MemberLimits
-from murmuration.worker.membership.dissemination import (
-    Dissemination,
-    GossipMessage,
-    MemberProgress,
-    with_progress,
-)
+from murmuration.worker.membership.dissemination import Dissemination, Said, with_progress
 from murmuration.worker.membership.swim import Membership, Probe
 from murmuration.worker.transport import Method, Stream, TransportError
 
@@ -41,13 +35,8 @@ MOST_REVOCATIONS = 100  # likewise
 
 
 class GossipService:
-    """One peer's membership, live. io thread only.
-
-    Args:
-        rules: what it knows of the swarm, and what follows from it.
-        limits: of what is believed of a member.
-        words, revoked: None where peers have no certificates: then nothing is signed.
-    """
+    """One peer's membership, live. io thread only. Args: limits: of what is believed of a member;
+    words, revoked: None where peers have no certificates: then nothing is signed."""
 
     def __init__(
         self,
@@ -86,7 +75,6 @@ class GossipService:
 
     @property
     def replicas(self) -> list[Member]:
-        """Of the others, those that serve this peer's stage: all of them where there is but one."""
         return [member for member in self.others if member.stage == self.me.stage]
 
     @property
@@ -101,13 +89,13 @@ class GossipService:
     def swarm(self) -> View:
         return View({member.peer: member for member in self.members})
 
-    def introduction(self) -> tuple[pb.Member, list[bytes]]:
-        """This peer as it travels, and its certificate; for somebody that does not know it yet."""
-        certificates = [] if self._words is None else [self._words.certificate]
-        return self.to_message(self.me), certificates
+    @property
+    def certificate(self) -> bytes:
+        """This peer's, for somebody that does not know it yet; empty where peers have none."""
+        return b"" if self._words is None else self._words.certificate
 
     def introductions(self) -> tuple[list[pb.Member], list[bytes]]:
-        """As many members as go into one message, and certificates of some."""
+        """As many members as one message takes, others each time, and certificates."""
         members = self._news.part(self.members)  # others each time
         names = [member.peer for member in members]
         certificates = [] if self._words is None else self._words.certificates(names)
@@ -117,7 +105,7 @@ class GossipService:
         return self.rules.address(peer)
 
     def open(self, peer: str, method: str) -> Stream:
-        """A stream to a peer. Raises TransportError: no address is known."""
+        """Raises TransportError: no address is known."""
         if (address := self.address_of(peer)) is None:
             raise TransportError("no address known")
         return self._transport.open(address, method, peer)
@@ -126,8 +114,7 @@ class GossipService:
         self._do(self.rules.suspect(peer))
 
     def round_ended(self, series: int | str, late: Sequence[str], silent: Iterable[str]) -> None:
-        """A round of this peer is over. Args: late: as `IdlePeers` takes them; silent: peers for
-        whose answer the round was given up."""
+        """Args: late: as `IdlePeers` takes them; silent: for whose answer it was given up."""
         before = self.me.idle
         self.rules.round_ended(series, late, self._clock())
         self._do()
@@ -136,7 +123,6 @@ class GossipService:
         self._tell_idle(before, "says that it trains, and rounds have waited for it in vain")
 
     def _tell_idle(self, before: Collection[str], why: str) -> None:
-        """Whom no round waits for any more; this peer too, where others wait for it."""
         for peer in sorted({*self.me.idle}.difference(before)):
             text = f"{peer} {why}"
             if peer == self.me.peer:
@@ -144,19 +130,16 @@ class GossipService:
             self.warnings.add(f"{text}: none waits for it for a while")
 
     def avoid(self, liars: frozenset[str]) -> None:
-        """This peer does without these, as it does without those that rounds wait for in vain."""
         self.rules.liars = liars
         self._do()
 
     def leave_out(self, peer: str) -> None:
-        """Where most peers say so no round waits for this one for a while."""
         self.rules.waited_in_vain(peer, self._clock())
         self._do()
 
     def connect(self, peers: Iterable[str]) -> None:
         for peer in peers:
-            address = self.address_of(peer)
-            if address is not None and address != self.me.address:
+            if (address := self.address_of(peer)) is not None and address != self.me.address:
                 self._transport.connect(address, peer)
 
     def tick(self) -> None:
@@ -183,7 +166,7 @@ class GossipService:
             self._node.on_view(self.view)
 
     def _carry_out(self, probes: Sequence[Probe] = ()) -> bool:
-        """Begins what membership asks for. Returns whether the view has changed."""
+        """Returns whether the view has changed."""
         for probe in probes:
             self._node.spawn(self._ask_probe(probe) if probe.via else self._probe(probe))
         if not self.rules.view_changed():
@@ -199,8 +182,7 @@ class GossipService:
         return True
 
     def _meet(self) -> None:
-        """Probes those that have only just begun: no round is laid out over them before they have
-        answered."""
+        """Probes peers that have just begun: they are in rounds once they have answered."""
         unmet = self.rules.unmet
         new = sorted(unmet - self._met_soon)[:_MOST_MET]
         self._met_soon = (self._met_soon & unmet).union(new)
@@ -211,17 +193,16 @@ class GossipService:
 
     async def on_gossip(self, request: bytes) -> bytes:
         """Takes a peer's news and gives ours; another run gets none."""
-        gossip = wire.parse(pb.GossipMessage, request)
-        if gossip.run != self.run:
-            return self._message(GossipMessage())
-        asked, refused = self._read(gossip)
-        self._hear(gossip.sender, asked)
-        answer = self._news.answer(gossip.sender, asked, self.members)
-        return self._message(answer, gossip.sender, refused[:_MAX_TOLD], gossip.lacks)
+        asked = wire.parse(pb.GossipMessage, request)
+        if asked.run != self.run:
+            return self._message(((), pb.GossipMessage()))
+        members, refused = self._read(asked)
+        self._hear(asked.sender, (members, asked))
+        answer = self._news.say(asked.sender, self.members, full=asked.full)
+        return self._message(answer, asked.sender, refused[:_MAX_TOLD], asked.lacks)
 
     async def on_indirect_probe(self, request: bytes) -> bytes:
-        """Probes a member in the asking peer's place, at the address that this peer knows, and a
-        few at once. Raises WireError."""
+        """Probes a member at the address that is known here, a few at once. Raises WireError."""
         asked = wire.parse(pb.ProbeRequest, request)
         if (address := self.address_of(asked.peer)) is None:
             raise wire.WireError(f"{shown(asked.peer)} is not a member")
@@ -249,13 +230,11 @@ class GossipService:
         await self._tell_all()
 
     async def _tell_all(self) -> None:
-        """Tells every live peer; waits a moment at most, for gossip will do the rest."""
-        targets = [member for member in self.others if member.live]
+        """Waits a moment at most, for gossip will do the rest."""
+        told = (self.exchange(m.peer, m.address, _LEAVE_S) for m in self.others if m.live)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                await asyncio.gather(
-                    *(self.exchange(member.peer, member.address, _LEAVE_S) for member in targets)
-                )
+                await asyncio.gather(*told)
 
     async def _probe(self, probe: Probe) -> None:
         timeout_s = self.rules.config.probe_timeout_s
@@ -277,17 +256,15 @@ class GossipService:
     async def answers(self, peer: str, address: str, timeout_s: float) -> bool:
         """Whether the peer of this run answers there. Nothing is told or learned of members."""
         with suppress(TransportError, wire.WireError):
-            request = self._message(GossipMessage())
+            request = self._message(((), pb.GossipMessage()))
             raw = await self._transport.call(address, Method.GOSSIP, request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
             return bool(answer.run == self.run and answer.sender == peer)
         return False
 
     async def exchange(self, peer: str, address: str, timeout_s: float) -> str | None:
-        """Push-pull with one peer. Returns the peer that has answered: another may have the address
-        by now. None when no peer answers, or one of another run.
-
-        Args: timeout_s: of a direct call; through a relay, which takes more trips, twice that."""
+        """Push-pull with one peer. Returns the peer of this run that has answered: another may have
+        the address by now. Args: timeout_s: of a direct call; twice that through a relay."""
         timeout_s *= 1 if split_relayed(address) is None else 2
         began = self._clock()
         said = self._news.request(peer, self.members, began)
@@ -297,11 +274,11 @@ class GossipService:
             answer = wire.parse(pb.GossipMessage, raw)
             sender = answer.sender if answer.run == self.run else None
             if sender is not None:
-                said, _ = self._read(answer)
+                members, _ = self._read(answer)
                 if answer.lacks:  # a newcomer's, say, that only this peer can give
                     self._lacked[sender] = answer.lacks[:MOST_CERTIFICATES]
                 self._node.on_round_trip(sender, self._clock() - began)
-                self._hear(sender, said)
+                self._hear(sender, (members, answer))
                 for reason in answer.refused[:_MAX_TOLD]:
                     self.warnings.add(f"{sender} refuses {shown(reason, 200)}")
         except (TransportError, wire.WireError) as error:
@@ -312,22 +289,21 @@ class GossipService:
             self._news.failed(peer)
         return sender
 
-    def _hear(self, sender: str, message: GossipMessage) -> None:
-        self.hear(with_progress(message, sender, self.members), sender)
-        self._news.heard(sender, message, self.members)
+    def _hear(self, sender: str, came: Said) -> None:
+        self.hear(with_progress(came, sender, self.members), sender)
+        self._news.heard(sender, came, self.members)
 
     def _message(
         self,
-        message: GossipMessage,
+        message: Said,
         peer: str | None = None,
         refused: Sequence[str] = (),
         lacked: Sequence[str] = (),
     ) -> bytes:
-        """Args: peer: the receiver; lacked: whose certificates it has asked for."""
+        told, said = message
         word = None if peer is None else self.rules.said_against(peer)  # for it to refute
-        told = message.members if word is None else (*message.members, word)
-        members = [self.to_message(member) for member in told]
-        said = to_gossip_message(message, self.me.peer, self.run, members)
+        said.sender, said.run = self.me.peer, self.run
+        said.members.extend(map(self.to_message, told if word is None else (*told, word)))
         said.refused.extend(refused)
         if self._words is not None:
             said.lacks.extend(self._words.lacking())
@@ -346,21 +322,19 @@ class GossipService:
         return wire.signed_member_to_message(member)
 
     def learn_revoked(self, entries: Iterable[pb.Revocation]) -> None:
-        """Takes what the run's authority has taken back. Raises WireError: it has not."""
+        """Raises WireError: the run's authority has not signed one."""
         if self._revoked is not None:
             self._revoked.learn(entries)
 
     def read_hints(self, messages: Sequence[pb.Member]) -> list[Member]:
-        """Peers to be called at their addresses; nothing else is believed, so nobody needs to have
-        signed it. Raises WireError."""
+        """Peers to be called at their addresses; nothing else is believed. Raises WireError."""
         members = [wire.member_from_message(each) for each in wire.counted_members(messages)]
         return [member for member in members if self.limits.problem(member) is None]
 
     def read_members(
         self, messages: Sequence[pb.Member], certificates: Sequence[bytes] = ()
     ) -> tuple[tuple[Member, ...], list[str]]:
-        """Those that may be believed, and what is wrong with each of the others. Raises WireError:
-        too many."""
+        """Those to believe, and what is wrong with the others. Raises WireError: too many."""
         members: list[Member] = []
         refused: list[str] = []
         messages = wire.counted_members(messages)
@@ -386,8 +360,8 @@ class GossipService:
         self._node.on_refused(len(refused))
         return tuple(members), refused
 
-    def _read(self, message: pb.GossipMessage) -> tuple[GossipMessage, list[str]]:
-        """What may be believed of it, and what is wrong with the rest. Raises WireError."""
+    def _read(self, message: pb.GossipMessage) -> tuple[tuple[Member, ...], list[str]]:
+        """As `read_members`; takes out a progress that cannot be. Raises WireError."""
         wire.check_name(message.sender)
         if self._revoked is not None:
             if len(message.revocations) > MOST_REVOCATIONS:
@@ -396,37 +370,15 @@ class GossipService:
             if self.address_of(message.sender) is not None:
                 self._revoked_at[message.sender] = message.revoked
         members, refused = self.read_members(message.members, message.certificates)
-        said = from_gossip_message(message, members)
-        if said.progress is not None:
-            heartbeat, step = said.progress.heartbeat, said.progress.step
-            if problem := self.limits.progress_problem(heartbeat, step):
-                self._node.on_refused(1)
-                refused.append(f"progress of {message.sender}: {problem}")
-                said = replace(said, progress=None)
-        return said, refused
+        heartbeat, step = message.progress.heartbeat, message.progress.step
+        if problem := self.limits.progress_problem(heartbeat, step):
+            self._node.on_refused(1)
+            refused.append(f"progress of {message.sender}: {problem}")
+            message.ClearField("progress")
+        return members, refused
 
 
 def _name(message: pb.Member) -> str:
-    """Whom it is of: a peer's own words name it."""
     with suppress(wire.WireError):
         return message.peer or wire.parse(pb.Member, message.signed).peer
     return ""
-
-
-_PLAIN = ("number", "acknowledged", "reset", "full")
-
-
-def to_gossip_message(
-    message: GossipMessage, sender: str, run: int, members: Sequence[pb.Member]
-) -> pb.GossipMessage:
-    """Args: members: those of the message, as they travel."""
-    plain = {name: getattr(message, name) for name in _PLAIN}
-    progress = None if message.progress is None else pb.MemberProgress(**asdict(message.progress))
-    return pb.GossipMessage(sender=sender, run=run, members=members, progress=progress, **plain)
-
-
-def from_gossip_message(message: pb.GossipMessage, members: tuple[Member, ...]) -> GossipMessage:
-    """The inverse, with those of its members that may be believed."""
-    theirs, plain = message.progress, {name: getattr(message, name) for name in _PLAIN}
-    progress = MemberProgress(theirs.epoch, theirs.heartbeat, theirs.step)
-    return GossipMessage(members, progress if message.HasField("progress") else None, **plain)

@@ -1,17 +1,16 @@
 """Membership as pure rules: what happens is a method, which returns whom to probe.
 
-Every `gossip_s` a peer exchanges news of members with others (push-pull, `dissemination`). The
-answer is evidence of life, so this is the probe too. A peer that does not answer is probed through
-others. If they fail as well it is suspected, and declared dead after `suspicion_s` unless it
-answers, or refutes by raising its incarnation. A suspicion is enough to route around a peer; only a
-death removes it from a group.
+Every `gossip_s` a peer exchanges news of members with others (push-pull, `dissemination`); the
+answer is evidence of life. A peer that does not answer is probed through others. If they fail as
+well it is suspected, and declared dead after `suspicion_s` unless it answers, or refutes by raising
+its incarnation. A suspicion is enough to route around a peer; only a death removes it from a group.
 
 What others say of a live peer's end changes nothing by itself: this peer probes it, tells it what
 is said, and believes its own probes (`evidence`). So nobody can end another by words.
 
 Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
-others within about `probe_s` where there are few, and a few at a time in a larger swarm; messages
-are acknowledged; own starvation shifts all timers; rumours of an end are looked into.
+others within about `probe_s` where there are few; messages are acknowledged; own starvation shifts
+all timers; rumours of an end are looked into.
 """
 
 import math
@@ -33,8 +32,8 @@ _MOST_PROBES = 32  # under way, before accused peers have to wait for theirs
 
 @dataclass(frozen=True)
 class Probe:
-    """Exchange news of members with a peer: `hear` its answer, then `probed`. Or ask the peer at
-    the address `via` to probe it, then `probed_for`."""
+    """Exchange news: `hear` the answer, then `probed`. With `via` that one does, then
+    `probed_for`."""
 
     peer: str
     address: str
@@ -49,15 +48,11 @@ class MembershipConfig:
     suspicion_factor * max(1, log10(peers)) * probe_s where one peer alone has it, and goes down to
     suspicion_factor * probe_s where four have.
 
-    Args:
-        gossip_s: between two exchanges with a random peer.
-        full_s: between two exchanges of all that is known, more in swarms above 32.
-        probe_s: the longest that a live peer goes without being probed, roughly.
-        probe_timeout_s: for a direct probe, and again for the indirect ones.
-        indirect_probes: peers asked to probe in our place.
-        suspicion_factor: see above.
-        reconnect_s: between two tries to reach a peer that died or left or is out of reach, to heal
-            partitions and to find one that was started again.
+    Args: gossip_s: between two exchanges with a random peer; full_s: between two of all that is
+    known, more in swarms above 32; probe_s: the longest that a live peer goes without being probed,
+    roughly; probe_timeout_s: for a direct probe, and again for the indirect ones; indirect_probes:
+    peers asked to probe in our place; reconnect_s: between two tries to reach a peer that is gone
+    or out of reach.
     """
 
     gossip_s: float = 0.25
@@ -77,16 +72,15 @@ class MembershipConfig:
             raise ValueError(f"indirect_probes is {self.indirect_probes}; it must be at least 0")
 
     def suspicion_s(self, peers: int) -> float:
-        """How long a peer that one other suspects has to refute."""
+        """How long a peer has to refute, that one other suspects."""
         return self.least_suspicion_s * max(1.0, math.log10(max(1, peers)))
 
     @property
     def least_suspicion_s(self) -> float:
-        """The same for one that several suspect."""
         return self.suspicion_factor * self.probe_s
 
     def detection_s(self, peers: int) -> float:
-        """From a crash to the peer being declared dead, about, at most."""
+        """At most, about, from a crash to the peer being declared dead."""
         return self.probe_s + 2 * self.probe_timeout_s + self.suspicion_s(peers)
 
 
@@ -135,12 +129,10 @@ class Membership:
         return member.address if member else None
 
     def said_against(self, peer: str) -> Member | None:
-        """What others say of the peer's end, for it to refute; None: nothing, or this peer says so
-        too."""
+        """What others alone say of the peer's end, for it to refute."""
         member = self._members.get(peer)
-        if member is None or member.health is not Health.ALIVE or peer not in self._cases:
-            return None
-        return replace(member, health=Health.SUSPECT)
+        heard = member is not None and member.health is Health.ALIVE and peer in self._cases
+        return replace(member, health=Health.SUSPECT) if member and heard else None
 
     def accusers(self, peer: str) -> dict[str, int]:
         """Who has said of the peer that it has ended, and how often; of a live peer it is wrong."""
@@ -149,28 +141,24 @@ class Membership:
     # ----------------------------------------- what happens; then `view_changed` says what follows
 
     def tick(self, now: float) -> list[Probe]:
-        """Time passes; called a few times per `gossip_s`. Args: now: monotonic seconds, here and
-        below."""
-        if self._ticked_at is not None:
-            asleep_s = now - self._ticked_at - self.config.gossip_s
-            if asleep_s > 0:  # this process was starved or frozen: nobody could have been heard
-                for case in self._cases.values():
-                    case.since += asleep_s
+        """Called a few times per `gossip_s`. Args: now: monotonic seconds, here and below."""
+        config = self.config
+        asleep_s = 0.0 if self._ticked_at is None else now - self._ticked_at - config.gossip_s
+        for case in self._cases.values() if asleep_s > 0 else ():
+            case.since += asleep_s  # this process was starved or frozen, and could hear nobody
         self._ticked_at = now
         self._idle.tick(now)
-        config = self.config
         most_s = config.suspicion_s(len(self._members))
         for peer in self._suspicions.end_due(now, config.least_suspicion_s, most_s):
             self._suspicions.words.pop(peer, None)  # they were true
             self._put(replace(self._members[peer], health=Health.DEAD))
         actions: list[Probe] = []
         if now >= self._gossip_at:
-            self._gossip_at = now + self.config.gossip_s
+            self._gossip_at = now + config.gossip_s
             actions += self._probe([*self._reach.in_question, *self._next_targets()])
-            accused = [peer for peer, case in self._cases.items() if not case.ended]
-            actions += self._look_into(accused)
+            actions += self._look_into(peer for peer, c in self._cases.items() if not c.ended)
         if now >= self._reconnect_at:
-            self._reconnect_at = now + self.config.reconnect_s
+            self._reconnect_at = now + config.reconnect_s
             ended = (member.peer for member in self._others() if not member.live)
             gone = [peer for peer in ended if peer not in self._expelled]
             chosen = self._rng.sample(gone, min(1, len(gone)))
@@ -178,7 +166,7 @@ class Membership:
         return actions
 
     def hear(self, members: Iterable[Member], sender: str | None, now: float) -> list[Probe]:
-        """Members arrived with gossip or a join; `sender` is the peer that sent them, if known."""
+        """Members arrived with gossip or a join, from `sender` if that is known."""
         actions = self._merge(members, sender, now)
         if sender is not None and (case := self._cases.get(sender)) is not None:
             # It speaks, and its refutation takes another message: its time starts again.
@@ -225,19 +213,16 @@ class Membership:
                 del self._cases[peer]
 
     def suspect(self, peer: str) -> list[Probe]:
-        """A data stream to the peer broke: it is probed now."""
         member = self._members.get(peer)
         return self._probe([peer]) if member and member.live else []
 
     def waited_in_vain(self, peer: str, now: float) -> None:
-        """A round of this peer has waited for the other's part, which never came."""
         if (member := self._members.get(peer)) and member.live:
             self._idle.waited_for(peer, now)
 
     def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
-        """A round of this peer is over, as `IdlePeers` takes it; it may be late itself."""
-        known = [p for p in late if (m := self._members.get(p)) and m.live]
-        self._idle.round_ended(series, known, now)
+        live = [p for p in late if (m := self._members.get(p)) and m.live]
+        self._idle.round_ended(series, live, now)
 
     def update(self, **changes: Any) -> None:
         self._put(replace(self.me, **changes, heartbeat=self.me.heartbeat + 1))
@@ -253,8 +238,7 @@ class Membership:
         return self._probe([member.peer for member in self._others() if member.live])
 
     def view_changed(self) -> bool:
-        """Whether the view is another than at the last call: a peer's health or phase, whom it does
-        not reach, or the set of peers."""
+        """Whether peers, or fields of their `_outline`, are others than at the last call."""
         idle = tuple(sorted({*self._idle.peers, *self.liars}))[:MAX_UNREACHABLE]
         lacking = (self._reach.unreachable, idle)
         if lacking != (self.me.unreachable, self.me.idle):
@@ -280,8 +264,7 @@ class Membership:
             self._forgettable[member.peer] = None
 
     def _has_room(self) -> bool:
-        """Where all places are taken, one that has ended and never answered this peer gives way: so
-        those that do not exist keep nobody out for long."""
+        """Where all places are taken, one that has ended and never answered here gives way."""
         if len(self._members) < MAX_MEMBERS:
             return True
         idle = (p for p in self._forgettable if p not in self._probing and p not in self._asking)
@@ -294,9 +277,8 @@ class Membership:
         return True
 
     def _next_targets(self) -> list[str]:
-        """Round robin over a shuffled list. Up to `_PROBE_ALL_OF` peers are all reached once per
-        `probe_s`. Of more `_PROBE_OF_MORE` are: each is reached by as many on average, so a crash
-        is noticed as fast."""
+        """Round robin over a shuffled list: up to `_PROBE_ALL_OF` peers in each `probe_s`. Of more,
+        `_PROBE_OF_MORE` are reached: each is by as many on average."""
         live = [member.peer for member in self._others() if member.live]
         reached = len(live) if len(live) <= _PROBE_ALL_OF else _PROBE_OF_MORE
         count = math.ceil(reached * min(1.0, self.config.gossip_s / self.config.probe_s))
@@ -310,21 +292,16 @@ class Membership:
         return targets
 
     def _probe(self, peers: list[str]) -> list[Probe]:
-        actions: list[Probe] = []
-        for peer in peers:
-            if peer in self._members and peer not in self._probing and peer != self._me:
-                self._probing.add(peer)
-                actions.append(Probe(peer, self._members[peer].address))
-        return actions
+        known = (peer for peer in dict.fromkeys(peers) if peer in self._members)
+        probed = [peer for peer in known if peer not in self._probing and peer != self._me]
+        self._probing.update(probed)
+        return [Probe(peer, self._members[peer].address) for peer in probed]
 
     def _look_into(self, accused: Iterable[str]) -> list[Probe]:
-        """Probes peers against which something is said, as many at once as may be."""
         room = max(0, _MOST_PROBES - len(self._probing))
         return self._probe([peer for peer in accused if peer not in self._asking][:room])
 
     def _lives(self, peer: str, now: float) -> None:
-        """It has answered, to this peer or to another in its place: what is said against it is
-        wrong."""
         self._suspicions.answered(peer, now)
         if member := self._members.get(peer):
             self._proven[peer] = member.epoch
@@ -340,8 +317,7 @@ class Membership:
                 continue
             if peer in self._expelled:
                 continue
-            known = self._members.get(peer)
-            if known is None:
+            if (known := self._members.get(peer)) is None:
                 if self._has_room():
                     self._put(heard)
                     if heard.health is Health.SUSPECT:
