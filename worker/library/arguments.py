@@ -24,7 +24,7 @@ from murmuration.protos.events import NO_END
 from murmuration.protos.figures import is_utf8
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, MurmurError, UsageError
-from murmuration.worker.identity import Identity
+from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.library.site import is_site
 from murmuration.worker.manifest import Manifest, join_config
 from murmuration.worker.node.newcomer import FirstAnswer, Newcomer, check_version
@@ -75,9 +75,8 @@ def errors_in_arguments() -> Iterator[None]:
 
 
 class LoopLines:
-    """Tells of each event: joins, deaths, waits and the first round at INFO, what goes wrong at
-    WARNING, and each round at DEBUG. Where the program has not configured `logging`, lines of INFO
-    and above go to stderr. With `progress` the lines of `murmur up` are printed too. any thread."""
+    """Tells joins, deaths, waits and the first round at INFO, what goes wrong at WARNING, each
+    round at DEBUG. Where `logging` is not configured, INFO and above go to stderr. any thread."""
 
     def __init__(self, *, progress: bool = False) -> None:
         self._lines = PlainLines(joins=None, spell=in_arguments) if progress else None
@@ -98,11 +97,10 @@ class LoopLines:
 
     def _tell(self, level: int, line: str) -> None:
         said = in_arguments(line)
+        least = max(log.level or logging.INFO, logging.root.manager.disable + 1)
         if log.hasHandlers():
             log.log(level, "%s", said)
-        elif self._lines is None and level >= max(
-            log.level or logging.INFO, logging.root.manager.disable + 1
-        ):
+        elif self._lines is None and level >= least:
             print(f"murmuration: {said}", file=sys.stderr, flush=True)
 
 
@@ -162,13 +160,11 @@ def settings_by_argument(
     named: Mapping[str, object], more: Mapping[str, object] | None
 ) -> dict[str, str]:
     """`section.key=value` as the TOML has it, by the argument that says so. Raises UsageError: two
-    say one thing, and not the same, or exclude each other. Args: named: those of `_SETTINGS`, None
-    for one that is left out; more: `settings`."""
+    say one thing differently, or exclude each other. Args: more: `settings`."""
     more = more or {}
     given = {argument: value for argument, value in named.items() if value is not None}
     for argument, value in given.items():
-        other = more.get(_SETTINGS[argument])
-        if other is not None and other != value:
+        if (other := more.get(_SETTINGS[argument])) is not None and other != value:
             raise UsageError(
                 f"{argument}={value!r} and settings[{_SETTINGS[argument]!r}] = {other!r} say one "
                 "thing twice: leave one of them out"
@@ -320,7 +316,7 @@ def agree_on_terms(
     newcomer: Newcomer,
     identity: Identity | None,
 ) -> Terms:
-    """Finds what this peer and the run agree on. Raises as `Swarm`."""
+    """Raises as `Swarm`."""
     first = newcomer.ask_run(identity) if newcomer.contacts else None
     if first is None:
         task, ends = f'task.name="{OWN_LOOP}"', [f"run.steps={NO_END}"]

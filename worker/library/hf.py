@@ -61,8 +61,7 @@ class SwarmCallback(TrainerCallback):
         lr_scheduler: Any = None,
         **_others: Any,
     ) -> None:
-        """Joins or starts the run, or goes on with it. Raises as `Swarm`; UsageError,
-        CheckpointError: the checkpoint is of another run, or damaged."""
+        """Raises as `Swarm`; also where the checkpoint is of another run, or damaged."""
         given = dict(self._arguments)
         if not given.get("join"):
             given.setdefault("steps", state.max_steps)
@@ -81,9 +80,7 @@ class SwarmCallback(TrainerCallback):
         if logs and "train_runtime" in logs:
             self._leave()
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **_others: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Ends training with the run, and leaves after the last step: the anchor is saved then."""
         if self.swarm is None or self._training is None:
             return
@@ -94,20 +91,15 @@ class SwarmCallback(TrainerCallback):
             self._leave()
 
     def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **_others: Any) -> None:
-        """Leaves the swarm where another callback has ended training."""
         if control.should_training_stop:
             self._leave()
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: Any, **_others: Any
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
         """Writes beside the trainer's checkpoint what the swarm has agreed on. Raises OSError."""
         if self.swarm is not None and (outer := self.swarm.state_dict()):
             save_state(_folder_of(args, state) / _SWARM, outer)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: Any, **_others: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Tells what the model holds where that is not the anchor."""
         self._leave()
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
@@ -164,7 +156,6 @@ class _Training:
         self._end(fail)
 
     def _end(self, end: Callable[[], None]) -> None:
-        """Ends once; a second caller waits for the first."""
         with self._lock:
             if self._over.is_set():
                 return

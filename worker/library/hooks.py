@@ -14,25 +14,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.worker.errors import UsageError
 from murmuration.worker.library.steps import OptimizerSteps, StepListener, is_scaled
-from murmuration.worker.training.model import (
-    check_types,
-    running_statistics,
-    saved_buffers,
-    schema_of,
-)
+from murmuration.worker.training import model as models
 from murmuration.worker.training.replica import Replica
 from murmuration.worker.wire import tensor_hash
 
 
 class UserReplica(Replica):
     """The user's model and optimizers. train thread only. Raises UsageError: nothing to train, or
-    an optimizer of something else.
-
-    Args:
-        model: its parameters may be on any device, in fp32, bf16 or fp16.
-        optimizers: over all or some of the model's parameters, and over no others; their steps
-            follow one another in this order.
-    """
+    an optimizer of something else. Args: model: fp32, bf16 or fp16, on any device; optimizers: over
+    its parameters and no others; their steps follow one another in this order."""
 
     def __init__(self, model: nn.Module, optimizers: Optimizer | Sequence[Optimizer]) -> None:
         given = optimizers_of(model, optimizers)
@@ -45,8 +35,8 @@ class UserReplica(Replica):
 
     @property
     def last_gradient_norm(self) -> float | None:
-        """The norm that the optimizer has stepped with, clipped or not. None where to ask would
-        cost a wait (on a GPU) or a word of all ranks (sharded), and where it is still scaled."""
+        """The norm that the optimizer has stepped with. None where to ask would cost a wait (on a
+        GPU) or a word of all ranks (sharded), and where it is still scaled."""
         gradients = [p.grad for p in self._named.values() if p.grad is not None]
         scaled = is_scaled(self.optimizers)
         dear = any(g.device.type != "cpu" or g.is_sparse or is_sharded(g) for g in gradients)
@@ -56,12 +46,11 @@ class UserReplica(Replica):
 
     @property
     def schema(self) -> list[TensorSpec]:
-        return schema_of(self.model)
+        return models.schema_of(self.model)
 
     @property
     def frozen_hash(self) -> str | None:
-        """The hash of what is not trained, alike on every peer; None without any. Of parameters
-        that ranks hold in shards, all ranks must ask for it at once."""
+        """The hash of what is not trained, if anything. All ranks must ask at once."""
         frozen: list[Any] = [p.detach() for p in self.model.parameters() if not p.requires_grad]
         if not frozen:
             return None
@@ -71,8 +60,8 @@ class UserReplica(Replica):
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """By parameter, zeros where there is none, and running statistics as they are. Raises
-        UsageError: one is sparse, or scaled."""
+        """Zeros where there is none, and running statistics. Raises UsageError: one is sparse, or
+        scaled."""
         if is_scaled(self.optimizers):
             raise UsageError(
                 "preset ddp averages gradients, which a GradScaler has scaled here: call "
@@ -98,7 +87,7 @@ class UserReplica(Replica):
         self._averaged = {id(p): _as_of(p) for p in self._named.values()}
 
     def check_averaged(self, optimizer: Optimizer) -> None:
-        """Raises UsageError: the gradients of this optimizer are not those that were averaged."""
+        """Raises UsageError."""
         given = (p for group in optimizer.param_groups for p in group["params"])
         if any(self._averaged.get(id(p), _as_of(p)) != _as_of(p) for p in given):
             raise UsageError(
@@ -107,8 +96,7 @@ class UserReplica(Replica):
             )
 
     def followed(self, listener: StepListener) -> AbstractContextManager[OptimizerSteps]:
-        """Tells the listener of all steps within the block. Raises UsageError: it is followed
-        already."""
+        """Raises UsageError: it is followed already."""
         parameters = (id(each) for each in self._named.values())
         return OptimizerSteps(self.optimizers, parameters, listener).followed()
 
@@ -118,8 +106,7 @@ class UserReplica(Replica):
         return before != self._written
 
     def refresh(self) -> None:
-        """Follows what the model holds now, whose storage or type may be another. Raises
-        UsageError: what travels is not what it was."""
+        """Follows what the model holds now. Raises UsageError: what travels is not what it was."""
         known = {id(parameter) for parameter in self._named.values()}
         trained = {id(p): n for n, p in self.model.named_parameters() if p.requires_grad}
         if known != trained.keys():
@@ -131,7 +118,7 @@ class UserReplica(Replica):
             )
         held, statistics = _places(self.model), self._statistics
         if held != self._buffers:  # a module may assign a buffer anew at each step
-            statistics = running_statistics(self.model)
+            statistics = models.running_statistics(self.model)
         if other := statistics.keys() ^ self._statistics.keys():
             raise UsageError(
                 f"the buffers of the model have changed in the swarm ({min(other)!r} is new or "
@@ -170,11 +157,11 @@ class UserReplica(Replica):
                 "model.parameters(), after the model has its final form and device; of several "
                 "models make one, torch.nn.ModuleList([...])"
             )
-        check_types(self.model)
+        models.check_types(self.model)
 
 
 def _places(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Tells the buffers from others of the same names, and where their values are."""
+    """Tells the buffers from others of the same names."""
     found = {}
     for name, buffer in model.named_buffers():
         dense = buffer.layout is torch.strided and not is_sharded(buffer)
@@ -183,7 +170,6 @@ def _places(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _as_of(parameter: Tensor) -> tuple[int, int]:
-    """Tells a gradient from a later one."""
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)
 
@@ -196,7 +182,6 @@ def _innermost(optimizer: Optimizer) -> Optimizer:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, whose module is slow to import and seldom needed."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -246,7 +231,7 @@ def check_tensors(model: nn.Module) -> None:
                 f"{name!r} is of a lazy module and has no shape yet: run a batch through the model "
                 "first, and make the optimizer after it"
             )
-    for name, tensor in (*saved_buffers(model).items(), *model.named_parameters()):
+    for name, tensor in (*models.saved_buffers(model).items(), *model.named_parameters()):
         if (problem := _unfit(tensor)) is not None:
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise UsageError(f"{kind} {name!r} {problem}")

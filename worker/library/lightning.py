@@ -40,8 +40,7 @@ class LightningCallback(Callback):
         trainer.callbacks = [self, *(each for each in trainer.callbacks if each is not self)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Joins or starts the run, or goes on with it. Raises as `Swarm`; also for another run's
-        checkpoint."""
+        """Joins or starts the run, or goes on with it. Raises as `Swarm`."""
         given, steps = dict(self._arguments), trainer.estimated_stepping_batches
         schedule = None if steps == float("inf") or not self._counts(trainer) else int(steps)
         if not given.get("join") and schedule is not None:
@@ -73,12 +72,9 @@ class LightningCallback(Callback):
         self._entered.leave()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tells what the model holds where that is not the anchor."""
         self._entered.tell_replaced("another callback")
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self._entered.fail(exception)
 
     def state_dict(self) -> dict[str, Any]:

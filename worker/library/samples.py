@@ -1,8 +1,8 @@
 """Samples that can be drawn in any order, and the order of each epoch, the same on every peer.
 
 A sampler is asked for its order with every generator that it can draw from seeded by the run and
-the epoch. Nobody can see that two peers have other data, or samplers of their own kind that differ:
-so a hash of the order and of what is cheap to read of the data names the stream.
+the epoch. That two peers have other data, or samplers that differ, nobody can see: so a hash of the
+order and of what is cheap to read of the data names the stream.
 """
 
 import random
@@ -38,14 +38,9 @@ _LOOKED_AT = 8  # items of the data, and values of an item
 
 
 class Indexed(Generic[T]):
-    """Samples that can be drawn in any order.
-
-    Args:
-        order: of an epoch: what `load` takes, by position. As long in each epoch.
-        data: from an order, what tells the data from other data that is as long.
-        batch: positions of a batch; drop_last: no batch is shorter.
-        load: from what is drawn, batch by batch, to what the loop is given.
-    """
+    """Samples that can be drawn in any order. Args: order: of an epoch: what `load` takes, by
+    position; data: from an order, what tells the data from other data that is as long; batch:
+    positions of a batch; load: from what is drawn, batch by batch, to what the loop is given."""
 
     def __init__(
         self,
@@ -141,7 +136,6 @@ def _of_loader(loader: torch_data.DataLoader[Any], seed: int) -> Indexed[Any]:
 
 
 def _order_of(sampler: Any, seed: int) -> Callable[[int], _Order]:
-    """The order that a sampler gives in an epoch. Raises UsageError: peers cannot have one."""
     name, parts = type(sampler).__name__, list(_samplers_in(sampler))
     try:
         length = len(sampler)
@@ -184,7 +178,6 @@ def _order_of(sampler: Any, seed: int) -> Callable[[int], _Order]:
 
 
 def _samplers_in(sampler: Any) -> Iterator[Any]:
-    """Finds a sampler, and those that it draws from, in lists and maps too."""
     found, seen = [sampler], set[int]()
     while found:
         each = found.pop()
@@ -243,32 +236,24 @@ def _hash_of(order: _Order) -> str:
 
 
 def _content_of(data: Any, order: _Order, *, in_workers: bool) -> str:
-    """A hash of how the data is cut, and of some items; empty where neither is known. Args:
-    in_workers: other processes read the data: what this process has opened they cannot share."""
-    found = _cut_of(data)
-    if not in_workers or _is_safe(data):
+    """A hash of how the data is cut, and of some items, where these are known. Args: in_workers:
+    other processes read the data: what this process has opened they cannot share."""
+    found, opens_nothing, left = "", True, [data]
+    while left:
+        match part := left.pop(0):
+            case torch_data.Subset():
+                found += _hash_of(_compact(list(part.indices)))
+                left.insert(0, part.dataset)
+            case torch_data.ConcatDataset():
+                found += f"{part.cumulative_sizes}"
+                left[:0] = part.datasets
+            case torch_data.TensorDataset() | list() | tuple() | str() | bytes() | range():
+                pass
+            case _:
+                opens_nothing &= type(part).__module__.startswith("datasets.")
+    if not in_workers or opens_nothing:
         found += _items_of(data, [order[place] for place in _places(len(order))])
     return sha256(found.encode()).hexdigest() if found else ""
-
-
-def _cut_of(data: Any) -> str:
-    match data:
-        case torch_data.Subset():
-            return _hash_of(_compact(list(data.indices))) + _cut_of(data.dataset)
-        case torch_data.ConcatDataset():
-            return f"{data.cumulative_sizes}" + "".join(map(_cut_of, data.datasets))
-    return ""
-
-
-def _is_safe(data: Any) -> bool:
-    """Whether reading it opens nothing."""
-    match data:
-        case torch_data.Subset():
-            return _is_safe(data.dataset)
-        case torch_data.ConcatDataset():
-            return all(map(_is_safe, data.datasets))
-    known = isinstance(data, torch_data.TensorDataset | list | tuple | str | bytes | range)
-    return known or type(data).__module__.startswith("datasets.")
 
 
 def _items_of(data: Any, places: list[Any]) -> str:
@@ -289,7 +274,7 @@ def _places(length: int) -> list[int]:
 
 
 def _told_by(item: Any) -> str:
-    """What tells an item from another. Fractions are rounded: machines compute them otherwise."""
+    """Fractions are rounded: machines compute them otherwise."""
     match item:
         case Tensor() if item.layout == torch.strided and not item.is_meta:
             flat = item.detach().flatten()

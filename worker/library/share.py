@@ -2,10 +2,9 @@
 where `[task] data` is `leased`.
 
 A stream of samples is leased in blocks (`worker.leases`). There are three kinds: a `DataLoader`
-over a data set with indices, whose order may be random; any sequence; and whatever else can be
-iterated, which every peer reads from the front. Of the last a stream with `state_dict` and
-`load_state_dict`, such as those of `datasets` and `torchdata`, goes on where a checkpoint was. Any
-other is read again, and the user is told what that costs.
+over a data set with indices; any sequence; and whatever else can be iterated, which every peer
+reads from the front. Of the last one with `state_dict` and `load_state_dict` goes on where a
+checkpoint was. Any other is read again, and the user is told what that costs.
 """
 
 import copy
@@ -26,6 +25,7 @@ from murmuration.worker.training.replica import RunIsOver
 from murmuration.worker.wire import hash64
 
 T = TypeVar("T")
+Over = Callable[[], bool]  # whether the run is
 
 MOST_SAMPLES, LEAST_BLOCKS = 1024, 128  # of a block, and of an epoch
 _UNKNOWN_LENGTH = 8  # batches of a block where nobody knows the length
@@ -38,13 +38,9 @@ _END: Any = object()
 
 
 class Shares:
-    """The streams that this process draws from. train thread only.
-
-    Args:
-        seed: of random orders, the same on every peer.
-        rank, ranks: of a site: each rank takes as much as the others.
-        receive: the next message of a stream, for which it waits; None when the run ends.
-    """
+    """The streams that this process draws from. train thread only. Args: seed: of random orders,
+    the same on every peer; rank, ranks: of a site; receive: the next message of a stream, for which
+    it waits; None when the run ends."""
 
     def __init__(
         self,
@@ -63,19 +59,14 @@ class Shares:
         self._open: dict[int, LeasedBlocks] = {}
         self._readers: dict[int, _ForwardReader[Any]] = {}
 
-    def share(
-        self, source: Iterable[T], name: str, block: int | None, over: Callable[[], bool]
-    ) -> Iterator[T]:
+    def share(self, source: Iterable[T], name: str, block: int | None, over: Over) -> Iterator[T]:
         """Gives batches, or items, that no other peer has, until the epoch ends or the run is over.
-        Args: name: tells streams apart that are as long; block: samples (or items) in a block.
-
-        Raises UsageError: `block` is below 1, the stream is another's, or the same order on every
-        peer cannot be had.
-        """
+        Args: name: tells streams apart that are as long; block: samples (or items). Raises
+        UsageError: the block is below 1, the stream is another's, or peers cannot have one
+        order."""
         if block is not None and block < 1:
             raise UsageError(f"block={block}: at least one sample is leased at once")
-        samples = indexed(source, self._seed)
-        if samples is None:
+        if (samples := indexed(source, self._seed)) is None:
             mark = ""  # what items that are read from the front depend on
             if isinstance(source, DataLoader):
                 mark = f"{source.batch_size}/{source.drop_last}/{source.num_workers}"
@@ -84,9 +75,8 @@ class Shares:
         return self._by_index(samples, stream, over)
 
     def batches(self, task: SharesSamples, cursor: Cursor) -> Generator[Batch]:
-        """Gives a task's batches that no other peer has, epoch after epoch; raises RunIsOver
-        instead of ending. Raises TaskError: its loader has no batch, or does not know how many.
-        Args: cursor: counts the samples that are drawn here."""
+        """Gives a task's batches that no other peer has, epoch after epoch; raises RunIsOver at the
+        end. Raises TaskError: its loader has no batch, or does not know how many."""
         loader = task.loader()
         try:
             batches = len(loader)
@@ -110,7 +100,7 @@ class Shares:
             blocks.tell()
 
     def streams(self) -> list[list[Any]]:
-        """Gives each stream's state and how far it is read, where it has one: for a checkpoint."""
+        """Gives each stream's state and how far it is read, for a checkpoint."""
         saved = {stream: reader.saved() for stream, reader in self._readers.items()}
         return [[stream, *each] for stream, each in saved.items() if each is not None]
 
@@ -155,14 +145,11 @@ class Shares:
         return blocks
 
     def _closed(self, blocks: LeasedBlocks) -> None:
-        """Closes it, unless it was opened again since."""
         if self._open.get(blocks.stream.id) is blocks:
             del self._open[blocks.stream.id]
             blocks.close()
 
-    def _by_index(
-        self, samples: Indexed[T], stream: SampleStream, over: Callable[[], bool]
-    ) -> Iterator[T]:
+    def _by_index(self, samples: Indexed[T], stream: SampleStream, over: Over) -> Iterator[T]:
         blocks = self._opened(stream, samples.batch)
         sizes: deque[int] = deque()
 
@@ -171,8 +158,7 @@ class Shares:
             whole = samples.batch * self._ranks
             while runs := blocks.take(whole):
                 chosen = [place for run in runs for place in samples.places(run, stream)]
-                short = len(chosen) < whole
-                if short and (self._ranks > 1 or samples.drop_last):
+                if len(chosen) < whole and (self._ranks > 1 or samples.drop_last):
                     return  # what is left over goes back
                 sizes.append(len(chosen))
                 mine = slice(self._rank * samples.batch, (self._rank + 1) * samples.batch)
@@ -187,9 +173,7 @@ class Shares:
         finally:
             self._closed(blocks)
 
-    def _in_order(
-        self, source: Iterable[T], stream: SampleStream, over: Callable[[], bool]
-    ) -> Iterator[T]:
+    def _in_order(self, source: Iterable[T], stream: SampleStream, over: Over) -> Iterator[T]:
         if (reader := self._readers.get(stream.id)) is None:
             if any(each.waits and each.name == stream.name for each in self._readers.values()):
                 self._warn(
@@ -200,10 +184,11 @@ class Shares:
         again = False
         while True:
             reader.open(source)
-            first = 0 if again else reader.first_block(stream.block)
+            saved = None if again else reader.saved()
+            first = saved.epoch * EPOCH_BLOCKS + saved.at // stream.block if saved else 0
             blocks = self._opened(stream, 1, again, first)
             try:
-                for item in self._one_pass(reader, blocks, over):
+                for item in self._pass(reader, blocks, over):
                     blocks.use(self._ranks)
                     yield item
             finally:
@@ -215,9 +200,7 @@ class Shares:
             if not again:
                 return
 
-    def _one_pass(
-        self, reader: "_ForwardReader[T]", blocks: LeasedBlocks, over: Callable[[], bool]
-    ) -> Iterator[T]:
+    def _pass(self, reader: "_ForwardReader[T]", blocks: LeasedBlocks, over: Over) -> Iterator[T]:
         """Reads all, as each peer does, and leaves out what is not its own."""
         size = blocks.stream.block
         while not over() and (runs := blocks.take(self._ranks)):
@@ -241,12 +224,8 @@ class _SavedStream(NamedTuple):
 
 
 class _ForwardReader(Generic[T]):
-    """One stream, pass after pass; `saved` is of a checkpoint. train thread only.
-
-    Attributes:
-        at: items that are read in this pass.
-        waits: nothing was read since the checkpoint.
-    """
+    """One stream, pass after pass; `saved` is of a checkpoint. train thread only. Attributes: at:
+    items that are read in this pass; waits: nothing was read since the checkpoint."""
 
     def __init__(
         self, warn: Callable[[str], None], saved: _SavedStream | None = None, name: str = ""
@@ -276,16 +255,10 @@ class _ForwardReader(Generic[T]):
         self.at, self._told = 0, False
 
     def saved(self) -> _SavedStream | None:
-        """How far the stream is read, with its state; None where it has none."""
         if self._keeper is None or self._items is None:
             return self._saved
         state = copy.deepcopy(self._keeper.state_dict())
         return _SavedStream(self._epoch, self.at, state, self.name)
-
-    def first_block(self, size: int) -> int:
-        """The number of the block that it goes on in. Args: size: items of a block."""
-        saved = self._saved
-        return saved.epoch * EPOCH_BLOCKS + saved.at // size if saved is not None else 0
 
     def read(self, epoch: int, begin: int, end: int) -> list[T]:
         """Reads items `begin` to `end` of an epoch, from where it was; fewer at the epoch's end."""

@@ -28,7 +28,7 @@ from murmuration.worker.config import Config, fragments_of
 from murmuration.worker.errors import MurmurError, UsageError
 from murmuration.worker.library.hooks import UserReplica, is_sharded
 from murmuration.worker.library.share import Shares
-from murmuration.worker.library.steps import catch_up
+from murmuration.worker.library.steps import StepListener, catch_up
 from murmuration.worker.training.fragment import fitting
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SwarmProgress:
-    """What rank 0 tells of the swarm; after these `strides` of the schedule all meet again."""
+    """What rank 0 tells; after these `strides` of the schedule all meet again."""
 
     step: int
     strides: tuple[int, ...]
@@ -48,7 +48,7 @@ class SwarmProgress:
 
 @dataclass(frozen=True)
 class _Shard:
-    """A block of a parameter: where it begins in each dimension, its shape, and who holds it."""
+    """A block of a parameter: where it begins, its shape, and who holds it."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -64,13 +64,9 @@ class _Shard:
 
 
 class Site:
-    """One rank of a site. train thread only; created by all ranks at once.
-
-    Args:
-        parameters: the local ones by name, detached; DTensor or plain, and then alike on all ranks.
-        tell: rank 0: what the others are told when they may go on.
-        forget: other ranks: forgets what their optimizers know.
-    """
+    """One rank of a site. train thread only; created by all ranks at once. Args: parameters: the
+    local ones by name, detached; plain ones are alike on all ranks; tell: rank 0: what the others
+    are told when they may go on; forget: other ranks: forgets what their optimizers know."""
 
     def __init__(
         self,
@@ -112,9 +108,15 @@ class Site:
         while True:
             match self._heard():
                 case "read", index:
-                    self._send_shards(self._fragments[index])
+                    mine = self._held_of(index, lambda ranks: ranks[0] == self.rank)
+                    parts = (own.cpu().contiguous() for own in mine)
+                    _wait_for(*[dist.isend(part, dst=0, group=self._group) for part in parts])
                 case "write", index:
-                    self._take_shards(self._fragments[index])
+                    mine = self._held_of(index, lambda ranks: self.rank in ranks)
+                    taken = [(own, torch.empty(own.shape, dtype=own.dtype)) for own in mine]
+                    _wait_for(*[dist.irecv(each, src=0, group=self._group) for _, each in taken])
+                    for own, values in taken:
+                        own.copy_(values)
                 case "forget", _:
                     self._forget()
                 case "go on", progress:
@@ -155,7 +157,6 @@ class Site:
         _wait_for(*sent)
 
     def reset_moments(self) -> None:
-        """Rank 0: the others forget what their optimizers know."""
         self._say("forget")
 
     def share(self, value: Any) -> None:
@@ -167,19 +168,10 @@ class Site:
         assert kind == "share", "all ranks do the same"
         return value
 
-    def _send_shards(self, fragment: Fragment) -> None:
-        names = [spec.name for spec in fragment.specs]
-        mine = [n for n in names if any(s.ranks[0] == self.rank for s in self._shards[n])]
-        parts = (self._own(name).cpu().contiguous() for name in mine)
-        _wait_for(*[dist.isend(part, dst=0, group=self._group) for part in parts])
-
-    def _take_shards(self, fragment: Fragment) -> None:
-        names = [spec.name for spec in fragment.specs]
-        mine = [n for n in names if any(self.rank in s.ranks for s in self._shards[n])]
-        taken = [(own, torch.empty(own.shape, dtype=own.dtype)) for own in map(self._own, mine)]
-        _wait_for(*[dist.irecv(values, src=0, group=self._group) for _, values in taken])
-        for own, values in taken:
-            own.copy_(values)
+    def _held_of(self, index: int, by: Callable[[tuple[int, ...]], bool]) -> list[Tensor]:
+        """Of a fragment's parameters the parts here, where this rank is to hold them."""
+        names = [spec.name for spec in self._fragments[index].specs]
+        return [self._own(n) for n in names if any(by(s.ranks) for s in self._shards[n])]
 
     def _own(self, name: str) -> Tensor:
         parameter: Any = self._parameters[name]
@@ -187,12 +179,11 @@ class Site:
         return own
 
     def _say(self, kind: str, value: Any = None) -> None:
-        """Rank 0: `read` or `write` a fragment, by its index; `forget` what optimizers know; `go
-        on` with this progress; `share` what it was told; or the error that it `failed` with."""
+        """Rank 0. Args: kind: `read` or `write` a fragment, by its index; `forget`; `go on` with
+        this progress; `share`; or the error that it `failed` with."""
         dist.broadcast_object_list([(kind, value)], src=0, group=self._group)
 
     def _heard(self) -> tuple[str, Any]:
-        """Raises what rank 0 has failed with."""
         words: list[Any] = [None]
         dist.broadcast_object_list(words, src=0, group=self._group)
         kind, value = words[0]
@@ -201,16 +192,10 @@ class Site:
         return kind, value
 
 
-class SiteRank:
-    """What `murmuration.Swarm` is on the ranks of a site but the first, with the same methods and
-    arguments; those of rank 0 count.
-
-    Attributes:
-        name: of the site; address: none, rank 0 serves.
-        step: position in the run's schedule; steps: of the run, None without an end.
-        peers: the live ones by name, as of the last round.
-        is_first: never; rank 0 of a site may be.
-    """
+class SiteRank(StepListener):
+    """What `murmuration.Swarm` is on the ranks of a site but the first; arguments of rank 0 count.
+    Attributes: name: of the site; address: none, rank 0 serves; step: position in the schedule;
+    steps: of the run, None without an end; peers: by name, as of the last round."""
 
     name = address = ""
     step, is_first = 0, False
@@ -257,9 +242,6 @@ class SiteRank:
             self._replica.refresh()
             self.step, self._in_step = self.step + next(self._strides, 1), True
 
-    def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
-        pass
-
     def _step_ends(self, *, moves: bool) -> None:
         if self._in_step:
             self._in_step = False
@@ -267,15 +249,11 @@ class SiteRank:
             if moves and self.step >= self._meets_at:
                 self._follow()
 
-    def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
-        pass  # rank 0 says so
-
     @property
     def done(self) -> bool:
         return self._done or self.step == self.steps
 
     def catch_up(self, *schedulers: Any, every: int = 1) -> None:
-        """As `Swarm.catch_up`."""
         catch_up(schedulers, self.step, every)
 
     @property
@@ -326,7 +304,6 @@ def agreed(decide: Callable[[], Any] | None) -> Any:
 
 
 def is_site() -> bool:
-    """Whether this process is one of several of `torchrun`, with a process group."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -344,8 +321,7 @@ def _shard(parameter: Any) -> _Shard:
 
 
 def _holders(spec: TensorSpec, held: Sequence[Mapping[str, _Shard]]) -> list[_Shard]:
-    """The blocks of a parameter, with their ranks. Raises UsageError, on all ranks: some is
-    missing."""
+    """The blocks of a parameter, with their ranks. Raises UsageError: some is missing."""
     ranks: dict[_Shard, list[int]] = {}
     for rank, shards in enumerate(held):
         if (shard := shards.get(spec.name)) is not None and shard.elements:

@@ -11,25 +11,19 @@ A copy of an optimizer, or another one over the same parameters, counts as the o
 A set ends with the last of those that were in the one before. Only there are parameters moved:
 elsewhere a gradient of before is still to be used. Where one of them does not step, as when a
 `GradScaler` skips it, the next set makes up for what was due.
-
-Schedulers of learning rates follow the run: a peer that joins under way goes on where the others
-are.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import distributed as dist
 from torch.optim import Optimizer
+from torch.optim import optimizer as hooks
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.training.optimizers import advance
@@ -38,7 +32,7 @@ _in_a_swarm: set[int] = set()  # parameters, by id: one model may have several w
 before_entering: list[Callable[[], None]] = []  # what looks for swarms that were never left
 
 
-class StepListener(Protocol):
+class StepListener:
     """Is told of the steps. train thread only."""
 
     def _step_begins(self, *, in_closure: bool) -> None:
@@ -48,8 +42,7 @@ class StepListener(Protocol):
         """Before another optimizer of the step. Args: late: of the step that has just ended."""
 
     def _step_ends(self, *, moves: bool) -> None:
-        """After the last one. Args: moves: parameters may be moved; else the next step begins now,
-        and its gradients are there already."""
+        """After the last one. Args: moves: else the next step begins now."""
 
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
         """An optimizer steps that has only parameters which are in no swarm, so many. Once."""
@@ -82,8 +75,8 @@ class OptimizerSteps:
             )
         untraced: Any = torch.compiler.disable
         handles = [
-            register_optimizer_step_pre_hook(untraced(self._before)),
-            register_optimizer_step_post_hook(untraced(self._after)),
+            hooks.register_optimizer_step_pre_hook(untraced(self._before)),
+            hooks.register_optimizer_step_post_hook(untraced(self._after)),
         ]
         _in_a_swarm.update(self._parameters)
         try:
@@ -137,8 +130,7 @@ class OptimizerSteps:
         self._listener._step_ends(moves=moves)
 
     def _counts(self, optimizer: Optimizer) -> bool:
-        """Whether it moves what the swarm trains; one that a `GradScaler` has told to skip does
-        not."""
+        """Whether it moves what the swarm trains; not where a `GradScaler` has told it to skip."""
         found: Any = getattr(optimizer, "found_inf", None)
         if found is not None and bool(found):
             return False
@@ -154,7 +146,6 @@ class OptimizerSteps:
 
 
 def _is_within_step(optimizer: Optimizer) -> bool:
-    """Whether this is called from within the optimizer's own step, as by `super().step()`."""
     frame = sys._getframe().f_back
     while frame is not None:
         if frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer:
@@ -164,18 +155,13 @@ def _is_within_step(optimizer: Optimizer) -> bool:
 
 
 def is_scaled(optimizers: Iterable[Optimizer]) -> bool:
-    """Whether the gradients are still scaled, for a fused optimizer."""
     return any(getattr(each, "grad_scale", None) is not None for each in optimizers)
 
 
 def catch_up(schedulers: Iterable[Any], step: int, every: int) -> None:
-    """Steps schedulers to where a run of this step is; none that is there or further. Raises
-    UsageError: one does not follow the position in a run, or `every` is below 1.
-
-    Args:
-        schedulers: of torch's, or accelerate's around these.
-        every: optimizer steps between two steps of a scheduler.
-    """
+    """Steps schedulers to where a run of this step is; none that is there or further. Args:
+    schedulers: of torch's, or accelerate's around these; every: optimizer steps between two of
+    theirs. Raises UsageError: one does not follow the position, or `every` is below 1."""
     if every < 1:
         raise UsageError(f"every={every}: a scheduler steps after one optimizer step or more")
     for each in schedulers:

@@ -35,13 +35,14 @@ from murmuration.protos.events import NO_END, new_event
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import EventLog, remembered
-from murmuration.worker.identity import Identity, token_from
+from murmuration.worker.identity.certificates import Identity
+from murmuration.worker.identity.tokens import token_from
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library import arguments as args
 from murmuration.worker.library.hooks import UserReplica
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import Site, SiteRank, SwarmProgress, agreed, is_site
-from murmuration.worker.library.steps import catch_up
+from murmuration.worker.library.steps import StepListener, catch_up
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import Admission, Credentials
 from murmuration.worker.node.component import NodeConfig
@@ -67,7 +68,7 @@ _UNSEEN_MOVES = 3  # before the first step is seen: a loop may set first values
 _entered: WeakSet["Swarm"] = WeakSet()
 
 
-class Swarm:
+class Swarm(StepListener):
     """A peer of a swarm, for as long as the `with` block runs.
 
     The optimizer's own `step` is all that is hooked, so that gradient accumulation, clipping,
@@ -314,7 +315,6 @@ class Swarm:
             each.__exit__(None, None, None)
 
     def _end_with_program(self) -> None:
-        """The program ends within the block, which was entered by hand."""
         self.warn(
             "the program ends within the block of a Swarm: its last "
             f"{self._loop.unsent_steps} steps are in no round; use `with`"
@@ -346,7 +346,6 @@ class Swarm:
                 each.write(each.state.anchor)
 
     def _leave(self, session: Session) -> None:
-        """Gives the others what was learned here, and this peer what they have learned by then."""
         loop, others = self._loop, [each.peer for each in session.others]
         loop.metrics.trained()
         if others:
@@ -440,7 +439,6 @@ class Swarm:
 
     @property
     def name(self) -> str:
-        """The name of this peer."""
         return self._name
 
     @property
@@ -470,14 +468,10 @@ class Swarm:
 
     def catch_up(self, *schedulers: Any, every: int = 1) -> None:
         """Steps schedulers of the learning rate to where the run is: for a peer that joins under
-        way, or skips steps. One that is there stays, so that this may stand at the begin of each
-        turn of a loop.
+        way, or skips steps. One that is there stays, so that this may stand in each turn of a loop.
 
-        Args:
-            schedulers: of torch's, each with a step for every `every` steps of the optimizer.
-
-        Raises:
-            UsageError: one follows something else than its steps, as ReduceLROnPlateau does.
+        Args: schedulers: of torch's, each with a step for every `every` steps of the optimizer.
+        Raises UsageError: one follows something else than its steps, as ReduceLROnPlateau does.
         """
         catch_up(schedulers, self.step, every)
 
@@ -571,13 +565,13 @@ class Swarm:
                     each.write(local)
 
     def state_dict(self) -> dict[str, Any]:
-        """The outer state, rounds on their way and the samples that are used among it, to be saved
-        beside the model's and the optimizer's own of the same moment.
+        """The outer state, to be saved beside the model's and the optimizer's own of the same
+        moment.
 
-        Its values are numbers, lists and tensors, beside the states of streams that have one.
-        Tensors are not copied: they are never written again. On a site all but rank 0's are empty,
-        so that `torch.distributed.checkpoint` saves one, for any number of ranks. Raises
-        UsageError: in a block of `anchor`, where the model is not what is trained.
+        Rounds on their way and the samples that are used are in it. Tensors are not copied: they
+        are never written again. On a site all but rank 0's are empty, so that
+        `torch.distributed.checkpoint` saves one, for any number of ranks. Raises UsageError: in a
+        block of `anchor`.
         """
         if self._at_anchor:
             raise UsageError(
@@ -593,9 +587,9 @@ class Swarm:
         return outer_state.packed(outer | {"model": self.model_hash(), **used})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's
-        own of the same moment are loaded beside it. The run may be longer than it was. Raises
-        UsageError: in the block, or the state is of another run: the setting that differs."""
+        """Goes on from a `state_dict`, before the `with` block; the model's and the optimizer's own
+        are loaded beside it. The run may be longer than it was. Raises UsageError: in the block, or
+        the state is of another run: the setting that differs."""
         if self._session is not None:
             raise UsageError("load_state_dict comes before `with`: create the Swarm, load, enter")
         if "rest" not in state:
@@ -645,7 +639,7 @@ class Swarm:
             each.start_from_anchor()
 
     def _ask(self, question: Callable[[], T]) -> T:
-        """The answer of the I/O thread, or of what there is before and after it."""
+        """The answer of the I/O thread, where it runs."""
         session = self._session if self._inside else None
         return question() if session is None else session.io.ask(question)
 
@@ -653,8 +647,7 @@ class Swarm:
         """The next message of a stream of samples; None when the run is over for this peer."""
         kept = self._leased[stream]
         while self._inside and not kept:
-            message = self._mailbox.wait_lease()
-            if isinstance(message, Stop):
+            if isinstance((message := self._mailbox.wait_lease()), Stop):
                 break
             self._leased[message.stream].append(message)
         found = kept.popleft() if kept else None

@@ -10,8 +10,6 @@ from murmuration.worker.training.optimizers import advance
 
 
 class TrainersSwarm:
-    """The swarm of a trainer, None before it begins. train thread only, but for `fail`."""
-
     def __init__(self) -> None:
         self.swarm: Swarm | None = None
         self._open, self._ended_with = ExitStack(), ""
@@ -20,12 +18,8 @@ class TrainersSwarm:
         self, swarm: Swarm, schedule: int | None, step: int, saved: Mapping[str, Any] | None
     ) -> None:
         """Joins or starts the run, or goes on with it. Raises as `Swarm`, and `load_state_dict`.
-
-        Args:
-            schedule: optimizer steps of the trainer, where it knows how many; step: where it
-                begins.
-            saved: what its checkpoint has of the swarm.
-        """
+        Args: schedule: optimizer steps of the trainer, where it knows how many; step: where it
+        begins; saved: what its checkpoint has of the swarm."""
         self._ended_with = ""
         if saved is not None:
             swarm.load_state_dict(saved)
@@ -52,9 +46,8 @@ class TrainersSwarm:
                 continue
             unknown = "steps once in an epoch, whose length is not known"
             why = unknown if every is None else "does not follow the position in the run"
-            self.swarm.warn(
-                f"{type(scheduler).__name__} {why}: {behind} steps of the run are left out in it"
-            )
+            name = type(scheduler).__name__
+            self.swarm.warn(f"{name} {why}: {behind} steps of the run are left out in it")
         return max(0, behind)
 
     def leave(self) -> None:
