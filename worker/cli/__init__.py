@@ -54,7 +54,6 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The `murmur` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with suppress(OSError):  # an inherited stream whose place is not known
@@ -96,12 +95,8 @@ def main() -> None:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether the system has refused memory: to Python, to torch, or to load a library."""
-    if isinstance(error, MemoryError):
-        return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    said = str(error)
-    return isinstance(error, ImportError | RuntimeError) and any(
-        each in said for each in _REFUSED_MEMORY
-    )
+    told = isinstance(error, ImportError | RuntimeError)
+    refused = told and any(each in str(error) for each in _REFUSED_MEMORY)
+    return refused or isinstance(error, MemoryError)

@@ -1,5 +1,4 @@
-"""What commands have in common: options in frozen dataclasses, and links. It loads no torch: shells
-ask it at each press of a key, and the coordinator takes its options."""
+"""What commands have in common: options in frozen dataclasses, and links. It loads no torch."""
 
 import json
 from collections.abc import Callable
@@ -16,47 +15,16 @@ if TYPE_CHECKING:
     from murmuration.algorithms.link import Link
 
 _Command = Callable[..., Any]
-# Names that a newcomer does not know by heart; where they are defined, torch is needed.
+# Where presets are defined, torch is needed.
 PRESETS = (
     "diloco", "streaming", "co2", "onebit", "sparse", "noloco", "streaming-noloco", "kseed", "ddp",
     "local",
 )  # fmt: skip
-CODECS = (
-    "fp32", "bf16", "int8", "e3m0", "topk", "sign", "ternary", "topk32", "topk128", "topk256",
-)  # fmt: skip
-_SETTINGS = {
-    "diloco.preset": PRESETS,
-    "diloco.codec": CODECS,
-    "diloco.reduction_codec": CODECS,
-    "diloco.anchor_codec": CODECS,
-    "diloco.inner_steps": (),
-    "run.steps": (),
-    "run.seed": (),
-    "run.evaluate_every": (),
-    "task.name": (),
-    "task.text": (),
-    "task.model": (),
-    "inner.optimizer": ("auto", "adamw", "muon", "sgd"),
-    "inner.lr": (),
-}
-
-
-def complete_preset(_context: object, _option: object, incomplete: str) -> list[str]:
-    """As click asks: the presets that begin so."""
-    return [name for name in PRESETS if name.startswith(incomplete)]
-
-
-def complete_setting(_context: object, _option: object, incomplete: str) -> list[str]:
-    """Completes `--set`: common keys, and their values where those have names."""
-    key, equals, value = incomplete.partition("=")
-    if not equals:
-        return [f"{name}=" for name in _SETTINGS if name.startswith(key)]
-    return [f"{key}={name}" for name in _SETTINGS.get(key, ()) if name.startswith(value)]
 
 
 def option(*names: str, key: str = "", **attributes: Any) -> Any:
-    """A field of a dataclass that is an option. Args: names, attributes: as `click.option` takes
-    them; key: of the run's TOML, that the option stands for."""
+    """A field of a dataclass that is an option. Args: key: of the run's TOML, that it stands
+    for."""
     usual = () if attributes.get("multiple") else False if attributes.get("is_flag") else None
     return field(
         default=attributes.get("default", usual),
@@ -65,8 +33,8 @@ def option(*names: str, key: str = "", **attributes: Any) -> Any:
 
 
 def options(argument: str, group: type, unlisted: str = "") -> Callable[[_Command], _Command]:
-    """Gives a command the options of a dataclass, which it takes as one argument of that name;
-    `--help` does not list those of the `unlisted` fields."""
+    """Gives a command the options of a dataclass, as one argument of that name; `--help` does not
+    list those of the `unlisted` fields."""
     typed = [each for each in fields(group) if each.metadata]
 
     def decorate(command: _Command) -> _Command:
@@ -87,12 +55,10 @@ def options(argument: str, group: type, unlisted: str = "") -> Callable[[_Comman
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """What `up`, `join` and `swarm` say of the run."""
-
     preset: str | None = option(
         "--preset",
         key="diloco.preset",
-        shell_complete=complete_preset,
+        shell_complete=lambda _context, _option, begun: [p for p in PRESETS if p.startswith(begun)],
         help=f"The preset: {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.",
     )
     steps: int | None = option(
@@ -118,7 +84,6 @@ class RunFlags:
         "--set",
         multiple=True,
         metavar="SECTION.KEY=VALUE",
-        shell_complete=complete_setting,
         help="Set one key of the configuration; may be given several times.",
     )
 
@@ -150,7 +115,7 @@ web_option = option(
 
 
 def link_of(text: str) -> "Link":
-    """What `--link` gives. Raises UsageError."""
+    """Raises UsageError."""
     from murmuration.algorithms.link import parse_link
 
     try:

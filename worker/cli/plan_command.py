@@ -24,8 +24,6 @@ _FROM_1 = click.IntRange(1)
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The command's options."""
-
     links: tuple[str, ...] = option(
         "--links",
         "--link",
@@ -132,13 +130,11 @@ def _check_numbers(given: PlanOptions) -> None:
         raise UsageError(f"--layers {given.layers} is more than --params {given.params}")
 
 
-def _plans(
-    config: "Config", run: Path | None, settings: tuple[str, ...]
-) -> "dict[str, list[Plan]]":
+def _plans(config: "Config", run: Path | None, given: tuple[str, ...]) -> "dict[str, list[Plan]]":
     """The plans of each preset, one for each H, with this file and these settings.
 
-    The run's own comes first: of equals it is proposed. Pairs end with replicas that differ, so
-    they are proposed only to a run that has chosen them; likewise another inner optimizer.
+    The run's own comes first: of equals it is proposed. Pairs, or another inner optimizer, are
+    proposed only to a run that has chosen them.
     """
     from murmuration.algorithms.plan import PRESETS
     from murmuration.algorithms.utilization import PERIODS
@@ -149,7 +145,7 @@ def _plans(
         plans[preset] = {}
         for period in PERIODS:
             with suppress(ConfigError):  # the run's own settings do not go with this preset, or H
-                other = load_config(run, (*settings, f"diloco.inner_steps={period}"), preset)
+                other = load_config(run, (*given, f"diloco.inner_steps={period}"), preset)
                 paired = other.plan.exchange == "pairs" and config.plan.exchange != "pairs"
                 if other.inner == config.inner and not paired:
                     plans[preset][other.plan] = None
@@ -157,8 +153,7 @@ def _plans(
 
 
 def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
-    """What it is called, its workload, and where the time of its step comes from: --params and
-    --layers, or else the run's own task. With `kseed` the vector of coefficients travels."""
+    """Its name, its workload (with `kseed` of coefficients), and where its step's time is from."""
     from murmuration.algorithms.utilization import Workload
     from murmuration.worker.training.optimizers import KSEED
 
@@ -166,8 +161,7 @@ def _model(config: "Config", given: PlanOptions) -> "tuple[str, Workload, str]":
         from murmuration.worker.cli.plan_report import run_workload
 
         threads = "one thread" if given.threads == 1 else count(given.threads, "thread")
-        timed = f"measured on this machine, {threads}"
-        source = timed if given.step_s is None else "as given"
+        source = f"measured on this machine, {threads}" if given.step_s is None else "as given"
         return config.task.name, run_workload(config, given.step_s, given.threads), source
     small, larger = divmod(given.params, given.layers)
     sizes = tuple(small + (index < larger) for index in range(given.layers))

@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import torch
 
+from murmuration.algorithms import utilization
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.utilization import (
-    PERIODS,
-    Workload,
-    bits_per_parameter,
-    least_mbps,
-    needed_mbps,
-    predict,
-    propose,
-    workload_of,
-)
+from murmuration.algorithms.utilization import Workload
 from murmuration.protos.figures import count, optional, percent, rate, ratio, seconds, size
 from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.tasks import Cursor
@@ -36,8 +28,8 @@ _SPEED_TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
 def run_workload(config: "Config", step_s: float | None, threads: int) -> Workload:
-    """The run's own task, timed where no time is given. With `kseed` it is the vector of
-    coefficients that travels. Raises as `task_of` and `part_of`."""
+    """The run's own task, timed where no time is given. With `kseed` the coefficients travel.
+    Raises as `task_of` and `part_of`."""
     from murmuration.worker.config import task_of
 
     task = task_of(config)
@@ -45,17 +37,13 @@ def run_workload(config: "Config", step_s: float | None, threads: int) -> Worklo
     parameters = {n: p.numel() for n, p in part.module.named_parameters() if p.requires_grad}
     if step_s is None:
         step_s = _timed_step_s(config, task, part, threads)
-    workload = workload_of(parameters, step_s)
-    space = seed_space_of(part.module)
-    return (
-        workload if space is None else dataclasses.replace(workload, ddp_parameters=space.elements)
-    )
+    workload, space = utilization.workload_of(parameters, step_s), seed_space_of(part.module)
+    ddp = workload.ddp_parameters if space is None else space.elements
+    return dataclasses.replace(workload, ddp_parameters=ddp)
 
 
 def _timed_step_s(config: "Config", task: Any, part: Part, threads: int) -> float:
-    """The median of some real inner steps, in seconds."""
-    cursor = Cursor(seed=config.run.seed, stream="plan")
-    replica = part.replica(task, config, cursor, Mailbox())
+    replica = part.replica(task, config, Cursor(seed=config.run.seed, stream="plan"), Mailbox())
     numbers = itertools.count(1)
 
     def step() -> float:
@@ -88,33 +76,34 @@ def found_for(
     plans: Mapping[str, Sequence[Plan]],
     target: float,
 ) -> dict[str, Any]:
-    """Predicts the run's own plan on a link: the speeds that it needs, and proposals, or the speed
-    for one. Raises ValueError: the own plan does not fit the model."""
+    """The run's own plan on a link, the speeds that it needs, and proposals. Raises ValueError: the
+    own plan does not fit the model."""
     place = workload, link, peers
-    prediction = predict(own, *place)
+    prediction = utilization.predict(own, *place)
     proposals = []
-    for each in propose(target, plans, *place):
+    for each in utilization.propose(target, plans, *place):
         ddp = each.plan.payload == "gradient"  # a step is a round of it by itself
         period = () if ddp else ("--set", f"diloco.inner_steps={each.plan.inner_steps}")
         proposals.append(
             {
                 "arguments": ["--preset", each.preset, *period],  # to add to `murmur up`
                 "plan": dataclasses.asdict(each.plan),
-                "bits_per_parameter": bits_per_parameter(each.plan),
+                "bits_per_parameter": utilization.bits_per_parameter(each.plan),
                 "prediction": dataclasses.asdict(each.prediction),
             }
         )
     return {
         "link": str(link),
         "prediction": dataclasses.asdict(prediction),
-        "needed_mbps": {str(s): needed_mbps(own, *place, s) for s in _SPEED_TARGETS},
+        "needed_mbps": {str(s): utilization.needed_mbps(own, *place, s) for s in _SPEED_TARGETS},
         "proposals": proposals,
-        "needed_for_any_proposal_mbps": None if proposals else least_mbps(target, plans, *place),
+        "needed_for_any_proposal_mbps": None
+        if proposals
+        else utilization.least_mbps(target, plans, *place),
     }
 
 
 def print_report(report: Mapping[str, Any], work: Workload) -> None:
-    """Prints the run's own plan and the proposals, link by link, for people."""
     outside = f" ({work.outside:,} of them outside the layers)" if work.outside else ""
     model = f"{count(len(work.layers), 'layer')}, {work.parameters:,} parameters{outside}"
     if work.ddp_parameters is not None:
@@ -123,14 +112,16 @@ def print_report(report: Mapping[str, Any], work: Workload) -> None:
     click.echo(f"{report['task']}: {model}; {seconds(work.step_s)} a step, {source}")
     for found in report["links"]:
         click.secho(f"\n{report['peers']} peers, each on {found['link']}", bold=True)
-        for label, text in _own_lines(report, work, found).items():
+        for label, text in _own(report, work, found).items():
             click.echo(f"  {label:<13} {text}")
         if not found["proposals"]:
             least, target = found["needed_for_any_proposal_mbps"], percent(report["target"])
             more = f"; it takes {_speed(least)}, or a lower --target"
             if least is None:
                 more = ", nor on any with its delay; lower --target"
-            click.echo(f"  no H up to {PERIODS[-1]} reaches {target} on this link{more}")
+            click.echo(
+                f"  no H up to {utilization.PERIODS[-1]} reaches {target} on this link{more}"
+            )
             continue
         heads = ("H", "fragments", "tau", "bits", "utilization", "waiting", "sent/step", "DDP/it")
         table = text_table(
@@ -145,10 +136,7 @@ def print_report(report: Mapping[str, Any], work: Workload) -> None:
             click.echo("  This link carries the gradients of every step: nothing is lost with ddp.")
 
 
-def _own_lines(
-    report: Mapping[str, Any], work: Workload, found: Mapping[str, Any]
-) -> dict[str, str]:
-    """What the run's own plan does on a link, by label."""
+def _own(report: Mapping[str, Any], work: Workload, found: Mapping[str, Any]) -> dict[str, str]:
     told, own = found["prediction"], report["plan"]
     overlap, fragments = own["overlap_steps"], count(_fragments(work, own), "fragment")
     waiting, period = seconds(told["stall_s_per_period"]), seconds(told["period_s"])

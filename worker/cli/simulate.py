@@ -111,11 +111,8 @@ def simulate(presets: tuple[str, ...], peers: str, json_file: Path | None, **opt
     _print_runs(results)
     if json_file is not None:
         document = [
-            {
-                "scenario": asdict(scenario) | {"link": str(scenario.link)},
-                "figures": asdict(figures),
-            }
-            for scenario, figures in results
+            {"scenario": asdict(given) | {"link": str(given.link)}, "figures": asdict(figures)}
+            for given, figures in results
         ]
         try:
             json_file.write_text(json.dumps(document, indent=1) + "\n")
@@ -124,7 +121,6 @@ def simulate(presets: tuple[str, ...], peers: str, json_file: Path | None, **opt
 
 
 def _print_runs(runs: "Sequence[tuple[Scenario, Figures]]") -> None:
-    """A table for each preset, and below it why rounds were given up."""
     heads = ("sync", "p99", "mean", "idle", "spread", "to optimum", "failed", "sent/round")
     for preset in dict.fromkeys(scenario.preset for scenario, _ in runs):
         figures = [found for scenario, found in runs if scenario.preset == preset]

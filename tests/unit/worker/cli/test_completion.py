@@ -7,7 +7,6 @@ import sys
 import pytest
 from click.shell_completion import ShellComplete
 
-from murmuration.algorithms.codecs import CODECS
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.cli import cli, options
 from tests.support import commands
@@ -18,21 +17,10 @@ def completed(*args: str, incomplete: str = "") -> list[str]:
     return [item.value for item in shell.get_completions(list(args), incomplete)]
 
 
-def test_the_names_are_those_that_there_are() -> None:
+def test_presets_commands_and_options_are_completed() -> None:
     assert sorted(options.PRESETS) == sorted(PRESETS)
-    assert sorted(options.CODECS) == sorted(codec.name for codec in CODECS)
-
-
-@pytest.mark.parametrize("command", ["up", "swarm"])
-def test_values_of_presets_and_codecs(command: str) -> None:
-    assert completed(command, "--preset", incomplete="str") == ["streaming", "streaming-noloco"]
-    assert completed(command, "--set", incomplete="diloco.cod") == ["diloco.codec="]
-    named = completed(command, "--set", incomplete="diloco.codec=int")
-    assert named == ["diloco.codec=int8"]
-    assert completed(command, "--set", incomplete="run.steps=1") == []
-
-
-def test_of_join_too_and_commands_and_options() -> None:
+    for command in ("up", "swarm"):
+        assert completed(command, "--preset", incomplete="str") == ["streaming", "streaming-noloco"]
     assert completed("join", "h:1", "--preset", incomplete="d") == ["diloco", "ddp"]
     assert completed(incomplete="sta") == ["status"]
     assert {"--json", "--preset"} <= set(completed("up", incomplete="--"))

@@ -12,7 +12,9 @@ from click.testing import CliRunner
 from murmuration.worker.cli.commands import WorkerFlags, _joins
 from murmuration.worker.cli.token import token
 from murmuration.worker.errors import ConfigError, UsageError
-from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Identity, IdentityError, Role
+from murmuration.worker.identity.tokens import Token
 from murmuration.worker.node.admission import Admission
 from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.transport import AddressInUse
