@@ -7,6 +7,9 @@ PRODUCT := $(VENV)/.product
 ARGS ?=
 RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 LAB := $(RUN) -m tests.lab
+# The path below murmuration/ is given: the generated code imports what it names.
+PROTOC := $(RUN) -m grpc_tools.protoc -I. murmuration/protos/murmuration.proto
+PROTO_KINDS := python grpc_python mypy mypy_grpc
 # Two processes of quick tests: more would only wait for each other on a small machine. Tests of real
 # processes wait for these most of the time, so that twice as many go on at once; those of a file share
 # its swarms, which train for as long as they are there.
@@ -44,7 +47,8 @@ check: $(READY)  ## format, lint, types, import rules, freshness of the generate
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(RUN) protos/generate.py --check
+	out=$$(mktemp -d); $(PROTOC) $(PROTO_KINDS:%=--%_out=$$out) 2>/dev/null || exit 1; \
+	! diff -q $$out/murmuration/protos protos | grep _pb2 || { echo "run: make proto"; exit 1; }; rm -r $$out
 	$(RUN) -m tests.size
 	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
 
@@ -62,7 +66,7 @@ fmt: $(READY)  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 proto: $(READY)  ## regenerate the gRPC code
-	$(RUN) protos/generate.py
+	$(PROTOC) $(PROTO_KINDS:%=--%_out=.) 2>/dev/null
 
 bench: $(READY)  ## all presets, PyTorch's DDP, torchft and hivemind on 2 to 1000 Mbit/s: the README's tables
 	$(LAB) bench $(ARGS)

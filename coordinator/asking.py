@@ -25,7 +25,7 @@ from murmuration.protos.reach import (
     plain_cause,
     target_of,
 )
-from murmuration.worker.identity import Identity, is_encrypted_run
+from murmuration.worker.identity.certificates import Identity, is_encrypted_run
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import Look
 from murmuration.worker.views.summary import LIVE, Document, maps_of, name_of

@@ -19,7 +19,8 @@ from murmuration.worker.views import PagePlace
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from murmuration.worker.identity import Authority, Identity
+    from murmuration.worker.identity.authority import Authority
+    from murmuration.worker.identity.certificates import Identity
 
 _PLAIN_WIDTH = 160
 
@@ -94,7 +95,7 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     _check_address(address)
     from murmuration.coordinator.asking import AskedSwarm, ask
     from murmuration.coordinator.terminal import print_status, screen_for, watch
-    from murmuration.worker.identity import member_identity
+    from murmuration.worker.identity.certificates import member_identity
 
     identity = member_identity(run) if run is not None else None
     swarm = AskedSwarm(address, partial(ask, identity=identity))
@@ -170,7 +171,8 @@ def _identity_for(
 ) -> "tuple[Identity | None, Authority | None]":
     """The coordinator's certificate and, if its run begins here, the run's key; neither where
     nothing is encrypted. Raises IdentityError."""
-    from murmuration.worker.identity import Authority, Identity, IdentityError, Role
+    from murmuration.worker.identity.authority import Authority
+    from murmuration.worker.identity.certificates import Identity, IdentityError, Role
 
     if insecure:
         return None, None

@@ -31,17 +31,15 @@ from murmuration.protos.events import Event, new_event, printable
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import print_line
 from murmuration.protos.reach import cannot_listen, listening_problem
-from murmuration.worker.identity import (
-    Authority,
+from murmuration.worker.identity.authority import Authority, enrol, subject
+from murmuration.worker.identity.certificates import (
     Identity,
     IdentityError,
-    Renewal,
     Role,
     certified_key,
     certified_name,
-    enrol,
-    subject,
 )
+from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.serving import ServerCertificate
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import page_event, page_words

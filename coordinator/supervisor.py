@@ -23,9 +23,9 @@ from murmuration.coordinator.terminal import Screen, screen_for, summary_of_reco
 from murmuration.protos.addresses import ReservedPorts, with_host
 from murmuration.protos.events import Event, new_event
 from murmuration.protos.exit_codes import ExitCode, exit_words
-from murmuration.worker.identity import (
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import (
     FOLDER,
-    Authority,
     Identity,
     IdentityError,
     Role,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         TextError,
         UsageError,
     )
-    from murmuration.worker.identity import IdentityError, NotValidNow
+    from murmuration.worker.identity.certificates import IdentityError, NotValidNow
     from murmuration.worker.library.arguments import add_arguments
     from murmuration.worker.library.swarm import Swarm
     from murmuration.worker.training.optimizers import Muon
@@ -61,9 +61,9 @@ __all__ = [
 _ADAPTERS = ("hf", "lightning")
 _ELSEWHERE = {  # than worker.errors
     "AddressInUse": "worker.transport",
-    "IdentityError": "worker.identity",
+    "IdentityError": "worker.identity.certificates",
     "Muon": "worker.training.optimizers",
-    "NotValidNow": "worker.identity",
+    "NotValidNow": "worker.identity.certificates",
     "Swarm": "worker.library.swarm",
     "TransportError": "worker.transport",
     "add_arguments": "worker.library.arguments",

@@ -69,10 +69,9 @@ def caller_host(peer: str) -> str:
 class ReservedPorts(ExitStack):
     """Distinct free loopback ports, kept from everyone else until closed.
 
-    A port that is merely looked up can be lost before its worker listens on it: any outgoing
-    connection may get it as its source port. Linux lets a listener bind next to a socket that is
-    bound but does not listen, if both set SO_REUSEADDR, as gRPC does; so there the sockets stay
-    open. Elsewhere they are closed once all ports are chosen.
+    A port that is merely looked up can be lost to any outgoing connection before its worker
+    listens. Linux lets a listener bind next to a socket that does not listen, if both set
+    SO_REUSEADDR, as gRPC does; so there the sockets stay open.
     """
 
     def __init__(self, count: int) -> None:

@@ -1,5 +1,5 @@
 """Documents on the wire: zstd of msgpack of plain values, read within bounds: the sender's sizes
-are not trusted, nor what a few bytes unfold to. And what makes two manifests the same."""
+are not trusted. And what makes two manifests the same."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,16 +30,12 @@ class BadDocument(ValueError):
 
 
 def pack(document: object) -> bytes:
-    """zstd of msgpack."""
     return zstandard.ZstdCompressor(level=3).compress(msgpack.packb(document))
 
 
 def unpack(compressed: bytes, max_bytes: int) -> dict[str, Any]:
-    """The document in `pack`'s bytes: a map, all of whose keys are text.
-
-    Args: max_bytes: of the plain document; one of the limits above. Raises BadDocument: damaged,
-        too large, nested too deep, or not a map with text keys.
-    """
+    """The document in `pack`'s bytes. Raises BadDocument: damaged, too large, nested too deep, or
+    not a map with text keys. Args: max_bytes: of the plain document; one of the limits above."""
     most_bytes = min(max_bytes, _FREE_BYTES + _BYTES_PER_BYTE * len(compressed))
     try:  # a bounded reader: the size that the zstd header claims is not believed
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
@@ -106,7 +102,6 @@ def _check_depth(value: object, depth: int) -> None:
 
 
 def in_key_order(value: Any) -> Any:
-    """Nested dicts, lists and scalars, with the keys of every dict sorted."""
     if isinstance(value, Mapping):
         return {key: in_key_order(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):
@@ -131,13 +126,12 @@ def run_hash(manifest: Mapping[str, Any]) -> int:
 
 
 def run_name(manifest: bytes) -> str:
-    """The run's hash in hex, of a packed manifest. Raises BadDocument."""
     return f"{run_hash(unpack(manifest, MANIFEST_BYTES)):016x}"
 
 
 def manifest_difference(run: bytes, yours: bytes) -> str | None:
-    """Compares a caller's packed manifest with the run's: a line that names the first differing
-    key, or None. Equal documents may come as different bytes, from another version of zstd."""
+    """A line that names the first key in which a caller's packed manifest differs from the run's,
+    if one does. Equal documents may come as different bytes, from another version of zstd."""
     if run == yours:
         return None
     try:
@@ -149,9 +143,7 @@ def manifest_difference(run: bytes, yours: bytes) -> str | None:
     return f"the manifest is not this run's: {found}" if found else None
 
 
-def first_difference(
-    a: object, b: object, *, here: str = "here", there: str = "there"
-) -> str | None:
+def first_difference(a: object, b: object, here: str = "here", there: str = "there") -> str | None:
     """The first difference, in key order: `diloco.inner_steps: 50 here, 25 there`; else None."""
     if canonical(a) == canonical(b):
         return None
@@ -160,7 +152,6 @@ def first_difference(
 
 
 def _difference(a: object, b: object, path: str) -> tuple[str, str, str]:
-    """The path of the first difference of two unequal values, and what either side has there."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted({*a, *b}):
             inner = f"{path}.{key}" if path else str(key)

@@ -1,5 +1,4 @@
-"""The exit codes of every command and worker, as docs/commands.md lists them, and the base of the
-errors that have one. `murmuration.worker.errors` draws the tree of all."""
+"""The exit codes of all commands, and the base of the errors that have one (`worker.errors`)."""
 
 from enum import IntEnum
 from signal import SIGINT, Signals

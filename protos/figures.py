@@ -1,5 +1,5 @@
-"""Numbers as people read them: each kind of quantity has one format, wherever it is printed. And
-text from elsewhere, made fit to be shown: short, and without control codes.
+"""Numbers as people read them: each kind of quantity has one format. And text from elsewhere, made
+fit to be shown.
 
 Three significant digits, thousands with commas, a space before the unit. Columns whose rows are
 compared keep one unit (`megabytes`) or a fixed number of decimals (`percent`).
@@ -102,14 +102,12 @@ def measured(value: float, error: float | None) -> str:
 
 
 def perplexity(loss_nats: float) -> str:
-    """The perplexity that a mean loss in nats per token stands for."""
     if loss_nats > _MOST_NATS:
         return f"above {math.exp(_MOST_NATS):.0e}"
     return f"{math.exp(loss_nats):.2f}"
 
 
 def optional(value: T | None, show: Callable[[T], str]) -> str:
-    """A dash for what is not known."""
     return "-" if value is None else show(value)
 
 

@@ -30,7 +30,6 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes new names in it last. Raises OSError."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -56,8 +55,7 @@ def read_json(path: Path, most_bytes: int = -1) -> Any:
 
 
 class LineLog:
-    """A log for one thread at a time. When it is full it becomes PATH.1, in place of the last
-    one."""
+    """A log for one thread at a time. When full it becomes PATH.1, in place of the last one."""
 
     def __init__(self, path: Path, most_bytes: int = LOG_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes
@@ -73,14 +71,12 @@ class LineLog:
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
             self.close()
             self._open()
-        written = os.write(self._file, content)
-        if written < len(content):  # what the disk had room for
+        if (written := os.write(self._file, content)) < len(content):  # what the disk had room for
             os.ftruncate(self._file, self._bytes)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         self._bytes += written
 
     def close(self) -> None:
-        """What is written afterwards opens it again."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

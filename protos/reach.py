@@ -1,5 +1,4 @@
-"""Why HOST:PORT is not reached, in words for users: names, handshakes, and what gRPC says; and why
-nothing can listen there."""
+"""Why HOST:PORT is not reached, in words for users, and why nothing can listen there."""
 
 import asyncio
 import errno
@@ -43,7 +42,6 @@ def listening_problem(listen: str) -> OSError | None:
 
 
 def cannot_listen(option: str, address: str, error: OSError | None) -> str:
-    """A line for the user. Args: option: that says where to listen."""
     known = {
         errno.EADDRINUSE: "another process listens there",
         errno.EADDRNOTAVAIL: "that is no address of this machine",
@@ -75,10 +73,8 @@ _lock = threading.Lock()
 
 
 def _look_up(host: str, timeout_s: float) -> tuple[Future[Places], float]:
-    """(the answer of this machine's resolver, the seconds that are left to wait for it). All that
-    ask within ten seconds, or while there is no answer, share one, and the time limit counts from
-    when the first has asked. It comes on a thread of its own, which holds nobody up: the system may
-    take half a minute to give up."""
+    """(the answer of this machine's resolver, the seconds left to wait for it). All that ask within
+    ten seconds share one. It has a thread: the system may take half a minute to give up."""
 
     def ask(answer: Future[Places]) -> None:
         try:
@@ -114,14 +110,12 @@ def resolved(host: str, timeout_s: float = LOOK_UP_S) -> Places:
 
 
 def target_of(address: str) -> str:
-    """How gRPC dials HOST:PORT: by all addresses of the host, in order. A number stays as it is,
-    and what is no HOST:PORT. Blocks. Raises UnknownName."""
+    """How gRPC dials HOST:PORT: by all addresses of the host. Blocks. Raises UnknownName."""
     named = _named(address)
     return address if named is None else _target(resolved(named[0]), named[1])
 
 
 async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
-    """As `target_of`, without blocking."""
     if (named := _named(address)) is None:
         return address
     answer, left_s = _look_up(named[0], timeout_s)
@@ -134,8 +128,7 @@ async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
 
 
 def numeric(address: str) -> str:
-    """HOST:PORT by that address of a name which takes a connection, or the first, for what dials
-    but one. Blocks. Raises UnknownName."""
+    """HOST:PORT by an address of a name that takes a connection. Blocks. Raises UnknownName."""
     if (named := _named(address)) is None:
         return address
     with suppress(OSError), connected(*named, HANDSHAKE_S) as there:
@@ -156,7 +149,6 @@ def connected(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def _named(address: str) -> tuple[str, int] | None:
-    """(host, port) where the host is a name."""
     with suppress(ValueError):
         if split_relayed(address) is None:
             host, port = split_address(address)
@@ -179,8 +171,6 @@ def _target(places: Places, port: int) -> str:
 
 
 class Mismatch(StrEnum):
-    """What the two sides of a handshake do not agree about."""
-
     CLOSED = "it closes the connection: it may want a certificate, see --token"
     NOT_ENCRYPTED = (
         "this run is not encrypted: check the address, or join without a token, and with an --out "
@@ -210,8 +200,8 @@ _HANDSHAKE = {
 
 
 def mismatch(details: str, *, encrypts: bool) -> Mismatch | None:
-    """What a handshake has failed for; None: nothing of the kind. Args: details: gRPC's, of a call
-    that has failed; encrypts: whether this side does."""
+    """What a handshake has failed for, if it is known. Args: details: gRPC's, of a call that has
+    failed; encrypts: whether this side does."""
     if not details.startswith("failed to connect"):
         return None
     return next((why for part, why in _HANDSHAKE[encrypts].items() if part in details), None)
@@ -234,8 +224,8 @@ _CAUSES = {
 
 
 def plain_cause(code: str, details: str) -> str:
-    """Why a call has failed, without gRPC's words where they are its own. Args: code: the name of
-    gRPC's status; details: gRPC's, or those of the peer that has ended the call, printable."""
+    """Why a call has failed. Args: code: the name of gRPC's status; details: gRPC's, or those of
+    the peer that has ended the call, printable."""
     if code == "DEADLINE_EXCEEDED":
         return "no answer in time"
     code = code.lower().replace("_", " ")

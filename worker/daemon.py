@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from murmuration.protos.events import new_event
+from murmuration.protos.events import Log, new_event
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import RESULTS
 from murmuration.worker.config import Config, task_of
 from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
 from murmuration.worker.exchange.allreduce.mean import Residuals
-from murmuration.worker.folder import Announce, EventLog, alone_in, leave_json
-from murmuration.worker.identity import Identity
+from murmuration.worker.folder import EventLog, alone_in, leave_json
+from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
@@ -69,7 +69,7 @@ class WorkerOptions:
     node: NodeConfig
     out: Path
     resume: bool | None
-    announce: Announce
+    announce: Log
     leave_on: str | None = None
     device: str = "auto"
     rebuilds: bool = False

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from murmuration.protos.addresses import split_address, split_relayed
-from murmuration.protos.events import EVENTS, new_event
+from murmuration.protos.events import EVENTS, Log, new_event
 from murmuration.protos.files import LineLog, read_json, write_atomically
 from murmuration.worker.errors import ConfigError, MurmurError
 
@@ -26,8 +26,6 @@ _LOCK, _ROOM = ".lock", ".room"
 _ROOM_BYTES = 64 * 1024
 _MEMBERS = "members.json"
 _MOST, _LONGEST, _MOST_BYTES = 32, 300, 32 * 1024
-
-Announce = Callable[[dict[str, object]], None]
 
 
 class EventLog:
@@ -39,7 +37,7 @@ class EventLog:
         enrich: completes each event first.
     """
 
-    def __init__(self, out: Path | None, announce: Announce, enrich: Announce) -> None:
+    def __init__(self, out: Path | None, announce: Log, enrich: Log) -> None:
         self._announce, self._enrich = announce, enrich
         self._started_at = time.monotonic()
         self._lock = threading.Lock()
@@ -80,7 +78,7 @@ class EventLog:
         return event
 
 
-def leave_json(path: Path, document: object, log: Announce) -> None:
+def leave_json(path: Path, document: object, log: Log) -> None:
     """Writes a document for others to read; logs a warning where that cannot be."""
     try:
         write_atomically(path, json.dumps(document, indent=1).encode())

@@ -20,7 +20,9 @@ from murmuration.coordinator.cli import status
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.config import Config
-from murmuration.worker.identity import FOLDER, Authority, Identity, IdentityError, Role, Token
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import FOLDER, Identity, IdentityError, Role
+from murmuration.worker.identity.tokens import Token
 from murmuration.worker.node.newcomer import Newcomer
 from tests.support.stranger import calling, serving
 from tests.support.workers import (

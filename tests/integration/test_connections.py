@@ -20,7 +20,8 @@ from pathlib import Path
 import grpc
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Identity, Role
 from murmuration.worker.transport import Caller, Handler, Stream
 from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import calling

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Identity
+from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.node.answers import STREAMS_EACH, most_streams
 from murmuration.worker.transport import WINDOW_BYTES
 from murmuration.worker.transport.served import MOST_CALLS

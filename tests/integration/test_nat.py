@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from murmuration.coordinator.asking import ask
-from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Identity, Role
 from tests.support.gates import gate
 from tests.support.namespaces import NamespaceHost, Namespaces, why_not
 from tests.support.nat import behind_nat, upnp, why_no_nat

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from murmuration.coordinator.asking import ask
 from murmuration.protos.figures import measured
 from murmuration.worker.cli import cli
-from murmuration.worker.identity import member_identity
+from murmuration.worker.identity.certificates import member_identity
 from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.gates import Gate
 from tests.support.workers import PATIENCE_S, QUICK, report_of, settings_of

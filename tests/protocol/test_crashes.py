@@ -16,7 +16,7 @@ from murmuration.algorithms.reducers import reducer_orders
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.errors import ManifestRefused
 from murmuration.worker.exchange.round_context import RoundConfig
-from murmuration.worker.identity import Authority
+from murmuration.worker.identity.authority import Authority
 from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.transport import Unreachable
 from murmuration.worker.wire import hash64

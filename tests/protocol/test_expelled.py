@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Authority, Identity, IdentityError, Renewal, Role
-from murmuration.worker.identity.authority import revocation
-from murmuration.worker.identity.certificates import Verifier
+from murmuration.worker.identity import gate
+from murmuration.worker.identity.authority import Authority, revocation
+from murmuration.worker.identity.certificates import Identity, IdentityError, Role, has_signed
 from murmuration.worker.identity.gate import Gate, KeyHolders
+from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.membership import Health
 from murmuration.worker.node.admission import Credentials
 from murmuration.worker.transport import Caller, Refused, Stream, Unreachable
@@ -116,13 +118,12 @@ async def test_of_false_revocations_one_is_verified(
 ) -> None:
     """In each answer of a member, and rounds go on meanwhile."""
     verified: list[bytes] = []
-    has_signed = Verifier.has_signed
 
-    def counted(self: Verifier, signature: bytes, content: bytes) -> bool:
+    def counted(key: ec.EllipticCurvePublicKey, signature: bytes, content: bytes) -> bool:
         verified.append(content)
-        return has_signed(self, signature, content)
+        return has_signed(key, signature, content)
 
-    monkeypatch.setattr(Verifier, "has_signed", counted)
+    monkeypatch.setattr(gate, "has_signed", counted)
     async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
         liar, false = swarm["c"].node, [pb.Revocation(subject="peer/a", signature=bytes(64))]
         assert liar._expulsions is not None

@@ -6,7 +6,7 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
-from murmuration.worker.identity import Authority
+from murmuration.worker.identity.authority import Authority
 from murmuration.worker.relay.router_port import UpnpRouter
 from murmuration.worker.relay.tunnels import message, received
 from murmuration.worker.transport import Method, Stream

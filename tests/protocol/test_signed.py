@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Authority, Identity, Role
-from murmuration.worker.identity.certificates import Certified, Verifier
+from murmuration.worker.identity import certificates as certs
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Identity, Role, Verifier
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.membership import Digest, Health, Member, Phase, Signed
 from murmuration.worker.transport import Caller
@@ -185,7 +186,7 @@ async def test_a_message_costs_few_checks(tmp_path: Path, monkeypatch: pytest.Mo
     """Whatever a member sends or answers: words of its own by the thousand, and certificates of
     nobody or of all that are known."""
     checked: list[str] = []
-    for kind, name in ((Certified, "has_signed"), (Verifier, "certified")):
+    for kind, name in ((certs, "has_signed"), (Verifier, "certified")):
         honest = getattr(kind, name)
 
         def counted(*said: Any, honest: Any = honest, name: str = name) -> Any:

@@ -12,7 +12,8 @@ import pytest
 
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import Authority, Role
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Role
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.transport import (

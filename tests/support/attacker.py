@@ -20,8 +20,7 @@ import grpc
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import STATUS_BYTES, unpack
 from murmuration.worker.config import Config, parse_config
-from murmuration.worker.identity import Identity
-from murmuration.worker.identity.certificates import signer
+from murmuration.worker.identity.certificates import Identity, signer
 from murmuration.worker.manifest import Manifest
 from tests.support.members import Certificates
 from tests.support.stranger import Stranger, calling

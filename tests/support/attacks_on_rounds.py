@@ -16,7 +16,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import pack
 from murmuration.worker import wire
 from murmuration.worker.config import load_config
-from murmuration.worker.identity import Identity
+from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.manifest import Manifest
 from tests.support.attacker import (
     AT_THE_HANDSHAKE,

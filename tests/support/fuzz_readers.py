@@ -20,9 +20,18 @@ from murmuration.coordinator.terminal import swarm_table
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import MANIFEST_BYTES, STATUS_BYTES, BadDocument, pack, unpack
 from murmuration.worker import wire
-from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
-from murmuration.worker.identity.certificates import Verifier, new_key, request_for, requested_key
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import (
+    Identity,
+    IdentityError,
+    Role,
+    Verifier,
+    new_key,
+    request_for,
+    requested_key,
+)
 from murmuration.worker.identity.gate import Expulsions
+from murmuration.worker.identity.tokens import Token
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Digest, Member

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpc import aio
 
-from murmuration.worker.identity import Identity
+from murmuration.worker.identity.certificates import Identity
 from tests.support.stranger import channel_of
 from tests.support.workers import PATIENCE_S
 

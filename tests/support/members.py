@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Identity, Role
 from tests.support.workers import Swarm, WorkerProcess, free_addresses, running_swarm
 
 COORDINATOR = "coordinator"  # among the processes of a swarm

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import pack
-from murmuration.worker.identity import Identity
+from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.manifest import Manifest
 
 T = TypeVar("T", bound=Message)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from murmuration.protos.addresses import is_loopback, join_address, split_address
+from murmuration.protos.events import Log
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import listed, measured, perplexity
 from murmuration.protos.files import RESULTS
@@ -33,11 +34,12 @@ from murmuration.worker.views.tracking import Trackers
 if TYPE_CHECKING:
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import Config
-    from murmuration.worker.identity import Identity
+    from murmuration.worker.identity.certificates import Identity
     from murmuration.worker.node.newcomer import Newcomer
     from murmuration.worker.training.export import Layout
 
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
+_PATH, _FOLDER = (click.Path(path_type=Path, file_okay=each) for each in (True, False))
 _warn = partial(click.echo, err=True)
 
 
@@ -68,9 +70,7 @@ class WorkerFlags:
         help="Serve figures for Prometheus at /metrics; without HOST on loopback only.",
     )
     web: str | None = web_option
-    out: Path = option(
-        "--out", type=click.Path(path_type=Path), default=Path("runs/worker"), help="The folder."
-    )
+    out: Path = option("--out", type=_PATH, default=Path("runs/worker"), help="The folder.")
     fresh: bool = option(
         "--fresh", is_flag=True, help="Start from step 0, and put earlier checkpoints aside."
     )
@@ -84,7 +84,7 @@ class WorkerFlags:
     )
     token: str | None = option("--token", help="Join with this token; or set MURMUR_TOKEN.")
     token_file: Path | None = option(
-        "--token-file", type=click.Path(path_type=Path), help="Read the token from this file."
+        "--token-file", type=_PATH, help="Read the token from this file."
     )
     insecure: bool = option(
         "--insecure", is_flag=True, help="Encrypt nothing, and let anybody join."
@@ -114,18 +114,17 @@ class WorkerFlags:
     )
 
     def share_cores(self) -> None:
-        """Lets threads of torch that wait for others sleep, where all peers are on this machine and
-        --threads has not shared out the cores.
+        """Lets threads of torch that wait sleep, where all peers share the cores of this machine.
 
         By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. A
-        worker that has its cores for itself is up to half faster so. Before torch is loaded, which
-        reads the variable once."""
+        worker that has its cores for itself is up to half faster so. It is read once, as torch
+        loads.
+        """
         if self.threads is None and is_loopback(split_address(self.listen)[0]):
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     @property
     def addresses(self) -> Addresses:
-        """Where this peer serves, and is dialled."""
         return Addresses(self.listen, self.advertise)
 
     def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
@@ -133,7 +132,7 @@ class WorkerFlags:
         return self.addresses.found(contacts, "" if self.proxy else seen_from)
 
     def check_addresses(self, *others: str) -> None:
-        """Raises UsageError for what is no HOST:PORT."""
+        """Raises UsageError."""
         _ = self.metrics_address, self.page_place
         named = (("--coordinator ", self.coordinator), ("--proxy ", self.proxy))
         self.addresses.check((*named, *(("", other) for other in others)))
@@ -144,15 +143,13 @@ class WorkerFlags:
         wait_s: float | None = None,
         tell: Callable[[str], None] = _warn,
     ) -> "Newcomer":
-        """Asks those at these addresses, and members of the run that OUT remembers."""
         from murmuration.worker.node.newcomer import Newcomer
 
         known = NOTHING if self.fresh else remembered(self.out, contacts, tell)
         return Newcomer(contacts, proxy=self.proxy, wait_s=wait_s, remembered=known, tell=tell)
 
     def identity(self, newcomer: "Newcomer", *, trial: bool = False) -> "Identity | None":
-        """As `Admission.identity`, which says what is raised."""
-        from murmuration.worker.identity import token_from
+        from murmuration.worker.identity.tokens import token_from
         from murmuration.worker.node.admission import Admission
 
         return Admission(
@@ -168,12 +165,11 @@ class WorkerFlags:
 
     @property
     def metrics_address(self) -> str | None:
-        """HOST:PORT to serve Prometheus at. Raises UsageError."""
+        """Raises UsageError."""
         return served_at(f"--metrics {self.metrics}", self.metrics)
 
     @property
     def page_place(self) -> PagePlace | None:
-        """Where to serve the page. Raises UsageError."""
         address = served_at(f"--web {self.web}", self.web)
         return None if address is None else PagePlace(address, self.out)
 
@@ -199,7 +195,7 @@ class WorkerFlags:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.argument("run", type=_PATH, required=False)
 @click.option("--join", "joins", multiple=True, help="Join the peer at this HOST:PORT.")
 @click.option(
     "--min-peers", type=click.IntRange(1), help="Start with this many peers.  [default: 1, or 2]"
@@ -255,7 +251,7 @@ def up(
 
 @click.command()
 @click.argument("words", metavar="HOST:PORT... [RUN]", nargs=-1, required=True)
-@click.option("--config", type=click.Path(path_type=Path), help="Give RUN as an option.")
+@click.option("--config", type=_PATH, help="Give RUN as an option.")
 @click.option(
     "--wait-s",
     type=click.FloatRange(min=0.1),
@@ -337,7 +333,7 @@ _of_task = click.option(
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=_PATH)
 @click.argument("prompt")
 @click.option(
     "--bytes", "n_tokens", type=click.IntRange(1), default=400, show_default=True, help="A length."
@@ -361,7 +357,7 @@ def generate(
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=_PATH, metavar="RUN")
 @click.option(
     "--split",
     type=click.Choice(["train", "validation"]),
@@ -385,8 +381,8 @@ def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=_PATH)
+@click.argument("out", metavar="DIR", type=_FOLDER)
 @click.option(
     "--to",
     "layout",
@@ -408,10 +404,10 @@ def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, .
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=_PATH)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_FOLDER,
     help="Write the checkpoint to this folder.  [default: RUN/assembled]",
 )
 @_of_task
@@ -428,9 +424,8 @@ def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> None:
     try:
         path, steps = assemble_stages(run, out, settings)
     except OSError as error:
-        raise UsageError(
-            f"--out {out}: no checkpoint can be written there: {error}; choose another folder"
-        ) from error
+        what = f"--out {out}: no checkpoint can be written there: {error}"
+        raise UsageError(f"{what}; choose another folder") from error
     if len(set(steps.values())) > 1:
         told = ", ".join(f"{stage} -> {step}" for stage, step in steps.items())
         _warn(
@@ -456,31 +451,29 @@ def _run(
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
     node = NodeConfig(
+        **vars(waits),
         peer=identity.name if identity else flags.name or _default_name(flags.out),
         listen=flags.listen,
         proxy=flags.proxy,
         advertise=join_address(found.host, 0) if found else flags.advertise,
         advertise_origin=found.origin if found else "",
-        joins=waits.joins,
-        remembered=waits.remembered,
         coordinator=flags.coordinator,
         metrics=flags.metrics_address,
         page=flags.page_place,
-        min_peers=waits.min_peers,
         stage=flags.stage or 0,
-        wait_s=waits.wait_s,
         relayed=not flags.no_relay,
         relay_mbps=flags.relay_mbps,
     )
+    announce: Log = announce_as_json
+    if not flags.as_json:
+        announce = PlainLines(_joins(flags, identity), flags.verbose - flags.quiet)
     worker = WorkerOptions(
         node=node,
         leave_on=flags.leave_on,
         out=flags.out,
         resume=flags.resumes,
         device=flags.device,
-        announce=announce_as_json
-        if flags.as_json
-        else PlainLines(_joins(flags, identity), flags.verbose - flags.quiet),
+        announce=announce,
         identity=identity,
     )
     with ExitStack() as stack:
@@ -495,7 +488,6 @@ def _run(
 
 
 def _report(flags: WorkerFlags) -> None:
-    """Reports on all peers, where there were others, by the command of that name."""
     context = click.get_current_context()
     group = context.find_root().command
     try:
@@ -511,7 +503,6 @@ def _report(flags: WorkerFlags) -> None:
 
 
 def _check_cut(config: "Config", stage: int | None) -> None:
-    """Raises UsageError: a stage of a model that has none."""
     if stage is not None and config.stages.count == 1:
         raise UsageError(
             f"--stage {stage}: the model of this run is not cut into stages; leave it out, or set "
@@ -526,9 +517,8 @@ def _default_name(out: Path) -> str:
 
 
 def _joins(flags: WorkerFlags, identity: "Identity | None") -> str:
-    """What lets another machine in, as it is typed. A token is a secret: it is made for a terminal
-    only, never for what may be a log."""
-    from murmuration.worker.identity import Authority
+    """What lets another machine in, as it is typed. A token is a secret: for a terminal only."""
+    from murmuration.worker.identity.authority import Authority
 
     if identity is None:
         return "--insecure" if flags.insecure else ""

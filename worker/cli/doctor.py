@@ -19,7 +19,7 @@ from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
 from murmuration.worker.cli.options import RunFlags, options
 from murmuration.worker.errors import MurmurError, PeersUnreachable, UsageError
 from murmuration.worker.folder import is_taken
-from murmuration.worker.identity import Identity, IdentityError
+from murmuration.worker.identity.certificates import Identity, IdentityError
 from murmuration.worker.membership import Member
 from murmuration.worker.node.own_address import ROUTER, source_host
 from murmuration.worker.node.supervision import allow_open_files, check_memory, memory_bytes
@@ -46,7 +46,7 @@ _BULK_CALLS, _BULK_BYTES = 16, 60_000  # at once, and bytes of each
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: `fix` says what to do where it is not `ok`."""
+    """One thing that was looked at, and `fix`, what to do where it is not `ok`."""
 
     about: str
     ok: bool
@@ -98,9 +98,7 @@ def _machine(flags: WorkerFlags) -> Iterator[Finding]:
         f"allow {_FILES} with `ulimit -n {_FILES}`, or LimitNOFILE= in a systemd unit",
     )  # fmt: skip
     out = flags.out
-    there = next(
-        folder for folder in (out, *Path(os.path.realpath(out)).parents) if folder.exists()
-    )
+    there = next(each for each in (out, *Path(os.path.realpath(out)).parents) if each.exists())
     free = shutil.disk_usage(there).free
     yield Finding(
         "disk", free >= _DISK_BYTES, f"{free / 1e9:.1f} GB free at {there}",
@@ -169,9 +167,7 @@ def _network(
         yield from asyncio.run(_both_ways(address, dialled, flags, first.manifest, identity))
 
 
-def _run(
-    first: "FirstAnswer", address: str, config: Path | None, said: RunFlags
-) -> Iterator[Finding]:
+def _run(first: "FirstAnswer", address: str, run: Path | None, said: RunFlags) -> Iterator[Finding]:
     from murmuration.worker.manifest import PROTOCOL, join_config
     from murmuration.worker.node.newcomer import check_version, clock_warning
 
@@ -183,7 +179,7 @@ def _run(
         yield Finding("version", True, f"protocol {PROTOCOL} here and there")
     try:
         settings, typed = said.read()
-        join_config(first.manifest.sections, config, settings, address, typed)
+        join_config(first.manifest.sections, run, settings, address, typed)
     except MurmurError as error:
         yield Finding.refused("the run", error)
     else:
@@ -197,7 +193,6 @@ def _run(
 def _own_address(
     address: str | None, flags: WorkerFlags, first: "FirstAnswer | None"
 ) -> tuple[str | None, Finding]:
-    """The address at which others are to dial this machine; None where there is none."""
     from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter
 
     if flags.advertise == ROUTER:
@@ -225,8 +220,7 @@ def _own_address(
 async def _both_ways(
     address: str, where: str | None, flags: WorkerFlags, run: "Manifest", identity: Identity | None
 ) -> list[Finding]:
-    """Whether the peer reaches this machine at `where`, where it is asked to dial a server that
-    stands here for a moment; and how fast the way to it is."""
+    """Whether the peer reaches a server that stands at `where`; and the way to the peer."""
     from murmuration.worker.membership.first_contact import ask_to_dial
     from murmuration.worker.transport.grpc import GrpcTransport
 
@@ -266,15 +260,13 @@ async def _link(transport: "GrpcTransport", address: str) -> Finding:
     try:
         async with asyncio.timeout(_RATE_S):
             await call_s(b"")  # it takes the connection as well
-            trip_s = min([await call_s(b"") for _ in range(3)])
+            trip_ms = 1000 * min([await call_s(b"") for _ in range(3)])
             began = time.monotonic()
             await asyncio.gather(*(call_s(bytes(_BULK_BYTES)) for _ in range(_BULK_CALLS)))
-            rate_mbps = 8e-6 * _BULK_CALLS * _BULK_BYTES / (time.monotonic() - began)
+            mbps = 8e-6 * _BULK_CALLS * _BULK_BYTES / (time.monotonic() - began)
     except TimeoutError:
         return Finding("the way", True, f"slow: a megabyte takes more than {_RATE_S:g} s")
-    return Finding(
-        "the way", True, f"round trip {1000 * trip_s:.1f} ms, {rate_mbps:.1f} Mbit/s to there"
-    )
+    return Finding("the way", True, f"round trip {trip_ms:.1f} ms, {mbps:.1f} Mbit/s to there")
 
 
 class _Answers:
@@ -284,7 +276,7 @@ class _Answers:
         self._answer = pb.GossipMessage(sender=name, run=run).SerializeToString()
 
     def admit(self, method: str, caller: Caller) -> None:
-        """Anybody may ask."""
+        pass
 
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
         return self._answer

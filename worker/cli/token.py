@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from murmuration.worker.identity import TOKEN_USES, TOKEN_VALID_S, Authority, IdentityError
+from murmuration.worker.identity.authority import TOKEN_USES, TOKEN_VALID_S, Authority
+from murmuration.worker.identity.certificates import IdentityError
 
 _HOUR_S = 3600.0
 _run = click.argument("run", type=click.Path(path_type=Path, file_okay=False), metavar="RUN")
@@ -63,14 +64,9 @@ def list_tokens(run: Path, as_json: bool) -> None:
     """Show the tokens of RUN, and whom they have let in, without the secrets."""
     records, now = _held(run).tokens(), time.time()
     if as_json:
+        keys = ("uses", "admitted", "expires")
         rows = [
-            {
-                "id": each.id,
-                "state": each.state(now),
-                "uses": each.uses,
-                "admitted": list(each.admitted),
-                "expires": each.expires,
-            }
+            {"id": each.id, "state": each.state(now)} | {key: getattr(each, key) for key in keys}
             for each in records
         ]
         click.echo(json.dumps(rows, indent=1))
@@ -121,9 +117,7 @@ def share(run: Path, folder: Path) -> None:
 
 
 def _held(run: Path) -> Authority:
-    """Raises IdentityError."""
-    authority = Authority.load(run)
-    if authority is None:
+    if (authority := Authority.load(run)) is None:
         raise IdentityError(
             f"{run} does not hold a run's key: name the --out of the worker or coordinator that "
             "began the run"

@@ -11,46 +11,5 @@ name; peers believe no other signature. A token lets a peer ask for its certific
     gate.py           what a caller may ask of a node by its own, and which count no more
     words.py          what a peer says of itself, signed
 
-What stands below is for the coordinator too. It loads no torch; the last two do.
+All but the last two are for the coordinator too: they load no torch.
 """
-
-from murmuration.worker.identity.authority import (
-    TOKEN_USES,
-    TOKEN_VALID_S,
-    Authority,
-    enrol,
-    subject,
-)
-from murmuration.worker.identity.certificates import (
-    FOLDER,
-    Identity,
-    IdentityError,
-    NotValidNow,
-    Role,
-    certified_key,
-    certified_name,
-    is_encrypted_run,
-    member_identity,
-)
-from murmuration.worker.identity.renewal import Renewal
-from murmuration.worker.identity.tokens import Token, token_from
-
-__all__ = [
-    "FOLDER",
-    "TOKEN_USES",
-    "TOKEN_VALID_S",
-    "Authority",
-    "Identity",
-    "IdentityError",
-    "NotValidNow",
-    "Renewal",
-    "Role",
-    "Token",
-    "certified_key",
-    "certified_name",
-    "enrol",
-    "is_encrypted_run",
-    "member_identity",
-    "subject",
-    "token_from",
-]

@@ -1,7 +1,7 @@
 """The authority of a run: signs certificates, makes tokens, and keeps who was let in by which.
 
 It is a key in the folder of the worker or coordinator that began the run. `murmur token` and the
-process that lets peers in share the folder's ledger; a lock keeps their changes apart.
+process that lets peers in share the folder's ledger, under a lock.
 """
 
 import json
@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ _TRIAL_VALID_S = 300.0
 @dataclass(frozen=True)
 class TokenRecord:
     """What the authority keeps of a token: nothing that lets anybody in. Times are seconds since
-    1970. Args: uses: how many peers it may let in; admitted: the names of those that it has."""
+    1970. Args: uses: how many peers it may let in; admitted: their names."""
 
     id: str
     made: float
@@ -70,7 +69,6 @@ class TokenRecord:
     revoked: bool
 
     def state(self, now: float) -> str:
-        """The state in one word."""
         if self.revoked:
             return "revoked"
         if now >= self.expires:
@@ -88,7 +86,7 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path) -> "Authority | None":
-        """The one whose key is in the folder; None if there is none. Raises IdentityError."""
+        """Raises IdentityError."""
         kept = folder / FOLDER
         if not (kept / _KEY).exists():
             return None
@@ -104,7 +102,7 @@ class Authority:
 
     @classmethod
     def make(cls, folder: Path) -> "Authority":
-        """A new one. Raises OSError."""
+        """Raises OSError."""
         key, kept = new_key(), folder / FOLDER
         certificate = self_signed(key, _AUTHORITY_VALID_S)
         write_secret(kept / _CERTIFICATE, certificate)
@@ -112,8 +110,8 @@ class Authority:
         return cls(folder, key, certificate)
 
     def share(self, folder: Path) -> None:
-        """Gives the key, and what is known of names and tokens, to another worker's folder. Raises
-        IdentityError: the folder is of another run, or holds a key, or cannot be written."""
+        """Gives the key and the ledger to another worker's folder. Raises IdentityError: that is of
+        another run, or holds a key, or cannot be written."""
         kept = folder / FOLDER
         try:
             if (kept / _KEY).exists():
@@ -128,8 +126,7 @@ class Authority:
             raise IdentityError(f"{kept} cannot be written: {error.strerror}") from error
 
     def new_identity(self, role: Role, name: str, valid_s: float = PEER_VALID_S) -> Identity:
-        """A key with its certificate, for a process of this authority's own user: the name is its
-        from now on. Raises IdentityError."""
+        """For a process of this authority's own user, which has the name from now on."""
         check_name(name)
         key = new_key()
         with self._ledger() as ledger:
@@ -151,11 +148,9 @@ class Authority:
 
     def tokens(self) -> list[TokenRecord]:
         """Oldest first. Raises IdentityError."""
-        fields = itemgetter("made", "expires", "uses", "admitted", "revoked")
-        kept = ((id_, fields(each)) for id_, each in self._read()["tokens"].items())
         return [
-            TokenRecord(id_, made, expires, uses, tuple(admitted.values()), revoked)
-            for id_, (made, expires, uses, admitted, revoked) in kept
+            TokenRecord(id_, **each | {"admitted": tuple(each["admitted"].values())})
+            for id_, each in self._read()["tokens"].items()
         ]
 
     def revoke(self, token_id: str) -> None:
@@ -168,7 +163,7 @@ class Authority:
             self._take_back(ledger, subject(Role.TOKEN, token_id))
 
     def expel(self, name: str) -> None:
-        """Takes back the certificate of a peer, and its name. Raises IdentityError."""
+        """Takes back a peer's certificate and name. Raises IdentityError."""
         about = subject(Role.PEER, name)
         with self._ledger() as ledger:
             if about not in ledger["names"]:
@@ -177,7 +172,7 @@ class Authority:
             self._take_back(ledger, about)
 
     def revocations(self) -> list[pb.Revocation]:
-        """All that has been taken back. Raises IdentityError."""
+        """Raises IdentityError."""
         return [
             pb.Revocation(subject=about, signature=bytes.fromhex(signature))
             for about, signature in self._read()["revoked"].items()
@@ -195,12 +190,8 @@ class Authority:
         name, gives another: the first answer may have been lost.
 
         A name behind `TRIAL` asks whether the token would let such a peer in. That uses nothing up:
-        the certificate is for a few minutes, in a name that each token has one of, and is never
-        renewed.
-
-        Args: holder: fingerprint of the key that a member of that name has, as others know it: it
-            may have been let in by another that holds the run's key.
-
+        the certificate is for a few minutes, in a name that each token has one of. Args: holder:
+        fingerprint of the key that a member of that name has: another authority may have let it in.
         Raises IdentityError: the token does not let it in, or another key has the name.
         """
         check_name(name)
@@ -224,11 +215,9 @@ class Authority:
         *,
         paced: bool = False,
     ) -> bytes:
-        """Signs a later certificate (PEM) for a member that has one (DER), for the same key.
-
-        Args: role: a coordinator renews its own; others get nothing but a peer's; paced: not again
-            within 30 s. Raises IdentityError: what it has is not valid, or of another key or name.
-        """
+        """Signs a later certificate (PEM) for a member that has one (DER), for the same key. Args:
+        paced: not again within 30 s. Raises IdentityError: what it has is not valid, or of another
+        key or name."""
         if name.startswith(TRIAL):
             raise IdentityError(f"the certificate of {name} is for a trial: join with the token")
         held, key = Verifier(self.certificate).certified(certificate), requested_key(request)
@@ -243,8 +232,7 @@ class Authority:
         return self._sign(key, role, name, PEER_VALID_S)
 
     def _check_pace(self, who: str, most: int) -> None:
-        """Raises IdentityError: one asks for certificates without end. An honest member renews once
-        a minute, and a newcomer asks again where an answer was lost."""
+        """Raises IdentityError: certificates without end. An honest peer asks once a minute."""
         now = time.monotonic()
         since, given = self._given.get(who, (-math.inf, 0))
         if now >= since + _PACE_S:
@@ -259,7 +247,6 @@ class Authority:
         return signed_certificate(self.certificate, self._key, key, role, name, valid_s)
 
     def _read(self) -> dict[str, Any]:
-        """Raises IdentityError."""
         path, parts = self._folder / _LEDGER, ("tokens", "names", "revoked")
         try:
             ledger: dict[str, Any] = read_json(path)
@@ -285,12 +272,11 @@ class Authority:
 
 
 def subject(role: Role, name: str) -> str:
-    """What a revocation is about."""
     return f"{role}/{name}"
 
 
 def revocation(authority_key: bytes, about: str) -> pb.Revocation:
-    """A new one, signed by the authority's key (PEM): peers pass it on, and none is withdrawn."""
+    """Signs one by the authority's key (PEM): peers pass it on, and none is withdrawn."""
     signature = signer(authority_key)(REVOCATION + about.encode())
     return pb.Revocation(subject=about, signature=signature)
 
@@ -304,15 +290,10 @@ def enrol(
     holder: str | None = None,
     revoked: bool = False,
 ) -> pb.EnrolReply:
-    """Answers a caller that wants a certificate: a newcomer with a token, or a member that wants a
-    later one. Reads and writes the authority's files.
-
-    Args:
-        authority: of the run, if its key is here.
-        role, name: of the caller, by its certificate.
-        holder: as `Authority.admit` takes it.
-        revoked: whether what the caller proves itself by is known to count no more.
-    """
+    """Answers a newcomer with a token, or a member that wants a later certificate. Reads and writes
+    the authority's files. Args: authority: None where its key is not here; role, name: of the
+    caller, by its certificate; holder: as `admit` takes it; revoked: whether the caller counts no
+    more."""
     try:
         if authority is None:
             raise IdentityError("it does not hold the run's key: join at the peer that does")
@@ -330,10 +311,9 @@ def enrol(
 
 
 def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: str | None) -> bool:
-    """Counts a peer's key among a token's; returns whether it is new. Raises IdentityError."""
+    """Returns whether the peer's key is new. Raises IdentityError."""
     _check_not_expelled(ledger, name)
-    token = ledger["tokens"].get(token_id)
-    if token is None:
+    if (token := ledger["tokens"].get(token_id)) is None:
         raise IdentityError(f"token {token_id} is not known here")
     if token["revoked"]:
         raise IdentityError(f"token {token_id} was revoked")
@@ -356,6 +336,5 @@ def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: 
 
 
 def _check_not_expelled(ledger: dict[str, Any], name: str) -> None:
-    """Raises IdentityError."""
     if subject(Role.PEER, name) in ledger["revoked"]:
         raise IdentityError(f"peer {name!r} was expelled from this run")

@@ -25,11 +25,7 @@ from urllib.parse import quote, unquote
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import (
-    decode_dss_signature,
-    encode_dss_signature,
-)
+from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from murmuration.protos.addresses import split_address
@@ -43,6 +39,10 @@ _SCHEME = "murmur:"
 _MEMBER = "member.murmuration"
 _MAX_NAME_BYTES = 256
 _SCALAR_BYTES = 32  # of P-256
+_UNUSED = dict.fromkeys((
+    "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign",
+    "encipher_only", "decipher_only",
+), False)  # fmt: skip
 # What the library raises for bytes that are no request or certificate.
 _UNREADABLE = ValueError, UnsupportedAlgorithm, x509.InvalidVersion, x509.UnsupportedGeneralNameType
 _CLOCKS_APART = datetime.timedelta(days=30)  # that clocks may be behind the authority's
@@ -109,7 +109,7 @@ class Identity:
         return identity
 
     def save(self, folder: Path) -> None:
-        """Puts it in a worker's folder, for its user alone. Raises OSError."""
+        """Raises OSError."""
         kept = folder / FOLDER
         write_secret(kept / _KEY, self.key)
         write_secret(kept / _AUTHORITY, self.authority)
@@ -131,7 +131,6 @@ class Identity:
 
     @property
     def der(self) -> bytes:
-        """The certificate, as it travels."""
         return _certificate(self.certificate).public_bytes(serialization.Encoding.DER)
 
     @property
@@ -140,7 +139,6 @@ class Identity:
         return fingerprint(_certificate(self.authority).public_key())[:16]
 
     def server_name(self, peer: str | None) -> str:
-        """The name that a server's certificate must have: that of a peer, or any of the run."""
         return _MEMBER if peer is None else _host_of(peer)
 
     def certified(self, names: Iterable[str]) -> tuple[str, str]:
@@ -158,20 +156,13 @@ class Certified:
     certificate: bytes
     issued: datetime.datetime
 
-    def has_signed(self, signature: bytes, content: bytes) -> bool:
-        """Whether the signature (r and s, 32 bytes each) over these bytes is by this key."""
-        return _has_signed(self.key, signature, content)
-
 
 class Verifier:
     """Says what certificates are of one authority. Args: authority: its own, in PEM."""
 
     def __init__(self, authority: bytes) -> None:
         self._root = _certificate(authority)
-
-    def has_signed(self, signature: bytes, content: bytes) -> bool:
-        """Whether the signature over these bytes is by the authority itself."""
-        return _has_signed(_on_curve(self._root.public_key()), signature, content)
+        self.key = _on_curve(self._root.public_key())
 
     def certified(self, certificate: bytes) -> Certified:
         """Raises IdentityError: it is none of this authority, or is not valid now."""
@@ -188,19 +179,18 @@ class Verifier:
 
 
 def signer(key: bytes) -> Callable[[bytes], bytes]:
-    """Signs content with a private key (PEM), as `Certified.has_signed` checks it."""
+    """Signs content with a private key (PEM), as `has_signed` checks it."""
     private = private_key(key)
 
     def sign(content: bytes) -> bytes:
-        pair = decode_dss_signature(private.sign(content, ec.ECDSA(hashes.SHA256())))
+        pair = utils.decode_dss_signature(private.sign(content, ec.ECDSA(hashes.SHA256())))
         return b"".join(scalar.to_bytes(_SCALAR_BYTES, "big") for scalar in pair)
 
     return sign
 
 
 def member_identity(folder: Path) -> Identity:
-    """The identity of a worker or coordinator, or of the first worker of a swarm. Raises
-    IdentityError: there is none."""
+    """Finds that of a worker, a coordinator or a swarm's first worker. Raises IdentityError."""
     for each in (folder, *sorted(path.parent for path in folder.glob(f"*/{FOLDER}"))):
         if (identity := Identity.load(each)) is not None:
             return identity
@@ -218,25 +208,18 @@ def certified_name(names: Iterable[str]) -> tuple[Role, str] | None:
 
 
 def certified_key(certificate: bytes) -> str:
-    """The fingerprint of the key that a valid certificate (PEM) is for."""
     return fingerprint(_certificate(certificate).public_key())
 
 
 def is_encrypted_run(address: str, timeout_s: float = HANDSHAKE_S) -> bool:
-    """Whether a member of an encrypted run answers at HOST:PORT: it shows a certificate of one.
-
-    Nothing but that is asked, shown or believed: the certificate is not verified. Blocks for at
-    most three times `timeout_s`: for the name, a connection and the handshake.
-    """
+    """Whether a member of an encrypted run answers at HOST:PORT. Its certificate is not verified.
+    Blocks for at most three times `timeout_s`: the name, a connection, the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     with suppress(OSError, UnknownName, x509.ExtensionNotFound, *_UNREADABLE):
-        with (
-            connected(*split_address(address), timeout_s) as plain,
-            context.wrap_socket(plain) as encrypted,
-        ):
-            shown = x509.load_der_x509_certificate(encrypted.getpeercert(binary_form=True) or b"")
+        with connected(*split_address(address), timeout_s) as raw, context.wrap_socket(raw) as tls:
+            shown = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
         names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return _MEMBER in names.get_values_for_type(x509.DNSName)
     return False
@@ -262,7 +245,6 @@ def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """The key of `key_to_pem`."""
     key = serialization.load_pem_private_key(pem, None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key
@@ -294,10 +276,8 @@ def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def self_signed(key: ec.EllipticCurvePrivateKey, valid_s: float) -> bytes:
-    """An authority's certificate (PEM)."""
     name = _named(f"murmuration {fingerprint(key.public_key())[:16]}")
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
-    extensions = [(constraints, True), (_usage(signs=True), True)]
+    extensions = [(x509.BasicConstraints(ca=True, path_length=0), True), (_usage(signs=True), True)]
     return _signed(name, key, name, key.public_key(), valid_s, extensions)
 
 
@@ -310,9 +290,8 @@ def signed_certificate(
     valid_s: float,
 ) -> bytes:
     """A certificate (PEM) by the authority whose certificate is `issuer`."""
-    names: list[x509.GeneralName] = [
-        x509.UniformResourceIdentifier(f"{_SCHEME}{role}/{quote(name, safe='')}")
-    ]
+    uri = x509.UniformResourceIdentifier(f"{_SCHEME}{role}/{quote(name, safe='')}")
+    names: list[x509.GeneralName] = [uri]
     if role is not Role.TOKEN:
         names += [x509.DNSName(_MEMBER)]
     if role is Role.PEER:
@@ -335,17 +314,7 @@ def _purposes(role: Role) -> list[x509.ObjectIdentifier]:
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
     """Args: signs: other certificates, as an authority's key does; else what its holder says."""
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        key_cert_sign=signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, **_UNUSED)
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -356,8 +325,8 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def check_private(path: Path, *, writing: bool = False) -> None:
-    """Raises IdentityError: anybody on this machine can read or change the file, or, where that is
-    what counts, can write it. A group may: some systems set one as they mount a volume."""
+    """Raises IdentityError: anybody on this machine can read (or, with `writing`, change) the file.
+    A group may: some systems set one as they mount a volume."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0
     if os.name == "posix" and mode & (0o002 if writing else 0o007):
         can = "change" if writing else "have"
@@ -401,20 +370,20 @@ def _host_of(peer: str) -> str:
     return f"{hashlib.sha256(peer.encode()).hexdigest()[:40]}.peer.murmuration"
 
 
-def _has_signed(key: ec.EllipticCurvePublicKey, signature: bytes, content: bytes) -> bool:
+def has_signed(key: ec.EllipticCurvePublicKey, signature: bytes, content: bytes) -> bool:
+    """Whether the signature (r and s, 32 bytes each) over these bytes is by this key."""
     if len(signature) != 2 * _SCALAR_BYTES:
         return False
     halves = signature[:_SCALAR_BYTES], signature[_SCALAR_BYTES:]
     r, s = (int.from_bytes(half, "big") for half in halves)
     try:
-        key.verify(encode_dss_signature(r, s), content, ec.ECDSA(hashes.SHA256()))
+        key.verify(utils.encode_dss_signature(r, s), content, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         return False
     return True
 
 
 def _on_curve(key: object) -> ec.EllipticCurvePublicKey:
-    """Raises IdentityError: it is no key of the kind that all have here."""
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("a key is not ECDSA P-256")
     return key
@@ -432,7 +401,7 @@ def _signed(
     valid_s: float,
     extensions: Iterable[tuple[x509.ExtensionType, bool]],
 ) -> bytes:
-    """A certificate (PEM). Args: extensions: each with whether it is critical."""
+    """Args: extensions: each with whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()

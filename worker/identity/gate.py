@@ -8,12 +8,18 @@ from functools import partial
 from typing import NoReturn
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.events import Log, Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
 from murmuration.worker.identity.authority import MOST, REVOCATION, Authority, enrol
-from murmuration.worker.identity.certificates import Identity, IdentityError, Role, Verifier
+from murmuration.worker.identity.certificates import (
+    Identity,
+    IdentityError,
+    Role,
+    Verifier,
+    has_signed,
+)
 from murmuration.worker.membership.gossip import MOST_REVOCATIONS
 from murmuration.worker.transport import Caller, Method, Refused, Transport, TransportError
 
@@ -25,14 +31,10 @@ _MOST_ASKED = 16  # for a later certificate, at one time
 
 
 class Gate:
-    """What a caller may ask. io thread only.
-
-    Args:
-        authority: of the run, if this peer holds its key; `offload` reads and writes its files.
-        refused: called for each call that is refused.
-        revoked: whether what a caller proves itself by counts no more.
-        key_of: fingerprint of the key that a member has, by its name.
-    """
+    """What a caller may ask. io thread only. Args: authority: of the run, if this peer holds its
+    key; `offload` reads and writes its files; refused: called for each refused call; revoked:
+    whether what a caller proves itself by counts no more; key_of: fingerprint of a member's key, by
+    its name."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class Gate:
         refused: Callable[[], None],
         revoked: Callable[[Caller], bool] = lambda caller: False,
         key_of: Callable[[str], str | None] = lambda peer: None,
-        log: Callable[[dict[str, object]], None],
+        log: Log,
     ) -> None:
         self._authority, self._offload = authority, offload
         self._refused, self._revoked, self._log = refused, revoked, log
@@ -76,12 +78,11 @@ class Gate:
         raise Refused(shown(problem, _MAX_REASON))
 
     async def enrol(self, request: bytes, caller: Caller) -> bytes:
-        """Signs a newcomer's certificate or a member's later one. Raises WireError."""
+        """Raises WireError."""
         asked, revoked = wire.parse(pb.EnrolRequest, request), self._revoked(caller)
         who, holder = (caller.role, caller.name), self._key_of(asked.name)
-        reply = await self._offload(
-            lambda: enrol(self._authority, asked, *who, holder=holder, revoked=revoked)
-        )
+        work = partial(enrol, self._authority, asked, *who, holder=holder, revoked=revoked)
+        reply = await self._offload(work)
         if caller.role == Role.TOKEN and self._authority is not None:
             if reply.refusal:
                 self._warnings.add(f"not let in: {reply.refusal}")
@@ -98,7 +99,7 @@ class KeyHolders:
         self._asked = 0
 
     async def ask(self, request: pb.EnrolRequest) -> bytes | None:
-        """A later certificate (PEM); None: nobody has given it."""
+        """A later certificate (PEM), if one gives it."""
         addresses, raw = list(self._holders()), request.SerializeToString()
         for index in range(min(_MOST_ASKED, len(addresses))):
             address = addresses[(self._asked + index) % len(addresses)]
@@ -114,13 +115,10 @@ class Expulsions:
     """The certificates and tokens that count no more. Peers pass the authority's entries on.
 
     The one that holds the run's key reads them from its folder, where `murmur token` writes them.
-    Every peer keeps what it has heard of, for when it is started again without that one. A message
-    has a part of the entries: the newest, and of the others some in turn. io thread only.
-
-    Args:
-        authority: of the run, if this peer holds its key; `offload` reads and writes files.
-        expelled: called once for each peer that is.
-        keep: puts all entries where `Credentials.revoked` finds them. Raises OSError.
+    Every peer keeps what it has heard of, for its next start. A message has a part of the entries.
+    io thread only. Args: authority: of the run, if this peer holds its key; expelled: called once
+    for each peer that is; keep: puts all entries where `Credentials.revoked` finds them. Raises
+    OSError.
     """
 
     def __init__(
@@ -131,9 +129,9 @@ class Expulsions:
         expelled: Callable[[str], None],
         keep: Callable[[Sequence[pb.Revocation]], None],
         offload: Offload,
-        log: Callable[[dict[str, object]], None],
+        log: Log,
     ) -> None:
-        self._verifier, self._authority = Verifier(identity.authority), authority
+        self._key, self._authority = Verifier(identity.authority).key, authority
         self._entries: dict[str, pb.Revocation] = {}  # by subject, the newest here last
         self._turn = 0
         self._expelled, self._offload, self._log = expelled, offload, log
@@ -142,7 +140,6 @@ class Expulsions:
         self.hash = self._hashed = 0  # of so many entries
 
     def begin(self, kept: Iterable[pb.Revocation]) -> None:
-        """Takes what an earlier process of this peer has kept."""
         try:
             self.learn(kept)
         except wire.WireError as error:
@@ -161,18 +158,16 @@ class Expulsions:
         return newest + in_turn
 
     def includes(self, caller: Caller) -> bool:
-        """Whether what the caller proves itself by counts no more."""
         return f"{caller.role}/{caller.name}" in self._entries
 
     def learn(self, entries: Iterable[pb.Revocation]) -> None:
-        """Takes entries, up to the first that the authority has not signed. Raises WireError: there
-        is such a one; the sender has not checked it either."""
+        """Takes entries, up to the first that is not the authority's. Raises WireError then."""
         try:
             for entry in entries:
                 about = entry.subject
                 if about in self._entries or len(self._entries) >= MOST:
                     continue
-                if not self._verifier.has_signed(entry.signature, REVOCATION + about.encode()):
+                if not has_signed(self._key, entry.signature, REVOCATION + about.encode()):
                     raise wire.WireError("a revocation that this run's authority has not signed")
                 kept = self._entries[about] = pb.Revocation()
                 kept.CopyFrom(entry)
@@ -187,7 +182,6 @@ class Expulsions:
                 self.hash = wire.hash64("\n".join(sorted(self._entries)).encode())
 
     async def run(self) -> None:
-        """Reads what the user has revoked, and keeps what is new, until cancelled."""
         while True:
             try:
                 if self._authority is not None:

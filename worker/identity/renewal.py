@@ -1,7 +1,6 @@
-"""A certificate is renewed before it ends, by a peer that holds the run's key.
+"""A certificate is renewed by a peer that holds the run's key, when a third of its time is left.
 
-It is due when a third of its time is left, so that the holder may be away for long. The key stays,
-so connections and signatures go on as they are: only new connections use the new certificate.
+So the holder may be away for long. The key stays: only new connections use the new certificate.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.events import Log, Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, IdentityError
@@ -24,16 +23,9 @@ _WARNED = datetime.timedelta(days=30)  # before the end, that nobody has renewed
 
 
 class Renewal:
-    """The renewal for one process, on its event loop.
-
-    Args:
-        authority: of the run, if it holds its key.
-        ask: asks those that may hold the key for a later certificate (PEM), which gives None where
-            nobody does; left out by a process that has the key itself.
-        keep: puts the new identity where the process will find it. Raises OSError.
-        renewed: called with it.
-        offload: where files are written.
-    """
+    """The renewal for one process, on its event loop. Args: authority: of the run, if it holds its
+    key; ask: asks those that may hold it for a later certificate (PEM); keep: puts the new identity
+    where the process will find it (raises OSError); renewed: called with it."""
 
     def __init__(
         self,
@@ -44,7 +36,7 @@ class Renewal:
         keep: Callable[[Identity], None],
         renewed: Callable[[Identity], None],
         offload: "Offload",
-        log: Callable[[dict[str, object]], None],
+        log: Log,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._identity, self._authority = identity, authority
@@ -54,7 +46,6 @@ class Renewal:
         self._warnings = Warnings(log)
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             now = self._now()
             if now >= self._due:

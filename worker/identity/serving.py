@@ -19,7 +19,6 @@ class ServerCertificate:
         self._renewed: Identity | None = None  # that the server does not show yet
 
     def credentials(self) -> grpc.ServerCredentials:
-        """The credentials of one port."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._first),
             self._renewed_configuration,  # type: ignore[arg-type]  # None is in its docs
@@ -33,9 +32,9 @@ class ServerCertificate:
     def _renewed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
         """Asked at each handshake, on a thread of gRPC's; None: the server keeps what it has.
 
-        gRPC frees what it had as soon as there is something new, though a handshake on another
-        thread may be about to begin with it: that ended the process (grpc/grpc#36693). While this
-        call lasts, others wait that have not asked yet, and those that have can begin.
+        gRPC frees what it had at once, though a handshake on another thread may be about to begin
+        with it: that ended the process (grpc/grpc#36693). While this call waits, those can
+        begin.
         """
         renewed, self._renewed = self._renewed, None
         if renewed is None:
@@ -44,8 +43,5 @@ class ServerCertificate:
         return _configuration(renewed)
 
 
-def _configuration(shown: "Identity") -> "grpc.ServerCertificateConfiguration":
-    """As gRPC takes it."""
-    return grpc.ssl_server_certificate_configuration(
-        [(shown.key, shown.certificate)], shown.authority
-    )
+def _configuration(own: "Identity") -> "grpc.ServerCertificateConfiguration":
+    return grpc.ssl_server_certificate_configuration([(own.key, own.certificate)], own.authority)

@@ -14,14 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from murmuration.worker.identity.certificates import (
-    Identity,
-    IdentityError,
-    Role,
-    check_private,
-    key_to_pem,
-    private_key,
-)
+from murmuration.worker.identity import certificates
+from murmuration.worker.identity.certificates import Identity, IdentityError, Role
 
 _PREFIX = "murmur1."
 _KEY_BYTES, _LENGTH_BYTES = 32, 2
@@ -37,7 +31,6 @@ class Token:
 
     @property
     def id(self) -> str:
-        """The name of the token, which does not give it away."""
         return self.identity.name
 
     def check_date(self) -> None:
@@ -49,8 +42,7 @@ class Token:
             )
 
     def __str__(self) -> str:
-        """As it is pasted: a secret."""
-        numbers = private_key(self.identity.key).private_numbers()
+        numbers = certificates.private_key(self.identity.key).private_numbers()
         secret = numbers.private_value.to_bytes(_KEY_BYTES, "big")
         authority, own = (
             x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
@@ -62,7 +54,7 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> "Token":
-        """Raises IdentityError: it is none."""
+        """Raises IdentityError."""
         text = "".join(text.split())
         try:
             if not text.startswith(_PREFIX):
@@ -72,13 +64,13 @@ class Token:
             content = zlib.decompressobj().decompress(packed, _MAX_BYTES)
             secret, rest = content[:_KEY_BYTES], content[_KEY_BYTES:]
             length = int.from_bytes(rest[:_LENGTH_BYTES], "big")
-            certificates = rest[_LENGTH_BYTES:]
+            both = rest[_LENGTH_BYTES:]
             key = ec.derive_private_key(int.from_bytes(secret, "big"), ec.SECP256R1())
             own, authority = (
                 x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
-                for der in (certificates[length:], certificates[:length])
+                for der in (both[length:], both[:length])
             )
-            identity = Identity.of(key_to_pem(key), own, authority)
+            identity = Identity.of(certificates.key_to_pem(key), own, authority)
         except (ValueError, binascii.Error, zlib.error, IdentityError):
             raise IdentityError(
                 "this is no token: paste the whole of what `murmur token create` has printed"
@@ -101,7 +93,7 @@ def token_from(
         try:
             typed = file.read_text(encoding="utf-8")
             if file.is_file():  # what mounts secrets may have let others read them
-                check_private(file)
+                certificates.check_private(file)
         except IdentityError as error:
             tell(f"warning: {error}")
         except (OSError, UnicodeDecodeError) as error:

@@ -1,31 +1,23 @@
 """What a peer says of itself, signed: a peer that passes it on cannot change it.
 
-A member travels as its peer has written it, with the peer's signature over (run, member). The
-member holds the epoch and the heartbeat, so a replay is older than what is known: of two records
-the later epoch and heartbeat win, and a restart has a later epoch. Heartbeat and step change with
-every step. A peer tells them to those it calls, and signs when something else has changed.
+A member travels as its peer has written it, with the peer's signature over (run, member). It holds
+epoch and heartbeat, so a replay is older than what is known. Heartbeat and step change with every
+step. A peer tells them to those it calls, and signs when something else has changed.
 
-A signature is checked by the key in the peer's certificate, which the run's authority has signed. A
-certificate comes with the first contact, or is asked for. Until it is there, the member waits.
+A signature is checked by the key in the peer's certificate. That comes with the first contact, or
+is asked for. Until it is there, the member waits.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.identity.certificates import (
-    Certified,
-    Identity,
-    IdentityError,
-    NotValidNow,
-    Role,
-    Verifier,
-    fingerprint,
-    signer,
-)
+from murmuration.worker.identity import certificates
+from murmuration.worker.identity.certificates import Identity, IdentityError, NotValidNow, Role
 from murmuration.worker.membership import Health, Member, Signed
 from murmuration.worker.membership.gossip import MOST_CERTIFICATES
 from murmuration.worker.membership.swim import MAX_MEMBERS
@@ -39,19 +31,14 @@ _MOST_TRIES = 5
 
 @dataclass
 class _Waiting:
-    """A member whose peer's certificate is not here yet."""
-
     message: pb.Member
     tries: int = 0
     asked_s: float | None = None
 
 
 class SignedWords:
-    """One peer's signatures, and its judgement of the others'. io thread only.
-
-    Args: run: its number; tell: takes a line on each certificate that is not valid by this
-        machine's date.
-    """
+    """One peer's signatures, and its judgement of the others'. io thread only. Args: run: its
+    number; tell: takes a line on each certificate that is not valid by this machine's date."""
 
     def __init__(
         self,
@@ -62,10 +49,10 @@ class SignedWords:
     ) -> None:
         self._clock, self._tell = clock, tell
         self._prefix = _DOMAIN + run.to_bytes(8, "big")
-        self._sign = signer(identity.key)
-        self._verifier = Verifier(identity.authority)
+        self._sign = certificates.signer(identity.key)
+        self._verifier = certificates.Verifier(identity.authority)
         self.certificate = identity.der
-        self._keys: dict[str, Certified] = {}
+        self._keys: dict[str, certificates.Certified] = {}
         self._mine: Member | None = None
         self._read: dict[str, Member] = {}  # the newest of each that was signed
         self._waiting: dict[str, _Waiting] = {}
@@ -73,14 +60,12 @@ class SignedWords:
         self.learn([self.certificate])
 
     def signed(self, me: Member) -> Member:
-        """This peer, as it is to travel."""
         if self._mine is None or _content(self._mine) != _content(me):
             words = wire.member_to_message(me).SerializeToString()
             self._mine = replace(me, signed=Signed(words, self._sign(self._digest(words))))
         return replace(me, signed=self._mine.signed)
 
     def renewed(self, identity: Identity) -> None:
-        """This peer has a later certificate for the same key."""
         self.certificate = identity.der
         self.learn([self.certificate])
 
@@ -90,10 +75,8 @@ class SignedWords:
         """What a message says of a member; None: its certificate has yet to come. The health is the
         sender's word, except for a departure, which is the peer's own.
 
-        Args: problem: why a member cannot be. Such words are forgotten at once: kept, they would be
-            newer than all that their peer can truly say later.
-
-        Raises WireError: it is not signed, or not by the peer that it is of, or it cannot be.
+        Args: problem: why a member cannot be: kept, its words would be newer than all that it can
+        truly say. Raises WireError: it is not signed by its peer, or it cannot be.
         """
         if not message.signed:
             raise wire.WireError("its words are not signed; all peers must have one version")
@@ -103,12 +86,16 @@ class SignedWords:
         if (known := self._keys.get(said.peer)) is None:
             self._wait(said.peer, message)
             return None
-        newest, word = self._read.get(said.peer), _word(message.health)
+        try:
+            word = min(Health(message.health), Health.DEAD)  # a peer itself says that it has left
+        except ValueError as error:
+            raise wire.WireError(str(error)) from error
+        newest = self._read.get(said.peer)
         proof = Signed(message.signed, message.signature)
         if newest is not None and (newest.signed == proof or _is_older(said, newest)):
             if (said.epoch, said.incarnation) != (newest.epoch, newest.incarnation):
                 word = Health.ALIVE  # it was of an earlier life
-        elif known.has_signed(message.signature, self._digest(message.signed)):
+        elif certificates.has_signed(known.key, message.signature, self._digest(message.signed)):
             if (wrong := problem(said)) is not None:
                 raise wire.WireError(wrong)
             newest = self._read[said.peer] = replace(said, signed=proof)
@@ -117,8 +104,7 @@ class SignedWords:
         return newest if newest.health is Health.LEFT else replace(newest, health=word)
 
     def learn(self, certificates: Iterable[bytes]) -> list[pb.Member]:
-        """Takes certificates, up to the first that is not of this run's authority: its sender has
-        not checked it. Returns the members that have waited for them."""
+        """Takes certificates, up to the first of another run. Returns members that have waited."""
         came: list[pb.Member] = []
         held = {each.certificate for each in self._keys.values()}
         for certificate in (each for each in dict.fromkeys(certificates) if each not in held):
@@ -140,22 +126,18 @@ class SignedWords:
         return came
 
     def key_of(self, peer: str) -> str | None:
-        """Fingerprint of the key that its certificate is for; None: it is not here."""
         known = self._keys.get(peer)
-        return None if known is None else fingerprint(known.key)
+        return None if known is None else certificates.fingerprint(known.key)
 
     def certificates(self, peers: Sequence[str]) -> list[bytes]:
         """The certificates of these peers that are here, as many as one message takes."""
-        found: list[bytes] = []
-        for peer in peers[:MOST_CERTIFICATES]:
-            if (known := self._keys.get(peer)) is not None:
-                found.append(known.certificate)
-            if sum(map(len, found)) > _MOST_BYTES:
-                return found[:-1]
-        return found
+        known = filter(None, map(self._keys.get, peers[:MOST_CERTIFICATES]))
+        found = [each.certificate for each in known]
+        sizes = accumulate(map(len, found))
+        return [each for each, size in zip(found, sizes, strict=True) if size <= _MOST_BYTES]
 
     def lacking(self) -> list[str]:
-        """Peers whose certificates are to be asked for now."""
+        """The peers whose certificates are to be asked for now."""
         now, due = self._clock(), []
         for peer, waiting in list(self._waiting.items()):
             if waiting.asked_s is not None and now < waiting.asked_s + _ASK_AGAIN_S:
@@ -187,7 +169,6 @@ class SignedWords:
 
 
 def _content(member: Member) -> Member:
-    """All that a signature is renewed for."""
     return replace(member, heartbeat=0, step=0, signed=None)
 
 
@@ -195,16 +176,5 @@ def _is_older(said: Member, known: Member) -> bool:
     """Whether nothing of what is said can win over what is known: it need not be checked."""
     if said.epoch != known.epoch:
         return said.epoch < known.epoch
-    return (
-        said.heartbeat <= known.heartbeat
-        and said.incarnation <= known.incarnation
-        and said.health is Health.ALIVE
-    )
-
-
-def _word(health: "pb.Health.ValueType") -> Health:
-    """The sender's word on a peer, which alone can say that it has left. Raises WireError."""
-    try:
-        return min(Health(health), Health.DEAD)
-    except ValueError as error:
-        raise wire.WireError(str(error)) from error
+    newer = said.heartbeat > known.heartbeat or said.incarnation > known.incarnation
+    return not newer and said.health is Health.ALIVE

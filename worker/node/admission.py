@@ -12,9 +12,10 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.files import read_json
 from murmuration.protos.reach import cannot_listen, listening_problem
 from murmuration.worker.errors import ConfigError, UsageError
-from murmuration.worker.identity import Authority, Identity, IdentityError, Role, Token
-from murmuration.worker.identity.authority import TRIAL
-from murmuration.worker.identity.certificates import FOLDER, check_name, write_secret
+from murmuration.worker.identity import certificates
+from murmuration.worker.identity.authority import TRIAL, Authority
+from murmuration.worker.identity.certificates import Identity, IdentityError, Role
+from murmuration.worker.identity.tokens import Token
 from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.transport import AddressInUse
 
@@ -23,15 +24,9 @@ _REVOKED = "revoked.json"  # that the authority has taken back, beside the ident
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """What a worker has to be let in by.
-
-    Args:
-        folder: the worker's own; None keeps the certificate in memory.
-        name: of the peer, as typed; default_name: where none was, nor is in a certificate.
-        public: whether other machines can reach this peer.
-        listen: HOST:PORT to serve at: a token is not spent where that is taken.
-        trial: the token is tried, and not used up; nothing is kept in the folder.
-    """
+    """What a worker has to be let in by. Args: folder: the worker's own; None keeps the certificate
+    in memory; name: as typed; public: whether other machines can reach the peer; listen: a token is
+    not spent where that is taken; trial: the token is tried, and not used up."""
 
     folder: Path | None
     default_name: str
@@ -44,20 +39,15 @@ class Admission:
 
     def identity(self, newcomer: Newcomer) -> Identity | None:
         """Returns the peer's key and certificate; None: nothing is encrypted, as asked, or since
-        only this machine can reach the peer.
+        only this machine can reach the peer. Args: newcomer: asks its contacts; where it has none,
+        the run begins here.
 
-        Args:
-            newcomer: asks its contacts; where it has none, the run begins here.
-
-        Raises:
-            IdentityError: it is not let in.
-            PeersUnreachable: nobody answers.
-            ConfigError: other machines can reach it, and it has no token.
-            UsageError: a token for nothing.
-            AddressInUse: the peer could not serve, once it were let in.
+        Raises IdentityError: it is not let in; PeersUnreachable: nobody answers; ConfigError: other
+        machines can reach it, and it has no token; UsageError: a token for nothing; AddressInUse:
+        the peer could not serve, once it were let in.
         """
         if self.name is not None:
-            check_name(self.name)
+            certificates.check_name(self.name)
         if self.insecure:
             if self.token is not None:
                 raise UsageError("--insecure and a token: one or the other")
@@ -88,17 +78,16 @@ class Admission:
         held = Authority.load(self.folder) if self.folder is not None else None
         if held is not None or not self.public:
             return held
-        if self.folder is None and not contacts:
-            raise ConfigError(
-                "other machines can reach this peer, so its run has a key: name a folder to keep "
-                "it in with --out (or say --insecure: nothing is encrypted then, and anybody may "
-                "join)"
-            )
         if contacts or self.folder is None:
+            wanted = "its run has a key: name a folder to keep it in with --out"
+            if contacts:
+                wanted = (
+                    "it needs a token: make one where the run was begun, with `murmur token create "
+                    "RUN`, and give it as --token"
+                )
             raise ConfigError(
-                "other machines can reach this peer, so it needs a token: make one where the run "
-                "was begun, with `murmur token create RUN`, and give it as --token (or say "
-                "--insecure: nothing is encrypted then, and anybody may join)"
+                f"other machines can reach this peer, so {wanted} (or say --insecure: nothing is "
+                "encrypted then, and anybody may join)"
             )
         try:
             return Authority.make(self.folder)
@@ -119,7 +108,7 @@ class Admission:
 
 
 def check_free(listen: str | None) -> None:
-    """Raises AddressInUse: nothing can listen there, as where another process does."""
+    """Raises AddressInUse."""
     if listen and (problem := listening_problem(listen)) is not None:
         raise AddressInUse(cannot_listen("--listen", listen, problem))
 
@@ -127,7 +116,7 @@ def check_free(listen: str | None) -> None:
 @dataclass(frozen=True)
 class Credentials:
     """A peer's key and certificate, without which nothing is encrypted; the run's authority, if it
-    lets others in; and the folder where it keeps what it needs to come back."""
+    lets others in; and the folder with what it needs to come back."""
 
     identity: Identity | None = None
     authority: Authority | None = None
@@ -140,7 +129,6 @@ class Credentials:
         return cls(identity, Authority.load(folder) if encrypted and folder else None, folder)
 
     def keep(self, identity: Identity) -> None:
-        """Puts a renewed certificate in the folder. Raises OSError."""
         if self.folder is not None:
             identity.save(self.folder)
 
@@ -148,11 +136,16 @@ class Credentials:
         """Puts what the authority has taken back in the folder. Raises OSError."""
         if self.folder is not None:
             document = {each.subject: each.signature.hex() for each in entries}
-            write_secret(self.folder / FOLDER / _REVOKED, json.dumps(document, indent=1).encode())
+            certificates.write_secret(
+                self.folder / certificates.FOLDER / _REVOKED,
+                json.dumps(document, indent=1).encode(),
+            )
 
     def revoked(self) -> list[pb.Revocation]:
-        """Returns what was kept of that. Raises IdentityError: it cannot be read."""
-        if self.folder is None or not (path := self.folder / FOLDER / _REVOKED).exists():
+        if (
+            self.folder is None
+            or not (path := self.folder / certificates.FOLDER / _REVOKED).exists()
+        ):
             return []
         try:
             document = read_json(path)

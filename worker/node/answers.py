@@ -1,7 +1,6 @@
 """What a node answers to other peers: its calls and streams, by name of the method.
 
-Whatever is wrong with what came ends that call and nothing else. So does a stream that comes on top
-of too many, does not begin, or is not read.
+What is wrong with a message ends that call and nothing else.
 """
 
 import asyncio
@@ -13,20 +12,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
-from murmuration.worker import wire
+from murmuration.worker import transport, wire
 from murmuration.worker.identity.gate import Gate
-from murmuration.worker.transport import (
-    NOBODY,
-    RELAY_METHODS,
-    Busy,
-    Caller,
-    Method,
-    Places,
-    Refused,
-    Stream,
-    TransportError,
-    Unreachable,
-)
+from murmuration.worker.transport import Caller, Method, Refused, Stream
 
 _MAX_REASON = 200  # characters
 STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while
@@ -40,24 +28,18 @@ _SEND_S = 120.0  # for a message of at most 4 MiB, on a link that 16 streams sha
 
 
 class NodeServer:
-    """The node's `Handler`. io thread only.
-
-    Args:
-        refused: called with what is counted: "call" for a message that cannot be what it says it
-            is, and "busy" for a stream on top of too many.
-        warnings: take our own defects, each with its place in the code.
-
-    Attributes:
-        calls, calls_by: what answers, by the message alone or by the caller too; streams: what
-            serves.
-        peers: how many there are in the swarm, about: streams are limited by it.
-    """
+    """The node's `Handler`. io thread only. Args: refused: called with what is counted: "call" or
+    "busy"; warnings: take our own defects. Attributes: calls, calls_by: what answers, by the
+    message alone or by the caller too; streams: what serves; peers: how many there are in the
+    swarm, about: streams are limited by it."""
 
     def __init__(self, gate: Gate, refused: Callable[[str], None], warnings: Warnings) -> None:
         self._gate, self._refused, self._warnings = gate, refused, warnings
         most = lambda: most_streams(self.peers())  # noqa: E731
-        self._places = Places("streams", _STREAMS_SHARE, STREAMS_EACH, most)
-        self._tunnels = Places("tunnels", _TUNNELS_SHARE, TUNNELS_EACH, lambda: MOST_TUNNELS)
+        self._places = transport.Places("streams", _STREAMS_SHARE, STREAMS_EACH, most)
+        self._tunnels = transport.Places(
+            "tunnels", _TUNNELS_SHARE, TUNNELS_EACH, lambda: MOST_TUNNELS
+        )
         self.peers: Callable[[], int] = lambda: 0
         self.calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
         self.calls_by: dict[str, Callable[[bytes, Caller], Awaitable[bytes]]] = {
@@ -67,11 +49,11 @@ class NodeServer:
         self._open: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)  # by caller
 
     def admit(self, method: str, caller: Caller) -> None:
-        """Raises Refused: the caller's certificate is not good for that, or counts no more."""
         self._gate.admit(method, caller)
 
-    async def on_call(self, method: str, request: bytes, caller: Caller = NOBODY) -> bytes:
-        """Answers one control call. Raises Refused: whatever is wrong, it ends this call alone."""
+    async def on_call(
+        self, method: str, request: bytes, caller: Caller = transport.NOBODY
+    ) -> bytes:
         with self._ending_the_call(method):
             self._gate.check(method, request, caller)
             if (answer := self.calls.get(method)) is not None:
@@ -80,12 +62,14 @@ class NodeServer:
                 return await answer_to(request, caller)
         raise Refused(f"no method {method}")
 
-    async def on_stream(self, method: str, stream: Stream, caller: Caller = NOBODY) -> None:
-        """Serves one data stream. Raises Refused, as `on_call`."""
-        with suppress(Unreachable, TimeoutError), self._ending_the_call(method):
+    async def on_stream(
+        self, method: str, stream: Stream, caller: Caller = transport.NOBODY
+    ) -> None:
+        """Serves one data stream. Raises Refused."""
+        with suppress(transport.Unreachable, TimeoutError), self._ending_the_call(method):
             if (serve := self.streams.get(method)) is not None:
                 self.admit(method, caller)
-                places = self._tunnels if method in RELAY_METHODS else self._places
+                places = self._tunnels if method in transport.RELAY_METHODS else self._places
                 check = lambda message: self._gate.check(method, message, caller)  # noqa: E731
                 with places.taken(caller):
                     async with self._until_expelled(caller):
@@ -97,7 +81,6 @@ class NodeServer:
 
     @asynccontextmanager
     async def _until_expelled(self, caller: Caller) -> AsyncIterator[None]:
-        """Raises TimeoutError once the caller is expelled."""
         async with asyncio.timeout(None) as limit:
             self._open[caller.name].add(limit)
             try:
@@ -115,18 +98,17 @@ class NodeServer:
         except wire.WireError as error:
             self._refused("call")
             raise Refused(shown(str(error), _MAX_REASON)) from error
-        except Busy as error:
+        except transport.Busy as error:
             self._refused("busy")
             self._warnings.add(f"refused: {shown(str(error), _MAX_REASON)}")
             raise
-        except (TransportError, TimeoutError):
+        except (transport.TransportError, TimeoutError):
             raise
         except Exception as error:
             self.on_defect(method, error)
             raise Refused(f"{method} cannot be answered") from error
 
     def on_defect(self, where: str, error: Exception) -> None:
-        """Warns of it, with the place in our code."""
         at = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{where}: {type(error).__name__} in {at.name}, line {at.lineno}"
         self._warnings.add(text, shown(str(error), _MAX_REASON))
@@ -161,5 +143,4 @@ class _Served:
 
 
 def most_streams(peers: int) -> int:
-    """The streams that callers of a swarm of this size may have here at once."""
     return _STREAMS_PER_PEER * max(_FEWEST_PEERS, peers)

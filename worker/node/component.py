@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random, SystemRandom
 
+from murmuration.protos.events import Log
 from murmuration.worker.background import Offload
 from murmuration.worker.catchup.bootstrap import JoinConfig
 from murmuration.worker.exchange.allreduce.mean import Residuals
@@ -17,17 +18,13 @@ from murmuration.worker.views import PagePlace
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig(JoinConfig):
-    """Args:
-    listen, proxy: `HOST:PORT` to serve, and of an HTTP CONNECT proxy to reach others by.
-    advertise: the address that others dial, with port 0 for the bound one; None for all of that.
-    advertise_origin: how it was found where nobody gave it, for the user.
-    coordinator: its address; metrics: HOST:PORT to serve Prometheus at; page: where to serve it.
-    stage: which part of the model this peer serves; stage_counts go on where it moves.
-    activation_shape: (B, T, D) of the largest microbatch; None where the task does not say.
-    ledger: samples that are used already; residuals: what this peer's reductions have left out.
-    relayed: whether it may be reached through relays; relay_mbps: at which it relays; 0: never.
-    epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
-    """
+    """Args: advertise: the address that others dial, with port 0 for the bound one;
+    advertise_origin: how it was found where nobody gave it, for the user; proxy: of HTTP CONNECT;
+    stage_counts: go on where the stage moves; activation_shape: (B, T, D) of the largest
+    microbatch; None where the task does not say; ledger: samples that are used already; residuals:
+    what this peer's reductions have left out; relayed: whether it may be reached through relays;
+    epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its
+    start."""
 
     peer: str
     listen: str = "127.0.0.1:0"
@@ -49,17 +46,11 @@ class NodeConfig(JoinConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The process around a node.
-
-    Args:
-        offload: where heavy work runs.
-        credentials: what this peer proves itself and signs by, and where it is kept.
-        rng: draws what others must not know before.
-        router: that the machine is behind.
-    """
+    """The process around a node. Args: offload: where heavy work runs; rng: draws what others must
+    not know before; router: that the machine is behind."""
 
     offload: Offload
-    log: Callable[[dict[str, object]], None]
+    log: Log
     clock: Callable[[], float] = time.monotonic
     credentials: Credentials = field(default_factory=Credentials)
     rng: Random = field(default_factory=SystemRandom)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from murmuration.protos.events import new_event
+from murmuration.protos.events import Log, new_event
 from murmuration.worker.training.mailbox import Mailbox, Stop, ToIO
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ _CLOSE_S, _END_S = 5.0, 10.0
 
 
 class LoopThread:
-    """An event loop on a thread of its own; `log` is warned, once, of an answer that is late, and
-    `failed` is called on that thread with what has ended it."""
+    """An event loop on a thread of its own. Args: log: is warned, once, of an answer that is late;
+    failed: is called on that thread with what has ended it."""
 
     def __init__(
         self,
         name: str,
-        log: Callable[[dict[str, object]], None],
+        log: Log,
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._log, self._failed, self._was_late = log, failed, False
@@ -58,8 +58,8 @@ class LoopThread:
         return self._wait(answer(), self._late)
 
     def do(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
-        """Runs a coroutine on the loop, and waits for it; KeyboardInterrupt and such end the
-        coroutine. Raises TimeoutError; RuntimeError: the thread has ended."""
+        """Runs a coroutine on the loop, and waits for it; KeyboardInterrupt ends the coroutine.
+        Raises TimeoutError; RuntimeError: the thread has ended."""
 
         async def limited() -> T:
             async with asyncio.timeout(timeout_s):
@@ -114,7 +114,6 @@ class LoopThread:
             self._failed(error)
 
     def close(self) -> None:
-        """Ends the loop, if it has begun, and waits for the thread."""
         if self._loop is not None and self._closing is not None:
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_S)
@@ -126,9 +125,7 @@ class LoopThread:
 
 
 class IOThread(LoopThread):
-    def __init__(
-        self, make: "Callable[[], Node]", mailbox: Mailbox, log: Callable[[dict[str, object]], None]
-    ) -> None:
+    def __init__(self, make: "Callable[[], Node]", mailbox: Mailbox, log: Log) -> None:
         super().__init__("murmur-io", log, lambda error: mailbox.answer(Stop(str(error), error)))
         self._make, self._mailbox = make, mailbox
         self._node: Node | None = None

@@ -1,7 +1,6 @@
 """What a process asks before it is a peer: to be let in, what the run is, which stage to serve.
 
-All of it goes over one client, on a loop of its own thread. Where nobody answers it is asked again,
-for as long as the user says, and the user is told whom it tries and why they do not answer.
+Where nobody answers it asks again, and tells the user whom it tries and why they do not answer.
 """
 
 import asyncio
@@ -20,9 +19,10 @@ from murmuration.worker import wire
 from murmuration.worker.config import Config
 from murmuration.worker.errors import ManifestRefused, MurmurError, PeersUnreachable
 from murmuration.worker.folder import NOTHING, Remembered
-from murmuration.worker.identity import Identity, IdentityError, Role, Token, is_encrypted_run
+from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import TRIAL
-from murmuration.worker.identity.certificates import key_to_pem, new_key, request_for
+from murmuration.worker.identity.certificates import Identity, IdentityError, Role
+from murmuration.worker.identity.tokens import Token
 from murmuration.worker.manifest import PROTOCOL, Manifest
 from murmuration.worker.node.iothread import LoopThread
 from murmuration.worker.pipeline.stages_config import StagesConfig
@@ -44,12 +44,8 @@ _TURNED_AWAY = 3  # times in a row: it is there, and is no peer of this run
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """What a peer or a coordinator says before this process knows anything of the run.
-
-    Args:
-        seen_from: the host that it has seen this process at; empty where it does not say.
-        ahead_s: by how much the clock here is ahead of its own; None where it does not say.
-    """
+    """What a peer or a coordinator says of the run before anything is known. Args: seen_from: the
+    host that it has seen this process at; ahead_s: by how much the clock here is ahead."""
 
     address: str
     manifest: Manifest
@@ -58,20 +54,14 @@ class FirstAnswer:
     ahead_s: float | None
 
     def peers(self, contacts: Sequence[str]) -> tuple[str, ...]:
-        """Those of the contacts to meet as peers: all but a coordinator."""
         return tuple(each for each in contacts if not (self.coordinated and each == self.address))
 
 
 class Newcomer:
-    """A client for what is asked, used as a context manager. any thread.
-
-    Args:
-        contacts: HOST:PORT of peers or a coordinator, as the user names them.
-        proxy: HOST:PORT of an HTTP CONNECT proxy to reach them by.
-        wait_s: how long to try where nobody answers; None: two minutes, or without end for a peer
-            that was a member of the run.
-        remembered: the members that it knew then; tell: takes a line for the user.
-    """
+    """A client for what is asked, used as a context manager. any thread. Args: contacts: HOST:PORT
+    of peers or a coordinator; proxy: of HTTP CONNECT, to reach them by; wait_s: how long to try;
+    None: two minutes, or without end for a peer that was a member; remembered: the members that it
+    knew then; tell: takes a line for the user."""
 
     def __init__(
         self,
@@ -92,7 +82,6 @@ class Newcomer:
 
     @property
     def remembered(self) -> tuple[str, ...]:
-        """Members of the run that are to be tried too."""
         return self._known.members
 
     def __enter__(self) -> Self:
@@ -106,12 +95,13 @@ class Newcomer:
             self._thread.close()
 
     def enrol(self, token: Token, name: str) -> Identity:
-        """Asks the contacts for a certificate until one gives it. Raises PeersUnreachable: none
-        answers in time; IdentityError: they refuse, are of another run, or the token has expired.
-        """
+        """Asks the contacts for a certificate until one gives it. Raises PeersUnreachable;
+        IdentityError: they refuse, are of another run, or the token has expired."""
         token.check_date()
-        key, refused = new_key(), set[str]()
-        asked = pb.EnrolRequest(name=name, request=request_for(key)).SerializeToString()
+        key, refused = certificates.new_key(), set[str]()
+        asked = pb.EnrolRequest(
+            name=name, request=certificates.request_for(key)
+        ).SerializeToString()
         given = f"{TRIAL}{token.id}" if name.startswith(TRIAL) else name
 
         async def ask() -> Identity | None:
@@ -128,7 +118,9 @@ class Newcomer:
                     self._problems[address] = f"{address} refuses: {shown(reply.refusal, 200)}"
                     refused.add(address)
                     continue
-                own = Identity.of(key_to_pem(key), reply.certificate, token.identity.authority)
+                own = Identity.of(
+                    certificates.key_to_pem(key), reply.certificate, token.identity.authority
+                )
                 if (own.role, own.name) != (Role.PEER, given):
                     raise IdentityError(f"{address} gives the certificate of {shown(own.name)}")
                 return own
@@ -140,9 +132,8 @@ class Newcomer:
         return self._do(lambda: self._until_answered(ask), token.identity)
 
     def ask_run(self, identity: Identity | None) -> FirstAnswer:
-        """Asks what the run is, until somebody answers; of all that do, the first that is named.
-        Raises PeersUnreachable: none answers in time; IdentityError: the run is encrypted and there
-        is no certificate, or the other way round, or it is of another run."""
+        """Asks what the run is; of all that answer, the first that is named. Raises
+        PeersUnreachable; IdentityError: there is no certificate, or it is of another run."""
         looks = identity is None and self._proxy is None
 
         async def first() -> FirstAnswer | None:
@@ -156,9 +147,8 @@ class Newcomer:
 
     def check_run(self, config: Config, identity: Identity | None) -> str:
         """Asks those that answer at once whether they run what `config` says. Returns the host that
-        the first of the contacts has seen this process at; empty where it has not. Raises
-        ManifestRefused, with the difference; IdentityError: one is of an encrypted run, and there
-        is no certificate."""
+        the first of the contacts has seen this process at. Raises ManifestRefused, with the
+        difference; IdentityError: one is of an encrypted run, and there is no certificate."""
         if not self.contacts:
             return ""
         looks = identity is None and self._proxy is None
@@ -173,11 +163,10 @@ class Newcomer:
                     f"{answer.address} runs something else: {difference}; leave it out, or join "
                     "another run"
                 )
-        seen = [a.seen_from for a in answers if a.address == self.contacts[0]]
-        return seen[0] if seen else ""
+        return next((a.seen_from for a in answers if a.address == self.contacts[0]), "")
 
     def stage_to_serve(self, address: str, stages: StagesConfig, identity: Identity | None) -> int:
-        """Asks a peer, or by way of a coordinator one, who serves what. Raises PeersUnreachable."""
+        """Raises PeersUnreachable."""
         from murmuration.worker.pipeline.rebalancing import members_at, slowest_stage
 
         try:
@@ -208,7 +197,7 @@ class Newcomer:
         return self._thread.do(asked)
 
     async def _until_answered(self, sweep: Callable[[], Awaitable[T | None]]) -> T:
-        """Asks all again and again. Raises PeersUnreachable, and as `sweep`."""
+        """Raises PeersUnreachable, and as `sweep`."""
         began = time.monotonic()
         tell_at, tries = began + _TELL_S, 0
         while True:
@@ -229,8 +218,7 @@ class Newcomer:
             await asyncio.sleep(min(pause_s, left_s))
 
     async def _glances(self, looks: bool, timeout_s: float = _GLANCE_S) -> list[FirstAnswer]:
-        """Of those that answer one call. Raises IdentityError: nobody does, and one that the user
-        has named is none of this run."""
+        """Of those that answer one call. Raises IdentityError: only of another run do."""
         addresses = (*dict.fromkeys((*self.contacts, *self._known.members)),)
         asked = (self._glance(address, looks, timeout_s) for address in addresses)
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -253,7 +241,7 @@ class Newcomer:
             if not isinstance(error, Untrusted):
                 self._turned_away.pop(address, None)
                 return None
-            if looks and await asyncio.to_thread(is_encrypted_run, address):
+            if looks and await asyncio.to_thread(certificates.is_encrypted_run, address):
                 raise IdentityError(f"{address}: {GIVE_TOKEN}") from error
             self._turned_away[address] = self._turned_away.get(address, 0) + 1
             if self._turned_away[address] >= _TURNED_AWAY and not error.closed:
@@ -264,9 +252,8 @@ class Newcomer:
 
 
 def check_version(answer: FirstAnswer) -> None:
-    """Raises ManifestRefused: the peer there speaks another protocol."""
-    theirs = answer.manifest.document["protocol"]
-    if theirs != PROTOCOL:
+    """Raises ManifestRefused."""
+    if (theirs := answer.manifest.document["protocol"]) != PROTOCOL:
         raise ManifestRefused(
             f"{answer.address} speaks protocol {theirs}, and this version speaks {PROTOCOL}; "
             "install the version that they run"
@@ -274,7 +261,6 @@ def check_version(answer: FirstAnswer) -> None:
 
 
 def clock_warning(answer: FirstAnswer) -> str | None:
-    """What is to be said where the clocks here and there are more than a minute apart."""
     if answer.ahead_s is None or abs(answer.ahead_s) <= _SKEW_S:
         return None
     side = "ahead of" if answer.ahead_s > 0 else "behind"

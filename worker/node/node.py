@@ -10,8 +10,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment
@@ -31,8 +32,9 @@ from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.view import View
 from murmuration.worker.folder import Remembered
-from murmuration.worker.identity import Identity, Renewal
+from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.identity.gate import Expulsions, Gate, KeyHolders
+from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.leases.lease_service import LeaseService
 from murmuration.worker.leases.ledger import LeaseMessage
@@ -155,39 +157,31 @@ class Node:
     async def listen(self) -> str:
         """Starts serving and returns the advertised address. Raises AddressInUse, NotDialled."""
         bound = await self.transport.listen(self.server)
-        node, plan = self._node, self._config.plan
+        node, run, transport = self._node, self._manifest.run, self.transport
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
         advertised = bound
         if node.advertise not in (None, ROUTER):  # port 0 stands for the one that is listened on
             host, port = split_address(node.advertise)
             advertised = join_address(host, port or split_address(bound)[1])
-        me = Member(node.peer, advertised, epoch, stage=node.stage)
-        origin = {"origin": node.advertise_origin} if node.advertise_origin else {}
-        self.tunnels.own = (me.address, bound)
-        self._add_membership(me, bound)
+        self.tunnels.own = (advertised, bound)
+        self._add_membership(Member(node.peer, advertised, epoch, stage=node.stage), bound)
         if node.advertise == ROUTER and not await self._router_port.begin(bound):
-            await self.transport.close()
+            await transport.close()
             raise NotDialled(f"--advertise {ROUTER}: {self._router_port.refused}; {_FORWARD}")
-        me = self.gossip.me
-        self.log(new_event("listening", address=me.address, pid=os.getpid(), **origin))
+        address = self.gossip.me.address
+        origin = {"origin": node.advertise_origin} if node.advertise_origin else {}
+        self.log(new_event("listening", address=address, pid=os.getpid(), **origin))
         self._add_rounds()
-        self.leases = LeaseService(self._manifest.run, self.gossip, self, node.ledger)
+        self.leases = LeaseService(run, self.gossip, self, node.ledger)
+        in_turn = self._config.plan.exchange == "pairs"
+        self.locator = FaultLocator(self.figures, self, in_turn=in_turn)
+        self.results = ResultExchange(node.peer, run, self)
         self.server.calls[Method.LEASE] = self.leases.on_lease
-        self.locator = FaultLocator(
-            self.figures,
-            self,
-            self.transport,
-            in_turn=plan.exchange == "pairs",
-            clock=self.clock,
-            log=self.log,
-        )
-        run = self._manifest.run
-        self.results = ResultExchange(node.peer, run, self, self.transport, self.clock)
         self.server.calls[Method.RESULT] = self.results.on_result
         self._components += [self.leases, self.locator, self.results]
         if self._config.stages.count > 1:
             self._add_stages()
-        return me.address
+        return address
 
     def _add_membership(self, me: Member, bound: str) -> None:
         config, node, run = self._config, self._node, self._manifest.run
@@ -199,28 +193,26 @@ class Node:
             stages=config.stages.count,
             stage=node.stage,
         )
-        credentials = self._credentials
+        credentials, authority = self._credentials, self._credentials.authority
+
+        def expelled(peer: str) -> None:
+            gossip.expel(peer)
+            self.server.end_streams_of(peer)
+
+        def renewed(identity: Identity) -> None:
+            self.transport.renew(identity)
+            words.renewed(identity)
+
+        def holders() -> list[str]:
+            return [*self._configured, *(m.address for m in gossip.others if m.live)]
+
         if (identity := credentials.identity) is not None:
-            self._words = SignedWords(identity, run, self.clock, Warnings(self.log).add)
-            self._expulsions = Expulsions(
-                identity,
-                credentials.authority,
-                expelled=self._on_expelled,
-                keep=credentials.keep_revoked,
-                offload=self.offload,
-                log=self.log,
-            )
+            more: dict[str, Any] = {"offload": self.offload, "log": self.log}
+            words = self._words = SignedWords(identity, run, self.clock, Warnings(self.log).add)
+            keep, ask = credentials.keep_revoked, KeyHolders(self.transport, holders).ask
+            self._expulsions = Expulsions(identity, authority, expelled=expelled, keep=keep, **more)
             self._renewal = Renewal(
-                identity,
-                credentials.authority,
-                ask=KeyHolders(
-                    self.transport,
-                    lambda: [*self._configured, *(m.address for m in gossip.others if m.live)],
-                ).ask,
-                keep=credentials.keep,
-                renewed=self._show_renewed,
-                offload=self.offload,
-                log=self.log,
+                identity, authority, ask=ask, keep=credentials.keep, renewed=renewed, **more
             )
         machine = Membership(me, config.membership, rng)
         gossip = GossipService(machine, run, limits, self, self._words, self._expulsions)
@@ -228,10 +220,8 @@ class Node:
         if self._expulsions is not None:
             self._expulsions.begin(self._revoked)
         self.server.peers = lambda: sum(member.live for member in gossip.members)
-        self.server.calls |= {
-            Method.GOSSIP: gossip.on_gossip,
-            Method.INDIRECT_PROBE: gossip.on_indirect_probe,
-        }
+        self.server.calls[Method.GOSSIP] = gossip.on_gossip
+        self.server.calls[Method.INDIRECT_PROBE] = gossip.on_indirect_probe
         relays = RelayTable(node.relay_mbps)
         self.relay = RelayService(relays, gossip, self.transport.encrypted, self.clock)
         self.server.streams |= self.relay.streams
@@ -245,15 +235,6 @@ class Node:
         if node.coordinator:
             manifest = self._manifest.pack()
             self._coordinator = CoordinatorClient(node.coordinator, manifest, contact, self)
-
-    def _on_expelled(self, peer: str) -> None:
-        self.gossip.expel(peer)
-        self.server.end_streams_of(peer)
-
-    def _show_renewed(self, identity: Identity) -> None:
-        self.transport.renew(identity)
-        if self._words is not None:
-            self._words.renewed(identity)
 
     @property
     def _configured(self) -> list[str]:
@@ -311,7 +292,7 @@ class Node:
     # ------------------------------------------------------------------------------- life cycle
 
     async def run(self) -> None:
-        """Everything, until `close`. Raises ManifestRefused, PeersUnreachable."""
+        """Until `close`. Raises ManifestRefused, PeersUnreachable."""
         members = [self.gossip.tick, self._close_unneeded, self._tell_of_the_others]
         work = [
             _repeat(members, _MEMBERSHIP_TICK_S),
@@ -346,12 +327,10 @@ class Node:
             await self.transport.close()
 
     def _close_unneeded(self) -> None:
-        """Ends connections to addresses that are dialled once, and to those that members had."""
         needed = {*self._configured, *(m.address for m in self.gossip.members if m.live)}
         self.tunnels.close_unneeded(needed | self.transport.close_unneeded(needed))
 
     def _tell_of_the_others(self) -> None:
-        """Tells the train thread how far most of the others have come."""
         plan = self._config.plan
         if self.stages is not None or plan.exchange != "mean" or plan.payload == "gradient":
             return
@@ -365,28 +344,16 @@ class Node:
         self._closing.set()
 
     def status(self) -> dict[str, object]:
-        return status_document(
-            config=self._config,
-            context=self.context,
-            gossip=self.gossip,
-            transport=self.transport,
-            progress=self._progress,
-            rounds=self._rounds,
-            up_s=self.clock() - self._began_s,
-            round_trips_s=self._round_trips_s,
-            warnings=list(self.warnings),
-            relayed=self.relay.table.document(),
-            **({"microbatches": asdict(self._node.stage_counts)} if self.stages else {}),
-            loop_lag_ms=self.lag.summary_ms(),
-            verdicts=self.locator.verdicts(),
-            measured=to_document(self.figures.figures()),
-        )
+        own = self._config, self._progress, self._rounds, self._round_trips_s
+        return status_document(self, *own, self.clock() - self._began_s)
+
+    def measured(self) -> dict[str, object]:
+        return to_document(self.figures.figures())
 
     async def _on_status(self, request: bytes) -> bytes:
         only = wire.parse(pb.StatusRequest, request).only
-        if only == "measured":  # by every peer, often
-            return wire.status_reply({"measured": to_document(self.figures.figures())})
-        return wire.status_reply(self.status())
+        measured = only == "measured"  # by every peer, often
+        return wire.status_reply({"measured": self.measured()} if measured else self.status())
 
     async def _on_measure(self, _request: bytes) -> bytes:
         return pb.MeasureReply().SerializeToString()
@@ -394,7 +361,6 @@ class Node:
     # ------------------------------------------------------------------------- the train thread
 
     def deliver(self, message: mail.ToIO) -> None:
-        """Takes a message of the train thread; on the loop's thread."""
         self._from_train.put_nowait(message)
 
     def post(self, message: mail.ToTrain | LeaseMessage) -> None:
@@ -410,7 +376,6 @@ class Node:
             self._from_train.task_done()
 
     async def _keep_members(self) -> None:
-        """So that this peer finds others when it is started again, whoever is away then."""
         kept, folder = tuple[str, ...](), self._credentials.folder
         while folder is not None:
             await asyncio.sleep(_KEEP_MEMBERS_S)
@@ -457,8 +422,8 @@ class Node:
         digests = tuple(Digest(s.version, s.contributors, s.hash) for s in published.states)
         phase, step, step_s = published.phase, published.step, published.step_s
         self.gossip.update(phase=phase, step=step, digests=digests, step_s=step_s)
-        old = before.states if before else (None,) * len(published.states)
-        for index, (was, state) in enumerate(zip(old, published.states, strict=True)):
+        for index, state in enumerate(published.states):
+            was = before.states[index] if before else None
             if was is None or was.version != state.version:
                 self._tried_since.pop(index, None)
             if self._pairs is not None:
@@ -483,7 +448,6 @@ class Node:
             component.on_view(view)
 
     def on_round_trip(self, peer: str, seconds: float) -> None:
-        """A small call was answered."""
         if len(self._round_trips_s) >= MAX_MEMBERS:
             self._round_trips_s.clear()  # of peers that came and went; the others are timed again
         self._round_trips_s[peer] = seconds
@@ -491,7 +455,6 @@ class Node:
             self.stages.context.measurements.round_trip(peer, seconds)
 
     def on_refused(self, count: int) -> None:
-        """This many members that a peer has sent are not believed."""
         for _ in range(count):
             self.context.counts.refuse("member")
 
@@ -543,7 +506,6 @@ class Node:
 
     @property
     def partners(self) -> Container[str]:
-        """In pairs: of the rounds that this peer has come to."""
         return self._pairs.partners if self._pairs is not None else ()
 
     def log(self, event: dict[str, object]) -> None:
@@ -557,7 +519,6 @@ class Node:
         self._environment.log(event)
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Runs a coroutine in the background, as long as the node runs."""
         try:
             if self._group is None or self._closing.is_set():
                 work.close()
@@ -567,7 +528,6 @@ class Node:
             work.close()
 
     async def _kept_apart(self, work: Coroutine[None, None, None]) -> None:
-        """What one exchange with a peer runs into does not end the others."""
         try:
             await work
         except Exception as error:

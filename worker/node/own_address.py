@@ -18,16 +18,14 @@ _ELSEWHERE = ("198.51.100.1:9", "[2001:db8::1]:9")
 
 
 class FoundHost(NamedTuple):
-    """An address of this machine, or of what others dial to reach it; and how it was found."""
-
     host: str
     origin: str
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a peer serves, and where others are told to dial it, as the user has said: `HOST:PORT`.
-    Args: advertise: ROUTER for a port that the router opens; empty where nobody has said."""
+    """Where a peer serves, and where others dial it, as the user has said: HOST:PORT. Args:
+    advertise: ROUTER for a port that the router opens."""
 
     listen: str
     advertise: str | None = None
@@ -53,12 +51,11 @@ class Addresses:
 
     @property
     def public(self) -> bool:
-        """Whether other machines can reach the peer."""
         own = filter(None, (self.listen, self.said))
         return not all(is_loopback(split_address(each)[0]) for each in own)
 
     def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
-        """Finds the host to advertise, where none was given, as `find_host`. Raises ConfigError."""
+        """As `find_host`, where no host was given."""
         return None if self.advertise else find_host(self.listen, contacts, seen_from)
 
 
@@ -74,12 +71,9 @@ def served_at(said: str, given: str | int | None) -> str | None:
 
 
 def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
-    """Finds the host to advertise where none was given; None: the host of `listen` is the one.
-    Args: contacts: HOST:PORT of peers that it is going to call; seen_from: where the first has seen
-    it.
-
-    Raises ConfigError: loopback, but a contact is on another machine; or nothing was found.
-    """
+    """Finds the host to advertise; None: the host of `listen` is the one. Args: contacts: HOST:PORT
+    of peers to be called; seen_from: where the first has seen it. Raises ConfigError: loopback, but
+    a contact is on another machine; or nothing was found."""
     host = split_address(listen)[0]
     sources = {contact: source_host(contact) for contact in contacts}
     if is_loopback(host):
@@ -134,12 +128,10 @@ def _serves(wildcard: str, host: str) -> bool:
 
 
 def _first_public(hosts: Iterable[str]) -> list[str]:
-    """In their order, but those first that the whole internet dials."""
     return sorted(hosts, key=lambda host: not ipaddress.ip_address(host).is_global)
 
 
 def _interface_hosts() -> Iterator[str]:
-    """Addresses of this machine, those of IPv4 first."""
     found: list[str] = []
     if sys.platform == "linux":
         from pyroute2 import IPRoute

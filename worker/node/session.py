@@ -15,7 +15,7 @@ from torch import Tensor
 from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import FORKS_CRASH
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
-from murmuration.protos.events import new_event
+from murmuration.protos.events import Log, new_event
 from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
@@ -56,7 +56,7 @@ class Session:
         fragments: Sequence[Fragment],
         credentials: Credentials,
         mailbox: Mailbox,
-        log: Callable[[dict[str, object]], None],
+        log: Log,
     ) -> None:
         self._config, self._node, self._manifest = config, node, manifest
         self._fragments, self._log = fragments, log
@@ -67,7 +67,7 @@ class Session:
 
     def start(self, parameters: Iterable[Tensor], tokens: int | None = None) -> str:
         """Starts serving and joining, and tells of the run; returns the advertised address. Raises
-        AddressInUse. Args: parameters: what is trained; tokens: of an inner step."""
+        AddressInUse. Args: tokens: of an inner step."""
         if FORKS_CRASH:
             self._log(new_event("warning", text=_FORKS_TEXT))
         address, (metrics, place) = self.io.start(), (self._node.metrics, self._node.page)
@@ -121,7 +121,6 @@ class Session:
         return False
 
     def all_leave(self) -> bool:
-        """Whether the loops of all have ended before the run's last step."""
         gossip, plan, steps = self.io.node.gossip, self._config.plan, self._config.run.steps
         with suppress(RuntimeError):  # the I/O thread has ended: the train thread is told why
             self.settle()  # this peer's own state is known by then
@@ -135,7 +134,7 @@ class Session:
         self, result: Mapping[str, object], patience_s: float, wanted: Callable[[], bool]
     ) -> dict[str, object]:
         """Gives this peer's result to the others, and waits for theirs while `wanted`, `patience_s`
-        at most; 0 waits a moment until its own is given. Returns what is known of all."""
+        at most; 0: until its own is given. Returns what is known of all."""
         results, warnings = self.io.node.results, self.io.node.warnings
         self.io.ask(lambda: results.share({"warnings": list(warnings), **result}))
         until_s = time.monotonic() + (patience_s or _GIVE_S)
@@ -151,19 +150,16 @@ class Session:
         self.io.do(self.io.node.gossip.leave)
 
     def close(self) -> None:
-        """Leaves if it has not left, and ends the I/O thread."""
         for server in self._servers:
             server.close()
         self.io.close()
 
     def _look(self) -> "Look":
-        """What all peers say of themselves. On the page's thread."""
+        """On the page's thread."""
         from murmuration.worker.views.history import Look
 
         node = self.io.node
-        packed = self.io.do(
-            lambda: ask_peers([m for m in node.gossip.others if m.live], self.transport), _LOOK_S
-        )
+        packed = self.io.do(lambda: ask_peers(self.others, self.transport), _LOOK_S)
         first = self.io.ask(node.status)
         answers = {str(first["peer"]): first}
         for peer, document in packed.items():

@@ -1,6 +1,6 @@
 """A worker and the machine around it: notices that it will go away, systemd, and limits.
 
-Notices and systemd have threads of their own: neither waits for the training or for the network.
+Notices and systemd have threads of their own.
 """
 
 import ctypes
@@ -36,8 +36,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def is_noticed(source: str) -> bool:
-    """Whether a notice is there: the file exists; or the URL answers 200 with anything but nothing,
-    0, false, no or none. A URL that does not answer has no notice. Blocks for seconds at most."""
+    """Whether the file exists; or the URL answers 200 with anything but nothing, 0, false, no or
+    none. Blocks for seconds at most."""
     if not source.startswith(("http://", "https://")):
         return Path(source).exists()
     with suppress(OSError, ValueError, HTTPException):  # no answer, no URL, no HTTP
@@ -75,8 +75,7 @@ def end_on_sigterm() -> None:
 
 
 def leaving_on(source: str | None, leave: Callable[[], None]) -> AbstractContextManager[None]:
-    """Within the block `leave` is called, once and from another thread, when a notice comes. Args:
-    source: a file or a URL, as `is_noticed` takes it; None for none."""
+    """Within the block `leave` is called, once and from another thread, when a notice comes."""
     if source is None:
         return nullcontext()
 
@@ -89,8 +88,8 @@ def leaving_on(source: str | None, leave: Callable[[], None]) -> AbstractContext
 
 
 class Systemd:
-    """The service manager that started this process, if one did and asks for word in the
-    environment: by NOTIFY_SOCKET, and WATCHDOG_USEC where it has a watchdog. Ref: sd_notify(3)."""
+    """The service manager that started this process, if the environment names one (NOTIFY_SOCKET,
+    WATCHDOG_USEC). Ref: sd_notify(3)."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         path = environment.get("NOTIFY_SOCKET", "")
@@ -106,8 +105,8 @@ class Systemd:
             sender.sendto("\n".join(lines).encode(), self._address)
 
     def watched(self, answers: Callable[[], object]) -> AbstractContextManager[None]:
-        """Says that the service is ready. Within the block the watchdog, if any, is fed as long as
-        the peer answers. Args: answers: raises RuntimeError or TimeoutError if it is not well."""
+        """Says that the service is ready; within the block feeds the watchdog, if any, while the
+        peer answers. Args: answers: raises RuntimeError or TimeoutError if it is not well."""
         self.tell("READY=1")
 
         def feed() -> bool:
@@ -122,7 +121,6 @@ class Systemd:
 
 @contextmanager
 def _repeated(name: str, work: Callable[[], bool], every_s: float) -> Iterator[None]:
-    """Does the work in the background within the block, until it returns True."""
     ended = threading.Event()
 
     def run() -> None:
@@ -139,8 +137,8 @@ def _repeated(name: str, work: Callable[[], bool], every_s: float) -> Iterator[N
 
 
 def allow_open_files() -> int | None:
-    """Allows this process as many as the user may have: each peer takes two connections, strangers
-    some more, and shells give a process few. Returns how many that is; None: there is no limit."""
+    """Allows this process as many as the user may have, and returns how many; None: there is no
+    limit. Each peer takes two connections, and shells give a process few."""
     try:
         import resource
     except ImportError:
@@ -155,7 +153,6 @@ def allow_open_files() -> int | None:
 
 
 def few_open_files(allowed: int | None) -> str | None:
-    """Returns what to say where `allow_open_files` has come to less than a swarm may need."""
     if allowed is None or allowed >= _FEW_FILES:
         return None
     return (
@@ -166,13 +163,12 @@ def few_open_files(allowed: int | None) -> str | None:
 
 def check_memory() -> None:
     """Raises MemoryError: loading torch takes more, and may end the process without a word."""
-    free = _free_of_process_bytes()
-    if free is not None and free < _LEAST_BYTES:
+    if (free := _free_of_process_bytes()) is not None and free < _LEAST_BYTES:
         raise MemoryError
 
 
 def memory_bytes() -> int | None:
-    """Finds what this process may still take by machine, control group and user, on Linux."""
+    """What this process may still take by machine, control group and user, on Linux."""
     found = [_free_of_process_bytes()]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -198,11 +194,8 @@ def _free_of_process_bytes() -> int | None:
 
 
 def return_large_blocks() -> None:
-    """Has glibc give blocks of 8 MiB and more back to the system as soon as they are free.
-
-    It keeps up to 32 MiB of each, for every thread apart: with a model of 86 MB, a third of what a
-    worker took beyond plain training. Smaller blocks are used again within a step.
-    """
+    """Has glibc give blocks of 8 MiB and more back as soon as they are free. It keeps up to 32 MiB
+    of each, for every thread: a third of what a worker took, with a model of 86 MB."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)

@@ -37,7 +37,8 @@ class UpnpRouter:
         """Has a port lead to what is bound to HOST:PORT here: the same port, if it is free.
 
         Args: before: what was returned last time; empty: nothing was.
-        Returns: HOST:PORT that the internet dials. Raises NoRouterPort."""
+        Returns: HOST:PORT that the internet dials. Raises NoRouterPort.
+        """
         host, own = split_address(bound)
         if is_loopback(host):
             raise NoRouterPort(f"no other machine reaches {bound}, which this one listens on")

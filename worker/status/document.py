@@ -1,22 +1,23 @@
-"""What a worker answers `murmur status`, as plain values: what it has measured of its loop, its own
-rounds, and whom it knows. And what the other peers answer."""
+"""What a worker answers `murmur status`, as plain values, and what the other peers answer."""
 
 import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import float_of, int_of, text_of
 from murmuration.worker import wire
 from murmuration.worker.config import Config
-from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.membership import Member
-from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.transport import Method, Traffic, Transport, TransportError
 from murmuration.worker.views.summary import relays_of
+
+if TYPE_CHECKING:
+    from murmuration.worker.node.node import Node
 
 _PERIOD_S = 0.05
 _PEER_S = 1.5  # for one peer's answer
@@ -41,7 +42,6 @@ class LagMonitor:
         self._rng = random.Random(0)
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             before = self._clock()
             await asyncio.sleep(_PERIOD_S)
@@ -56,16 +56,14 @@ class LagMonitor:
     def summary_ms(self) -> dict[str, float]:
         """p50, p99 and max so far, milliseconds; zeros before the first sample."""
         ordered = sorted(self._samples_s) or [0.0]
-        return {
-            "p50": round(1000 * ordered[len(ordered) // 2], 3),
-            "p99": round(1000 * ordered[int(0.99 * (len(ordered) - 1))], 3),
-            "max": round(1000 * self._max_s, 3),
-        }
+        p50, p99 = ordered[len(ordered) // 2], ordered[int(0.99 * (len(ordered) - 1))]
+        values_s = {"p50": p50, "p99": p99, "max": self._max_s}
+        return {key: round(1000 * value_s, 3) for key, value_s in values_s.items()}
 
 
 @dataclass
 class _LoggedRound:
-    """Times are of the clock (s). Args: resumed_s: when the training went on after its wait."""
+    """Args: resumed_s: when the training went on after its wait."""
 
     fragment: int
     round: int
@@ -78,13 +76,8 @@ class _LoggedRound:
 
 
 class RoundLog:
-    """The rounds of this peer and how they went. io thread only.
-
-    Attributes:
-        done, failed: rounds so far.
-        steps_lost: inner steps, since something was not finite.
-        exchange_s: how long those that were completed were on their way.
-    """
+    """The rounds of this peer and how they went. io thread only. Attributes: steps_lost: inner
+    steps, since something was not finite; exchange_s: of all that were completed."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -95,18 +88,16 @@ class RoundLog:
         self._waiting_since: float | None = None
 
     def began(self, fragment: int, round_: int) -> None:
-        """A round was sent."""
         if len(self._on_the_way) < _MOST_ON_THE_WAY:
             self._on_the_way[fragment] = _LoggedRound(fragment, round_, self._clock())
 
     def completed(self, fragment: int, round_: int, exchange_s: float, waited_for: str) -> None:
-        """One has closed. Args: exchange_s: how long it was on its way."""
+        """Args: exchange_s: how long it was on its way."""
         self.done += 1
         self.exchange_s += exchange_s
         self._end(fragment, round_, waited_for).began_s = self._clock() - exchange_s
 
     def gave_up(self, fragment: int, round_: int, waited_for: str) -> None:
-        """One has come to nothing."""
         self.failed += 1
         self._end(fragment, round_, waited_for).failed = True
 
@@ -130,7 +121,6 @@ class RoundLog:
                 self.steps_lost = int_of(event, "steps_lost") or 0
 
     def waiting_s(self) -> float | None:
-        """How long the training has stood still by now; None while it does not."""
         return self._ago(self._waiting_since)
 
     def recent(self) -> list[dict[str, object]]:
@@ -162,25 +152,17 @@ class RoundLog:
 
 
 def status_document(
-    *,
+    node: "Node",
     config: Config,
-    context: Context,
-    gossip: GossipService,
-    transport: Transport,
     progress: Mapping[str, object],
     rounds: RoundLog,
-    up_s: float,
     round_trips_s: Mapping[str, float],
-    **more: object,
+    up_s: float,
 ) -> dict[str, object]:
-    """Where this peer is, whom it knows, and what crossed the network so far. io thread only.
-
-    Args:
-        up_s: how long this peer has been listening: traffic is counted since then.
-        round_trips_s: the latest of a small call, by peer.
-        progress: what the latest events of the training say; empty as long as there are none.
-        more: plain values as they are.
-    """
+    """Where this peer is, whom it knows, and what crossed the network so far. io thread only. Args:
+    progress: the latest events of the training; round_trips_s: the latest by peer; up_s: how long
+    this peer has been listening: traffic is counted since then."""
+    context, gossip, transport = node.context, node.gossip, node.transport
     counts, me, traffic = context.counts, gossip.me, transport.traffic
     names = {member.address: member.peer for member in gossip.members}
     staged = config.stages.count > 1
@@ -227,14 +209,19 @@ def status_document(
             if member.live
             for accuser, count in gossip.rules.accusers(member.peer).items()
         },
-        **more,
+        "warnings": list(node.warnings),
+        "relayed": node.relay.table.document(),
+        **({"microbatches": asdict(node.stages.context.counts)} if node.stages else {}),
+        "loop_lag_ms": node.lag.summary_ms(),
+        "verdicts": node.locator.verdicts(),
+        "measured": node.measured(),
     }
 
 
 def _member(
     member: Member, names: Mapping[str, str], rtt_s: float | None, traffic: Traffic, *, staged: bool
 ) -> dict[str, object]:
-    """One row; `sent_bytes`, `received_bytes` are of streams that this peer has opened to it."""
+    """Args: traffic: of streams that this peer has opened."""
     stage: dict[str, object] = {}
     if staged:
         visits_per_s = Profile.unpack(member.profile).visits_per_s
@@ -251,8 +238,7 @@ def _member(
         "sent_bytes": traffic.sent_to[member.peer],
         "received_bytes": traffic.received_from[member.peer],
         "versions": [digest.version for digest in member.digests],
-        **({"unreachable": list(member.unreachable)} if member.unreachable else {}),
-        **({"idle": list(member.idle)} if member.idle else {}),
+        **{key: list(named) for key in ("unreachable", "idle") if (named := getattr(member, key))},
         "path": f"relayed by {' or '.join(relays)}" if relays else "direct",
     }
 
@@ -264,13 +250,11 @@ async def ask_peers(
     places = asyncio.Semaphore(_AT_ONCE)
     request = pb.StatusRequest(only=only).SerializeToString()
 
-    async def ask(member: Member) -> tuple[str, bytes] | None:
+    async def ask(at: Member) -> tuple[str, bytes] | None:
         async with places:
             try:
-                answer = await transport.call(
-                    member.address, Method.STATUS, request, _PEER_S, member.peer
-                )
-                return member.peer, wire.parse(pb.StatusReply, answer).document
+                raw = await transport.call(at.address, Method.STATUS, request, _PEER_S, at.peer)
+                return at.peer, wire.parse(pb.StatusReply, raw).document
             except (TransportError, wire.WireError):
                 return None
 

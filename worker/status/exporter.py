@@ -32,10 +32,7 @@ _GAUGES = {
     "mfu": ("mfu_ratio", "Share of the device's operations a second that the model takes."),
     "device_memory_bytes": ("device_memory_bytes", "Held by tensors there, at most so far."),
 }
-_COUNTERS = {
-    "samples": "Samples that were learned from.",
-    "tokens": "Tokens that were learned from.",
-}
+_COUNTERS = {key: f"{key.capitalize()} that were learned from." for key in ("samples", "tokens")}
 _ROUND_COUNTERS = {
     "steps_lost": "Inner steps undone, since values were not finite.",
     "late": "Own rounds that closed without this peer's part.",
@@ -56,7 +53,6 @@ class StatusCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """What the peer says now."""
         with suppress(RuntimeError, TimeoutError):
             document = self._status()
             return metrics_of(document)
@@ -64,7 +60,7 @@ class StatusCollector(Collector):
 
 
 def metrics_of(document: Document) -> Iterator[Metric]:
-    """All of a worker's status document; what is not known yet is left out."""
+    """What is not known yet is left out."""
     peer = str(document["peer"])
     gauge = partial(_filled, GaugeMetricFamily, peer)
     counter = partial(_filled, CounterMetricFamily, peer)
@@ -126,7 +122,6 @@ def _filled(
     values: Mapping[Any, object],
     *labels: str,
 ) -> Metric:
-    """One family with a value for each that is a number, by what stands in the labels."""
     family = kind(f"{_PREFIX}{name}", text, labels=["peer", *labels])
     for key, value in values.items():
         if isinstance(value, int | float):
@@ -136,11 +131,8 @@ def _filled(
 
 def metrics_server(address: str, status: Callable[[], Document]) -> WebServer:
     """Serves the figures over HTTP. On loopback only under names of this machine: a name that
-    somebody else points here would let any page that is open in a browser read along.
-
-    Args: address: HOST:PORT; port 0 takes a free one; status: as `StatusCollector` takes it. Raises
-        OSError: another process listens there, or the address is not this machine's.
-    """
+    somebody else points here would let any page that is open in a browser read along. Args:
+    address: HOST:PORT; port 0 takes a free one. Raises OSError: it cannot listen there."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(StatusCollector(status))

@@ -19,7 +19,6 @@ from murmuration.protos.events import float_of, int_of, new_event
 from murmuration.worker.background import Component
 from murmuration.worker.exchange.measured import Arrivals
 from murmuration.worker.status.document import ask_peers
-from murmuration.worker.transport import Transport
 from murmuration.worker.views.summary import map_of
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ class OwnFigures:
         self._received: dict[str, deque[tuple[int, float, float]]] = {}
 
     def round_ended(self) -> None:
-        """A round of this peer's has come back."""
         now, self._rounds = self._clock(), self._rounds + 1
         if self._ended_s is not None:
             self._round_s.append(now - self._ended_s)
@@ -61,13 +59,11 @@ class OwnFigures:
         for sender, (payload_bytes, seconds) in self._arrivals.taken().items():
             came = self._received.setdefault(sender, deque(maxlen=_ROUNDS))
             came.append((self._rounds, 8e-6 * payload_bytes / max(seconds, 1e-6), seconds))
+        latest = sorted(self._received.items(), key=lambda each: -each[1][-1][0])[:_MOST_SENDERS]
         late = self._rounds - _OLD_ROUNDS
-        kept = [(peer, came) for peer, came in self._received.items() if came[-1][0] > late]
-        kept.sort(key=lambda each: -each[1][-1][0])
-        self._received = dict(kept[:_MOST_SENDERS])
+        self._received = {peer: came for peer, came in latest if came[-1][0] > late}
 
     def applied(self, event: Mapping[str, object]) -> None:
-        """The train thread's word on a round: an event `round`."""
         self._stall_s.append(float_of(event, "stall_s") or 0.0)
         steps, step_s = int_of(event, "steps"), float_of(event, "step_s")
         if steps and step_s is not None:
@@ -79,7 +75,6 @@ class OwnFigures:
         self._saves += 1
 
     def figures(self) -> PeerFigures:
-        """The medians of now."""
 
         def median(values: Iterable[float]) -> float | None:
             return statistics.median(known) if (known := list(values)) else None
@@ -104,7 +99,6 @@ class OwnFigures:
 
 
 def to_document(figures: PeerFigures) -> dict[str, object]:
-    """As it travels: plain values."""
     return {
         **{key: getattr(figures, key) for key in _COUNTS},
         **{key: _short(getattr(figures, key)) for key in _TIMES},
@@ -118,11 +112,11 @@ def to_document(figures: PeerFigures) -> dict[str, object]:
 def from_document(peer: str, document: Mapping[str, Any]) -> PeerFigures:
     """What another peer says of itself; what does not fit counts as missing."""
     came: dict[str, tuple[float, float]] = {}
-    for sender, pair in islice(map_of(document, "received").items(), _MOST_SENDERS):
-        if isinstance(pair, Mapping):
-            mbps, seconds = float_of(pair, "mbps"), float_of(pair, "seconds")
-            if mbps is not None and seconds is not None:
-                came[sender] = (mbps, seconds)
+    received = map_of(document, "received")
+    for sender in islice(received, _MOST_SENDERS):
+        mbps, seconds = (float_of(map_of(received, sender), key) for key in ("mbps", "seconds"))
+        if mbps is not None and seconds is not None:
+            came[sender] = (mbps, seconds)
     return PeerFigures(
         peer=peer,
         rounds=int_of(document, "rounds") or 0,
@@ -138,62 +132,46 @@ def _short(value: float | None) -> float | None:
 
 
 class FaultLocator(Component):
-    """A component of the node. io thread only. Args: own: what this peer has measured; in_turn:
-    whether a peer sends to one at a time, as in pairs; log: takes an event for each fault that is
-    found, and each that has gone."""
+    """Finds and tells which peer, link or disk is slow. io thread only. Args: in_turn: whether a
+    peer sends to one at a time, as in pairs."""
 
-    def __init__(
-        self,
-        own: OwnFigures,
-        host: "Node",
-        transport: Transport,
-        *,
-        in_turn: bool,
-        clock: Callable[[], float],
-        log: Callable[[dict[str, object]], None],
-    ) -> None:
-        self._own, self._host, self._transport = own, host, transport
-        self._clock, self._log, self._since_1970_s = clock, log, time.time() - clock()
+    def __init__(self, own: OwnFigures, host: "Node", *, in_turn: bool) -> None:
+        self._own, self._host, self._clock = own, host, host.clock
+        self._since_1970_s = time.time() - self._clock()
         self._diagnosis = Diagnosis(in_turn=in_turn)
         self._answers: dict[str, tuple[float, PeerFigures]] = {}  # (when, what)
-        self._turn, self._next_s = 0, clock() + LOOK_S
+        self._turn, self._next_s = 0, self._clock() + LOOK_S
         self._past: deque[dict[str, object]] = deque(maxlen=_MOST_PAST)
 
     def tick(self) -> None:
-        """Looks again when it is time."""
         if self._clock() >= self._next_s:
             self._next_s = self._clock() + LOOK_S
             self._host.spawn(self.look())
 
     async def look(self) -> None:
-        """Asks some of the others, in turn, and says what has changed."""
         live = asked = [member for member in self._host.replicas if member.live]
         if len(live) > _AT_ONCE:
             start, self._turn = self._turn % len(live), self._turn + _AT_ONCE
             asked = [*live, *live][start : start + _AT_ONCE]
-        for peer, packed in (await ask_peers(asked, self._transport, "measured")).items():
+        for peer, packed in (await ask_peers(asked, self._host.transport, "measured")).items():
             with suppress(BadDocument):
                 measured = unpack(packed, _ANSWER_BYTES).get("measured")
                 if isinstance(measured, dict):
                     self._answers[peer] = self._clock(), from_document(peer, measured)
         names, old_s = {member.peer for member in live}, self._clock() - _OLD_S
-        self._answers = {
-            peer: (at_s, figures)
-            for peer, (at_s, figures) in self._answers.items()
-            if peer in names and at_s >= old_s
-        }
-        everyone = [self._own.figures(), *(figures for _, figures in self._answers.values())]
+        kept = {p: told for p, told in self._answers.items() if p in names and told[0] >= old_s}
+        self._answers = kept
+        everyone = [self._own.figures(), *(figures for _, figures in kept.values())]
         for change in self._diagnosis.update(self._clock(), everyone):
             verdict, place = self._plain(change.verdict), change.verdict.place
             if not change.found:
                 verdict["until"] = self._date(self._clock())
                 self._past.append(verdict)
-            self._log(new_event("located", found=change.found, verdict=verdict))
+            self._host.log(new_event("located", found=change.found, verdict=verdict))
             if change.found and place.peer == self._own.peer:
                 self._host.on_slow(place.kind)
 
     def verdicts(self) -> list[dict[str, object]]:
-        """The faults that hold, as plain values, the most costly first."""
         return [self._plain(verdict) for verdict in self._diagnosis.verdicts]
 
     def history(self) -> list[dict[str, object]]:
@@ -201,7 +179,6 @@ class FaultLocator(Component):
         return [*self._past, *self.verdicts()]
 
     def _plain(self, verdict: Verdict) -> dict[str, object]:
-        """As it stands in a status document, an event and a report."""
         place = verdict.place
         return {
             "kind": place.kind,

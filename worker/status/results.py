@@ -1,11 +1,10 @@
 """What each peer has come to, brought together at the end of a run: at every peer, by the peers.
 
-A peer gives its result to all that live as soon as it has one. It stays until those that are done
-as well have given theirs, or until its time is up: others take longer to evaluate.
+A peer gives its result to all that live as soon as it has one. It stays until the others that are
+done have given theirs, or until its time is up.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -14,7 +13,7 @@ from murmuration.worker import wire
 from murmuration.worker.background import Component
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.transport import Method, Transport, TransportError
+from murmuration.worker.transport import Method, TransportError
 from murmuration.worker.views.summary import Document
 
 if TYPE_CHECKING:
@@ -33,11 +32,8 @@ _POINTS = 400  # of a curve
 class ResultExchange(Component):
     """A component of the node. io thread only."""
 
-    def __init__(
-        self, me: str, run: int, host: "Node", transport: Transport, clock: Callable[[], float]
-    ) -> None:
-        self._me, self._run, self._host = me, run, host
-        self._transport, self._clock = transport, clock
+    def __init__(self, me: str, run: int, host: "Node") -> None:
+        self._me, self._run, self._host, self._clock = me, run, host, host.clock
         self._packed = b""
         self._results: dict[str, dict[str, Any]] = {}
         self._known: dict[str, Member] = {}
@@ -52,7 +48,6 @@ class ResultExchange(Component):
                 self._known[member.peer] = member
 
     def tick(self) -> None:
-        """Gives the result to those that have not got it."""
         for member in self._to_give() if self._packed else ():
             if member.peer not in self._giving and self._clock() >= self._again_s[member.peer]:
                 self._giving.add(member.peer)
@@ -67,12 +62,10 @@ class ResultExchange(Component):
         return pb.ResultReply(document=self._packed).SerializeToString()
 
     def share(self, result: Document) -> None:
-        """This peer's own is here: from now on it is given to all that live."""
         self._results[self._me] = dict(result)
         self._packed = _packed(result)
 
     def has(self, peer: str) -> bool:
-        """Whether the peer's is here."""
         return peer in self._results
 
     def is_given(self) -> bool:
@@ -108,18 +101,16 @@ class ResultExchange(Component):
         return [each for each in self._others() if self._tries[each.peer] < _TRIES]
 
     def _others(self) -> list[Member]:
-        """The peers that live and can be reached from here."""
         members = self._host.members
-        left_out = {self._me}.union(
-            *(each.unreachable for each in members if each.peer == self._me)
-        )
+        mine = (each.unreachable for each in members if each.peer == self._me)
+        left_out = {self._me}.union(*mine)
         return [each for each in members if each.live and each.peer not in left_out]
 
     async def _give(self, member: Member) -> None:
         self._tries[member.peer] += 1
         request = pb.ResultRequest(run=self._run, sender=self._me, document=self._packed)
         try:
-            raw = await self._transport.call(
+            raw = await self._host.transport.call(
                 member.address, Method.RESULT, request.SerializeToString(), _GIVE_S, member.peer
             )
             self._tries[member.peer] = _TRIES
@@ -130,7 +121,6 @@ class ResultExchange(Component):
             self._giving.discard(member.peer)
 
     def _take(self, peer: str, packed: bytes) -> None:
-        """Raises WireError: it cannot be read."""
         if not packed or peer == self._me:
             return
         if len(packed) > _RESULT_BYTES:
@@ -144,7 +134,7 @@ class ResultExchange(Component):
 
 
 def _packed(result: Document) -> bytes:
-    """Packs a result within the limit, with fewer points and without what is too long."""
+    """Within the limit: with fewer points, and without what is too long."""
     short = dict(result)
     for key in short.keys() & set(_CURVES):
         curve = list(short[key] or ())
@@ -152,7 +142,6 @@ def _packed(result: Document) -> bytes:
         short[key] = [*curve[:-1:stride], *curve[-1:]]
     for left_out in ("", "sample", *_CURVES):
         short.pop(left_out, None)
-        packed = pack(short)
-        if len(packed) <= _RESULT_BYTES:
+        if len(packed := pack(short)) <= _RESULT_BYTES:
             break
     return packed

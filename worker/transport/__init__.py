@@ -19,7 +19,7 @@ from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.errors import MurmurError
 
 if TYPE_CHECKING:
-    from murmuration.worker.identity import Identity
+    from murmuration.worker.identity.certificates import Identity
 
 
 class Method(StrEnum):

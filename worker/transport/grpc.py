@@ -45,7 +45,7 @@ from murmuration.worker.transport import (
 from murmuration.worker.transport.served import COMMON_OPTIONS, PACKAGE, Router, server_options
 
 if TYPE_CHECKING:
-    from murmuration.worker.identity import Identity
+    from murmuration.worker.identity.certificates import Identity
 
 _MAX_DETAILS = 300  # characters of what another peer says of a failure
 # What grpc.aio raises for a stream that is over; the last two where it has ended meanwhile.

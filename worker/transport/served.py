@@ -32,7 +32,7 @@ from murmuration.worker.transport import (
 )
 
 if TYPE_CHECKING:
-    from murmuration.worker.identity import Identity
+    from murmuration.worker.identity.certificates import Identity
 
 PACKAGE = "/murmuration.v1."
 COMMON_OPTIONS: list[tuple[str, int]] = [

@@ -3,11 +3,9 @@
 lines.py       events as lines
 summary.py     each peer in short, and all of them: the table and the figures of every view
 history.py     what the peers have said so far, within bounds
-page.py        a web server, which Prometheus reads too, and the page: it asks the peers again and
-               again, and serves what they say
+page.py        a web server, and the page; slow to import, so that only a caller that serves does
+tracking.py    figures for TensorBoard and others
 static/        the page in a browser; uPlot, which draws its curves, is Leon Sorokin's (MIT)
-
-A web server takes time to import: a caller that serves imports `worker.views.page` itself.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""A history of what the peers of a swarm say of themselves, for the page and the watch.
+"""A history of what the peers of a swarm say of themselves, for the page.
 
-Everything is bounded, whatever peers say and however long the run is: 128 peers, of each 512 points
-and 128 rounds, in all at most 30 MB. Points are thinned out, so that they span the whole run; of
-rounds the latest are kept. Of documents, known fields are taken, each checked.
+Everything is bounded, whatever peers say: 128 peers, of each 512 points and 128 rounds, in all at
+most 30 MB. Points are thinned out, so that they span the whole run; of rounds the latest are kept.
+Of documents, known fields are taken, each checked.
 """
 
 import math
@@ -52,8 +52,8 @@ POINT = (
 
 @dataclass(frozen=True)
 class Look:
-    """The swarm at one moment (seconds since 1970, by the clock of this machine): the document that
-    says which peers there are, and by name those of the peers that have answered."""
+    """The swarm at one moment (seconds since 1970): the document that says which peers there are,
+    and by name those of the peers that have answered."""
 
     time_s: float
     first: Document
@@ -61,8 +61,6 @@ class Look:
 
 
 class _Flow:
-    """A count as it grows, and its rate over about the last twenty seconds."""
-
     __slots__ = ("_count", "_time_s", "per_s")
 
     def __init__(self) -> None:
@@ -83,14 +81,11 @@ class _Flow:
 
     @property
     def mbps(self) -> float | None:
-        """The rate of a count of bytes."""
         return None if self.per_s is None else round(8e-6 * self.per_s, 4)
 
 
 @dataclass
 class _Peer:
-    """The kept part of what one peer has said."""
-
     summary: PeerSummary
     points: "array[float]" = field(default_factory=lambda: array("d"))  # rows of POINT
     rounds: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
@@ -98,6 +93,11 @@ class _Peer:
     sent: defaultdict[str, _Flow] = field(default_factory=lambda: defaultdict(_Flow))
     received: defaultdict[str, _Flow] = field(default_factory=lambda: defaultdict(_Flow))
     steps: _Flow = field(default_factory=_Flow)
+
+    def later(self, time_s: float) -> list[list[float | None]]:
+        width, points = len(POINT), self.points
+        rows = (points[start : start + width] for start in range(0, len(points), width))
+        return [[None if math.isnan(v) else v for v in row] for row in rows if row[0] > time_s]
 
 
 class History:
@@ -115,7 +115,6 @@ class History:
         self._time_s = 0.0
 
     def add(self, look: Look) -> None:
-        """Takes what the peers have just said."""
         with self._lock:
             self._time_s = look.time_s
             members = {name_of(each): each for each in maps_of(look.first, "members")[:MOST_PEERS]}
@@ -130,18 +129,16 @@ class History:
                 if name in self._peers:
                     self._add_peer(name, member, look.answers.get(name), addresses)
             self._count_waits()
-            self._links = _links(self._peers, look)
-            self._verdicts = _verdicts(look)
-            preset = next((p for a in look.answers.values() if (p := text_of(a, "preset"))), "")
+            self._links, self._verdicts = _links(self._peers, look), _verdicts(look)
+            presets = (text_of(each, "preset") for each in look.answers.values())
             self._swarm = {
                 "run": shown(text_of(look.first, "run") or "?"),
-                "preset": shown(preset or "?"),
+                "preset": shown(next(filter(None, presets), "?")),
                 "seen_by": shown(text_of(look.first, "peer") or "the coordinator"),
                 "encrypted": look.first.get("encrypted") is True,
             }
 
     def summary(self) -> SwarmSummary:
-        """How it is now."""
         with self._lock:
             return SwarmSummary(
                 peers=[peer.summary for _, peer in sorted(self._peers.items())],
@@ -168,7 +165,7 @@ class History:
                 "verdicts": self._verdicts,
                 "news": [each for each in self._news if each["time_s"] > time_s],
                 "point": POINT,
-                "points": {name: _later(each.points, time_s) for name, each in peers},
+                "points": {name: each.later(time_s) for name, each in peers},
                 "rounds": {
                     name: [r for r in each.rounds.values() if r["told_s"] > time_s]
                     for name, each in peers
@@ -217,7 +214,6 @@ class History:
         self._news.append({"time_s": self._time_s, "peer": peer, "text": text})
 
     def _count_waits(self) -> None:
-        """Counts how long the others stood still for each peer lately, and the share of it."""
         since_s = self._time_s - _RECENT_S
         by_peer: defaultdict[str, float] = defaultdict(float)
         waited_s = watched_s = 0.0
@@ -236,10 +232,8 @@ class History:
 
 
 def _told(summary: PeerSummary) -> str:
-    """The state as news."""
-    if summary.live and not summary.answers and not summary.relays:
-        return "does not answer"
-    return summary.state
+    silent = summary.live and not summary.answers and not summary.relays
+    return "does not answer" if silent else summary.state
 
 
 def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
@@ -271,8 +265,8 @@ def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
 
 
 def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
-    """The pairs of which either tells something, the busiest first. What goes from a to b is what a
-    sends on its own streams, and what b receives on its own."""
+    """The busiest first. What goes from a to b: what a sends, and b receives, on its own
+    streams."""
     told: dict[tuple[str, str], dict[str, Any]] = {}
     for name, own in look.answers.items():
         for member in maps_of(own, "members")[:MOST_PEERS]:
@@ -293,14 +287,8 @@ def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
     return sorted(told.values(), key=lambda link: -sum(filter(None, link["mbps"])))[:MOST_LINKS]
 
 
-def _later(points: "array[float]", time_s: float) -> list[list[float | None]]:
-    width = len(POINT)
-    rows = (points[start : start + width] for start in range(0, len(points), width))
-    return [[None if math.isnan(v) else v for v in row] for row in rows if row[0] > time_s]
-
-
 def _verdicts(look: Look) -> list[dict[str, Any]]:
-    """The faults that peers have located, by how many tell of each: one peer alone may be wrong."""
+    """By how many peers tell of each: one alone may be wrong."""
     found = [maps_of(own, "verdicts")[:_MOST_LISTED] for own in look.answers.values()]
     tellers = Counter(place for said in found for place in {place_of(each) for each in said})
     ranked = costliest(found or [maps_of(look.first, "verdicts")[:_MOST_LISTED]])

@@ -6,31 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from murmuration.protos import events, figures
 from murmuration.protos.addresses import is_loopback, split_address
-from murmuration.protos.events import (
-    NO_END,
-    Event,
-    float_of,
-    int_of,
-    names_of,
-    new_event,
-    place_of,
-    printable,
-    text_of,
-    verdict_words,
-)
+from murmuration.protos.events import NO_END, Event, float_of, int_of, names_of, text_of
 from murmuration.protos.exit_codes import exit_words
-from murmuration.protos.figures import (
-    count,
-    duration,
-    listed,
-    measured,
-    megabytes,
-    parameters,
-    percent,
-    shown,
-)
 from murmuration.protos.files import print_line
 
 _SILENCE_S = 30.0
@@ -48,29 +29,26 @@ class _Field:
     def __format__(self, form: str) -> str:
         value = self._value
         if isinstance(value, list | tuple):
-            return ", ".join(printable(str(name)) for name in value) or "nobody"
+            return ", ".join(events.printable(str(name)) for name in value) or "nobody"
         if isinstance(value, str) and not form:
-            return printable(value)
+            return events.printable(value)
         if not isinstance(value, int | float) or not math.isfinite(value):
             return "?"
         return format(value, form)
 
 
 class _Fields(dict[str, object]):
-    """The fields of an event, for `str.format_map`."""
-
     def __getitem__(self, key: str) -> _Field:
         return _Field(self.get(key))
 
 
 def describe(event: Event, joins: str | None = "") -> str | None:
-    """One line, None for an event that needs none. Args: joins: what to type behind `murmur join
-    HOST:PORT` to be let in; None where the others are programs with loops of their own."""
+    """One line, if the event needs one. Args: joins: what to type behind `murmur join HOST:PORT` to
+    be let in; None where the others are programs with loops of their own."""
     kind = str(event.get("event"))
     if kind == "listening":
         return _listening(event, joins)
-    words = _WORDS.get(kind)
-    return _computed(kind, event) if words is None else _filled(words, event)
+    return _filled(_WORDS[kind], event) if kind in _WORDS else _computed(kind, event)
 
 
 def _filled(words: str, event: Event, **more: object) -> str:
@@ -78,21 +56,18 @@ def _filled(words: str, event: Event, **more: object) -> str:
 
 
 def _listening(event: Event, joins: str | None) -> str:
-    """Where a peer is reached, and what to type to join it: that must work as it stands."""
+    """What to type to join must work as it stands."""
     address = str(event["address"])
     host, port = split_address(address)
     origin = f" ({event['origin']}; --advertise says otherwise)" if event.get("origin") else ""
-    said = f"{event['peer']} is reached at {address}{origin}"
+    only = ", from this machine only" if is_loopback(host) else ""
+    said = f"{event['peer']} is reached at {address}{origin}{only}"
     if joins is None:
-        only = ", from this machine only" if is_loopback(host) else ""
-        return f"{said}{only}; others join with --join {address}"
-    by = f" {joins}" if joins else ""
-    if is_loopback(host):
-        return (
-            f"{said}, from this machine only\n"
-            f"another worker here joins with: murmur join {address} --out runs/another{by}"
-        )
-    return f"{said}\nanother machine joins with: murmur join {address} --listen 0.0.0.0:{port}{by}"
+        return f"{said}; others join with --join {address}"
+    how = f"machine joins with: murmur join {address} --listen 0.0.0.0:{port}"
+    if only:
+        how = f"worker here joins with: murmur join {address} --out runs/another"
+    return f"{said}\nanother {how}{f' {joins}' if joins else ''}"
 
 
 def _run(event: Event) -> str:
@@ -104,18 +79,19 @@ def _run(event: Event) -> str:
     rounds = f"a round every {period:,}{of}" if period else f"without rounds{of}"
     rounds += " steps" if period or of else ""
     counted = f", {tokens:,} tokens a step" if tokens else ""
-    named = f"{parameters(number or 0)}, preset {event['preset']}, {rounds}"
+    named = f"{figures.parameters(number or 0)}, preset {event['preset']}, {rounds}"
     return f"{named}{counted}, on {event['device']}"
 
 
 def page_event(url: str, token_path: Path | None) -> dict[str, object]:
-    """The event that is logged; where readers show a token, with its file, never the token."""
-    return new_event("page", url=url, **({"token_file": str(token_path)} if token_path else {}))
+    """Where readers show a token, it has the token's file, never the token."""
+    return events.new_event(
+        "page", url=url, **({"token_file": str(token_path)} if token_path else {})
+    )
 
 
 def page_words(event: Mapping[str, object], *, terminal: bool) -> str:
-    """The same for a person. On a terminal the address is complete; elsewhere, which may be a log,
-    it says where the secret is."""
+    """The same for a person. On a terminal the address is complete; a log has no secret."""
     url, kept = str(event["url"]), event.get("token_file")
     if kept is None:
         return f"the page of the swarm: {url}"
@@ -141,16 +117,16 @@ def _progress(event: Event) -> str | None:
     if (loss := float_of(event, "loss")) is not None:
         parts.append(f"loss {loss:.3f}")
     parts.append(f"rounds {int_of(event, 'rounds') or 0}")
-    parts.append(f"sent {megabytes(float_of(event, 'bytes_sent') or 0.0)}")
+    parts.append(f"sent {figures.megabytes(float_of(event, 'bytes_sent') or 0.0)}")
     pace = float_of(event, "steps_per_s")
     if tokens_per_s := float_of(event, "tokens_per_s"):
         parts.append(f"{tokens_per_s:,.0f} tokens/s")
     elif pace:
         parts.append(f"{pace:,.3g} steps/s")
     if pace and step < steps < NO_END:
-        parts.append(f"{duration((steps - step) / pace)} to go")
+        parts.append(f"{figures.duration((steps - step) / pace)} to go")
     if peers := int_of(event, "peers"):
-        parts.append(count(peers, "peer"))
+        parts.append(figures.count(peers, "peer"))
     return "  ".join(parts)
 
 
@@ -158,8 +134,8 @@ def _validation_loss(event: Event) -> str:
     """`validation loss 1.258 ± 0.047, accuracy 0.91`; empty where it was not measured."""
     if (loss := float_of(event, "val_loss")) is None:
         return ""
-    told = measured(loss, float_of(event, "val_loss_error"))
-    return f"validation loss {told}{listed(event.get('val_metrics'))}"
+    told = figures.measured(loss, float_of(event, "val_loss_error"))
+    return f"validation loss {told}{figures.listed(event.get('val_metrics'))}"
 
 
 def _adopted(event: Event) -> str:
@@ -175,7 +151,6 @@ def _adopted(event: Event) -> str:
 
 
 def _left(event: Event) -> str:
-    """How a loop has ended before its run."""
     line = f"left the run at step {_Field(event.get('step'))}"
     if others := names_of(event, "others"):
         line += f"; going on: {', '.join(others)}"
@@ -188,12 +163,11 @@ def _left(event: Event) -> str:
 
 def _rebuilt(event: Event) -> str:
     """`rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2`."""
-    said = event.get("from")
-    weights = {str(stage): said[stage] for stage in said} if isinstance(said, Mapping) else {}
+    said: Any = event.get("from")
     parts = [
-        f"{percent(weight, 0)} of stage {printable(stage)}"
-        for stage in weights
-        if (weight := float_of(weights, stage)) is not None
+        f"{figures.percent(weight, 0)} of stage {events.printable(str(stage))}"
+        for stage in (said if isinstance(said, Mapping) else ())
+        if (weight := float_of(said, stage)) is not None
     ]
     return f"rebuilt stage {_Field(event.get('stage'))} from {' and '.join(parts) or 'nothing'}"
 
@@ -218,7 +192,7 @@ _WORDS = {
 
 
 def _computed(kind: str, event: Event) -> str | None:
-    """The words of other events, which depend on the fields; None where there are none."""
+    """The words of other events, which depend on the fields."""
     match kind:
         case "run":
             return _run(event)
@@ -226,7 +200,9 @@ def _computed(kind: str, event: Event) -> str | None:
             return page_words(event, terminal=sys.stdout.isatty())
         case "awaiting":
             here, wanted = names_of(event, "here"), int_of(event, "wanted")
-            missing = "the others" if wanted is None else count(wanted - len(here), "more peer")
+            missing = (
+                "the others" if wanted is None else figures.count(wanted - len(here), "more peer")
+            )
             return f"waits for {missing} to start (here: {', '.join(here) or 'nobody'})"
         case "progress":
             return _progress(event)
@@ -249,7 +225,7 @@ def _computed(kind: str, event: Event) -> str | None:
             return _filled("a message of {sender} is not taken: {reason}", event) + again
         case "located" if isinstance(verdict := event.get("verdict"), Mapping):
             found = "slow" if event.get("found") is True else "no longer slow"
-            return f"{found}: {verdict_words(verdict)}"
+            return f"{found}: {events.verdict_words(verdict)}"
         case "left":
             return _left(event)
         case "adopted":
@@ -260,10 +236,8 @@ def _computed(kind: str, event: Event) -> str | None:
             how = "has left" if event.get("health") == "left" else "is {health}"
             return _filled("{peer_changed} " + how, event)
         case "unreachable":
-            if not (peers := names_of(event, "peers")):
-                return "reaches every peer again"
-            told = f"does not reach {', '.join(peers)}, alive all the same"
-            return f"{told}: check that port and the link"
+            told = "does not reach {peers}, alive all the same: check that port and the link"
+            return _filled(told, event) if names_of(event, "peers") else "reaches every peer again"
         case "result":
             loss = f"{words}, " if (words := _validation_loss(event)) else ""
             words = "{reason} at step {step}: {loss}{rounds_completed} rounds, anchor {anchor_hash}"
@@ -283,19 +257,13 @@ _NEEDED = (
 
 
 def announce_as_json(event: Event) -> None:
-    """Prints an event for a program: one line of JSON."""
     print_line(json.dumps(event))
 
 
 class PlainLines:
-    """Prints a worker's events for a person: behind the time of day with its zone, and the seconds
-    since the start. Training is a line for each round, and for 30 s without one.
-
-    Args:
-        verbosity: 1 for each report of the training and each round's times; -1 without what goes
-            its usual way.
-        spell: puts options into the words of the caller.
-    """
+    """Prints a worker's events for a person. Training is a line for each round, and for 30 s
+    without one. Args: verbosity: 1 for each report and each round's times; -1 without what goes its
+    usual way; spell: puts options into the words of the caller."""
 
     def __init__(
         self, joins: str | None = "", verbosity: int = 0, spell: Callable[[str], str] = str
@@ -341,13 +309,12 @@ class SwarmLines:
         self._warned: dict[str, set[str]] = {}  # peers by text, since it was last a line
 
     def line(self, event: Event) -> str | None:
-        """The line for this event, or None where it is ordinary, or known."""
         kind, peer = text_of(event, "event") or "", text_of(event, "peer") or "?"
         words = describe(event) if kind in _TOLD_OF_ALL else None
         if not words or not self._is_news(kind, peer, event):
             return None
         who = "" if kind == "located" else f"{peer}: "  # several find the same
-        return shown(" ".join(f"{who}{words}".split()), _MAX_LINE)
+        return figures.shown(" ".join(f"{who}{words}".split()), _MAX_LINE)
 
     def _is_news(self, kind: str, peer: str, event: Event) -> bool:
         match kind:
@@ -360,7 +327,7 @@ class SwarmLines:
             case "located":  # until it is gone
                 verdict = event["verdict"]
                 assert isinstance(verdict, Mapping)
-                place = (kind, *place_of(verdict))
+                place = (kind, *events.place_of(verdict))
                 if event.get("found") is True:
                     return self._is_first(*place)
                 known = place in self._seen
@@ -382,9 +349,7 @@ class SwarmLines:
                 said.clear()
                 said.add(peer)
             case "member":  # doubts, deaths and returns: the rest is ordinary
-                changed, health = (
-                    text_of(event, each) or "" for each in ("peer_changed", "health")
-                )
+                changed, health = (text_of(event, key) or "" for key in ("peer_changed", "health"))
                 rank = _WORSE.index(health.lower()) if health.lower() in _WORSE else 0
                 before = self._health.get(changed, 0)
                 if rank == before or 0 < rank < before or len(self._health) >= _MAX_SEEN:

@@ -1,5 +1,4 @@
-"""A web server on a thread of its own, which Prometheus reads figures from too; and the page, with
-a server that asks the swarm every two seconds.
+"""A web server on a thread of its own, which Prometheus reads from too; and the page of a swarm.
 
 The files of the page hold nothing of the run. The figures are below /api/, as JSON, for GET alone.
 On loopback they are under names of this machine only: a name that somebody else points here would
@@ -14,13 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import (
-    AbstractAsyncContextManager,
-    ExitStack,
-    asynccontextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 import uvicorn
@@ -36,9 +29,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
-from murmuration.protos.reach import cannot_listen
-from murmuration.worker.identity import FOLDER
-from murmuration.worker.identity.certificates import write_secret
+from murmuration.protos.reach import cannot_listen, listening_problem
+from murmuration.worker.identity.certificates import FOLDER, write_secret
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import History, Look
 
@@ -91,29 +83,18 @@ class _WebConnection(H11Protocol):
 
 
 class WebServer:
-    """Serves an application until closed. Raises OSError: it cannot listen there, or there is no
-    certificate; says how to go on.
-
-    Args:
-        option: the option of the command line that names the address.
-        address: HOST:PORT; port 0 takes a free one.
-        folder: the folder with the certificate to speak HTTPS with; None: HTTP.
-
-    Attributes: url: of the root, with a slash at its end.
-    """
+    """Serves an application until closed. Raises OSError, which says how to go on: it cannot listen
+    there, or there is no certificate. Args: option: of the command line, that names the address;
+    address: HOST:PORT; port 0 takes a free one; folder: with the certificate to speak HTTPS with;
+    None: HTTP. Attributes: url: of the root, with a slash at its end."""
 
     def __init__(self, option: str, address: str, app: ASGIApp, folder: Path | None = None) -> None:
         host, port = split_address(address)
-        try:
-            with ExitStack() as opened:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                self._socket = opened.enter_context(socket.socket(family))
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                self._socket.bind((host, port))
-                self._socket.listen()
-                opened.pop_all()
-        except OSError as error:
-            raise OSError(cannot_listen(option, address, error)) from error
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        if (problem := listening_problem(address)) is not None:
+            raise OSError(cannot_listen(option, address, problem)) from problem
+        self._socket = socket.create_server((host, port), family=family, dualstack_ipv6=both)
         config = uvicorn.Config(
             app,
             log_config=None,  # requests are logged nowhere
@@ -142,7 +123,6 @@ class WebServer:
         self.url = f"{scheme}://{join_address(host, self._socket.getsockname()[1])}/"
 
     def close(self) -> None:
-        """Serves no more, and frees the port."""
         self._server.should_exit = True
         self._thread.join(_END_S)
         self._socket.close()
@@ -153,8 +133,8 @@ def page_app(
     token: str | None,
     beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
 ) -> Starlette:
-    """The application. Args: token: that a reader of the figures shows; None: anybody on this
-    machine may read them; beside: what runs while it serves."""
+    """Args: token: that a reader of the figures shows; None: anybody on this machine may read them;
+    beside: what runs while it serves."""
 
     async def swarm(request: Request) -> Response:
         if token is not None:
@@ -189,32 +169,24 @@ def page_app(
 
 
 async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
-    """Adds what every answer says, refusals too."""
     response = await answer(request)
     response.headers.update(HEADERS)
     return response
 
 
 class PageServer(WebServer):
-    """Serves the page from a thread of its own, until closed. Raises OSError: it cannot listen
-    there, or the token cannot be kept; says how to go on.
-
-    Args:
-        look: asks the swarm; called on a thread of this server's. May raise OSError, RuntimeError
-            or TimeoutError when nobody answers: the page then shows what was last seen.
-        encrypted: whether to speak HTTPS off loopback, with the certificate in the folder.
-
-    Attributes: token_path: the file with what readers have to show; None on loopback.
-    """
+    """Serves the page until closed. Raises OSError: it cannot listen there, or the token cannot be
+    kept. Args: look: asks the swarm, on a thread of this server's. It may raise OSError,
+    RuntimeError or TimeoutError: the page then shows what was last seen; encrypted: whether to
+    speak HTTPS off loopback. Attributes: token_path: the file with what readers have to show; None
+    on loopback."""
 
     def __init__(self, place: PagePlace, look: Callable[[], Look], *, encrypted: bool) -> None:
         public = not is_loopback(split_address(place.address)[0])
-        token: str | None = None
-        self.token_path: Path | None = None
-        if public:
-            token, self.token_path = page_token(place.folder)
+        kept = page_token(place.folder) if public else None
+        self.token_path = kept and kept[1]
         self._look, self.history = look, History(EVERY_S)
-        app = page_app(self.history, token, self._looking)
+        app = page_app(self.history, kept and kept[0], self._looking)
         certified = place.folder if encrypted and public else None
         super().__init__("--web", place.address, app, certified)
 
@@ -236,7 +208,6 @@ class PageServer(WebServer):
 
 
 def page_token(folder: Path) -> tuple[str, Path]:
-    """The secret that a reader shows off loopback, and its file. Raises OSError."""
     path = folder / FOLDER / _TOKEN
     if path.exists() and (kept := path.read_text().strip()):
         return kept, path

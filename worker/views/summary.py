@@ -1,5 +1,4 @@
-"""Each peer of a run in short, and the figures and the table that every view draws of them: `murmur
-status` and the page of what peers say, `murmur swarm` of events, a report of either."""
+"""Each peer of a run in short, and the figures and the table that every view draws of them."""
 
 import io
 import math
@@ -35,14 +34,11 @@ _WIDEST = 10_000
 class PeerSummary:
     """One peer, by its own word where it has answered, else as another knows it; None: not known.
 
-    Args:
-        state: its phase while it lives, else how it went.
-        waiting_s: how long its training has stood still by now; None while it does not.
-        rtt_ms: the round trip from the peer that named it.
-        relays: the peers that others reach it through; none where they dial it.
-        waited_for_s: how long the others stood still for it in the last two minutes.
-        seen_s: when it last answered, in seconds since 1970.
-        refused, quarantine: messages that it did not take, by reason and by sender.
+    Args: state: its phase while it lives, else how it went; waiting_s: how long its training has
+    stood still by now; rtt_ms: from the peer that named it; relays: the peers that others reach it
+    through; waited_for_s: how long the others stood still for it in the last two minutes; seen_s:
+    when it last answered, in seconds since 1970; refused, quarantine: messages that it did not
+    take, by reason and by sender.
     """
 
     peer: str
@@ -83,8 +79,8 @@ class PeerSummary:
 def summary_of(
     member: Document, own: Document | None, names: Mapping[str, str] | None = None
 ) -> PeerSummary:
-    """Sums up what is known of a peer: `member`, as another peer or a coordinator has it in its
-    status document, and its own document, if it has answered. Args: names: of peers, by address."""
+    """Sums up a peer: `member`, as another has it in its status document, and its own document, if
+    it has answered. Args: names: of peers, by address."""
     said: Document = {} if own is None else own
     either: Document = member if own is None else own
     traffic, rounds = map_of(said, "traffic"), map_of(said, "rounds")
@@ -92,9 +88,8 @@ def summary_of(
         versions = member.get("versions")
         counted = [v for v in versions if type(v) is int] if isinstance(versions, list) else []
         rounds = {"completed": sum(counted) if counted else None}
-    health, phase = (
-        shown(text_of(map_, key) or "?") for map_, key in ((member, "health"), (either, "phase"))
-    )
+    health = shown(text_of(member, "health") or "?")
+    phase = shown(text_of(either, "phase") or "?")
     return PeerSummary(
         peer=name_of(member),
         address=shown(text_of(member, "address") or ""),
@@ -133,19 +128,17 @@ def name_of(member: Document) -> str:
 
 
 def map_of(document: Document, key: str) -> Document:
-    """A map in a document of another process; empty where there is none."""
+    """A map in a document of another process, if there is one."""
     value = document.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
 def maps_of(document: Document, key: str) -> list[Document]:
-    """The maps in a list, likewise."""
     values = document.get(key)
     return [v for v in values if isinstance(v, Mapping)] if isinstance(values, list) else []
 
 
 def _counts(document: Document, key: str) -> dict[str, int]:
-    """The counts above 0, by reason or peer."""
     counts = map_of(document, key)
     found = {shown(str(name)): int_of(counts, name) or 0 for name in list(counts)[:_MAX_FACTS]}
     return {name: count for name, count in found.items() if count}
@@ -173,7 +166,6 @@ class SwarmSummary:
 
     @property
     def steps(self) -> int | None:
-        """The inner steps of the whole run."""
         return max((peer.steps for peer in self.peers if peer.steps), default=None)
 
     @property
@@ -186,7 +178,6 @@ class SwarmSummary:
         return max(filter(math.isfinite, left), default=None)
 
     def facts(self) -> list[tuple[str, str]]:
-        """(name, value) of what is told of all."""
         states = Counter(peer.state for peer in self.peers)
         facts = [("peers", ", ".join(f"{count} {state}" for state, count in states.items()))]
         if self.step or self.steps:
@@ -212,7 +203,6 @@ class SwarmSummary:
         return "  ".join([*parts, *(f"slow: {verdict}" for verdict in self.verdicts)])
 
     def table(self, *, leave_out: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
-        """The heads of the columns of which something is known, and a row for each peer."""
         columns = {head: cell for head, cell in _COLUMNS.items() if head not in leave_out}
         return known_columns(columns, self.peers)
 
@@ -220,10 +210,7 @@ class SwarmSummary:
 def known_columns(
     columns: Mapping[str, Callable[[T], str | None]], rows: Sequence[T]
 ) -> tuple[list[str], list[list[str]]]:
-    """The heads of the columns of which something is known, and the cells of each row."""
-    found = {
-        head: cells for head, cell in columns.items() if any(cells := [cell(row) for row in rows])
-    }
+    found = {name: cells for name, of in columns.items() if any(cells := [of(row) for row in rows])}
     return list(found), [[cell or "-" for cell in row] for row in zip(*found.values(), strict=True)]
 
 
@@ -239,12 +226,10 @@ def _of(key: str, show: Callable[[Any], str]) -> Cell:
 
 
 def _pace(peer: PeerSummary) -> str | None:
-    """A pace in tokens where the task counts in them, else in samples, else in steps."""
     if peer.tokens_per_s is not None:
         return f"{peer.tokens_per_s:,.0f} tokens"
-    if peer.samples_per_s is not None:
-        return f"{peer.samples_per_s:,.3g} samples"
-    return None if peer.steps_per_s is None else f"{peer.steps_per_s:,.3g} steps"
+    paces = ((peer.samples_per_s, "samples"), (peer.steps_per_s, "steps"))
+    return next((f"{pace:,.3g} {noun}" for pace, noun in paces if pace is not None), None)
 
 
 def _not_taken(peer: PeerSummary) -> str:
@@ -284,13 +269,8 @@ def drawn_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], align: str, title: str = "", **more: Any
 ) -> Table:
     """Columns below a rule, each aligned by `<` or `>`; states have colours."""
-    drawn = Table(
-        box=box.SIMPLE_HEAD,
-        title=Text(title) if title else None,
-        title_justify="left",
-        title_style="dim",
-        **more,
-    )
+    named = {"title": Text(title) if title else None, "title_justify": "left", "title_style": "dim"}
+    drawn = Table(box=box.SIMPLE_HEAD, **named | more)
     for head, side in zip(heads, align, strict=True):
         justify: Any = "left" if side == "<" else "right"
         drawn.add_column(Text(head), justify=justify, no_wrap=head not in _WRAPPED)
@@ -300,9 +280,7 @@ def drawn_table(
     return drawn
 
 
-def text_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, align: str | None = None
-) -> str:
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, align: str = "") -> str:
     """The same as text, as wide as it takes; by default the first column is to the left."""
     console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
     with console.capture() as said:
@@ -311,7 +289,5 @@ def text_table(
 
 
 def _style(state: str) -> str:
-    if state in ("training", "done"):
-        return "green"
     bad = state.startswith(("dead", "lost", "killed", "exit", "silent"))
-    return "red" if bad else "yellow"
+    return "green" if state in ("training", "done") else "red" if bad else "yellow"

@@ -1,7 +1,6 @@
 """Figures of a run for trackers of experiments: TensorBoard, Weights & Biases, trackio.
 
-All are told the same figures, taken from the events that the log has, on a thread of their own: one
-that is slow loses figures, and holds nothing up.
+All are told the same, on a thread of their own: one that is slow loses figures.
 """
 
 import importlib
@@ -38,7 +37,7 @@ Event = dict[str, object]
 
 
 class TensorBoard:
-    """Event files in OUT/tensorboard. It and `TrackedRun` are called on one thread."""
+    """Event files in OUT/tensorboard."""
 
     def __init__(self, module: Any, out: Path, peer: str) -> None:
         self._writer = module.SummaryWriter(str(out / "tensorboard" / peer))
@@ -52,7 +51,7 @@ class TensorBoard:
 
 
 class TrackedRun:
-    """Weights & Biases, or trackio, which has the same functions; their own variables apply."""
+    """Weights & Biases, or trackio, which has the same functions."""
 
     def __init__(self, module: Any, out: Path, peer: str) -> None:
         where = {"dir": str(out)} if module.__name__ == "wandb" else {}
@@ -67,11 +66,8 @@ class TrackedRun:
 
 
 class Trackers:
-    """Passes a worker's events on, and tells trackers of them. any thread.
-
-    Args: names: of `TRACKERS`; out, peer: the worker's folder and name; announce: takes each event
-        too. Raises ConfigError: a library is missing, or cannot begin.
-    """
+    """Passes a worker's events on, and tells trackers of them. any thread. Args: out, peer: the
+    worker's folder and name. Raises ConfigError: a library is missing, or cannot begin."""
 
     def __init__(
         self, names: Sequence[str], out: Path, peer: str, announce: Callable[[Event], None]
@@ -92,13 +88,11 @@ class Trackers:
             except Exception as error:  # of a library
                 raise ConfigError(f"--track {name}: it cannot begin: {error}") from error
         self._announce, self._step = announce, 0
-        self._waiting: queue.Queue[tuple[dict[str, float], int] | None]
-        self._waiting = queue.Queue(_MOST_WAITING)
+        self._waiting = queue.Queue[tuple[dict[str, float], int] | None](_MOST_WAITING)
         self._thread = threading.Thread(target=self._tell, name="murmur-track", daemon=True)
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        """Takes an event; never waits."""
         self._announce(event)
         step = int_of(event, "step")
         self._step = self._step if step is None else step
@@ -106,7 +100,6 @@ class Trackers:
             self._waiting.put_nowait((figures, self._step))
 
     def close(self) -> None:
-        """Waits a moment until everything is told."""
         self._waiting.put(None)
         self._thread.join(_END_S)
 
@@ -127,7 +120,6 @@ class Trackers:
 
 
 def figures_of(event: Mapping[str, object]) -> dict[str, float]:
-    """What an event has to tell, by the name under which trackers show it."""
     match event.get("event"):
         case "progress" if event.get("state") == "training":
             return _named(event, _OF_PROGRESS)
@@ -138,8 +130,7 @@ def figures_of(event: Mapping[str, object]) -> dict[str, float]:
             own = metrics if isinstance(metrics, Mapping) else {}
             names = {str(key): f"validation/{key}" for key in own}
             return _named(event, {"val_loss": "validation/loss"}) | _named(own, names)
-        case _:
-            return {}
+    return {}
 
 
 def _named(event: Mapping[str, object], names: Mapping[str, str]) -> dict[str, float]:

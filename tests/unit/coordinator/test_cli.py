@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from murmuration.coordinator import cli
-from murmuration.worker.identity import IdentityError, Role
+from murmuration.worker.identity.certificates import IdentityError, Role
 
 
 @pytest.mark.parametrize(

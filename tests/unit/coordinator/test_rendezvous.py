@@ -26,8 +26,8 @@ from murmuration.coordinator.rendezvous import (
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import ReservedPorts
 from murmuration.protos.documents import pack
-from murmuration.worker.identity import Authority, Role
-from murmuration.worker.identity.certificates import new_key, request_for
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Role, new_key, request_for
 from tests.support.stranger import Stranger, calling
 from tests.support.stranger import serving as answered
 

@@ -16,8 +16,7 @@ from murmuration.protos.files import LOG_BYTES
 from murmuration.worker.catchup.bootstrap import DESERTED_S
 from murmuration.worker.cli import cli
 from murmuration.worker.config import parse_config
-from murmuration.worker.identity import TOKEN_USES, TOKEN_VALID_S
-from murmuration.worker.identity.authority import MOST
+from murmuration.worker.identity.authority import MOST, TOKEN_USES, TOKEN_VALID_S
 from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
 from murmuration.worker.node.answers import MOST_TUNNELS, TUNNELS_EACH

@@ -20,7 +20,8 @@ from murmuration.protos.reach import (
     resolved,
     target_of,
 )
-from murmuration.worker.identity import Authority, Identity, Role, is_encrypted_run
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Identity, Role, is_encrypted_run
 from murmuration.worker.transport import NOBODY, Handler
 from murmuration.worker.transport.grpc import GrpcTransport
 

@@ -29,7 +29,7 @@ for module, names in (
     for name in names:
         delattr(module, name)
 count = 0
-others = ("worker.library.hf", "worker.library.lightning", "worker.cli.__main__", "protos.generate")
+others = ("worker.library.hf", "worker.library.lightning", "worker.cli.__main__")
 import murmuration
 for found in pkgutil.walk_packages(murmuration.__path__, "murmuration."):
     if found.name.removeprefix("murmuration.") not in others:

@@ -13,27 +13,21 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.identity import (
+from murmuration.worker.identity import authority, certificates
+from murmuration.worker.identity.authority import TRIAL, Authority, enrol
+from murmuration.worker.identity.certificates import (
     FOLDER,
-    Authority,
     Identity,
     IdentityError,
     Role,
-    Token,
-    authority,
-    certificates,
-    enrol,
-    member_identity,
-    token_from,
-)
-from murmuration.worker.identity.authority import TRIAL
-from murmuration.worker.identity.certificates import (
     Verifier,
     certified_name,
     key_to_pem,
+    member_identity,
     new_key,
     request_for,
 )
+from murmuration.worker.identity.tokens import Token, token_from
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from murmuration.worker import folder
 from murmuration.worker.config import Config
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.folder import NOTHING, Remembered
-from murmuration.worker.identity import Authority, Role
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Role
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node import newcomer
 from murmuration.worker.node.newcomer import Newcomer

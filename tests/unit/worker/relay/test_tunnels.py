@@ -12,7 +12,8 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import relayed_address, split_address
 from murmuration.protos.events import Warnings
 from murmuration.worker.background import Tasks
-from murmuration.worker.identity import Authority, Role
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Role
 from murmuration.worker.identity.gate import Gate
 from murmuration.worker.membership import Member
 from murmuration.worker.node.answers import NodeServer

@@ -28,9 +28,8 @@ class Peers:
     def __init__(self, *names: str) -> None:
         self.members = [member(name) for name in names]
         self.now_s, self.deaf, self.calls = 0.0, set[str](), 0
-        self.results = {
-            name: ResultExchange(name, RUN, self, self, lambda: self.now_s) for name in names
-        }
+        self.transport, self.clock = self, lambda: self.now_s
+        self.results = {name: ResultExchange(name, RUN, self) for name in names}
         self.work: list[Coroutine[None, None, None]] = []
         for each in self.results.values():
             each.on_view(View())

@@ -12,7 +12,8 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from murmuration.protos import reach
-from murmuration.worker.identity import Authority, Identity, Role
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Identity, Role
 from murmuration.worker.transport import (
     NOBODY,
     Caller,

@@ -18,7 +18,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from murmuration.protos.addresses import split_address
-from murmuration.worker.identity import Authority, Role
+from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.certificates import Role
 from murmuration.worker.views import PagePlace, page
 from murmuration.worker.views.history import History, Look
 from murmuration.worker.views.lines import page_event, page_words
