@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PRODUCT := $(VENV)/.product
+INSTALL ?= $(BIN)/pip install --no-compile
 ARGS ?=
 RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 LAB := $(RUN) -m tests.lab
@@ -27,14 +28,14 @@ help:  ## what there is; `python -m tests.lab` lists what measures us
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --quiet --constraint constraints.txt --editable '.[dev]'
 	# Compiles what tests import, once; all that is installed would take three times as long.
 	-$(BIN)/python -c "import grpc.aio, hypothesis, lightning.pytorch, peft, pytest, torch._dynamo, transformers.trainer, transformers.models.llama.modeling_llama"
 	touch $@
 
 $(PRODUCT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable .
+	$(INSTALL) --quiet --constraint constraints.txt --editable .
 	touch $@
 
 # Without what tests need, unless that is there.
