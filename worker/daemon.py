@@ -168,14 +168,8 @@ class Worker:
                 systemd = supervision.Systemd()
                 up.enter_context(systemd.watched(lambda: session.io.ask(lambda: None)))
                 if self._part.stage is not None:
-                    stage = StageLifecycle(
-                        task=self._task,
-                        config=self._config,
-                        manifest=self._manifest,
-                        io=session.io,
-                        out=options.out,
-                        log=self._log,
-                    )
+                    run = self._task, self._config, self._manifest
+                    stage = StageLifecycle(*run, session.io, options.out, self._log)
                     if options.rebuilds:
                         stage.rebuild(trainer, lambda: self._leaves)
                 try:

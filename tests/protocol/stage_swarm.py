@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.config import Config, RunConfig
@@ -178,14 +177,8 @@ class StageSwarm(Swarm):
         loop = self.loop
         assert isinstance(loop, VirtualLoop)
         replica = TimedStage(
-            problem.task,
-            part.module,
-            config.inner,
-            problem.cursor(name),
-            problem.steps,
-            codec=codec_by_name(config.stages.activations),
-            microbatches=config.stages.microbatches if stage == 0 else 0,
-            answer=train.post,
+            *(problem.task, part.module, config, problem.cursor(name), train.post),
+            begins=stage == 0,
             clock=loop.time,
             forward_s=problem.forward_s.get(name, 0.01),
             computes=train.computes,

@@ -68,7 +68,7 @@ class TimedStage(StageReplica):
         self.iterations.append(told)
         return mean
 
-    def _do(self, work: StageJob) -> tuple[memoryview | None, tuple[int, ...]]:
+    def _do(self, work: StageJob) -> tuple[memoryview, tuple[int, ...]]:
         self._computes(_FORWARDS[work.kind] * self._forward_s)
         self.jobs[work.kind, work.iteration, work.microbatch] += 1
         done = super()._do(work)

@@ -285,7 +285,7 @@ class Node:
             activation_shape=self._node.activation_shape,
         )
         self.stages = StageNode(context, publish=lambda profile: gossip.update(profile=profile))
-        self.server.calls[Method.FINISHED] = self.stages.barrier.answer
+        self.server.calls[Method.FINISHED] = self.stages.server.finished
         self.server.streams[Method.STAGE_CALL] = self.stages.server.serve
         self._components.append(self.stages)
 

@@ -2,22 +2,20 @@
 
 A peer whose answer got lost has counted a microbatch that another replica was then asked for. So
 each origin reports at the end which microbatches came back by way of which peers. A stage that has
-counted others discards its whole iteration, and says so.
+counted others discards its whole iteration, and says so. It answers a report when its sum is
+complete: until then what it has counted may die with it.
 
-An origin that is gone reports nothing, and its microbatches are lost; a gradient of them that
-another stage has counted stays in its sum. The same holds for an earlier incarnation of an origin
-that has started again. Calls of the new one may be here before gossip tells of it; but anybody can
-send them, so it is not waited for for long. An origin that is there and never reports is waited for
-longer than a microbatch that is held up, and then no more, until a report of it comes in time.
-
-A peer answers a report when its sum is complete. Until then what it has counted may die with it.
+An origin that is gone reports nothing, nor does one that has started again for its earlier
+incarnation. Their microbatches are lost, but a gradient that another stage has counted stays in its
+sum. Calls of a new incarnation may be here before gossip tells of it, or be anybody's: it is not
+waited for for long. An origin that is there and does not report is waited for longer than a
+microbatch that is held up, and then no more, until it reports in time.
 """
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -34,19 +32,10 @@ _USUAL, _LATELY = 4, 16  # or so many times the longest of late
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for
 _REPORT_S = 2.0
 _AGAIN_S = 0.25
-_HOLD_S = 0.5  # an answer is held back; well below _REPORT_S
-
-
-@dataclass(frozen=True)
-class Orphans:
-    """Microbatches whose origin is gone: those that it had sent here itself, and those in this
-    sum."""
-
-    began: frozenset[int]
-    counted: frozenset[int]
-
 
 _Share = tuple[int, Incarnation]  # an iteration, and the origin whose microbatches are meant
+# Microbatches whose origin is gone: those that it had sent here itself, and those in this sum.
+_Orphans = tuple[frozenset[int], frozenset[int]]
 
 
 class IterationTracker:
@@ -61,7 +50,7 @@ class IterationTracker:
         self._mine = defaultdict[_Share, set[int]](set)
         self._began = defaultdict[_Share, set[int]](set)
         self._reported: dict[_Share, frozenset[int]] = {}
-        self._orphans: dict[_Share, Orphans] = {}
+        self._orphans: dict[_Share, _Orphans] = {}
         self._missed_since: dict[Incarnation, float] = {}
         self._heard: dict[Incarnation, int] = {}  # the latest iteration that it has sent word of
         self._unconfirmed_since: dict[Incarnation, float] = {}
@@ -91,10 +80,10 @@ class IterationTracker:
     @property
     def orphaned(self) -> int:
         """The microbatches that are lost with their origins, of those that these had sent here."""
-        return sum(len(orphans.began) for orphans in self._orphans.values())
+        return sum(len(began) for began, _ in self._orphans.values())
 
-    def orphans(self, iteration: int) -> dict[Incarnation, Orphans]:
-        """By origin, of an iteration that is over."""
+    def orphans(self, iteration: int) -> dict[Incarnation, _Orphans]:
+        """The (began, counted) microbatches of each origin that is gone, once all is over."""
         return {key[1]: left for key, left in self._orphans.items() if key[0] == iteration}
 
     def heard(self, iteration: int, origin: Incarnation) -> None:
@@ -132,8 +121,7 @@ class IterationTracker:
 
     def over(self, origins: Iterable[Member], now: float) -> IterationOver | None:
         """Whether every origin that is still there has finished the iteration. `origins` are all
-        replicas of stage 0, gone or not; others count as gone, and so does an earlier
-        incarnation."""
+        replicas of stage 0, gone or not; others, and earlier incarnations, count as gone."""
         someone = discard = False
         gone: list[_Share] = []
         awaited: list[_Share] = []
@@ -158,7 +146,7 @@ class IterationTracker:
         for key in (*gone, *awaited):
             began, summed = (frozenset(of.get(key, ())) for of in (self._began, self._mine))
             if began or summed:
-                self._orphans[key] = Orphans(began, frozenset() if discard else summed)
+                self._orphans[key] = began, frozenset() if discard else summed
         return IterationOver(self.iteration, discard)
 
     def _waits(self, origins: set[str], now: float) -> bool:
@@ -185,9 +173,8 @@ class IterationTracker:
         return replace(member, epoch=latest.epoch, phase=Phase.STARTING, step=0)
 
     def _takes_part(self, member: Member) -> bool:
-        """Whether to wait for an origin's report. A joiner that fetches a state from long ago may
-        take its time; but an origin that was heard in the last iteration is no joiner, whatever
-        gossip says."""
+        """Whether to wait for an origin's report. A joiner may take its time to fetch a state; one
+        that was heard in the last iteration is no joiner, whatever gossip says."""
         heard = self._heard.get(Incarnation.of(member), -1)  # an earlier incarnation's do not count
         if member.phase is Phase.STARTING:
             return member.live and heard + 1 >= self.iteration
@@ -196,7 +183,7 @@ class IterationTracker:
         return member.live and member.phase in (Phase.TRAINING, Phase.DONE)
 
     def _has_gone_on(self, member: Member, counted: bool, now: float) -> bool:
-        """Whether the origin is further. Then its report is lost, or no use if nothing was
+        """Whether the origin is further: then its report is lost, or no use if nothing was
         counted."""
         me = Incarnation.of(member)
         if any(at > self.iteration and origin == me for at, origin in self._reported):
@@ -212,13 +199,10 @@ async def report_iteration(
     context: StageContext, origin: Incarnation, peer: str, iteration: int, counted: Sequence[int]
 ) -> None:
     """Reports the microbatches that came back by way of a peer until it has the report, and has
-    ended the iteration if it has counted some; or until it is gone, and with it what it has
-    counted. io thread only. `origin` is this peer, as its calls of the iteration have named it.
-
-    A peer that does not answer is known to be gone only seconds later. What it has counted is
-    logged as `unconfirmed` at once, for this origin may be gone itself by then. Later it is logged
-    as `lost` or `confirmed`.
-    """
+    ended the iteration if it has counted some, or is gone. io thread only. `origin` is this peer,
+    as its calls have named it. That a peer is gone is known seconds after it has failed to answer,
+    and this origin may be gone then: so microbatches are logged as `unconfirmed` at once, and later
+    as `lost` or `confirmed`."""
     first = member = context.member(peer)
     request = pb.FinishedRequest(
         run=context.run,
@@ -234,7 +218,7 @@ async def report_iteration(
     while not over and member is not None and member.live:
         try:
             answer = await context.transport.call(
-                member.address, Method.FINISHED, request, _REPORT_S, member.peer
+                member.address, Method.FINISHED, request, _REPORT_S, peer
             )
             over = not counted or wire.parse(pb.FinishedReply, answer).over
         except (TransportError, wire.WireError):
@@ -251,32 +235,3 @@ async def report_iteration(
         log_event("lost")
     elif unconfirmed:
         log_event("confirmed")
-
-
-class BarrierReceiver:
-    """Answers origins' reports, each of which may end an iteration (`reported`). io thread only."""
-
-    def __init__(self, run: int, tracker: IterationTracker, reported: Callable[[], None]) -> None:
-        self._run, self._tracker, self._reported = run, tracker, reported
-        self._turned = asyncio.Event()
-
-    def turned(self) -> None:
-        """An iteration is over, or another has begun."""
-        self._turned.set()
-        self._turned = asyncio.Event()
-
-    async def answer(self, request: bytes) -> bytes:
-        """Handles an origin's report. Raises WireError."""
-        finished, tracker = wire.parse(pb.FinishedRequest, request), self._tracker
-        if finished.run != self._run:
-            raise wire.WireError("a report on another run")
-        origin = Incarnation(finished.origin, finished.epoch)
-        tracker.reported(finished.iteration, origin, finished.counted)
-        self._reported()
-        if finished.counted:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_HOLD_S):
-                    while not tracker.is_over(finished.iteration):
-                        await self._turned.wait()
-        over = tracker.is_over(finished.iteration)
-        return pb.FinishedReply(over=over).SerializeToString()

@@ -15,6 +15,7 @@ from murmuration.worker.pipeline.profile import StageMeasurements
 from murmuration.worker.pipeline.stage_call import Incarnation, JobFailed, MicrobatchDropped, serves
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import (
+    NO_VALUES,
     JobKind,
     StageJob,
     StageJobDone,
@@ -43,12 +44,11 @@ class StageCounts:
 
 @dataclass(kw_only=True)
 class StageContext:
-    """What a stage has to work with.
+    """The surroundings of a stage.
 
     Args:
         members: all peers of the swarm, as known now; suspect: has membership probe one.
         post: takes messages for the train thread; log: events as plain values.
-        offload: runs heavy work off the loop.
         clock: monotonic seconds.
         activation_shape: (B, T, D) of the largest microbatch; None where the task does not say.
     """
@@ -104,14 +104,12 @@ class StageContext:
 
 
 class MemoryBudget:
-    """Bytes that calls hold between forward and backward, granted in order of arrival. io thread.
+    """Bytes that calls hold between forward and backward, granted in order of arrival. io thread
+    only.
 
-    Only forwards wait for memory. Backwards, which free it, never wait. One call always fits,
-    however large, so that nothing waits for ever.
-
-    A caller that holds some has more only within its share, an equal one for each that has called
-    in this iteration or the last, and if as much again is left for one that holds none. Others
-    pass it meanwhile. So a caller that gives nothing back takes the memory of no other.
+    Only forwards wait for memory; backwards free it. One call always fits, however large. A caller
+    that holds some has more only within its share, an equal one for each caller of this iteration
+    and the last, and if as much again is left for one that holds none. Others pass it meanwhile.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -206,8 +204,8 @@ class ComputeQueue:
         iteration: int,
         microbatch: int,
         shape: tuple[int, ...] = (),
-        values: memoryview | None = None,
-        gradient: memoryview | None = None,
+        values: memoryview = NO_VALUES,
+        gradient: memoryview = NO_VALUES,
     ) -> StageJobDone:
         """Has the train thread do one job. Raises MicrobatchDropped: its result is of no use."""
         number = next(self._numbers)
@@ -220,8 +218,8 @@ class ComputeQueue:
         if worked.problem:
             raise (JobFailed if worked.failed else MicrobatchDropped)(worked.problem)
         self._measurements.computed(_TIMED[job], worked.seconds)
-        if job is JobKind.ENTER or job is JobKind.FORWARD:
-            self._measurements.activation_bytes = len(values_of(worked))
+        if _TIMED[job] == "forward_s":
+            self._measurements.activation_bytes = len(worked.values)
         return worked
 
     def handle(self, message: StageJobDone) -> None:
@@ -229,9 +227,3 @@ class ComputeQueue:
         answer = self._open.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(message)
-
-
-def values_of(worked: StageJobDone) -> memoryview:
-    """The values of a job that has some."""
-    assert worked.values is not None
-    return worked.values

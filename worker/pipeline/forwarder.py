@@ -1,12 +1,8 @@
-"""A call of the next stage; of another replica when one is lost; past a stage that has none.
-
-`call_stage` is the client of `server.py`: activations up, their gradient down on the same stream.
-"""
+"""A call of the next stage; of another replica when one is lost; past a stage that has none."""
 
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from statistics import quantiles
@@ -73,16 +69,15 @@ class Forwarder:
     async def send(self, call: StageCall, values: memoryview) -> StageReply:
         """The gradient of this stage's output, which `values` are. Raises MicrobatchDropped: it is
         lost; TryElsewhere: this peer does not get through to the origin, and another may."""
-        if not call.rest and call.stage == 0:
-            # It would ask itself for the loss, and learn to be a model of its own.
+        if call.stage > 0:
+            return await self._send_on(call, values)
+        if not call.rest:  # it would ask itself for the loss, and learn to be a model of its own
             raise MicrobatchDropped("no other stage is on its route")
-        if call.stage == 0:
-            self.under_way[call.key] = call.shape
+        self.under_way[call.key] = call.shape
         try:
             return await self._send_on(call, values)
         finally:
-            if call.stage == 0:
-                self.under_way.pop(call.key, None)
+            self.under_way.pop(call.key, None)
 
     async def _send_on(self, call: StageCall, values: memoryview) -> StageReply:
         context, origin, rest, tried = self._context, call.key.origin, list(call.rest), set()
@@ -94,8 +89,13 @@ class Forwarder:
             except (TransportError, wire.WireError, TryElsewhere) as error:
                 if isinstance(error, TransportError):
                     context.suspect(hop.peer)
-                if not rest:
-                    raise self._lost_at_origin(origin, error) from error
+                if not rest:  # asked in vain for the loss: another may reach an origin that lives
+                    member = context.member(origin.peer)
+                    lives = member is not None and member.live and member.epoch <= origin.epoch
+                    there = lives and origin.peer != context.me
+                    lost = there and not isinstance(error, TryElsewhere)
+                    reason = f"its origin {origin.peer} does not answer {context.me}: {error}"
+                    raise (TryElsewhere if lost else MicrobatchDropped)(reason) from error
                 tried.add(hop.peer)
                 left = [p for p in context.replicas(hop.stage) if p not in tried]
                 if left:
@@ -133,16 +133,9 @@ class Forwarder:
         text = f"a microbatch goes past stage {stage}, {though}"
         context.event("warning", text=text, stage=stage)
 
-    def _lost_at_origin(self, origin: Incarnation, error: Exception) -> Exception:
-        """Asked in vain for the loss: another peer may reach an origin that lives."""
-        member, me = self._context.member(origin.peer), self._context.me
-        lives = member is not None and member.live and member.epoch <= origin.epoch
-        there = lives and origin.peer != me and not isinstance(error, TryElsewhere)
-        reason = f"its origin {origin.peer} does not answer {me}: {error}"
-        return (TryElsewhere if there else MicrobatchDropped)(reason)
-
     async def _call(self, peer: str, call: StageCall, values: memoryview) -> StageReply:
-        """As `call_stage`, which ends when the peer is known to be gone."""
+        """The reply of a peer, unless it is known to be gone before. Raises TransportError,
+        WireError, TryElsewhere: another peer may do it; MicrobatchDropped: it is lost."""
         member = self._context.member(peer)
         if member is None or not member.live:
             raise Unreachable(f"{peer} is gone")
@@ -152,7 +145,7 @@ class Forwarder:
         gone = asyncio.ensure_future(
             self._gone.setdefault(Incarnation.of(member), asyncio.Event()).wait()
         )
-        calling = asyncio.ensure_future(self._call_in_time(member, call, values))
+        calling = asyncio.ensure_future(self._answer_in_time(member, call, values))
         try:
             await asyncio.wait({calling, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
@@ -164,30 +157,56 @@ class Forwarder:
             if calling.done() and not calling.cancelled():
                 calling.exception()  # nobody asks for it when this was cancelled meanwhile
 
-    async def _call_in_time(
+    async def _answer_in_time(
         self, member: Member, call: StageCall, values: memoryview
     ) -> StageReply:
-        """As `call_stage`. A replica has its time from when it has the activations: until then it
-        may wait for its own stage, which waits for an origin that is late."""
+        """The client of `server.py`: activations up, their gradient down on the same stream. The
+        last message goes out in the background. A replica has its time from when it has the
+        activations: until then it may wait for its own stage, which waits for a late origin."""
         context, hops = self._context, len(call.rest) + 1 + (call.stage > 0)
+        payload, measurements = wire.Payload.of(values), context.measurements
         most_s = hops * max(_LEAST_HOP_S, _USUAL_HOPS * max(self._hops_s, default=_FIRST_HOP_S))
         received_s = began_s = context.clock()
+        stream = context.transport.open(member.address, Method.STAGE_CALL, member.peer)
         try:
             async with asyncio.timeout(_BEFORE_S * context.config.count + most_s) as limit:
-
-                def received() -> None:
-                    nonlocal received_s
+                with measurements.sending() as sample:
+                    with suppress(TransportError):  # a peer that takes no more of it says why
+                        await stream.send(call_header(call, context.run, context.codec, payload))
+                        for message, _, _ in wire.payload_messages(pb.StageCallUp, payload):
+                            await stream.send(message)
+                    first = await _message(stream)
+                    seconds = context.clock() - began_s
+                if first.HasField("received"):
                     received_s = context.clock()
                     limit.reschedule(asyncio.get_running_loop().time() + most_s)
-
-                tasks = self._acknowledgements
-                reply = await call_stage(context, member, call, values, tasks, received)
+                    if not first.received.waited:
+                        measurements.sent(member.peer, len(values), seconds, alone=sample.alone)
+                    first = await _message(stream)
+                if first.HasField("failed"):
+                    failure = TryElsewhere if first.failed.elsewhere else MicrobatchDropped
+                    raise failure(shown(first.failed.reason, _MAX_REASON))
+                header = first.gradient
+                if header.total_bytes != len(values):
+                    text = f"a gradient of {header.total_bytes} bytes, not {len(values)}"
+                    raise wire.WireError(text)
+                if len(header.path) >= context.config.count:
+                    raise wire.WireError(f"a gradient by way of {len(header.path)} peers")
+                incoming = wire.Incoming(header.total_bytes, header.hash)
+                while not incoming.complete:
+                    incoming.add((await _message(stream)).frame)
+                incoming.verify()
         except TimeoutError:
+            stream.cancel()
             held_s = context.clock() - began_s
             self._pass_over(member.peer, f"has held a microbatch for {held_s:.0f} s")
             raise Unreachable(f"{member.peer} has held it for {most_s:.0f} s") from None
+        except BaseException:
+            stream.cancel()
+            raise
+        self._acknowledgements.spawn(_acknowledge(stream))
         self._took(member.peer, call.stage, hops, context.clock() - received_s)
-        return reply
+        return StageReply(incoming.buffer, tuple(header.path))
 
     def _took(self, peer: str, stage: int, hops: int, seconds: float) -> None:
         """A replica that is late again and again is passed over too, where another serves its
@@ -214,56 +233,6 @@ class Forwarder:
             self._passed_until[peer] = self._context.clock() + passed_s
             text = f"{peer} {why}: it is passed over for {passed_s:g} s"
             self._context.event("warning", text=text)
-
-
-async def call_stage(
-    context: StageContext,
-    member: Member,
-    call: StageCall,
-    values: memoryview,
-    acknowledgements: Tasks,
-    received: Callable[[], None] = lambda: None,
-) -> StageReply:
-    """Returns the gradient of `values` (encoded), however long the rest of the route takes. Calls
-    `received` when the peer has the values; the last message goes out in the background.
-
-    Raises:
-        TransportError, WireError, TryElsewhere: another peer may do it.
-        MicrobatchDropped: the microbatch is lost.
-    """
-    payload, measurements = wire.Payload.of(values), context.measurements
-    stream = context.transport.open(member.address, Method.STAGE_CALL, member.peer)
-    try:
-        with measurements.sending() as sample:
-            began = context.clock()
-            with suppress(TransportError):  # a peer that takes no more of it says why
-                await stream.send(call_header(call, context.run, context.codec, payload))
-                for message, _, _ in wire.payload_messages(pb.StageCallUp, payload):
-                    await stream.send(message)
-            first = await _message(stream)
-            seconds = context.clock() - began
-        if first.HasField("received"):
-            received()
-            if not first.received.waited:
-                measurements.sent(member.peer, len(values), seconds, alone=sample.alone)
-            first = await _message(stream)
-        if first.HasField("failed"):
-            failure = TryElsewhere if first.failed.elsewhere else MicrobatchDropped
-            raise failure(shown(first.failed.reason, _MAX_REASON))
-        header = first.gradient
-        if header.total_bytes != len(values):
-            raise wire.WireError(f"a gradient of {header.total_bytes} bytes, not {len(values)}")
-        if len(header.path) >= context.config.count:
-            raise wire.WireError(f"a gradient by way of {len(header.path)} peers")
-        incoming = wire.Incoming(header.total_bytes, header.hash)
-        while not incoming.complete:
-            incoming.add((await _message(stream)).frame)
-        incoming.verify()
-    except BaseException:
-        stream.cancel()
-        raise
-    acknowledgements.spawn(_acknowledge(stream))
-    return StageReply(incoming.buffer, tuple(header.path))
 
 
 async def _acknowledge(stream: Stream) -> None:

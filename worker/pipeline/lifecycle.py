@@ -1,8 +1,5 @@
-"""What a worker of a stage does before its training and after it.
-
-Before: it rebuilds a stage that nobody serves from its neighbours. After: one replica of stage 0
-puts the whole model together.
-"""
+"""The life of a stage around its training: before, it is rebuilt from its neighbours if nobody
+serves it; after, one replica of stage 0 puts the whole model together."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -30,6 +27,8 @@ from murmuration.worker.training import checkpoint
 from murmuration.worker.training.loop import Trainer
 from murmuration.worker.training.result import WholeModel
 
+Log = Callable[[dict[str, object]], None]
+
 _PATIENCE_S = 30.0
 _POLL_S = 0.1
 
@@ -38,14 +37,7 @@ class StageLifecycle:
     """Rebuilds a stage, and assembles the model. train thread only. `io` listens already."""
 
     def __init__(
-        self,
-        *,
-        task: Task,
-        config: Config,
-        manifest: Manifest,
-        io: IOThread,
-        out: Path,
-        log: Callable[[dict[str, object]], None],
+        self, task: Task, config: Config, manifest: Manifest, io: IOThread, out: Path, log: Log
     ) -> None:
         assert io.node.stages is not None, "the model is cut"
         self._context = io.node.stages.context
@@ -89,7 +81,8 @@ class StageLifecycle:
             trainer.publish()
 
     def end(self, trainer: Trainer) -> WholeModel | None:
-        """Leaves the whole model if this worker is the one to."""
+        """The whole model, left as a checkpoint by one worker. None, and a warning, if a stage is
+        missing."""
         if trainer.stopped is None:
             self.settle(trainer, self._is_assembled, _PATIENCE_S)
         if trainer.stopped is not None:
@@ -97,24 +90,6 @@ class StageLifecycle:
         assembler = self._assembler()
         if assembler is None or assembler.peer != self._context.me:
             return None
-        return self._assemble(trainer)
-
-    def _assembler(self) -> Member | None:
-        """The first replica of stage 0 that is here, or has assembled the model and left."""
-        members = [member for member in self._members() if member.stage == 0]
-        able = [m for m in members if m.live or (m.health, m.phase) == (Health.LEFT, Phase.DONE)]
-        return min(able, key=lambda member: member.peer, default=None)
-
-    def _is_assembled(self) -> bool:
-        """Whether nobody else has still to assemble the model: who has gives its result, and
-        stays."""
-        assembler = self._assembler()
-        if assembler is None or not assembler.live or assembler.peer == self._context.me:
-            return True
-        return self._io.ask(lambda: self._io.node.results.has(assembler.peer))
-
-    def _assemble(self, trainer: Trainer) -> WholeModel | None:
-        """The whole model, left as a checkpoint; None, and a warning, when a stage is missing."""
         trainer.report("assembling")
         config = self._config
         anchors = self._fetched(range(1, config.stages.count))
@@ -134,6 +109,20 @@ class StageLifecycle:
             return None
         self._log(new_event("assembled", path=str(path), step=trainer.step))
         return WholeModel(anchors=whole, path=path)
+
+    def _assembler(self) -> Member | None:
+        """The first replica of stage 0 that is here, or has assembled the model and left."""
+        left = (Health.LEFT, Phase.DONE)
+        able = [m for m in self._members() if m.live or (m.health, m.phase) == left]
+        return min((m for m in able if m.stage == 0), key=lambda m: m.peer, default=None)
+
+    def _is_assembled(self) -> bool:
+        """Whether nobody else has still to assemble the model. The one that has gives its result,
+        and stays."""
+        assembler = self._assembler()
+        if assembler is None or not assembler.live or assembler.peer == self._context.me:
+            return True
+        return self._io.ask(lambda: self._io.node.results.has(assembler.peer))
 
     def _members(self) -> tuple[Member, ...]:
         return self._io.ask(lambda: tuple(self._context.members()))

@@ -1,8 +1,6 @@
-"""The part of the model that a process holds: all of it, or one stage; and parts put together.
-
-The whole model is assembled from the anchors of its stages, which come from live peers or from
-checkpoints. A stage that nobody serves any more is rebuilt from its neighbours.
-"""
+"""The part of the model that a process holds: all of it, or one stage. Stages are assembled from
+live peers or from checkpoints, and one that nobody serves any more is rebuilt from its
+neighbours."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.worker.catchup.state_transfer import fetch_states
 from murmuration.worker.config import Config, fragments_of
@@ -39,8 +36,8 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the model that a process holds; `stage` is None where the model is whole. `whole`
-    stands for the whole model in the manifest of a staged run, which nobody holds."""
+    """The part of the model that a process holds: a `stage`, or all. `whole` stands for the whole
+    model in the manifest of a staged run, which nobody holds."""
 
     module: nn.Module
     stage: int | None = None
@@ -62,13 +59,8 @@ class Part:
             whole = SeedReplica if config.inner.optimizer == KSEED else InnerReplica
             return whole(task, self.module, config.inner, cursor, config.run.steps)
         assert isinstance(self.module, StageModule)
-        return StageReplica(
-            *(task, self.module, config.inner, cursor, config.run.steps),
-            codec=codec_by_name(config.stages.activations),
-            microbatches=config.stages.microbatches if self.stage == 0 else 0,
-            answer=mailbox.post,
-            limit_bytes=config.stages.memory_bytes,
-        )
+        begins = self.stage == 0
+        return StageReplica(task, self.module, config, cursor, mailbox.post, begins=begins)
 
 
 def part_of(task: Task, config: Config, stage: int = 0) -> Part:
@@ -140,12 +132,9 @@ async def fetch_stages(
 def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, Mapping[int, int]]:
     """Puts the newest checkpoints of all stages below the folder `run` together. Returns the new
     one, which is named after the least step, and the step of each stage. The settings are of
-    [task], typed here; what loads code or reads files must be among them.
-
-    Raises:
-        CheckpointError: not all stages are there, or they are of different runs.
-        TaskError: the run's task cannot be loaded here.
-    """
+    [task], typed here; what loads code or reads files must be among them. Raises CheckpointError:
+    not all stages are there, or they are of different runs; TaskError: the run's task cannot be
+    loaded here."""
     newest: dict[int, checkpoint.Checkpoint] = {}
     for saved in checkpoint.below(run):
         if (stage := saved.values.get("stage")) is not None:
@@ -170,9 +159,8 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, 
 
 
 def neighbour_weights(stage: int, members: Sequence[Member]) -> dict[int, float]:
-    """The stages to make this one from, and their weights: the norms of their last gradients.
-
-    The last stage has but one neighbour. Where no norm is known, neighbours count alike.
+    """The stages to make this one from, and their weights: the norms of their last gradients, alike
+    where none is known. The last stage has but one neighbour.
 
     Ref: arXiv:2506.15461 (CheckFree): W_i = (n_{i-1} W_{i-1} + n_{i+1} W_{i+1}) / their sum.
     """

@@ -1,12 +1,10 @@
 """From the profiles that peers gossip to the routes of this peer's microbatches.
 
-Peers that have heard the same make the same snapshot, named by a hash of all that it is made of.
-From one snapshot follow the same routes everywhere: those of `full`, `random` and `stochastic` at
-once, those of `skip` when a search is over. There is no leader, and nobody waits. Until a search is
-over an origin goes on with routes of its own choice; that costs time and nothing else.
-
-Each call names the snapshot that its origin knew when the iteration began. A peer that plans with
-another one, and did not plan with this one a moment ago, gossips with that origin.
+Peers that have heard the same make the same snapshot, named by a hash of its contents. From it
+follow the same routes everywhere: those of `full`, `random` and `stochastic` at once, those of
+`skip` when a search is over. There is no leader, and nobody waits: until then an origin goes on
+with other routes, which costs time and nothing else. A peer that is called by the name of a
+snapshot which it has not planned with lately gossips with that origin.
 """
 
 import asyncio
@@ -49,13 +47,9 @@ _MOST_BEFORE = 256  # snapshots in that time
 
 @dataclass(frozen=True)
 class NetworkSnapshot:
-    """The peers that serve and their measurements, as routes are planned on them.
-
-    Args:
-        peers: in the order of the peers' names, which numbers them.
-        stages: those that have a replica: a pipeline's stage n is the model's stages[n].
-        name: of the measurements, not of any routes.
-    """
+    """The peers that serve and their measurements, as routes are planned on them. `peers` are in
+    the order of their names, `stages` those that have a replica: a pipeline's stage n is the
+    model's stages[n]. `name` is of the measurements, not of any routes."""
 
     peers: tuple[str, ...]
     stages: tuple[int, ...]
@@ -86,14 +80,16 @@ def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
     peers = tuple(member.peer for member in members)
     profiles = tuple(Profile.unpack(member.profile) for member in members)
     delay_s, transfer_s = _hops_of(peers, profiles)
-    forward_s = _filled([p.forward_s for p in profiles], _USUAL_FORWARD_S)
-    usual_s = statistics.median(forward_s)
+    forward_s = _known([p.forward_s or math.nan for p in profiles], _USUAL_FORWARD_S)
+    usual_s = float(np.median(forward_s))
+    backward_s = [p.backward_s or math.nan for p in profiles]
+    loss_s = [p.loss_s or math.nan for p in profiles]
     costs = Costs(
         delay_s=delay_s,
         transfer_s=transfer_s,
-        forward_s=np.array(forward_s),
-        backward_s=np.array(_filled([p.backward_s for p in profiles], _RECOMPUTED * usual_s)),
-        loss_s=np.array(_filled([p.loss_s for p in profiles], LOSS_RATIO * usual_s)),
+        forward_s=forward_s,
+        backward_s=_known(backward_s, _RECOMPUTED * usual_s),
+        loss_s=_known(loss_s, LOSS_RATIO * usual_s),
     )
     memories = [profile.memory for profile in profiles if profile.memory]
     usual = statistics.median_low(memories) if memories else _USUAL_MEMORY
@@ -114,34 +110,29 @@ def _hops_of(peers: Sequence[str], profiles: Sequence[Profile]) -> tuple[Floats,
         [[each.rate_bytes_per_s.get(peer) or math.nan for peer in peers] for each in profiles]
     )
     message_bytes = max(profile.activation_bytes for profile in profiles) or _USUAL_BYTES
+    for measured in (latency_s, rate):
+        np.fill_diagonal(measured, math.nan)
     delay_s, transfer_s = _known(latency_s, 0.0), message_bytes / _known(rate, _USUAL_RATE)
     for times_s in (delay_s, transfer_s):
         np.fill_diagonal(times_s, 0.0)
     return delay_s, transfer_s
 
 
-def _filled(seconds: Sequence[float], usual_s: float) -> list[float]:
-    """The median of what is known in place of zeros."""
-    known = [s for s in seconds if s > 0]
-    usual_s = statistics.median(known) if known else usual_s
-    return [s or usual_s for s in seconds]
-
-
-def _known(measured: Floats, usual: float) -> Floats:
-    """(P, P), with the median of what is known between two peers in place of NaN."""
-    np.fill_diagonal(measured, math.nan)
+def _known(measured: Floats | Sequence[float], usual: float) -> Floats:
+    """The measurements, with the median of those that are known in place of NaN."""
+    measured = np.array(measured)
     gaps = np.isnan(measured)
     return np.where(gaps, usual if gaps.all() else np.median(measured[~gaps]), measured)
 
 
+# All origins' routes, with the snapshot that they are on: an older one while a search runs.
 _Planned = tuple[NetworkSnapshot, Sequence[Route]]
-"""All origins' routes, with the snapshot that they are on: an older one while a search runs."""
 
 
 class RoutePlanner:
-    """The routes of this peer. io thread only. Training does not wait for a search: until it has
-    found routes for the last measurements, those found before go on, or random ones where they
-    would not be served any more."""
+    """The routes of this peer. io thread only. Until a search has found routes for the last
+    measurements, those found before go on, or random ones where they would not be served any
+    more."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context

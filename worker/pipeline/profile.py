@@ -122,10 +122,10 @@ class StageMeasurements:
             self._under_way.remove(sample)
 
     def sent(self, peer: str, size: int, seconds: float, *, alone: bool = True) -> None:
-        """This many bytes went to the peer, and it has said so; `seconds` has both ways in it.
-        Before the first round trip, which is taken off, nothing is learned of a rate. A rate that
-        was not `alone` on this peer's uplink counts only while there is no better one: a plan lets
-        the messages of a peer leave one after another, and would count the others twice."""
+        """This many bytes went to the peer, and it has said so; `seconds` has both ways in it, so
+        nothing is learned before the first round trip. A rate that was not `alone` on this peer's
+        uplink counts only while there is no better one: a plan has the messages of a peer leave one
+        after another."""
         if peer in self._round_trips:
             trip_s = min(_values(self._round_trips[peer]))
             rate = min(_MOST_RATE, size / max(seconds - trip_s, 1e-9))
@@ -190,12 +190,9 @@ class StageMeasurements:
 
 
 class LinkProber:
-    """Which link to measure next; sans-I/O. Times are monotonic seconds.
-
-    Each link is probed soon after its peer is there, and again when it has been idle: real traffic
-    counts as a measurement (`measured_at`). Probes go out one at a time, at most one a second. In a
-    large swarm a hash chooses 32 peers to measure, so that each answers about as many.
-    """
+    """Which link to measure next; sans-I/O. Times are monotonic seconds. Each link is probed soon
+    after its peer is there, and again when it has been idle (`measured_at`), at most one a second.
+    In a large swarm a hash chooses 32 peers to measure, so that each answers about as many."""
 
     def __init__(self, me: str, measured_at: Callable[[str], float | None]) -> None:
         self._me, self._measured_at = me, measured_at

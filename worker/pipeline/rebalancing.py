@@ -1,7 +1,7 @@
 """Which peer serves which stage: a newcomer's choice, stages without a replica, and moves.
 
 Every peer decides by itself, from the same members, so that one of them moves and no other. As
-gossip takes time, the same peer has to be the one to move for a while before it does.
+gossip takes time, it has to be the one to move for a while before it does.
 
 Ref: Petals, arXiv:2209.01188: a joining server takes the blocks with the least throughput, and
 moves when that gains enough; ours: a stage is never left without a replica.
@@ -53,8 +53,8 @@ def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
 
 
 async def members_at(transport: Transport, address: str) -> Sequence[object]:
-    """The members as a peer knows them; a coordinator, which does not measure, only says which
-    peers to ask. Raises TransportError, WireError."""
+    """The members as a peer knows them; a coordinator names it. Raises TransportError,
+    WireError."""
     kind, members = await _status(transport, address)
     if kind == "coordinator":
         there = [m for m in members if isinstance(m, Mapping) and m.get("health") == "alive"]
@@ -120,8 +120,8 @@ def movers_to(orphaned: Sequence[int], training: Iterable[Member]) -> dict[int, 
 
 
 def mover_to_slowest(training: Iterable[Member], stages: int) -> tuple[str, int] | None:
-    """(peer, stage): of the peers whose move makes the slowest stage faster by enough, the last by
-    name. Stage 0 is left alone."""
+    """(peer, stage): the last peer by name whose move makes the slowest stage, but stage 0, faster
+    enough."""
     able = sorted((m for m in training if m.stage > 0), key=lambda m: m.peer)
     if not able:
         return None
@@ -144,8 +144,7 @@ def mover_to_slowest(training: Iterable[Member], stages: int) -> tuple[str, int]
     return None
 
 
-Turn = tuple[str, float]
-"""(a peer that is to move, since when)"""
+Turn = tuple[str, float]  # a peer that is to move, since when
 
 
 class Rebalancer:
@@ -164,8 +163,7 @@ class Rebalancer:
 
     def tick(self, members: Sequence[Member], now: float) -> StageMove | None:
         """The move of this peer; None to stay. A stage is orphaned when all its replicas are gone
-        before they have ended their run. Stage 0 is not rebuilt, and no peer leaves it for
-        speed."""
+        before they have ended their run. Stage 0 is not rebuilt, nor left for speed."""
         live = [member for member in members if member.live]
         served = served_stages(members)
         orphaned = [stage for stage in range(1, self._stages) if stage not in served]

@@ -1,4 +1,4 @@
-"""Calls that arrive at a stage, or at their origin for the loss.
+"""Calls that arrive at a stage, or at their origin for the loss; and the reports of origins.
 
 A call holds its stream open until the gradient has come back over the rest of the route. So its
 sender learns at once when a peer further on is gone, and asks another replica. Results stay here
@@ -7,6 +7,7 @@ until the iteration is over: a repeated call is answered, and nothing is compute
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -15,10 +16,11 @@ from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import cancel
 from murmuration.worker.pipeline.barrier import IterationTracker
-from murmuration.worker.pipeline.context import StageContext, values_of
+from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
 from murmuration.worker.pipeline.stage_call import (
+    Incarnation,
     JobFailed,
     MicrobatchDropped,
     StageCall,
@@ -27,19 +29,19 @@ from murmuration.worker.pipeline.stage_call import (
     StageReply,
     TryElsewhere,
     call_bytes,
-    call_failed,
     call_of,
-    gradient_header,
 )
 from murmuration.worker.training.mailbox import JobKind
 from murmuration.worker.transport import Stream
 
 _AT_ONCE_S = 0.001
 _FRAME_S = 120.0  # for a frame of 1 MiB, on a link that 16 calls share
+_HOLD_S = 0.5  # an answer to a report is held back; well below the time that its origin waits
 
 
 class StageServer:
-    """Serves stage calls. io thread only. Gossips at once with an origin that plans otherwise."""
+    """Serves stage calls and origins' reports. io thread only. Gossips at once with an origin that
+    plans otherwise. Args: reported: is called after a report, which may end an iteration."""
 
     def __init__(
         self,
@@ -47,13 +49,14 @@ class StageServer:
         tracker: IterationTracker,
         forwarder: Forwarder,
         planner: RoutePlanner,
+        reported: Callable[[], None],
     ) -> None:
-        self._context, self._budget = context, context.budget
+        self._context, self._budget, self._reported = context, context.budget, reported
         self._tracker, self._forwarder, self._planner = tracker, forwarder, planner
         # By call and stage: work under way or done, and the size of what is kept of it.
         self._calls: dict[tuple[StageCallKey, int], asyncio.Task[StageReply]] = {}
         self._kept: dict[tuple[StageCallKey, int], int] = {}
-        self._began = asyncio.Condition()
+        self._turned = asyncio.Event()  # another iteration has begun, or one is over
         self._disagreeing: set[str] = set()
         self._warnings = Warnings(context.log)
         self._orphaned = 0  # of the microbatches that are counted as dropped
@@ -62,11 +65,11 @@ class StageServer:
         """Answers one call. Raises TransportError: the sender is gone; its call goes on."""
         context = self._context
         try:
-            raw = await stream.receive()
-            header = wire.parse(pb.StageCallUp, raw or b"").header
-            limit_bytes, stages = self._budget.limit_bytes, context.config.count
-            shape = context.activation_shape
-            call = call_of(header, context.run, context.codec, limit_bytes, stages, shape)
+            asked = wire.parse(pb.StageCallUp, await stream.receive() or b"").header
+            shape, limit_bytes = context.activation_shape, self._budget.limit_bytes
+            call = call_of(
+                asked, context.run, context.codec, limit_bytes, context.config.count, shape
+            )
             if call.key.microbatch >= context.config.microbatches:
                 raise wire.WireError("a microbatch more than its origin has in an iteration")
             origin = call.key.origin.peer
@@ -75,67 +78,82 @@ class StageServer:
                 self._disagreeing.add(origin)  # it plans with other measurements
                 context.counts.other_snapshots += 1
                 context.suspect(origin)
-            reply = await self._reply(call, header, stream)
-        except MicrobatchDropped as error:
+            reply = await self._reply(call, asked, stream)
+        except (MicrobatchDropped, TryElsewhere, wire.WireError) as error:
+            elsewhere = not isinstance(error, MicrobatchDropped)
+            failed = pb.StageCallFailed(reason=str(error), elsewhere=elsewhere)
             if isinstance(error, JobFailed):
                 self._warnings.add(f"a stage call of {shown(call.sender)} has failed", str(error))
-            await stream.send(call_failed(str(error), elsewhere=False))
-        except (TryElsewhere, wire.WireError) as error:
-            await stream.send(call_failed(str(error), elsewhere=True))
-            if isinstance(error, StageCallTooLarge):  # or so its sender says
+            elif isinstance(error, StageCallTooLarge):  # or so its sender says
                 self._warnings.add(str(error))
+            await stream.send(pb.StageCallDown(failed=failed).SerializeToString())
         else:
             payload = wire.Payload.of(reply.gradient)
+            size, path = len(payload.raw), reply.path
+            header = pb.Gradient(total_bytes=size, hash=payload.hash, path=path)
             with context.measurements.sending() as sample:
                 began = context.clock()
-                await stream.send(gradient_header(payload, reply.path))
+                await stream.send(pb.StageCallDown(gradient=header).SerializeToString())
                 for message, _, _ in wire.payload_messages(pb.StageCallDown, payload):
                     await stream.send(message)
                 async with asyncio.timeout(_FRAME_S):
                     received, seconds = await stream.receive(), context.clock() - began
             if received:
-                size = len(payload.raw)
                 context.measurements.sent(call.sender, size, seconds, alone=sample.alone)
 
-    async def begin(self, iteration: int) -> None:
+    async def finished(self, request: bytes) -> bytes:
+        """Answers an origin's report, if it can when the iteration is over. Raises WireError."""
+        report, tracker = wire.parse(pb.FinishedRequest, request), self._tracker
+        if report.run != self._context.run:
+            raise wire.WireError("a report on another run")
+        origin = Incarnation(report.origin, report.epoch)
+        tracker.reported(report.iteration, origin, report.counted)
+        self._reported()
+        if report.counted:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HOLD_S):
+                    while not tracker.is_over(report.iteration):
+                        await self._turned.wait()
+        return pb.FinishedReply(over=tracker.is_over(report.iteration)).SerializeToString()
+
+    def begin(self, iteration: int) -> None:
         """The train thread goes on to this iteration: what is left of others is of no use."""
         for place in [place for place in self._calls if place[0].iteration < iteration]:
             self._calls.pop(place).cancel()
             self._kept.pop(place, None)
         self._budget.begin()
         self._disagreeing.clear()
-        self._count_orphans()
-        async with self._began:
-            self._began.notify_all()
+        self._turn()
 
     def over(self, iteration: int) -> None:
         """Nobody asks any more for what has not come back by now."""
         for (key, _), task in self._calls.items():
             if key.iteration <= iteration:
                 task.cancel()
-        for origin, left in self._tracker.orphans(iteration).items():
+        for origin, (began, counted) in self._tracker.orphans(iteration).items():
             where = {"iteration": iteration, "origin": origin.peer, "epoch": origin.epoch}
-            microbatches, counted = sorted(left.began), sorted(left.counted)
-            self._context.event("orphaned", **where, microbatches=microbatches, counted=counted)
-        self._count_orphans()
+            left = {"microbatches": sorted(began), "counted": sorted(counted)}
+            self._context.event("orphaned", **where, **left)
+        self._turn()
 
     async def close(self) -> None:
         await cancel(self._calls.values())
 
-    def _count_orphans(self) -> None:
+    def _turn(self) -> None:
         """Microbatches that are lost with their origin were dropped; unless it was only away."""
         orphaned = self._tracker.orphaned
         self._context.counts.dropped += orphaned - self._orphaned
         self._orphaned = orphaned
+        self._turned.set()
+        self._turned = asyncio.Event()
 
     async def _reply(
         self, call: StageCall, header: pb.StageCallHeader, stream: Stream
     ) -> StageReply:
-        place, clock = (call.key, call.stage), self._context.clock
+        place, came = (call.key, call.stage), self._context.clock()
         if place in self._calls:
             self._context.counts.repeated += 1
         else:
-            came = clock()
             await self._reached(call)
             if call.stage > 0:
                 self._tracker.heard(call.key.iteration, call.key.origin)
@@ -144,9 +162,9 @@ class StageServer:
             release = partial(self._budget.release, size, call.sender)
             await self._budget.acquire(size, call.sender)
             try:
-                began = clock()
+                waited = self._context.clock() - came > _AT_ONCE_S
                 values = await _activations(header, stream)
-                received = pb.Received(waited=began - came > _AT_ONCE_S)
+                received = pb.Received(waited=waited)
                 await stream.send(pb.StageCallDown(received=received).SerializeToString())
                 self._refuse_late(call)
             except BaseException:
@@ -167,9 +185,9 @@ class StageServer:
             raise
 
     def _start(self, call: StageCall, values: memoryview, release: Callable[[], None]) -> None:
-        """Begins a call, which releases its memory in the end. Results but failures are kept for
-        repeated calls, up to the limit of the budget; beyond, a repeated call is computed again,
-        and counts once."""
+        """Begins a call, which releases its memory in the end. Results are kept for repeated calls,
+        up to the limit of the budget; beyond, a repeated call is computed again, and counts
+        once."""
         place, work = (call.key, call.stage), self._compute(call, values)
         task = self._calls[place] = asyncio.get_running_loop().create_task(work)
 
@@ -197,10 +215,8 @@ class StageServer:
         if call.stage == 0 and origin != context.incarnation:
             raise MicrobatchDropped(f"its origin {origin.peer} has started again")
         tracker, iteration = self._tracker, call.key.iteration
-        async with self._began:
-            await self._began.wait_for(
-                lambda: tracker.iteration >= iteration or tracker.is_far(iteration)
-            )
+        while tracker.iteration < iteration and not tracker.is_far(iteration):
+            await self._turned.wait()
         if tracker.is_far(iteration):
             raise TryElsewhere(f"iteration {iteration} is far ahead of {tracker.iteration} here")
         self._refuse_late(call)
@@ -215,20 +231,20 @@ class StageServer:
         key, shape, compute = call.key, call.shape, self._context.compute
         if call.stage == 0:
             loss = await compute.do(JobKind.LOSS, key.iteration, key.microbatch, shape, values)
-            return StageReply(values_of(loss), ())
+            return StageReply(loss.values, ())
         forward = await compute.do(JobKind.FORWARD, key.iteration, key.number, shape, values)
-        reply = await self._forwarder.send(call, values_of(forward))
+        reply = await self._forwarder.send(call, forward.values)
         # From here on the train thread may have counted it, before its answer is back.
         new = self._tracker.counted(key)
         try:
-            backward = (JobKind.BACKWARD, key.iteration, key.number, shape)
-            done = await compute.do(*backward, values, reply.gradient)
+            given = (key.iteration, key.number, shape, values, reply.gradient)
+            backward = await compute.do(JobKind.BACKWARD, *given)
         except MicrobatchDropped:
             if new:  # else an earlier call has put it into the sum
                 self._tracker.failed(key)
             raise
         self._context.counts.visits += 1
-        return StageReply(values_of(done), (self._context.me, *reply.path))
+        return StageReply(backward.values, (self._context.me, *reply.path))
 
 
 async def _activations(header: pb.StageCallHeader, stream: Stream) -> memoryview:

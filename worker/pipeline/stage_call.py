@@ -56,8 +56,7 @@ class Hop:
 @dataclass(frozen=True)
 class StageCall:
     """A microbatch at a stage, of activations of this shape, (B, T, D). `rest` are the hops that
-    follow, the origin not among them; `snapshot` names the measurements that it has planned
-    with."""
+    follow, without the origin; `snapshot` names the measurements that it has planned with."""
 
     key: StageCallKey
     stage: int
@@ -130,15 +129,12 @@ def call_of(
     stages: int,
     batch_shape: tuple[int, ...] | None = None,
 ) -> StageCall:
-    """Reads a header.
+    """Reads a header. Raises WireError: it is of another run, or does not fit the model or itself;
+    StageCallTooLarge: its sizes fit one another, but are above one of the limits.
 
     Args:
         limit_bytes: of the activations of a microbatch, encoded, that are taken here.
         batch_shape: (B, T, D) of this run's largest batches; None where nobody knows.
-
-    Raises:
-        WireError: the header is of another run, or does not fit the model or itself.
-        StageCallTooLarge: its sizes fit one another, but are above one of the limits.
     """
     if header.run != run:
         raise WireError("a stage call of another run")
@@ -170,16 +166,3 @@ def call_of(
     key = StageCallKey(header.iteration, origin, header.microbatch)
     rest = tuple(Hop(hop.stage, hop.peer) for hop in header.rest)
     return StageCall(key, header.stage, rest, shape, header.snapshot, header.sender)
-
-
-def gradient_header(payload: Payload, path: tuple[str, ...]) -> bytes:
-    """The first message of a reply, apart from `received`."""
-    return pb.StageCallDown(
-        gradient=pb.Gradient(total_bytes=len(payload.raw), hash=payload.hash, path=path)
-    ).SerializeToString()
-
-
-def call_failed(reason: str, *, elsewhere: bool) -> bytes:
-    """A refusal. Args: elsewhere: whether another replica may do it."""
-    failed = pb.StageCallFailed(reason=reason, elsewhere=elsewhere)
-    return pb.StageCallDown(failed=failed).SerializeToString()

@@ -9,8 +9,8 @@ from murmuration.worker.background import Tasks
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.pipeline.barrier import BarrierReceiver, IterationTracker, report_iteration
-from murmuration.worker.pipeline.context import StageContext, values_of
+from murmuration.worker.pipeline.barrier import IterationTracker, report_iteration
+from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
 from murmuration.worker.pipeline.profile import PROBE_BYTES, LinkProber
@@ -39,8 +39,7 @@ class StageNode:
         self.tracker = IterationTracker(stages=context.config.count)
         self.planner = RoutePlanner(context)
         self._forwarder = Forwarder(context)
-        self.server = StageServer(context, self.tracker, self._forwarder, self.planner)
-        self.barrier = BarrierReceiver(context.run, self.tracker, self.tick)
+        self.server = StageServer(context, self.tracker, self._forwarder, self.planner, self.tick)
         self._prober = LinkProber(context.me, context.measurements.measured_at)
         self._rebalancer = Rebalancer(context.me, context.config.count)
         self._orphaned = OrphanedStages(context.config.count)
@@ -64,14 +63,13 @@ class StageNode:
             self.context.compute.handle(message)
             return
         self.tracker.begin(message.iteration)
-        self.barrier.turned()
         self.context.measurements.gradient_norm = message.gradient_norm
-        await self.server.begin(message.iteration)
+        self.server.begin(message.iteration)
         if self.context.stage == 0:
             if self._iterating is not None:
                 self._iterating.cancel()
             self._incarnation = self.context.incarnation
-            self._iterating = self._tasks.spawn(self._iterate_or_end(message.iteration))
+            self._iterating = self._tasks.spawn(self._iterate(message.iteration))
         self.tick()
 
     def tick(self) -> None:
@@ -95,35 +93,36 @@ class StageNode:
 
     # ------------------------------------------------------------ the microbatches that begin here
 
-    async def _iterate_or_end(self, iteration: int) -> None:
-        try:
-            await self._iterate(iteration)
-        except Exception as error:  # whatever it is, the others would wait for this origin
-            self.context.end(error)
-
     async def _iterate(self, iteration: int) -> None:
-        context, me = self.context, self._incarnation
-        await self._someone_serves()
-        if self._is_late(iteration):
-            context.event("late", iteration=iteration)
-            self.tracker.reported(iteration, self._incarnation, [])
-            return
-        routes, snapshot = self.planner.routes(iteration)
-        count = context.config.microbatches
-        paths = await asyncio.gather(
-            *(self._microbatch(iteration, n, routes[n], snapshot) for n in range(count))
-        )
-        others = [each.peer for each in context.members() if each.live and each.stage > 0]
-        counted: dict[str, list[int]] = {peer: [] for peer in others}
-        for microbatch, path in enumerate(paths):
-            for peer in path or ():
-                counted.setdefault(peer, []).append(microbatch)
-        for peer, came in counted.items():
-            self._tasks.spawn(report_iteration(context, me, peer, iteration, came))
-        done = [n for n, path in enumerate(paths) if path is not None]
-        for microbatch in done:
-            self.tracker.counted(StageCallKey(iteration, self._incarnation, microbatch))
-        self.tracker.reported(iteration, self._incarnation, done)
+        context, me, warned = self.context, self._incarnation, False
+        try:
+            while not any(member.stage > 0 for member in context.serving()):
+                if not warned:  # stage 0 by itself would learn to be a model
+                    context.event("warning", text="no other stage is served: waiting")
+                warned = True
+                await asyncio.sleep(_AGAIN_S)
+            if self._is_late(iteration):
+                context.event("late", iteration=iteration)
+                self.tracker.reported(iteration, me, [])
+                return
+            routes, snapshot = self.planner.routes(iteration)
+            begun = (
+                self._microbatch(iteration, n, rest, snapshot) for n, rest in enumerate(routes)
+            )
+            paths = await asyncio.gather(*begun)
+            others = [each.peer for each in context.members() if each.live and each.stage > 0]
+            counted: dict[str, list[int]] = {peer: [] for peer in others}
+            for microbatch, path in enumerate(paths):
+                for peer in path or ():
+                    counted.setdefault(peer, []).append(microbatch)
+            for peer, came in counted.items():
+                self._tasks.spawn(report_iteration(context, me, peer, iteration, came))
+            done = [n for n, path in enumerate(paths) if path is not None]
+            for microbatch in done:
+                self.tracker.counted(StageCallKey(iteration, me, microbatch))
+            self.tracker.reported(iteration, me, done)
+        except Exception as error:  # whatever it is, the others would wait for this origin
+            context.end(error)
 
     def _is_late(self, iteration: int) -> bool:
         """Whether every other stage has ended the iteration without this origin, which was away.
@@ -133,15 +132,6 @@ class StageNode:
             if member.stage > 0 and member.live and member.phase in (Phase.READY, Phase.TRAINING):
                 steps[member.stage] = max(member.step, steps.get(member.stage, 0))
         return bool(steps) and min(steps.values()) >= iteration
-
-    async def _someone_serves(self) -> None:
-        """Waits while there is no other stage: stage 0 by itself would learn to be a model."""
-        warned = False
-        while not any(member.stage > 0 for member in self.context.serving()):
-            if not warned:
-                self.context.event("warning", text="no other stage is served: waiting")
-            warned = True
-            await asyncio.sleep(_AGAIN_S)
 
     async def _microbatch(
         self, iteration: int, number: int, rest: tuple[Hop, ...], snapshot: int
@@ -153,21 +143,20 @@ class StageNode:
         await budget.acquire(size)
         try:
             entered = await compute.do(JobKind.ENTER, iteration, number)
-            values = values_of(entered)
-            self._held_bytes = call_bytes(len(values))
+            self._held_bytes = call_bytes(len(entered.values))
             if not self._shown.is_set():
                 self._shown.set()
                 await budget.acquire(self._held_bytes)
                 size = self._held_bytes
             key = StageCallKey(iteration, self._incarnation, number)
             call = StageCall(key, 0, rest, entered.shape, snapshot, self.context.me)
-            reply = await self._forwarder.send(call, values)
+            reply = await self._forwarder.send(call, entered.values)
             leave = (JobKind.LEAVE, iteration, number, entered.shape)
             await compute.do(*leave, gradient=reply.gradient)
         except MicrobatchDropped as error:
             self.context.counts.dropped += 1
-            reason = str(error)
-            self.context.event("dropped", iteration=iteration, microbatch=number, reason=reason)
+            about = {"iteration": iteration, "microbatch": number, "reason": str(error)}
+            self.context.event("dropped", **about)
             return None
         finally:
             self._shown.set()
@@ -190,7 +179,6 @@ class StageNode:
             context.event("warning", text=text)
         if over:
             self.server.over(over.iteration)
-            self.barrier.turned()
             if over.discard:
                 context.counts.discarded += 1
                 context.event("discarded", iteration=over.iteration)
@@ -213,7 +201,7 @@ class StageNode:
                 "--stage 0, and this one again with --resume"
             )
             context.end(PeersUnreachable(reason))
-        elif context.config.rebuild and (move := self._rebalancer.tick(members, now)) is not None:
+        elif context.config.rebuild and (move := self._rebalancer.tick(members, now)):
             context.event("moves", stage=context.stage, to=move.stage)
             context.end(move)
 

@@ -1,8 +1,8 @@
 """The layers of one stage on the train thread: the jobs of stage calls, and their summed gradient.
 
-Forwards keep nothing but what the caller keeps: a backward computes its stage's forward again from
-the stage's input. The origin's last job of a microbatch does so with the loss, for only then is it
-known that the microbatch has come back and counts.
+A backward computes its stage's forward again from the stage's input, which the caller keeps. So
+does the origin's last job of a microbatch with the loss: only then has the microbatch come back,
+and counts.
 """
 
 import heapq
@@ -15,11 +15,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.codecs import Codec
+from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire
+from murmuration.worker.config import Config
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.tasks import Batch, Cursor, StageModule, Task, next_batch
 from murmuration.worker.training.mailbox import (
+    NO_VALUES,
     IterationOver,
     IterationStarted,
     JobKind,
@@ -27,7 +29,6 @@ from murmuration.worker.training.mailbox import (
     StageJob,
     StageJobDone,
 )
-from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.outer import OuterLoop
 from murmuration.worker.training.replica import InnerReplica
 
@@ -37,36 +38,31 @@ _REBUILT_LR = 1.1  # CheckFree's: a stage that is the mean of its neighbours has
 
 class StageReplica(InnerReplica):
     """A replica of one stage; its module is the stage's alone. train thread only. Backwards add to
-    the sum of gradients in place. Raises ConfigError, from `work`: a microbatch is above the limit.
-
-    Args:
-        codec: of activations and their gradients.
-        microbatches: how many begin here in each iteration; 0 on a stage other than 0.
-        answer: takes what has become of a job.
-        limit_bytes: of the activations of one microbatch, encoded: others take no more either.
-    """
+    the sum of gradients in place. Raises ConfigError, from `work`: a microbatch takes more memory
+    than calls may. Args: begins: whether microbatches begin here, on stage 0; answer: takes what
+    has become of a job."""
 
     def __init__(
         self,
         task: Task,
         module: StageModule,
-        config: InnerConfig,
+        config: Config,
         cursor: Cursor,
-        steps: int,
-        *,
-        codec: Codec,
-        microbatches: int,
         answer: Callable[[StageJobDone], None],
-        limit_bytes: float = math.inf,
+        *,
+        begins: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(task, module, config, cursor, steps)
-        self._module, self._codec, self._limit_bytes = module, codec, limit_bytes
-        self._microbatches, self._answer, self._clock = microbatches, answer, clock
+        super().__init__(task, module, config.inner, cursor, config.run.steps)
+        self._module, self._answer, self._clock = module, answer, clock
+        self._codec = codec_by_name(config.stages.activations)
+        self._limit_bytes = config.stages.memory_bytes
+        self._microbatches = config.stages.microbatches if begins else 0
         self.iteration = 0
+        self._served = 0  # the latest iteration that is counted here
         self._jobs: list[tuple[bool, int, StageJob]] = []
         self._batches_here: list[Batch] = []
-        self._returned: dict[int, tuple[memoryview | None, tuple[int, ...]]] = {}
+        self._returned: dict[int, tuple[memoryview, tuple[int, ...]]] = {}
         self._losses: list[float] = []
         self._over: IterationOver | None = None
         self._spoiled = False  # a part of a gradient is in the sum
@@ -108,6 +104,29 @@ class StageReplica(InnerReplica):
     def over(self) -> bool:
         """Whether all microbatches of the iteration are counted."""
         return self._over is not None and self._over.iteration >= self.iteration
+
+    def serve(self, loop: OuterLoop, mailbox: Mailbox) -> float:
+        """Does jobs until every microbatch of the loop's step has come back, or another peer's
+        state was taken over, in which the iteration is done. Returns how long it waited (s)."""
+        waited_s = 0.0
+        if loop.step <= self._served:  # back in the schedule: a step taken here has it
+            self.begin(loop.step)
+            return waited_s
+        while not (self.iteration == loop.step and self.over) and loop.stopped is None:
+            while (message := mailbox.poll()) is not None:
+                loop.handle(message)
+            if loop.moved:
+                break
+            if self.iteration != loop.step:
+                self.begin(loop.step)
+                mailbox.post(IterationStarted(loop.step, self.gradient_norm))
+            elif not self.over and not self.work():
+                started = self._clock()
+                loop.handle(mailbox.wait())
+                waited_s += self._clock() - started
+        if loop.stopped is None and not loop.moved:
+            self._served = loop.step
+        return waited_s
 
     def work(self) -> bool:
         """Does the most urgent job of this iteration; False when there is none."""
@@ -168,13 +187,20 @@ class StageReplica(InnerReplica):
 
     # ------------------------------------------------------------------------------------- jobs
 
-    def _do(self, work: StageJob) -> tuple[memoryview | None, tuple[int, ...]]:
+    def _do(self, work: StageJob) -> tuple[memoryview, tuple[int, ...]]:
         match work.kind:
             case JobKind.ENTER:
                 with torch.no_grad():
                     batch = self._batches_here[work.microbatch]
                     hidden = self._module(self._module.embed(batch))
-                return self._entered(self._encode(hidden)), tuple(hidden.shape)
+                values = self._encode(hidden)
+                if len(values) > self._limit_bytes:
+                    raise ConfigError(
+                        "[stages] memory_mib: the activations of one microbatch take "
+                        f"{len(values) / 2**20:.0f} MiB and nobody would accept them; raise "
+                        "memory_mib on every machine, or make batches smaller"
+                    )
+                return values, tuple(hidden.shape)
             case JobKind.FORWARD:
                 with torch.no_grad():
                     hidden = self._module(self._decode(work.values, work.shape))
@@ -189,17 +215,7 @@ class StageReplica(InnerReplica):
                 return self._backward(work), work.shape
             case JobKind.LEAVE:
                 self._leave(work)
-                return None, work.shape
-
-    def _entered(self, values: memoryview) -> memoryview:
-        if len(values) > self._limit_bytes:
-            mib = len(values) / 2**20
-            raise ConfigError(
-                f"[stages] memory_mib: the activations of one microbatch take {mib:.0f} MiB and "
-                "nobody would accept them; raise memory_mib on every machine, or make batches "
-                "smaller"
-            )
-        return values
+                return NO_VALUES, work.shape
 
     def _backward(self, work: StageJob) -> memoryview:
         """The gradient of the stage's input; adds those of the parameters to the sum, once."""
@@ -221,10 +237,8 @@ class StageReplica(InnerReplica):
             return
         if work.microbatch not in self._returned:
             raise ValueError(f"no loss was asked for of microbatch {work.microbatch}")
-        batch, (values, shape) = (
-            self._batches_here[work.microbatch],
-            self._returned[work.microbatch],
-        )
+        batch = self._batches_here[work.microbatch]
+        values, shape = self._returned[work.microbatch]
         gradient = self._decode(work.gradient, work.shape)
         with self._adding(work.microbatch):
             loss = self._module.loss(self._decode(values, shape), batch)
@@ -246,42 +260,5 @@ class StageReplica(InnerReplica):
     def _encode(self, values: Tensor) -> memoryview:
         return wire.encode(self._codec, values.detach().reshape(-1).contiguous())
 
-    def _decode(self, raw: memoryview | None, shape: tuple[int, ...]) -> Tensor:
-        assert raw is not None
+    def _decode(self, raw: memoryview, shape: tuple[int, ...]) -> Tensor:
         return wire.decode(self._codec, raw, math.prod(shape)).view(shape)
-
-
-class Iterations:
-    """The iterations of a stage in the training loop. train thread only."""
-
-    def __init__(self, stage: StageReplica, mailbox: Mailbox, clock: Callable[[], float]) -> None:
-        self._stage, self._mailbox, self._clock = stage, mailbox, clock
-        self._served = 0  # the latest iteration that is counted here
-
-    @property
-    def visits(self) -> int:
-        """Microbatches in the gradient of the latest iteration."""
-        return self._stage.visits
-
-    def serve(self, loop: OuterLoop) -> float:
-        """Does jobs until every microbatch of the loop's step has come back, or another peer's
-        state was taken over, in which the iteration is done. Returns how long it waited (s)."""
-        stage, waited_s = self._stage, 0.0
-        if loop.step <= self._served:  # back in the schedule: a step taken here has it
-            stage.begin(loop.step)
-            return waited_s
-        while not (stage.iteration == loop.step and stage.over) and loop.stopped is None:
-            while (message := self._mailbox.poll()) is not None:
-                loop.handle(message)
-            if loop.moved:
-                break
-            if stage.iteration != loop.step:
-                stage.begin(loop.step)
-                self._mailbox.post(IterationStarted(loop.step, stage.gradient_norm))
-            elif not stage.over and not stage.work():
-                started = self._clock()
-                loop.handle(self._mailbox.wait())
-                waited_s += self._clock() - started
-        if loop.stopped is None and not loop.moved:
-            self._served = loop.step
-        return waited_s

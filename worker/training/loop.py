@@ -12,7 +12,7 @@ from torch import Tensor
 
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.worker.membership import Phase
-from murmuration.worker.pipeline.stage_replica import Iterations, StageReplica
+from murmuration.worker.pipeline.stage_replica import StageReplica
 from murmuration.worker.training.mailbox import AllStarted, Started
 from murmuration.worker.training.model import buffers_left_out
 from murmuration.worker.training.outer import OuterLoop
@@ -34,7 +34,7 @@ class TrainingLoop(OuterLoop):
 
     in_step = _in_flight = False
     _started_s = 0.0
-    _iterations: Iterations | None = None
+    _stage: StageReplica | None = None
 
     @property
     def states(self) -> list[FragmentState]:
@@ -157,7 +157,7 @@ class TrainingLoop(OuterLoop):
         metrics.stepped(seconds, in_flight=self._in_flight)
         self.pace.stepped(seconds)
         self.after_inner_step(self.replica.loss, exchange=exchange)
-        if self._iterations is not None:
+        if self._stage is not None:
             self.publish()  # other stages wait for those that are not done with an iteration
         self.reporter.progress(self.step)
 
@@ -171,7 +171,7 @@ class Trainer(TrainingLoop):
         """Trains until the last step or a Stop, then in `stopped`. Raises what ended the I/O
         thread."""
         if isinstance(self.replica, StageReplica):
-            self._iterations = Iterations(self.replica, self._mailbox, self._clock)
+            self._stage = self.replica
         self.begin()
         while self.trains:
             self._one_step()
@@ -179,7 +179,8 @@ class Trainer(TrainingLoop):
 
     def _one_step(self) -> None:
         self.begin_step()
-        waited_s = self._iterations.serve(self) if self._iterations is not None else 0.0
+        stage = self._stage
+        waited_s = stage.serve(self, self._mailbox) if stage is not None else 0.0
         self.metrics.visits_wait_s += waited_s
         if self.moved and self.stopped is None:
             return
@@ -193,8 +194,8 @@ class Trainer(TrainingLoop):
         if self.stopped is not None:  # the step is not taken
             self._step = self._before
             return
-        visits = self._iterations.visits if self._iterations is not None else 1
-        if self._iterations is not None:
+        visits = stage.visits if stage is not None else 1
+        if stage is not None:
             self.reporter.iteration(self.step, visits)
         self.average_gradients(gradients, visits)
         self.replica.inner_step(self.step, gradients)

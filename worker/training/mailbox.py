@@ -18,6 +18,8 @@ from murmuration.algorithms.fragments import Ranges
 from murmuration.worker.leases.ledger import LeaseMessage, ShareMessage
 from murmuration.worker.membership import Phase
 
+NO_VALUES = memoryview(b"")
+
 # ------------------------------------------------------------------------- train thread -> I/O
 
 
@@ -76,7 +78,7 @@ class StageJobDone:
     or else what was wrong: it `failed` here, or its result is of no use any more."""
 
     number: int
-    values: memoryview | None = None
+    values: memoryview = NO_VALUES
     seconds: float = 0.0
     problem: str = ""
     failed: bool = False
@@ -192,8 +194,8 @@ class StageJob:
     kind: JobKind
     microbatch: int
     shape: tuple[int, ...]
-    values: memoryview | None = None
-    gradient: memoryview | None = None
+    values: memoryview = NO_VALUES
+    gradient: memoryview = NO_VALUES
 
 
 @dataclass(frozen=True)

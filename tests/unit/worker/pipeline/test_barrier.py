@@ -1,21 +1,13 @@
-"""When an iteration of a stage is over, and when what was counted in it is discarded; an origin's
-report, and the answer that vouches for a sum."""
+"""When an iteration of a stage is over, and when what was counted in it is discarded."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.pipeline.barrier import (
-    BarrierReceiver,
-    IterationTracker,
-)
+from murmuration.worker.pipeline.barrier import IterationTracker
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
 from murmuration.worker.training.mailbox import IterationOver
-from tests.protocol.virtual_time import run
 
 A, B = Incarnation("a", 1), Incarnation("b", 1)
 
@@ -156,64 +148,3 @@ def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
     tracker.begin(7)
     tracker.reported(5, B, [1])
     assert (tracker.orphaned, tracker.orphans(5)) == (0, {})
-
-
-# ------------------------------------------------------------------------ reports and answers
-
-
-RUN, ITERATION = 7, 5
-
-
-def report(run_id: int = RUN, counted: Sequence[int] = (0,)) -> bytes:
-    request = pb.FinishedRequest(
-        run=run_id, origin="a", epoch=1, iteration=ITERATION, counted=counted
-    )
-    return request.SerializeToString()
-
-
-class Stage:
-    """A listener in iteration 5 that finds it to be over when it is told to."""
-
-    def __init__(self) -> None:
-        self.tracker, self.heard = IterationTracker(ITERATION), 0
-        self.receiver = BarrierReceiver(RUN, self.tracker, self._hear)
-
-    def _hear(self) -> None:
-        self.heard += 1
-
-    def ends(self) -> None:
-        self.tracker.ended = ITERATION
-        self.receiver.turned()
-
-    async def answers(self, request: bytes) -> tuple[bool, float]:
-        """Whether it says that the iteration is over, and after how long (s)."""
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        reply = pb.FinishedReply.FromString(await self.receiver.answer(request))
-        return reply.over, clock() - began
-
-
-def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        over, waited_s = await stage.answers(report())
-        assert not over
-        assert waited_s > 0
-        asyncio.get_running_loop().call_later(waited_s / 2, stage.ends)
-        over, until_s = await stage.answers(report())
-        assert over
-        assert until_s == pytest.approx(waited_s / 2)
-        assert await stage.answers(report()) == (True, 0)
-        assert stage.heard == 3
-
-    run(scenario())
-
-
-def test_a_report_on_another_run_is_refused() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        with pytest.raises(wire.WireError, match="another run"):
-            await stage.answers(report(run_id=RUN + 1))
-        assert stage.heard == 0
-
-    run(scenario())

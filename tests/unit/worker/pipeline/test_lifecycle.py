@@ -81,12 +81,7 @@ def lifecycle_of(
 ) -> lifecycle.StageLifecycle:
     thread: Any = io
     return lifecycle.StageLifecycle(
-        task=problem.task,
-        config=problem.config,
-        manifest=problem.manifest,
-        io=thread,
-        out=out,
-        log=events.append,
+        *(problem.task, problem.config, problem.manifest), thread, out, events.append
     )
 
 

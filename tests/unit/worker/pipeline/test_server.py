@@ -33,6 +33,7 @@ from murmuration.worker.training.mailbox import (
     Stop,
     ToTrain,
 )
+from tests.protocol.virtual_time import run
 from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
 ITERATION = 2
@@ -95,8 +96,11 @@ class Peer:
         )
         self.tracker = IterationTracker(ITERATION)
         self.next = Next(self.context)
-        planner = RoutePlanner(self.context)
-        self.server = StageServer(self.context, self.tracker, self.next, planner)
+        planner, self.reports = RoutePlanner(self.context), 0
+        self.server = StageServer(self.context, self.tracker, self.next, planner, self._hear)
+
+    def _hear(self) -> None:
+        self.reports += 1
 
     def _post(self, message: ToTrain) -> None:
         if isinstance(message, Stop):
@@ -153,7 +157,7 @@ def test_the_origin_is_asked_and_not_who_has_passed_its_call_on() -> None:
     for origin in ("p0", "p0", "p1"):
         peer.refuses(origin, "p2", others)
     assert peer.gossiped == (["p0", "p1"], 2)
-    asyncio.run(peer.server.begin(ITERATION + 1))
+    peer.server.begin(ITERATION + 1)
     peer.refuses("p0", "p2", others)
     assert peer.gossiped == (["p0", "p1", "p0"], 3)
 
@@ -180,7 +184,7 @@ async def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
     peer.tracker.reported(ITERATION, Incarnation("other", 1), [])
     gone, other = replace(PLACED[0], health=Health.DEAD), replace(PLACED[0], peer="other")
     assert peer.tracker.over([gone, other], 0.0) == IterationOver(ITERATION, discard=False)
-    assert peer.tracker.orphans(ITERATION)[ORIGIN].began == {1}
+    assert peer.tracker.orphans(ITERATION)[ORIGIN] == ({1}, {1})
 
 
 async def test_a_call_from_far_ahead_is_not_waited_with() -> None:
@@ -191,7 +195,7 @@ async def test_a_call_from_far_ahead_is_not_waited_with() -> None:
     await asyncio.sleep(0)
     assert not soon.done()
     peer.tracker.begin(ITERATION + 1)
-    await peer.server.begin(ITERATION + 1)
+    peer.server.begin(ITERATION + 1)
     assert await soon == "gradient"
 
 
@@ -206,3 +210,45 @@ async def test_a_backward_that_fails_leaves_what_was_counted_before(
     assert await peer.called(0) == "dropped"
     peer.tracker.reported(ITERATION, ORIGIN, before)
     assert peer.over() == IterationOver(ITERATION, discard=False)
+
+
+# ------------------------------------------------------------------------ reports and answers
+
+
+def report(run_id: int = 1, counted: Sequence[int] = (0,)) -> bytes:
+    request = pb.FinishedRequest(
+        run=run_id, origin="p0", epoch=1, iteration=ITERATION, counted=counted
+    )
+    return request.SerializeToString()
+
+
+def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
+    async def scenario() -> None:
+        peer, loop = Peer(), asyncio.get_running_loop()
+
+        def ends() -> None:
+            peer.tracker.ended = ITERATION
+            peer.server.over(ITERATION)
+
+        async def answered() -> tuple[bool, float]:
+            """Whether it says that the iteration is over, and after how long (s)."""
+            began = loop.time()
+            reply = pb.FinishedReply.FromString(await peer.server.finished(report()))
+            return reply.over, loop.time() - began
+
+        over, waited_s = await answered()
+        assert not over
+        assert waited_s > 0
+        loop.call_later(waited_s / 2, ends)
+        assert await answered() == (True, pytest.approx(waited_s / 2))
+        assert await answered() == (True, 0)
+        assert peer.reports == 3
+
+    run(scenario())
+
+
+async def test_a_report_on_another_run_is_refused() -> None:
+    peer = Peer()
+    with pytest.raises(wire.WireError, match="another run"):
+        await peer.server.finished(report(run_id=2))
+    assert peer.reports == 0

@@ -1,7 +1,5 @@
 """A stage on the train thread: its jobs, the mean of their gradients, and its iterations."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,9 +7,10 @@ from torch import Tensor
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire
 from murmuration.worker.pipeline.part import part_of
-from murmuration.worker.pipeline.stage_replica import Iterations, StageReplica
+from murmuration.worker.pipeline.stage_replica import StageReplica
 from murmuration.worker.tasks import StageModule
 from murmuration.worker.training.mailbox import (
+    NO_VALUES,
     IterationOver,
     IterationStarted,
     JobKind,
@@ -31,21 +30,14 @@ FP32 = codec_by_name("fp32")
 class Stage:
     """A replica, what it has answered, and short ways to ask."""
 
-    def __init__(self, stage: int, limit_bytes: float = math.inf) -> None:
-        config = PROBLEM.config
-        module = part_of(PROBLEM.task, config, stage).module
+    def __init__(self, stage: int) -> None:
+        task, config = PROBLEM.task, PROBLEM.config
+        module = part_of(task, config, stage).module
         assert isinstance(module, StageModule)
         self.module, self.answers = module, list[StageJobDone]()
+        cursor, begins = PROBLEM.cursor("x"), stage == 0
         self.replica = StageReplica(
-            PROBLEM.task,
-            module,
-            config.inner,
-            PROBLEM.cursor("x"),
-            PROBLEM.steps,
-            codec=FP32,
-            microbatches=2 if stage == 0 else 0,
-            answer=self.answers.append,
-            limit_bytes=limit_bytes,
+            task, module, config, cursor, self.answers.append, begins=begins
         )
         self._number = 0
         self.replica.begin(1)
@@ -76,8 +68,8 @@ class Stage:
         return [answer.number for answer in self.answers]
 
 
-def encoded(values: Tensor | None) -> memoryview | None:
-    return None if values is None else wire.encode(FP32, values.reshape(-1))
+def encoded(values: Tensor | None) -> memoryview:
+    return NO_VALUES if values is None else wire.encode(FP32, values.reshape(-1))
 
 
 def hidden(seed: int = 0) -> Tensor:
@@ -180,10 +172,13 @@ class Training:
         self._mailbox = Scripted()
         self._mailbox.connect(self.posted.append)
         config = PROBLEM.config
-        part = part_of(PROBLEM.task, config, 1)
-        stage = part.replica(PROBLEM.task, config, PROBLEM.cursor("1a"), self._mailbox)
-        assert isinstance(stage, StageReplica)
-        self.stage, self.iterations = stage, Iterations(stage, self._mailbox, lambda: self.now)
+        module = part_of(PROBLEM.task, config, 1).module
+        assert isinstance(module, StageModule)
+        self.stage = StageReplica(
+            *(PROBLEM.task, module, config, PROBLEM.cursor("1a"), self._mailbox.post),
+            begins=False,
+            clock=lambda: self.now,
+        )
 
     def handle(self, message: ToTrain | None) -> None:
         self.now += 1.0
@@ -201,7 +196,7 @@ class Training:
         """One step, in which exactly these messages are waited for."""
         self.moved = False
         self._mailbox.coming.extend(messages)
-        waited_s = self.iterations.serve(self)
+        waited_s = self.stage.serve(self, self._mailbox)
         assert not self._mailbox.coming
         return waited_s
 
