@@ -1,8 +1,5 @@
-"""A simulated peer's rounds of the leaderless mean: the live code, and the train side around it.
-
-A contribution holds the task's 8 values once for each shard; only on the links do they count as
-many bytes as the scenario's parameters.
-"""
+"""A simulated peer's rounds of the leaderless mean: the live code, and the train side around it. A
+contribution holds the task's 8 values once for each shard; only on the links does it count more."""
 
 import zlib
 from collections.abc import Coroutine, Iterable, Sequence
@@ -37,20 +34,8 @@ _TICK_S = 0.05  # as the live node's
 _SHARD_BYTES = 4 * VALUES
 
 
-class SimulatedContext(Context):
-    """Of a swarm with one fragment, in which every shard holds all values of the task."""
-
-    def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
-        return _ranges(len(group))
-
-    def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        # One shard a peer: more of them keep a link busy, which shared links are anyway.
-        return _orders(fragment, tuple(group))
-
-
-@lru_cache(maxsize=4096)
-def _orders(fragment: int, group: Group) -> tuple[tuple[str, ...], ...]:
-    return reducer_orders(RUN, fragment, group)
+_REPAIR_S = 1.0  # between two tries to find somebody to take the state from
+_orders = lru_cache(maxsize=4096)(reducer_orders)
 
 
 @lru_cache(maxsize=256)
@@ -59,7 +44,15 @@ def _ranges(peers: int) -> tuple[ShardRange, ...]:
     return tuple(ShardRange(k * VALUES, (k + 1) * VALUES, size, size) for k in range(peers))
 
 
-_REPAIR_S = 1.0  # between two tries to find somebody to take the state from
+class SimulatedContext(Context):
+    """A context of one fragment, in which every shard holds all values of the task."""
+
+    def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
+        return _ranges(len(group))
+
+    def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        # One shard a peer: more of them keep a link busy, which shared links are anyway.
+        return _orders(RUN, fragment, tuple(group))
 
 
 class MeanPeer(Peer):
@@ -94,11 +87,11 @@ class MeanPeer(Peer):
         self.compute()
 
     def broken(self, stream: SimulatedStream) -> None:
-        if self._fetching is None or self._fetching[0] is not stream:
-            return super().broken(stream)
-        then, self._fetching = self._fetching[1], None
-        self.later(_REPAIR_S, then)
-        return None
+        if self._fetching is not None and self._fetching[0] is stream:
+            then, self._fetching = self._fetching[1], None
+            self.later(_REPAIR_S, then)
+        else:
+            super().broken(stream)
 
     def begin(self) -> None:
         if self._repair(self.begin):

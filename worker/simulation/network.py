@@ -2,9 +2,9 @@
 
 A link gives everything that is under way in one direction an equal share of its rate. Bytes go
 through the sender's link up and, a delay later, through the receiver's link down, and are there
-when they have passed both. The messages of one end of a stream go one after the other. A link does
-not know that the other one is slower: its share is used up all the same, so a crowded link looks a
-little worse than one whose shares are negotiated. Messages without bytes take only the delay.
+when they have passed both. A link does not know that the other one is slower: its share is used up
+all the same, so a crowded link looks a little worse than real ones. Messages without bytes take
+only the delay.
 """
 
 import heapq
@@ -155,8 +155,8 @@ class SimulatedStream:
         return self.callee if end == self.caller else self.caller
 
     def send(self, sender: int, deliver: Act, size: int = 0, left: Act | None = None) -> None:
-        """Sends to the other end, which does `deliver` when it has come; `left` is done when all
-        `size` bytes of a payload have left the sender."""
+        """Sends to the other end, which then does `deliver`; `left` is done when all bytes have
+        left here."""
         if self.ended:
             return
         message = _Message(deliver, size, left)
@@ -168,11 +168,11 @@ class SimulatedStream:
     def _send_next(self, sender: int) -> None:
         network, unsent, ends = self._network, self._unsent[sender], (sender, self.other(sender))
         while unsent and not self.ended:
-            message = unsent[0]
-            here = partial(self._here, sender, message)
             if not network.connected(*ends):
                 network.stall(self)
                 return
+            message = unsent[0]
+            here = partial(self._here, sender, message)
             if message.size > 0:
                 sent = partial(self._sent, sender, message)
                 message.transfer = Transfer(network, ends, message.size, sent, here)

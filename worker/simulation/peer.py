@@ -1,8 +1,5 @@
-"""What every simulated peer does: inner steps, then a round, and where the time goes. What peers
-learn is a bowl whose bottom is known, each with noise of its own.
-
-Its rounds are held by the live code, on the virtual loop and over streams of the simulated network.
-"""
+"""A simulated peer: inner steps, then a round of the live code, and where the time goes. What peers
+learn is a bowl whose bottom is known, each with noise of its own."""
 
 import re
 from abc import ABC, abstractmethod
@@ -169,17 +166,17 @@ class Peer(ABC):
 
     def surroundings(self) -> dict[str, Any]:
         """What each simulated peer's `Context` has of the simulation."""
-        clock = self.swarm.clock
+        clock = self.swarm.clock.time
         return {
             "me": self.me,
             "run": RUN,
             "detection_s": self.swarm.detection_s(),
-            "clock": lambda: clock.now,
+            "clock": clock,
             "offload": _at_once,
             "log": lambda event: None,
             "rng": Random(f"checks of {self.me}"),
             "compression": Compression(ExchangeConfig(compression="never")),
-            "arrivals": Arrivals(lambda: clock.now),
+            "arrivals": Arrivals(clock),
         }
 
     def finished(self, result: RoundDone | RoundFailed) -> None:

@@ -1,8 +1,5 @@
-"""What is simulated: the swarm, its links, and what goes wrong, written down or drawn from a seed.
-
-`SimulatedSwarm` carries a plan of faults out, and changes the views of others as late as a failure
-detector would. Peers are numbers, times are in seconds of the virtual clock.
-"""
+"""A simulated run as it is asked for, and what goes wrong in it, written down or drawn from a seed.
+Peers are numbers, times are in seconds of the virtual clock."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,9 +1,8 @@
-"""Who is in the simulated swarm, what each believes of the others, and what goes wrong.
+"""The peers of a simulated swarm, what each believes of the others, and what goes wrong.
 
 Membership's own rules do not run here. Which version a peer has come to, everybody knows at once;
-who is suspect, dead or out of reach, each peer knows as its latest view says. The swarm carries a
-plan of faults out. A fault changes the views of the others as late as a failure detector would
-notice it; each peer hears of a change up to a second later.
+who is suspect, dead or out of reach, others learn as late as a failure detector would notice it,
+and each hears of it up to a second later.
 """
 
 import math
@@ -111,8 +110,8 @@ Group = tuple[str, ...]
 
 
 class SimulatedSwarm:
-    """Everything that is not inside one peer. Faults are those of the scenario, at random times, if
-    no others are given; `shuffle` is as of `VirtualLoop`."""
+    """Everything outside of the peers. Faults are the scenario's, at random times, if none are
+    given."""
 
     _network_type: type[Network] = Network
     _beliefs_type: type[Beliefs] = Beliefs
@@ -219,11 +218,12 @@ class SimulatedSwarm:
     def _freeze(self, peer: int, wakes_at: float) -> None:
         self._wakes_at[peer] = max(self._wakes_at[peer], wakes_at)
         self.clock.freeze(peer)
-        self.clock.at(wakes_at, partial(self._wake, peer))
 
-    def _wake(self, peer: int) -> None:
-        if self.clock.now >= self._wakes_at[peer]:
-            self.clock.thaw(peer)
+        def wake() -> None:
+            if self.clock.now >= self._wakes_at[peer]:
+                self.clock.thaw(peer)
+
+        self.clock.at(wakes_at, wake)
 
     def _see(self, peer: int, health: Health) -> None:
         if health is Health.ALIVE and peer in self.dead:
@@ -241,9 +241,10 @@ class SimulatedSwarm:
             self._tell_one(peer)
 
     def _tell_one(self, peer: int) -> None:
-        hear = partial(self._hear, peer, self._beliefs.view(peer))
-        self.clock.after(self._news_s[peer], partial(self.clock.act, peer, hear))
+        view = self._beliefs.view(peer)
 
-    def _hear(self, peer: int, view: View) -> None:
-        self._views[peer] = view
-        self.endpoints[peer].viewed()
+        def hear() -> None:
+            self._views[peer] = view
+            self.endpoints[peer].viewed()
+
+        self.clock.after(self._news_s[peer], partial(self.clock.act, peer, hear))

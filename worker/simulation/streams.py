@@ -1,8 +1,6 @@
-"""Streams of the live code over the simulated network, message by message.
-
-The first message of a stream opens it at the callee. A frame counts as many bytes on the links as
-the payload that it stands for (`Sizes`); any other message takes only the delay.
-"""
+"""Streams of the live code over the simulated network, message by message. The first one opens a
+stream at the callee. A frame counts as the bytes that it stands for (`Sizes`); others take only the
+delay."""
 
 import asyncio
 from collections import deque
