@@ -3,6 +3,6 @@
     X  --TLS--  X's end  ==gRPC==  relay  ==gRPC==  R's end  --TLS--  R
 
 `choice` decides, without I/O, which relays a peer has, and `relayed` keeps the streams of a peer
-that has some. `service` serves as a relay, `tunnels` are the two ends. The relay sees the records
-of a TLS connection between X and R, and none of the keys.
+that has some. `service` serves as a relay, `tunnels` are the two ends. The relay has none of TLS'
+keys.
 """

@@ -1,13 +1,13 @@
 """Through which peers this one is reached, where nobody can dial it: rules without I/O.
 
-Two relays are kept where there are two: the peer that was called first, and the one that answers
-soonest. One that is lost is replaced at once, and asked again after a pause that doubles. Each is
-tried now and then, by a call through it to this peer itself: one that leads nowhere several times
-in a row is replaced too, where there is another.
+Two relays are kept: the peer that was called first, and the one that answers soonest. One that is
+lost is replaced at once, and asked again after a pause that doubles. Each is tried now and then, by
+a call through it to this peer itself: one that leads nowhere several times in a row is replaced
+too, if it can be.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -15,8 +15,6 @@ KEPT = 2  # relays at a time
 RETRY_S, MOST_RETRY_S = 1.0, 60.0  # the pause before a peer is asked again that has failed
 TRY_S = 15.0  # between two tries of a relay
 _MOST_FAILED_TRIES = 3  # in a row, then it is replaced
-
-
 _LONG_PAUSE = 10  # failures: after as many the pause is the longest
 
 
@@ -95,18 +93,15 @@ class RelayChoice:
         self, there: Mapping[str, tuple[str, float | None]], gone: Collection[str], now: float
     ) -> list[Action]:
         """Members as they are now. Args: there: by address, the name of each that can be dialled,
-        and the seconds that a small call takes, if they are known; gone: addresses of those that
-        have ended."""
+        and the seconds that a small call takes, if known; gone: addresses of those that ended."""
         for address, known in list(self._known.items()):
             if known.state is _State.IDLE and address not in there:
                 del self._known[address]
         for address, (peer, rtt_s) in there.items():
             known = self._known.setdefault(address, _Known(address))
             known.peer, known.rtt_s = peer, math.inf if rtt_s is None else rtt_s
-        actions: list[Action] = []
-        for address in [each.address for each in self._in(_State.HELD) if each.address in gone]:
-            actions += [Release(address), *self.lost(address, now)]
-        return actions
+        ended = [each.address for each in self._in(_State.HELD) if each.address in gone]
+        return [each for at in ended for each in (Release(at), *self.lost(at, now))]
 
     def is_of_another(self, address: str, asked: str, peer: str) -> bool:
         """Whether the peer that was asked at `asked` has no right to this name and address. It
@@ -125,11 +120,10 @@ class RelayChoice:
         known.address, known.peer = address, peer
         known.state, known.failures, known.failed_tries = _State.HELD, 0, 0
         self._try_at = min(self._try_at, now + TRY_S)
-        actions: list[Action] = []
-        for worst in self._in(_State.HELD)[KEPT:]:
+        needless = self._in(_State.HELD)[KEPT:]
+        for worst in needless:
             worst.state = _State.IDLE
-            actions.append(Release(worst.address))
-        return [*self._advertise(), *actions]
+        return [*self._advertise(), *(Release(worst.address) for worst in needless)]
 
     def lost(self, address: str, now: float) -> list[Action]:
         """A relay has ended, or one that was asked is none."""
@@ -167,12 +161,10 @@ class RelayChoice:
             key=lambda known: (known.rtt_s, known.address),
         )
 
-    def _ask(self, relays: Iterable[_Known]) -> list[Action]:
-        actions: list[Action] = []
+    def _ask(self, relays: Sequence[_Known]) -> list[Action]:
         for known in relays:
             known.state = _State.ASKED
-            actions.append(Reserve(known.address))
-        return actions
+        return [Reserve(known.address) for known in relays]
 
     def _replace(self, now: float) -> list[Action]:
         missing = KEPT - len(self._in(_State.HELD, _State.ASKED))

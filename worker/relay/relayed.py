@@ -26,8 +26,7 @@ _MOST_TUNNELS = 64  # that one relay has open here at once: no honest one takes 
 
 
 class RelayedPeer(Component):
-    """This peer, where nobody can dial it. io thread only. Args: bound: HOST:PORT that its own
-    server is bound to; round_trip_s: of a small call to a peer; None: not known."""
+    """This peer, where nobody can dial it. io thread only. `bound`: HOST:PORT of its own server."""
 
     def __init__(
         self,
@@ -45,8 +44,8 @@ class RelayedPeer(Component):
         self._tunnels: Counter[str] = Counter()  # that are open, by relay
 
     async def begin(self, address: str) -> bool:
-        """Asks the peer there to be the first relay. Whether it is; False too if there is one
-        already, or no relay could tell others apart from it."""
+        """Asks the peer there to be the first relay. Whether it is; False if there is one, or it
+        cannot be."""
         if self._choice.relays or split_relayed(address) is not None:
             return False
         asked = self._asked.setdefault(address, asyncio.get_running_loop().create_future())
@@ -54,20 +53,18 @@ class RelayedPeer(Component):
         return await asyncio.shield(asked)
 
     def tick(self) -> None:
-        if self._choice.wanted:
-            self._do(self._choice.seen(*self._members(), self._node.clock()))
-            self._do(self._choice.tick(self._node.clock()))
-
-    async def close(self) -> None:
-        await cancel(self._held.values())
-
-    def _members(self) -> tuple[dict[str, tuple[str, float | None]], set[str]]:
-        """Those that may relay, and the addresses of those that are gone, for `seen`."""
-        members, away = self._gossip.others, self._gossip.me.unreachable
+        if not self._choice.wanted:
+            return
+        now, members, away = self._node.clock(), self._gossip.others, self._gossip.me.unreachable
         alive = (m for m in members if m.health is Health.ALIVE and m.peer not in away)
         able = (member for member in alive if split_relayed(member.address) is None)
         there = {m.address: (m.peer, self._round_trip_s(m.peer)) for m in able}
-        return there, {member.address for member in members if not member.live}
+        gone = {member.address for member in members if not member.live}
+        self._do(self._choice.seen(there, gone, now))
+        self._do(self._choice.tick(now))
+
+    async def close(self) -> None:
+        await cancel(self._held.values())
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -148,13 +145,12 @@ class RelayedPeer(Component):
 
     async def _try(self, relay: str) -> None:
         """Calls this peer itself, by the way that others take."""
-        me, transport = self._gossip.me.peer, self._node.transport
+        me, transport, leads_here = self._gossip.me.peer, self._node.transport, False
         address, request = relayed_address(me, (relay,)), pb.MeasureRequest().SerializeToString()
-        leads_here = True
         transport.drop(address)  # a connection that is there says nothing of new ones
         try:
             await transport.call(address, Method.MEASURE, request, _TRY_S, me)
+            leads_here = True
         except TransportError as error:
             self._warnings.add(f"nothing comes through the relay {relay}: {shown(str(error))}")
-            leads_here = False
         self._do(self._choice.tried(relay, self._node.clock(), leads_here=leads_here))

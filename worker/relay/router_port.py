@@ -34,11 +34,9 @@ class UpnpRouter:
     """The router that this machine is behind, if it speaks UPnP. Its methods block for seconds."""
 
     def open(self, bound: str, before: str) -> str:
-        """Has a port lead to what is bound to HOST:PORT here: the same port, if it is free.
-
-        Args: before: what was returned last time; empty: nothing was.
-        Returns: HOST:PORT that the internet dials. Raises NoRouterPort.
-        """
+        """Has a port lead to what is bound to HOST:PORT here: the same port, if it is free. Returns
+        HOST:PORT that the internet dials. Raises NoRouterPort. Args: before: as returned last time,
+        or empty."""
         host, own = split_address(bound)
         if is_loopback(host):
             raise NoRouterPort(f"no other machine reaches {bound}, which this one listens on")
@@ -75,10 +73,7 @@ class UpnpRouter:
 
 
 class RouterPort(Component):
-    """This peer's port of the router. io thread only.
-
-    Args: bound: HOST:PORT that its own server is bound to.
-    """
+    """This peer's port of the router. io thread only. Args: bound: HOST:PORT of its own server."""
 
     refused = ""  # why there is no port
 
@@ -89,8 +84,8 @@ class RouterPort(Component):
         self._again_at = -math.inf
 
     async def begin(self, address: str) -> bool:
-        """Asks for a port, of which the others are told from now on. Whether there is one; False
-        too if one was asked for lately. Args: address: of the peer that cannot dial this one."""
+        """Asks for a port, and tells the others. Whether there is one; False if one was asked for
+        lately."""
         if self._address or self._node.clock() < self._again_at:
             return False
         await self._ask()

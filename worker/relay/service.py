@@ -1,9 +1,5 @@
-"""The serving side of relaying: joins the streams of two peers, and reads nothing of them.
-
-A relay dials nobody. It joins two streams that two peers of the run have opened to it, and only
-where one of them has reserved a place before. `RelayTable` has the places, limits and counts,
-without I/O.
-"""
+"""The serving side of relaying: joins the streams of two peers of the run, and reads nothing of
+them. A relay dials nobody: both come to it, and one of them has reserved a place before."""
 
 import asyncio
 from collections import Counter
@@ -33,13 +29,9 @@ class _Dial:
 
 
 class RelayTable:
-    """One peer's, as a relay.
-
-    Args:
-        rate_mbps: that all tunnels together may carry, each direction counted; those that send at
-            a time have equal shares of it, however many tunnels they have. 0: it is no relay.
-        places: peers that it relays for at once.
-    """
+    """One peer's, as a relay. All tunnels together may carry `rate_mbps`, each direction counted;
+    peers that send at a time have equal shares, however many tunnels they have. 0: it is no relay.
+    It relays for so many `places` peers at once."""
 
     def __init__(self, rate_mbps: float = RATE_MBPS, places: int = PLACES) -> None:
         self._rate_mbps, self._most = rate_mbps, places
@@ -58,8 +50,7 @@ class RelayTable:
         return {"for": list(self._places), "tunnels": self.tunnels, "relayed_bytes": relayed_bytes}
 
     def reserve(self, peer: str, now: float, *, relayed: bool) -> None:
-        """Gives a place, or keeps it. Args: relayed: this peer is itself reached through one.
-        Raises Refused."""
+        """Gives a place, or keeps it. Args: relayed: this peer is itself. Raises Refused."""
         if not self._rate_mbps:
             raise Refused("it relays for nobody (--relay-mbps 0)")
         if relayed:
@@ -72,7 +63,7 @@ class RelayTable:
         self._places.pop(peer, None)
 
     def dial(self, by: str, to: str, *, known: bool) -> int:
-        """The number of a dial that `to` is to accept. Args: known: `by` is of the run. Raises
+        """The number of a dial for `to` to accept. Args: known: `by` is of the run. Raises
         Refused."""
         if not known:
             raise Refused("it relays between members only")
@@ -122,8 +113,7 @@ _CLOSE_S = 1.0
 
 
 class RelayService(Component):
-    """Serves as a relay. io thread only. Args: certified: callers have proved that they are of the
-    run."""
+    """Serves as a relay. io thread only. Args: certified: callers have proved to be of the run."""
 
     def __init__(
         self, table: RelayTable, swarm: GossipService, certified: bool, clock: Callable[[], float]

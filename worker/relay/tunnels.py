@@ -1,8 +1,6 @@
-"""The two ends of what a relay carries: an ordinary TCP connection each, within one machine.
-
-At the dialling end gRPC connects to a port of loopback; what comes in there goes to the relay, and
-at the other end into the server's own port. So TLS, and all above it, is as on a direct connection.
-"""
+"""The two ends of what a relay carries: at the dialling end gRPC connects to a port of loopback;
+what comes in there goes to the relay, and at the other end into the server's own port. So TLS, and
+all above it, is as on a direct connection."""
 
 import asyncio
 import math
@@ -20,7 +18,7 @@ from murmuration.protos.addresses import (
     split_relayed,
 )
 from murmuration.worker import wire
-from murmuration.worker.background import cancel
+from murmuration.worker.background import Tasks, cancel
 from murmuration.worker.transport import Method, Stream, Transport, TransportError, Unreachable
 
 _CHUNK_BYTES = 128 * 1024
@@ -93,7 +91,7 @@ class _Answered:
     def __init__(self, stream: Stream, clock: Callable[[], float]) -> None:
         self._stream, self._clock = stream, clock
         self.done, self.cancel = stream.done, stream.cancel
-        self._first, self._answered_at = asyncio.Event(), -math.inf
+        self.answered, self._answered_at = asyncio.Event(), -math.inf
         self._sent_at: float | None = None  # the first since then that is to be answered
 
     async def send(self, message: bytes) -> None:
@@ -105,22 +103,15 @@ class _Answered:
     async def receive(self) -> bytes | None:
         if (raw := await self._stream.receive()) is not None:
             self._sent_at, self._answered_at = None, self._clock()
-            self._first.set()
+            self.answered.set()
         return raw
-
-    async def begins(self) -> bool:
-        """Whether a first answer has come in time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_S):
-                return await self._first.wait()
-        return False
 
     @property
     def unanswered(self) -> bool:
         """Whether nothing has come back of what was sent last, for long, or of anything."""
         if self._sent_at is None:
             return False
-        return not self._first.is_set() or self._clock() - self._sent_at >= _STALLED_S
+        return not self.answered.is_set() or self._clock() - self._sent_at >= _STALLED_S
 
 
 def own_port(bound: str) -> tuple[str, int]:
@@ -130,14 +121,13 @@ def own_port(bound: str) -> tuple[str, int]:
 
 
 class Tunnels:
-    """The dialling end: a port of loopback for each peer that is reached through relays. io thread
-    only."""
+    """The dialling end: a port of loopback for each peer behind relays. io thread only."""
 
     def __init__(self, transport: Transport, me: str, clock: Callable[[], float]) -> None:
         self._transport, self._me, self._clock = transport, me, clock
         # By address, those first that nobody uses.
         self._ports: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._failed_at: dict[str, float] = {}  # by relay
         # The address that this peer advertises, and the one that it is bound to: where it is itself
         # the relay it need not be able to dial the former.
@@ -155,7 +145,7 @@ class Tunnels:
             listening = socket.create_server((LOOPBACK_HOST, 0), backlog=16)
             port = f"{LOOPBACK_HOST}:{listening.getsockname()[1]}"
             serving = self._listen(listening, through[0], through[1][:_MOST_RELAYS])
-            task = self._spawn(serving)
+            task = self._tasks.spawn(serving)
             task.add_done_callback(lambda _: listening.close())  # though it has never begun
             self._ports[address] = port, task
         self._ports[address] = self._ports.pop(address)  # those in use go last
@@ -167,19 +157,13 @@ class Tunnels:
             self._ports.pop(address)[1].cancel()
 
     async def close(self) -> None:
-        await cancel(self._tasks)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        await self._tasks.close()
 
     async def _listen(self, listening: socket.socket, peer: str, relays: tuple[str, ...]) -> None:
         """Until cancelled; tunnels that are open then go on."""
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._spawn(self._carry(peer, relays, reader, writer))
+            self._tasks.spawn(self._carry(peer, relays, reader, writer))
 
         server = await asyncio.start_server(accept, sock=listening, limit=2 * _CHUNK_BYTES)
         try:
@@ -194,29 +178,21 @@ class Tunnels:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        now = self._clock()
-        order = sorted(relays, key=lambda relay: now - self._failed_at.get(relay, -1e9) < _AVOID_S)
-        for relay in order:
-            stream = await self._dialled(relay, peer)
-            if stream is not None:
-                await self._watched(relay, _Answered(stream, self._clock), reader, writer)
-                return
-        await closed(writer)
-
-    async def _watched(
-        self,
-        relay: str,
-        stream: _Answered,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
         """Carries what a relay gives back; one that gives nothing comes last for a while."""
+        now = self._clock()
+        for relay in sorted(relays, key=lambda r: now - self._failed_at.get(r, -1e9) < _AVOID_S):
+            if (dialled := await self._dialled(relay, peer)) is not None:
+                break
+        else:
+            await closed(writer)
+            return
+        stream = _Answered(dialled, self._clock)
 
         async def watch() -> None:
-            if await stream.begins():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_S):
+                    await stream.answered.wait()
                 await asyncio.Event().wait()
-            if stream.unanswered:
-                self._failed(relay, "it drops what it is given")
 
         await first_of(pump(stream, reader, writer), watch())
         if stream.unanswered:
@@ -233,18 +209,18 @@ class Tunnels:
         """A tunnel to the peer; None: the relay does not answer, or does not reach it."""
         advertised, bound = self.own
         target = join_address(*own_port(bound)) if relay == advertised else relay
-        stream = self._transport.open(target, Method.DIAL)
+        stream, opened = self._transport.open(target, Method.DIAL), False
         try:
             async with asyncio.timeout(_OPEN_S):
                 await stream.send(message(header=pb.RelayHeader(sender=self._me, peer=peer)))
-                if (await received(stream, _OPEN_S)).HasField("opened"):
-                    return stream
+                opened = (await received(stream, _OPEN_S)).HasField("opened")
             problem = "it answers something else"
         except (TransportError, wire.WireError, TimeoutError) as error:
             problem = str(error) or f"no answer in {_OPEN_S:g} s"
-        except BaseException:
-            stream.cancel()
-            raise
-        stream.cancel()
+        finally:
+            if not opened:
+                stream.cancel()
+        if opened:
+            return stream
         self._failed(relay, problem)
         return None

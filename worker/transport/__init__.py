@@ -139,9 +139,9 @@ class Handler(Protocol):
 class Transport(Protocol):
     """One peer's way to all others. io thread only.
 
-    Where a `peer` is named, nobody else may answer at the address: its certificate must be of that
-    name, if there are certificates; otherwise, of any peer of the run. `tunnel` gives HOST:PORT on
-    this machine that leads to a peer which cannot be dialled; None: it can be.
+    Where a `peer` is named, the certificate at the address must be of that name, if there are any;
+    otherwise, of any peer of the run. `tunnel` gives HOST:PORT on this machine that leads to a peer
+    which cannot be dialled; None: it can be.
     """
 
     tunnel: "Callable[[str], str | None]"
@@ -170,7 +170,7 @@ class Transport(Protocol):
         """Closes the connections to that address, so that the next call opens one."""
 
     def close_unneeded(self, needed: Container[str]) -> set[str]:
-        """Closes idle connections to other addresses than these; returns the addresses that are
+        """Closes idle connections to addresses that are not needed; returns the addresses that are
         left."""
 
     def renew(self, security: "Identity") -> None:
@@ -212,36 +212,28 @@ class Traffic:
         return sum(self.received[method] for method in PROBE_METHODS)
 
     def count_sent(self, method: str, message_bytes: int, peer: str | None = None) -> None:
-        self.sent[method] += _framed(message_bytes)
-        _count(self.sent_to, peer, message_bytes)
+        _count(self.sent, self.sent_to, method, message_bytes, peer)
 
     def count_received(self, method: str, message_bytes: int, peer: str | None = None) -> None:
-        self.received[method] += _framed(message_bytes)
-        _count(self.received_from, peer, message_bytes)
+        _count(self.received, self.received_from, method, message_bytes, peer)
 
 
-def _count(by_peer: Counter[str], peer: str | None, message_bytes: int) -> None:
-    if peer is None:
-        return
-    if peer not in by_peer and len(by_peer) >= _MOST_PEERS:
-        by_peer.clear()  # of peers that came and went; the others are counted again
-    by_peer[peer] += _framed(message_bytes)
-
-
-def _framed(message_bytes: int) -> int:
-    prefixed = message_bytes + _GRPC_PREFIX_BYTES
-    return prefixed + _HTTP2_HEADER_BYTES * -(-prefixed // _HTTP2_FRAME_BYTES)
+def _count(
+    by_method: Counter[str], by_peer: Counter[str], method: str, size: int, peer: str | None
+) -> None:
+    prefixed = size + _GRPC_PREFIX_BYTES
+    framed = prefixed + _HTTP2_HEADER_BYTES * -(-prefixed // _HTTP2_FRAME_BYTES)
+    by_method[method] += framed
+    if peer is not None:
+        if peer not in by_peer and len(by_peer) >= _MOST_PEERS:
+            by_peer.clear()  # of peers that came and went; the others are counted again
+        by_peer[peer] += framed
 
 
 class Places:
-    """Places for calls or streams; one that finds none is refused. io thread only.
-
-    Args:
-        what: of what, as a refusal names it.
-        share: of one caller, however many others have.
-        each: of one caller, at most; without a certificate nobody can be told from others.
-        total: of all callers together; half of them go by shares.
-    """
+    """Places for calls or streams (`what`); one that finds none is refused. io thread only. A
+    caller always has a `share` of them and `each` at most. Of the `total` half goes by shares.
+    Without a certificate nobody can be told from others."""
 
     def __init__(self, what: str, share: int, each: int, total: Callable[[], int]) -> None:
         self._what, self._share, self._each, self._total = what, share, each, total

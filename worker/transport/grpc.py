@@ -1,10 +1,9 @@
 """The transport over gRPC: one server, and per peer one channel for control and one for data.
 
-Messages are bytes here; `protos/murmuration.proto` says what they are. Health checks of gRPC are
-answered too. With a certificate, both sides prove who they are by TLS; without one nothing is
-encrypted. The settings were measured: without BDP probing and a large look-ahead one stream over a
-100 ms link stays at a tenth of what it can carry, and without keepalive a dead link is noticed
-after many minutes.
+Messages are bytes here; `protos/murmuration.proto` says what they are. With a certificate, both
+sides prove who they are by TLS; without one nothing is encrypted. The settings were measured:
+without BDP probing and a large look-ahead one stream over a 100 ms link stays at a tenth of what it
+can carry, and without keepalive a dead link is noticed after many minutes.
 """
 
 import asyncio
@@ -13,8 +12,8 @@ import itertools
 import os
 import socket
 import stat
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,14 +94,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class GrpcTransport:
-    """Serves `host:port` and calls others. Port 0 takes a free one.
-
-    Args:
-        proxy: HOST:PORT of an HTTP CONNECT proxy to reach others through: all of them, whatever
-            `no_proxy` says in the environment.
-        security: what this process proves itself by, and believes others by; None: nothing is
-            encrypted, and anything that reaches the port may call.
-    """
+    """Serves `host:port` and calls others. Port 0 takes a free one. Args: proxy: HOST:PORT of an
+    HTTP CONNECT proxy to reach all others through, whatever `no_proxy` says in the environment;
+    security: what this process proves itself by, and believes others by; None: nothing is
+    encrypted, and anything may call."""
 
     def __init__(
         self, listen_address: str, proxy: str | None = None, security: "Identity | None" = None
@@ -110,7 +105,7 @@ class GrpcTransport:
         self._listen_address, self._security = listen_address, security
         self._shown: ServerCertificate | None = None
         self._proxy, self._proxy_options = proxy, _proxy_options(proxy)
-        self._traffic = Traffic()
+        self.traffic, self.encrypted = Traffic(), security is not None
         self._server: aio.Server | None = None
         self._connections: dict[_Line, _Connection] = {}
         self._targets: dict[str, str] = {}  # of addresses that have a name
@@ -118,17 +113,9 @@ class GrpcTransport:
         self._ending: set[asyncio.Task[None]] = set()
         self.tunnel: Callable[[str], str | None] = lambda address: None
 
-    @property
-    def traffic(self) -> Traffic:
-        return self._traffic
-
-    @property
-    def encrypted(self) -> bool:
-        return self._security is not None
-
     async def listen(self, handler: Handler) -> str:
         server = aio.server(options=server_options())
-        server.add_generic_rpc_handlers((Router(handler, self._traffic, self._security),))
+        server.add_generic_rpc_handlers((Router(handler, self.traffic, self._security),))
         host = self._listen_address.rpartition(":")[0]
         try:
             if self._security is None:
@@ -150,31 +137,41 @@ class GrpcTransport:
         self, address: str, method: str, request: bytes, timeout_s: float, peer: str | None = None
     ) -> bytes:
         line = self._line(address, peer, "control")
-        if line not in self._connections:
-            await self._look_up(line, timeout_s)
+        if not (line in self._connections or line.tunnel or self._proxy):  # it looks names up
+            try:
+                found = await find_target(address, min(LOOK_UP_S, timeout_s))
+            except UnknownName as error:
+                raise Unreachable(f"{address}: {error}") from error
+            self._targets[address] = found  # streams use it too
         connection = self._connection(line)
-        multicallable = connection.channel.unary_unary(PACKAGE + method, _as_is, _as_is)
-        self._traffic.count_sent(method, len(request))
+        self.traffic.count_sent(method, len(request))
+        connection.uses += 1
         try:
-            with connection.used():
-                answer: bytes = await multicallable(request, timeout=timeout_s)
+            multicallable = connection.channel.unary_unary(PACKAGE + method, None, None)
+            answer: bytes = await multicallable(request, timeout=timeout_s)
         except aio.AioRpcError as error:
             self._forget(line, error)
             raise _unreachable(line, error) from error
-        self._traffic.count_received(method, len(answer))
+        finally:
+            connection.uses -= 1
+        self.traffic.count_received(method, len(answer))
         return answer
 
     def open(self, address: str, method: str, peer: str | None = None) -> Stream:
         alone = method in RELAY_METHODS
         line = self._line(address, peer, f"{method} {next(self._numbers)}" if alone else "data")
         connection = self._connection(line)
-        multicallable = connection.channel.stream_stream(PACKAGE + method, _as_is, _as_is)
-        call = multicallable(None)
+        call = connection.channel.stream_stream(PACKAGE + method, None, None)(None)
         connection.uses += 1
-        ended = partial(self._end, line) if alone else connection.release
-        call.add_done_callback(lambda _: ended())
+
+        def ended(_call: object) -> None:
+            connection.uses -= 1
+            if alone:
+                self._end(line)
+
+        call.add_done_callback(ended)
         # What a tunnel carries is counted by what is in it.
-        traffic = Traffic() if alone else self._traffic
+        traffic = Traffic() if alone else self.traffic
         return _ClientStream(line, method, peer, call, traffic, partial(self._forget, line))
 
     def connect(self, address: str, peer: str | None = None) -> None:
@@ -210,16 +207,6 @@ class GrpcTransport:
         name = security.server_name(peer) if security is not None else None
         return _Line(address, use, name, self.tunnel(address))
 
-    async def _look_up(self, line: "_Line", timeout_s: float) -> None:
-        """Asks for the addresses of a name; streams use what calls have found. A proxy looks names
-        up itself. Raises Unreachable."""
-        if line.tunnel is not None or self._proxy is not None:
-            return
-        try:
-            self._targets[line.address] = await find_target(line.address, min(LOOK_UP_S, timeout_s))
-        except UnknownName as error:
-            raise Unreachable(f"{line.address}: {error}") from error
-
     def _end(self, line: "_Line") -> None:
         self._targets.pop(line.address, None)
         if (connection := self._connections.pop(line, None)) is not None:
@@ -228,30 +215,28 @@ class GrpcTransport:
             task.add_done_callback(self._ending.discard)
 
     def _forget(self, line: "_Line", error: aio.AioRpcError) -> None:
-        """Drops a channel that cannot connect: it would fail every call until its back-off ends,
-        though the peer may have come up meanwhile."""
+        """Drops a channel that cannot connect: it would fail every call until its back-off ends."""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             self._connections.pop(line, None)
 
     def _connection(self, line: "_Line") -> "_Connection":
-        if line not in self._connections:
-            self._connections[line] = _Connection(self._new_channel(line))
-        return self._connections[line]
-
-    def _new_channel(self, line: "_Line") -> aio.Channel:
+        if line in self._connections:
+            return self._connections[line]
         security = self._security
         target = line.tunnel or self._targets.get(line.address, line.address)
         proxy = self._proxy_options if line.tunnel is None else _proxy_options(None)
-        channel_options = [*_CHANNEL_OPTIONS, *proxy]
+        options = [*_CHANNEL_OPTIONS, *proxy]
         if security is None or line.server_name is None:
-            asked = ("grpc.default_authority", line.address)
-            return aio.insecure_channel(target, options=[*channel_options, asked])
-        credentials = grpc.ssl_channel_credentials(
-            security.authority, security.key, security.certificate
-        )
-        # Peers have names, and come to other addresses: what is verified is not the host's name.
-        name = ("grpc.ssl_target_name_override", line.server_name)
-        return aio.secure_channel(target, credentials, options=[*channel_options, name])
+            options.append(("grpc.default_authority", line.address))
+            channel = aio.insecure_channel(target, options=options)
+        else:
+            pems = security.authority, security.key, security.certificate
+            # Peers have names, and come to other addresses: the host's name is not verified.
+            options.append(("grpc.ssl_target_name_override", line.server_name))
+            credentials = grpc.ssl_channel_credentials(*pems)
+            channel = aio.secure_channel(target, credentials, options=options)
+        self._connections[line] = connection = _Connection(channel)
+        return connection
 
 
 class _Line(NamedTuple):
@@ -267,17 +252,6 @@ class _Line(NamedTuple):
 class _Connection:
     channel: aio.Channel
     uses: int = 0
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        self.uses += 1
-        try:
-            yield
-        finally:
-            self.release()
-
-    def release(self) -> None:
-        self.uses -= 1
 
 
 class _ClientStream:
@@ -339,10 +313,6 @@ def _proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:
     with suppress(UnknownName):  # gRPC will fail, and say so
         proxy = numeric(proxy)
     return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{proxy}")]
-
-
-def _as_is(message: bytes) -> bytes:
-    return message
 
 
 def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:

@@ -90,14 +90,13 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
                 caller = self._caller(context)
                 self._handler.admit(method, caller)
                 await answer(method, context, caller)
-            except Refused as refused:
-                busy = isinstance(refused, Busy)
-                code = grpc.StatusCode
-                status = code.RESOURCE_EXHAUSTED if busy else code.INVALID_ARGUMENT
-                if busy and not self._returning:
+            except Busy as busy:
+                if not self._returning:
                     self._returning = True
                     asyncio.get_running_loop().call_later(_RETURN_S, self._return_memory)
-                await context.abort(status, str(refused))
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy))
+            except Refused as refused:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
 
         return grpc.stream_stream_rpc_method_handler(serve)
 
@@ -180,16 +179,11 @@ class _ServerStream:
 
 
 def server_options() -> list[tuple[str, int]]:
-    most = ("grpc.max_allowed_incoming_connections", _most_connections())
-    return [*_SERVER_OPTIONS, most]
-
-
-def _most_connections() -> int:
-    """That this process accepts: half of its open files are left to the rest of it."""
-    try:
+    most = _MOST_CONNECTIONS
+    with suppress(ImportError):  # there is no such limit
         import resource
-    except ImportError:  # no such limit there
-        return _MOST_CONNECTIONS
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = files == resource.RLIM_INFINITY
-    return _MOST_CONNECTIONS if unlimited else max(1, min(_MOST_CONNECTIONS, files // 2))
+
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files != resource.RLIM_INFINITY:  # half of the files are left to the rest of the process
+            most = max(1, min(most, files // 2))
+    return [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)]

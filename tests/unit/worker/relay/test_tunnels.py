@@ -267,7 +267,7 @@ async def test_a_relay_whose_tunnel_ends_after_long_silence_comes_last(
     now[0] += silent_s
     stream.answers.put_nowait(None)
     assert await reader.read() == b""
-    while len(tunnels._tasks) > 1:  # the port goes on listening
+    while len(tunnels._tasks._tasks) > 1:  # the port goes on listening
         await asyncio.sleep(0)
     await tunnels.close()
     writer.close()
