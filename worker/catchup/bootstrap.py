@@ -41,6 +41,8 @@ _TOGETHER_S = 5.0
 _REPAIR_S = 0.25
 _SKIP_S = 1.0
 _ALONE_S = 2.0  # after which this peer follows others that have started without it
+_LOOK_S, _ASKED = 1.0, 16  # how often peers are asked for their reductions, and how many of them
+_BACK = 4  # rounds up to the one after which states are seen to differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +56,9 @@ class JoinConfig:
 
 
 class Bootstrap:
-    """Waits for enough peers, takes over what a run under way has, and repairs ever after. Without
-    an exchange there is nothing to take over or repair; in pairs it is only the position in the
-    schedule, and in the end the one state where there is to be one."""
+    """Waits for enough peers, takes over what a run under way has, and repairs ever after. In pairs
+    only the position in the schedule is repaired, and in the end the one state if there is to be
+    one."""
 
     def __init__(
         self, config: JoinConfig, plan: Plan, first_contact: FirstContact, node: "Node"
@@ -88,7 +90,14 @@ class Bootstrap:
             if node.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
-                    fetched, under_way = await self._take_over()
+                    me, replicas = (
+                        self._gossip.me,
+                        self._donors.first_choices(self._gossip.replicas),
+                    )
+                    as_started = self._digests_at_start()
+                    under_way, donor = choose_take_over(me, replicas, as_started, self._plan)
+                    every = range(len(me.digests))
+                    fetched = donor is None or await self._donors.fetch(donor, every, "joining")
                 if fetched and under_way:
                     node.post(Started(()))
                     return
@@ -109,8 +118,8 @@ class Bootstrap:
             await asyncio.sleep(_START_POLL_S)
 
     async def _start_with(self, group: tuple[str, ...]) -> None:
-        """In pairs, where later nobody waits for the rest, all take the first step together: so all
-        draw their first partners from the same peers."""
+        """In pairs all take the first step together, and so draw their first partners from the same
+        peers."""
         node = self._node
         node.post(Started(group))
         if not self._pairs:
@@ -136,8 +145,7 @@ class Bootstrap:
             may_begin = min_peers is None or begun
             return may_begin and self._holds_state and self._is_deserted(now)
         self._seen_at = min(self._seen_at, now)
-        as_started = self._digests_at_start()
-        together = any(member.digests == as_started for member in started)
+        together = self._digests_at_start() in {member.digests for member in started}
         return together or now - self._seen_at >= _ALONE_S
 
     @property
@@ -169,8 +177,7 @@ class Bootstrap:
         known = {member.address for member in self._gossip.members if member.live}
         joins = dict.fromkeys((*self._config.joins, *self._config.remembered))
         addresses = [address for address in joins if address not in known]
-        problems = await asyncio.gather(*map(contact, addresses))
-        found = zip(addresses, problems, strict=True)
+        found = zip(addresses, await asyncio.gather(*map(contact, addresses)), strict=True)
         self._problems = {address: problem for address, problem in found if problem}
 
     def _too_few(self) -> str:
@@ -191,16 +198,6 @@ class Bootstrap:
             f"there is no run to join any more: {said}; this peer has not got its state; start one "
             "of them again, or begin a run with `murmur up`"
         )
-
-    async def _take_over(self) -> tuple[bool, bool]:
-        """(there is nothing to fetch before the start, or it is here; a run is under way)."""
-        gossip, donors = self._gossip, self._donors
-        replicas = donors.first_choices(gossip.replicas)
-        as_started = self._digests_at_start()
-        under_way, donor = choose_take_over(gossip.me, replicas, as_started, self._plan)
-        fragments = range(len(gossip.me.digests))
-        fetched = donor is None or await donors.fetch(donor, fragments, "joining")
-        return fetched, under_way
 
     def _digests_at_start(self) -> tuple[Digest, ...]:
         """This peer's digests as they will be once it starts with all that may join."""
@@ -257,23 +254,15 @@ class Bootstrap:
         return found
 
 
-if TYPE_CHECKING:
-    from murmuration.worker.node.node import Node
-
-_LOOK_S = 1.0
-_ASKED = 16
-_BACK = 4  # rounds up to the one after which states are seen to differ
-
-
 class Splits:
     """Reducers that give other bytes to each peer: noticed where states part, named, and passed
     over. I/O thread only.
 
     Peers whose states were equal and differ one version later compare the reductions that led
-    there. A reducer that has given them different ones is told, once: a peer may lie about what it
-    was given, and an honest reducer may have gone back and reduced again. Where two or more, and
-    most, each have another one, it is the reducer that lies. Where these have the same one, this
-    peer alone was given another: it lies in the third such round of eight.
+    there. A reducer that gave them different ones is named once: a peer may lie about what it was
+    given, and an honest reducer may have gone back and reduced again. It lies where two or more,
+    and most, each have another one. Where these have the same one, this peer alone was given
+    another: it lies in the third such round of eight.
     """
 
     def __init__(self, gossip: GossipService, node: "Node") -> None:
@@ -302,15 +291,14 @@ class Splits:
             if (mine := node.held.received(index, at))
         ]
         asked = [(index, each) for at, _ in wanted for each in (at, at - 1)]
-        peers = [member.peer for member in voters[:_ASKED]]
         answers = await asyncio.gather(
             *(headers_at(node.transport, m, self._gossip.run, asked) for m in voters[:_ASKED])
         )
         for place, (at, mine) in enumerate(wanted):
             before = node.held.hash_of(index, at - 1)
             theirs = {
-                peer: told[2 * place]
-                for peer, told in zip(peers, answers, strict=True)
+                member.peer: told[2 * place]
+                for member, told in zip(voters, answers, strict=False)
                 if told and before and told[2 * place + 1].hash == before
             }
             self._compare(mine, theirs, index, at)

@@ -1,14 +1,13 @@
 """When a run starts and has ended, and whose state to fetch: before the start, and ever after.
 
 All decide alike from the digests and phases that gossip tells. States are ordered by (version,
-peers that hold it, contributors of the latest round, first of these peers by name), so everyone
-agrees which of two to ask for. What most peers share wins over that order, and a minority goes back
-to it. With pairs states differ by design; there a peer that has fallen behind only moves on to
-where the others are in the schedule.
+peers that hold it, contributors of the latest round, first of these peers by name). What most peers
+share wins over that order, and a minority goes back to it. With pairs states differ by design;
+there a peer that has fallen behind only moves on to where the others are in the schedule.
 
-A state replaces a peer's own only where more than half of those hold it that have contributed to
-rounds of this peer. Where no state has so many, the one of at least as many as are on any other way
-may do, if it is no further away than rounds usually lead (docs/adr/0035).
+A state replaces a peer's own only where most of the contributors to its rounds hold it. Where no
+state has so many, the one of at least as many as are on any other way may do, if it is no further
+away than rounds usually lead (docs/adr/0035).
 """
 
 from collections import Counter
@@ -26,17 +25,17 @@ def choose_take_over(
 ) -> tuple[bool, Member | None]:
     """Decides before the start: (whether a run is under way, from which replica to fetch state).
 
-    Peers that have started a moment ago with this one in their group have the state that this one
-    will have (`as_started`): then there is nothing to take over. Of peers that are all about to
-    start, after a restart of the swarm, the most advanced gives its state to the others; before the
-    first round it is the first by name, if their initial parameters differ.
+    Peers that have just started with this one in their group have the state that it will have
+    (`as_started`): nothing is to be taken over. Of peers that are all about to start, after a
+    restart of the swarm, the most advanced gives its state to the others.
     """
     alive = [m for m in replicas if m.health is Health.ALIVE and m.phase is not Phase.STARTING]
     known = [member for member in alive if len(member.digests) == len(me.digests)]
     started = [member for member in known if member.phase is not Phase.READY]
     # In pairs, peers that have started wait for the others before their first step: until then they
     # have what this peer has.
-    wait = plan.exchange == "pairs" and all(_position(m) == _position(me) for m in started)
+    positions = {(m.step, *(each.version for each in m.digests)) for m in (me, *started)}
+    wait = plan.exchange == "pairs" and len(positions) == 1
     under_way = bool(started) and not wait and all(m.digests != as_started for m in started)
     rank = _ranking((member.peer, member.digests) for member in (me, *known))
     ahead = [
@@ -65,9 +64,8 @@ def have_started(others: Iterable[Member]) -> list[Member]:
 
 
 def all_agree(me: Member, others: Iterable[Member], plan: Plan) -> bool:
-    """Whether all have come to the end of the run, with the same state in each stage. Peers that
-    have not begun do not count, unless one alone serves its stage. In pairs without a consensus at
-    the end the states differ by design."""
+    """Whether all have come to the end of the run, with one state in each stage where the plan has
+    one. Peers that have not begun do not count, unless one alone serves its stage."""
     live = [member for member in others if member.live]
     begun = [member for member in live if member.phase is not Phase.STARTING]
     one_anchor = plan.exchange == "mean" or plan.consensus
@@ -91,13 +89,9 @@ def all_leave(me: Member, others: Iterable[Member], plan: Plan, steps: int) -> b
 
 
 def at_end(member: Member, steps: int) -> bool:
-    """Whether a peer has come to the mean that ends a run early: as a round it has the number of
-    its steps."""
+    """Whether a peer has come to the mean that ends a run early: its number is that of the
+    steps."""
     return any(digest.version >= steps for digest in member.digests)
-
-
-def _position(member: Member) -> tuple[int, ...]:
-    return (member.step, *(digest.version for digest in member.digests))
 
 
 @dataclass(frozen=True)
@@ -112,8 +106,7 @@ class Repair:
 def _ranking(
     states: Iterable[tuple[str, Sequence[Digest]]],
 ) -> Callable[[int, Digest], tuple[int, ...]]:
-    """Which of two states of a fragment to ask for: the higher one, in the order above, among these
-    peers."""
+    """Ranks the states of a fragment among these peers: the highest is to be asked for."""
     holders: dict[tuple[int, int, int], list[int]] = {}  # by their place among the names
     for place, (_, digests) in enumerate(sorted(states, key=lambda each: each[0])):
         for index, digest in enumerate(digests):
@@ -129,15 +122,9 @@ def _ranking(
 def choose_repair(
     me: str, mine: Sequence[Digest], members: Iterable[Member], failed: frozenset[int]
 ) -> Repair | None:
-    """Decides whether to fetch state, and from whom.
-
-    Args:
-        mine: this peer's digests, by fragment.
-        failed: fragments whose current round this peer has given up, so that it cannot bring them
-            forward by itself. One version of difference is otherwise the normal course.
-
-    Returns: The donor that wins in most fragments, the most advanced of several.
-    """
+    """Decides whether to fetch state, and from whom: the donor that wins in most fragments, the
+    most advanced of several. Args: mine: this peer's digests; failed: fragments whose round it has
+    given up, and cannot bring forward by itself. Else one version of difference is normal."""
     best: Repair | None = None
     best_rank: tuple[object, ...] = ()
     alive = (member for member in members if member.health is Health.ALIVE)
@@ -173,14 +160,11 @@ def choose_return(
     *,
     ended: bool = False,
 ) -> Repair | None:
-    """Decides whether to go back to the state that most peers share.
+    """Decides whether to go back to the state that most peers share: peers that were cut off may be
+    ahead of the others, which have none of their rounds.
 
-    Peers that were cut off go on among themselves, and may be ahead of the others when they are
-    back. The others have none of their rounds: so more of them would give up theirs.
-
-    Args: voters: the others whose word counts (`electorate`). hash_of: the hash of this peer's own
-    state, by fragment and version; 0: not known. ended: this peer and all voters are done: nobody
-    comes to where this peer is any more.
+    Args: voters: the others whose word counts (`electorate`). hash_of: of this peer's own state, by
+    fragment and version; 0: not known. ended: this peer and all voters are done.
 
     Returns: All fragments of a donor, where in one more than half of all hold one state of an
     earlier version. At that version this peer had another state, or all have ended.
@@ -202,12 +186,9 @@ def choose_return(
 def step_of_the_others(
     mine: Sequence[Digest], members: Iterable[Member], partners: Container[str] = ()
 ) -> int | None:
-    """Where a peer in a plan of pairs should go on, having slept while the others did not: the
-    furthest step known of a peer, if most others are two rounds ahead in every fragment.
-
-    None when this peer is among them, and while a partner of a round that it has come to is no
-    further: they have a round to hold, however often faster pairs have met meanwhile.
-    """
+    """The step to go on at, for a peer in pairs that has slept while the others did not: the
+    furthest of a peer, if most others are two rounds ahead in every fragment. None while a partner
+    of a round that it has come to is no further: they have a round to hold."""
     others = [c for c in members if c.health is Health.ALIVE and c.phase is Phase.TRAINING]
     if any(
         theirs.version <= my.version
@@ -225,20 +206,14 @@ def step_of_the_others(
     return max(member.step for member in ahead) if 2 * len(ahead) > len(others) else None
 
 
-_WHO_SPEAKS = (
-    frozenset({Phase.TRAINING}),
-    frozenset({Phase.DONE, Phase.LEAVING}),
-    frozenset({Phase.READY}),
-)
+_WHO_SPEAKS = ({Phase.TRAINING}, {Phase.DONE, Phase.LEAVING}, {Phase.READY})
 
 
 @dataclass(frozen=True)
 class Electorate:
-    """The others whose word counts, and whether this peer's own does.
+    """The others whose word counts, and whether this peer's own does (`counts_me`).
 
     Args:
-        counts_me: this peer trains. One that has closed no round since it began or joined follows
-            most of those that train.
         known: they have contributed to rounds of this peer. Else these are all that train.
         may_tie: as many as stay where they are may be enough; not for one that has just joined.
     """
@@ -256,8 +231,8 @@ class Electorate:
 def electorate(
     mine: Sequence[Digest], phase: Phase, replicas: Iterable[Member], contributors: Collection[str]
 ) -> Electorate:
-    """Whose word counts for a peer with these digests. Args: contributors: to rounds of this
-    peer."""
+    """Says whose word counts for a peer with these digests. One that has closed no round since it
+    began or joined follows most of those that train. Args: contributors: to its rounds."""
     alive = [m for m in replicas if m.health is Health.ALIVE and len(m.digests) == len(mine)]
     begun = [m for m in alive if m.phase is not Phase.READY or any(d.version for d in m.digests)]
     trains, has_rounds = phase is not Phase.READY, any(digest.version for digest in mine)
@@ -297,8 +272,8 @@ class Votes:
         return 2 * most <= self.among.size and not (self.among.may_tie and most >= self.keepers)
 
 
+# The hashes of the states that a peer has, or has had, by fragment and version; 0: not known.
 Had = Mapping[tuple[int, int], int]
-"""The hashes of the states that a peer has, or has had, by fragment and version; 0: not known."""
 
 
 def confirms(had: Had, states: Mapping[int, FragmentState | Digest]) -> bool | None:
@@ -310,24 +285,16 @@ def confirms(had: Had, states: Mapping[int, FragmentState | Digest]) -> bool | N
 
 
 def most_on_a_way(at: Mapping[str, Mapping[int, Digest]], had: Mapping[str, Had]) -> int:
-    """How many of these peers are on the way that most are on; 1 at least.
-
-    A way is all that a peer has `had`. On it are those that are there, and those that it has left
-    behind. In some fragments these may be ahead of it, where they have had what it has there. Args:
-    at: where each is, by fragment.
-    """
-
-    def steps(peer: str) -> int:
-        return sum(digest.version for digest in at[peer].values())
+    """Counts the peers on the way that most are on; 1 at least. A way is all that a peer has `had`.
+    On it are those that are there, and those that it has left behind. In some fragments these may
+    be ahead of it, where they have had what it has there. Args: at: where each is, by fragment."""
+    steps = {peer: sum(each.version for each in digests.values()) for peer, digests in at.items()}
 
     def one_way(peer: str, other: str) -> bool:
-        return all(
+        return steps[other] <= steps[peer] and all(
             had[peer].get((index, theirs.version)) == theirs.hash
             or had[other].get((index, its.version)) == its.hash
             for (index, its), theirs in zip(at[peer].items(), at[other].values(), strict=True)
         )
 
-    return max(
-        (1 + sum(o != p and steps(o) <= steps(p) and one_way(p, o) for o in at) for p in at),
-        default=1,
-    )
+    return max((1 + sum(o != p and one_way(p, o) for o in at) for p in at), default=1)

@@ -20,12 +20,7 @@ from murmuration.worker.catchup.choices import (
     most_on_a_way,
 )
 from murmuration.worker.catchup.held_states import REMEMBERED, too_far
-from murmuration.worker.catchup.state_transfer import (
-    fetch_states,
-    headers_at,
-    rounds_apart,
-    sizes_of,
-)
+from murmuration.worker.catchup.state_transfer import fetch_states, headers_at, rounds_apart
 from murmuration.worker.membership import Digest, Member, Phase
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.training.mailbox import Adopt, Published
@@ -73,10 +68,10 @@ class Donors:
         """
         node, published = self._node, self._node.published
         assert published is not None, "nothing to compare with"
-        sizes = sizes_of(published.states)
-        expected = {index: sizes[index] for index in fragments}
+        own = published.states
+        expected = {i: (own[i].anchor.numel(), own[i].momentum.numel()) for i in fragments}
         announced: dict[int, FragmentState | Digest] = {i: donor.digests[i] for i in expected}
-        parted = {i for i in expected if published.states[i].version == donor.digests[i].version}
+        parted = {i for i in expected if own[i].version == donor.digests[i].version}
         same = parted == {*expected} and published.phase is Phase.TRAINING
         if same and self._rests(published):
             return False
@@ -108,14 +103,13 @@ class Donors:
         lost = await self._given_up(donor, published, states)
         replaced = frozenset(states if goes_back else parted)
         for index, state in states.items():
-            if index in replaced or state.version > published.states[index].version:
+            if index in replaced or state.version > own[index].version:
                 node.give_up(index, f"over for the others: {reason}")
         confirmed = () if votes is None else tuple(p for p in votes.holders if p != donor.peer)
         me = self._gossip.me.peer
         node.held.shares((donor.peer, *confirmed), states)
         node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, replaced))
-        before = published.states
-        behind = any(state.version > before[i].version + 1 for i, state in states.items())
+        behind = any(state.version > own[i].version + 1 for i, state in states.items())
         if self._plan.waits_for_nobody and published.phase is Phase.TRAINING and behind:
             self._gossip.leave_out(me)  # it does not keep up
         return True
@@ -135,8 +129,8 @@ class Donors:
     async def _given_up(
         self, donor: Member, published: Published, states: Iterable[int]
     ) -> dict[int, int]:
-        """By fragment, the rounds of this peer's that the donor's state has not got. In pairs every
-        peer has a history of its own."""
+        """By fragment, this peer's rounds that the donor's state has not got; none in pairs, by
+        design."""
         node, found = self._node, {}
         if self._plan.exchange != "pairs":
             for index in states:
@@ -175,8 +169,8 @@ class Donors:
             return await fetch_states(*given)
 
     def _helpers(self, donor: Member, expected: Mapping[int, tuple[int, int]]) -> list[Member]:
-        """Others that hold the same states, as many as there are chunks at most, in an order of
-        this peer's own."""
+        """Others that hold the same states, as many as there are chunks at most, in an order of our
+        own."""
         chunks = sum(4 * sum(sizes) for sizes in expected.values()) // state_transfer.CHUNK_BYTES
         me = self._gossip.me.peer
         hashes = [donor.digests[index].hash for index in expected]

@@ -14,11 +14,9 @@ from murmuration.worker.membership.swim import MAX_MEMBERS
 if TYPE_CHECKING:
     from torch import Tensor
 
+# The peer that has given a reduction, a number for its life and group, and the reduction's hash.
 Received = tuple[str, int, int]
-"""Who has given a reduction, what tells this in which life and group, and the hash of it."""
-
-Moves = tuple[float, ...]
-"""How far a round leads an anchor and its momentum (L2)."""
+Moves = tuple[float, ...]  # how far a round leads an anchor and its momentum (L2)
 
 REMEMBERED = 256  # states of each fragment that a peer knows the hash of
 _SAMPLED = 1024  # values of an anchor, and of a momentum, by which its moves are measured
@@ -30,11 +28,9 @@ _SETTLES = 4  # rounds: a momentum of 0.9 is at most ten of its moves away, afte
 
 
 class HeldStates:
-    """What this peer remembers of the states that it has held, and of those that made them.
-
-    Their hashes confirm them to others. Whose contributions its own rounds have counted says whose
-    word counts, and how far its anchors and momenta usually move says which states are plausible.
-    """
+    """What this peer remembers of the states that it has held. Their hashes confirm them to others.
+    Whose contributions its own rounds have counted says whose word counts, and how far its anchors
+    and momenta usually move says which states are plausible."""
 
     def __init__(self, exact: Sequence[int] = ()) -> None:
         self._hashes: dict[tuple[int, int], int] = {}
@@ -85,9 +81,8 @@ class HeldStates:
         return next((received for at, received in rounds if at == version), ())
 
     def parted(self, fragment: int, peers: Iterable[str], version: int) -> int:
-        """The version from which the states of these went another way than this peer's at
-        `version`: the last that one of them shared; else the first that this peer remembers, where
-        they are contributors, and now where they are not."""
+        """The version from which the states of these went another way than this peer's: the last
+        that one of them shared; else the first that it remembers of contributors, or `version`."""
         shared = [self._agreed.get((peer, fragment), -1) for peer in peers]
         if (last := max(shared, default=-1)) >= 0:
             return min(last, version)
@@ -96,9 +91,9 @@ class HeldStates:
         return first if known else version
 
     def usual_moves(self, fragment: int, since: int, peers: Iterable[str]) -> Moves | None:
-        """How far a round leads, as the mean since this version, and of a few rounds before; None:
-        not known. Where these are contributors it is that of all remembered rounds, if more: a peer
-        that trained alone may have come to rest."""
+        """How far a round leads, as the mean since a few rounds before this version; None: not
+        known. Of contributors it is that of all remembered rounds, if more: one that trained alone
+        may have come to rest."""
         moves = self._moves.get(fragment, {})
         newest = max(moves, default=0)
         found = [move for at, move in moves.items() if at > min(since, newest - _MOVES)]
@@ -144,8 +139,8 @@ def too_far(
     holders: Sequence[str],
     held: HeldStates,
 ) -> bool:
-    """Whether rounds hardly lead from one to the other, since the holders of the others' states
-    have last shared this peer's. Any thread."""
+    """Whether rounds hardly lead from one to the other, since the holders last shared this
+    peer's."""
     for index, state in theirs.items():
         version, own = mine[index].version, held.measured(index, mine[index])
         since = held.parted(index, holders, version)

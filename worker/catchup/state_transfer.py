@@ -86,17 +86,15 @@ async def fetch_states(
     begun: dict[int, wire.Incoming] | None = None,
     helpers: Sequence[Member] = (),
 ) -> tuple[int, dict[int, FragmentState]]:
-    """Fetches fragments from one peer, and from others that have the same states.
+    """Fetches fragments from one peer, which says what states these are, and from others that have
+    the same. Returns (where a joiner goes on in the schedule, verified states by fragment). Raises
+    TransportError, WireError: nothing was taken.
 
     Args:
-        donor: says which states these are.
         helpers: as many as there are chunks at most.
         expected: by fragment, the number of values of its anchor and of its momentum.
         begun: by fragment, what has arrived from other donors; what arrives now is left there if
             the link breaks, for the next to go on with.
-
-    Returns: (where a joiner goes on in the schedule, verified states by fragment).
-    Raises TransportError, WireError: nothing was taken.
     """
     streams = [transport.open(each.address, Method.FETCH, each.peer) for each in (donor, *helpers)]
     stream, begun = streams[0], {} if begun is None else begun
@@ -137,8 +135,7 @@ async def _share_out(
     streams: Sequence[Stream], run: int, begun: Mapping[int, wire.Incoming]
 ) -> None:
     """Has each donor give chunks until all are here. One that is free gives the chunk that was
-    asked for longest ago, so that nothing waits for a slow one. Raises TransportError: some are
-    missing."""
+    asked for longest ago: nothing waits for a slow one. Raises TransportError: some are missing."""
     chunks = [
         (index, begin, whole.part(begin, min(begin + CHUNK_BYTES, whole.total_bytes)))
         for index, whole in begun.items()
@@ -200,8 +197,8 @@ async def rounds_apart(
 async def headers_at(
     transport: Transport, donor: Member, run: int, asked: Sequence[tuple[int, int]]
 ) -> list[pb.StateHeader]:
-    """What it knows of each (fragment, version), hash 0: nothing; no headers at all where it does
-    not say."""
+    """Headers of each (fragment, version), with hash 0 for what it does not know; none without
+    answer."""
     if not asked:
         return []
     stream = transport.open(donor.address, Method.FETCH, donor.peer)
@@ -263,9 +260,5 @@ async def _state(
         raise wire.WireError(f"fragment {index} is damaged: its hash differs")
     if not await offload(lambda: wire.is_finite(anchor) and wire.is_finite(momentum)):
         raise wire.WireError(f"fragment {index} holds NaN, Inf or absurdly large values")
-    known = {"version": header.version, "contributors": header.contributors, "hash": header.hash}
-    return FragmentState(group=group, anchor=anchor, momentum=momentum, history=history, **known)
-
-
-def sizes_of(states: Sequence[FragmentState]) -> dict[int, tuple[int, int]]:
-    return {i: (s.anchor.numel(), s.momentum.numel()) for i, s in enumerate(states)}
+    known = (header.version, header.contributors, group, anchor, momentum, header.hash)
+    return FragmentState(*known, history=history)

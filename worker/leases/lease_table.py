@@ -8,11 +8,11 @@ all have answered and nothing stands against it:
 - Of two that ask for one block the heavier by rendezvous hashing gets it: the other withdraws as it
   answers. A block that somebody has is never given away.
 
-So of two peers that know each other, or a third one, at most one has a block. A peer that is
-suspected is not asked. It asks this one before it has anything, unless each suspects the other. A
-peer that died or left holds nothing: its blocks are free, from where it was known to be in them.
-One that lives and does not answer is passed over: it is not waited for until it has answered again
-and again, and what it says that it holds counts.
+So of two peers that know each other, or a third one, at most one has a block. A suspected peer is
+not asked; it asks this one before it has anything, unless each suspects the other. The blocks of a
+peer that died or left are free, from where it was known to be in them. One that lives and does not
+answer is not waited for until it has answered again and again, and what it says that it holds
+counts.
 
 How far a peer is in its blocks goes to all in the same messages. `UseKnown` says what has arrived,
 and the train thread goes no further than a block beyond: that is all that a crash repeats.
@@ -133,10 +133,8 @@ class LeaseTable:
         """A peer has answered an `Announce`."""
         self._calling.discard(peer)
         self._silent_since.pop(peer, None)
-        if peer in self._owed:
-            self._owed[peer] -= 1
-            if not self._owed[peer]:
-                del self._owed[peer]
+        if (owed := self._owed.pop(peer, 0)) > 1:
+            self._owed[peer] = owed - 1
         self._merge(news)
         if self._announcement is not None and self._announcement.number == number:
             self._announcement.answered.add(peer)
@@ -263,20 +261,19 @@ class LeaseTable:
 
     def _is_lost(self, block: Block) -> bool:
         """Whether another took a block that is held here: it has held this peer for dead."""
-        if self.ledger.is_done(block):
-            return True
         mine = _weight(block, self._me)
         holders = (each.peer for each in self._live_holdings() if block in each.held)
-        return any(_weight(block, peer) > mine for peer in holders)
+        return self.ledger.is_done(block) or any(_weight(block, peer) > mine for peer in holders)
 
     def _live_holdings(self) -> list[Holding]:
         """Of the others that are not gone. A peer that is no known member counts: it may be new."""
-        found = []
-        for holding in self._others.values():
-            member = self._view.members.get(holding.peer)
-            if member is None or (member.live and member.epoch <= holding.epoch):
-                found.append(holding)
-        return found
+        members = self._view.members
+        return [
+            each
+            for each in self._others.values()
+            if (member := members.get(each.peer)) is None
+            or (member.live and member.epoch <= each.epoch)
+        ]
 
     def _taken(self, stream: int) -> set[int]:
         own = (*self._asked, *self._held)
@@ -285,13 +282,10 @@ class LeaseTable:
 
     def _awaited(self) -> list[str]:
         """The others that are asked: alive beyond doubt, and not out of reach of this one."""
-        me = self._view.members.get(self._me)
-        unreached = me.unreachable if me is not None else ()
-        out = {self._me, *unreached}
-        alive = (
-            m for p, m in self._view.members.items() if m.health is Health.ALIVE and p not in out
-        )
-        return [member.peer for member in alive if self._me not in member.unreachable]
+        members, me = self._view.members, self._me
+        out = {me, *(members[me].unreachable if me in members else ())}
+        alive = (m for peer, m in members.items() if m.health is Health.ALIVE and peer not in out)
+        return [member.peer for member in alive if me not in member.unreachable]
 
     def _lacks(self, opened: _Opened) -> int:
         mine = [b for b in (*self._asked, *self._held) if b.stream == opened.stream.id]
@@ -336,9 +330,15 @@ class LeaseTable:
         for opened in self._opened.values():
             if opened.stop is None or opened.ended:
                 continue
-            chosen = self._choose(opened)
-            if not chosen and self._lacks(opened) > 0:
-                nothing_free.add(opened.stream.id)
+            stream, lacks = opened.stream, self._lacks(opened)
+            free = [Block(stream.id, number) for number in self._free(opened, opened.first)]
+            if not stream.in_order:  # those that are this peer's by weight
+                free.sort(key=lambda block: -_weight(block, self._me))
+            chosen = sorted(free[: max(0, lacks)])
+            if stream.in_order and chosen:
+                opened.first = chosen[-1].number + 1
+            if not chosen and lacks > 0:
+                nothing_free.add(stream.id)
             self._asked |= dict.fromkeys(chosen)
         self._announced += 1
         self._announcement = _Announcement(
@@ -348,17 +348,6 @@ class LeaseTable:
             {stream: opened.total for stream, opened in self._opened.items()},
             frozenset(nothing_free),
         )
-
-    def _choose(self, opened: _Opened) -> list[Block]:
-        """Free blocks near the front: of these the ones that are this peer's by weight."""
-        stream, lacks = opened.stream, self._lacks(opened)
-        free = [Block(stream.id, number) for number in self._free(opened, opened.first)]
-        if not stream.in_order:
-            free.sort(key=lambda block: -_weight(block, self._me))
-        chosen = sorted(free[: max(0, lacks)])
-        if stream.in_order and chosen:
-            opened.first = chosen[-1].number + 1
-        return chosen
 
     def _complete(self, done: _Announcement) -> None:
         self._announcement = None
@@ -382,9 +371,17 @@ class LeaseTable:
             if opened.stop is None:
                 self._set_epoch(opened)
                 self._news_to_tell = True
-            elif stream in done.nothing_free and not self._free(opened, opened.first):
-                self._exhausted(opened)
+            elif stream in done.nothing_free and self._is_exhausted(opened):
+                opened.ended = True
+                self._past[stream] = opened.epoch + 1
+                start = opened.epoch * EPOCH_BLOCKS
+                behind = opened.stream.in_order and self._free(opened, start)
+                self._actions.append(Exhausted(opened.opening, stream, bool(behind)))
         self._look_for_free()
+
+    def _is_exhausted(self, opened: _Opened) -> bool:
+        waits = opened.starved and not opened.ended and self._lacks(opened) == opened.ahead
+        return waits and not self._free(opened, opened.first)
 
     def _set_epoch(self, opened: _Opened) -> None:
         """The latest that anybody is in, or the next where nothing is left in it."""
@@ -400,14 +397,6 @@ class LeaseTable:
             opened.first = max(start, opened.first) if opened.first < stop else start
         if stream.blocks is not None:
             self.ledger.finish(stream.id, start + stream.blocks, stop)
-
-    def _exhausted(self, opened: _Opened) -> None:
-        if opened.starved and not opened.ended and self._lacks(opened) == opened.ahead:
-            opened.ended = True
-            self._past[opened.stream.id] = opened.epoch + 1
-            start = opened.epoch * EPOCH_BLOCKS
-            behind = opened.stream.in_order and self._free(opened, start)
-            self._actions.append(Exhausted(opened.opening, opened.stream.id, bool(behind)))
 
     def _news(self, others: Iterable[Holding], wanted: Iterable[Block]) -> LeaseNews:
         """This peer's own, with these holdings, and the cursors of wanted blocks."""

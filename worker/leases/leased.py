@@ -41,10 +41,8 @@ class LeasedBlocks:
     The two may be apart, as where a `DataLoader` loads ahead.
 
     Args: at_once: positions that are mostly taken with one call. post: to the I/O thread; must not
-    block. receive: waits for the next message of the stream; None when the run ends. opening: a
-    number of its own for each time that the stream is opened here. again: whether this is another
-    pass over the epoch that was exhausted. first: of a stream that is read from the front: the
-    number of the block to begin with.
+    block. receive: waits for the next message of the stream; None when the run ends. opening,
+    again, first: as in `StreamOpened`.
     """
 
     def __init__(
@@ -85,8 +83,8 @@ class LeasedBlocks:
 
     def use(self, count: int) -> None:
         """The oldest `count` that were taken are given to the loop next; the others hear of them
-        when it comes back. Waits as long as more than a block (or twice `at_once`) would be used
-        that nobody knows of: that is repeated when this process dies."""
+        when it comes back. Waits while nobody knows of more than a block (or twice `at_once`): a
+        crash repeats that."""
         if 2 * (self._total + count - self._posted) >= self._most_unknown:
             self.tell()
         while self._total + count - self._known > self._most_unknown and not self.run_is_over:

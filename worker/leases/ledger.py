@@ -1,5 +1,4 @@
-"""Blocks of samples, what is used of them, and the messages about them: of the train thread, of the
-rules, and between peers."""
+"""Blocks of samples, what is used of them, and the messages about them."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -226,8 +225,8 @@ _MOST_STREAMS, _MOST_CURSORS = 1024, 1 << 16
 
 class Ledger:
     """Blocks that are used up, as ranges, and cursors into others. Merging is union and maximum, so
-    that news may come twice and in any order. Peers draw near the front of what is free, so there
-    are but a few ranges for each of them."""
+    news may come twice and in any order. Peers draw near the front of what is free, so the ranges
+    are few."""
 
     def __init__(self) -> None:
         self.done: dict[int, Ranges] = {}
@@ -254,8 +253,8 @@ class Ledger:
     def free(
         self, stream: int, first: int, stop: int, blocks: int | None, taken: Collection[int]
     ) -> Iterator[int]:
-        """Numbers from `first` below `stop` that are neither used up nor taken, in order. Args:
-        blocks: of each epoch; None: not known yet."""
+        """Numbers from `first` below `stop` that are not used or taken. Args: blocks: of an epoch,
+        if known."""
         end = EPOCH_BLOCKS if blocks is None else blocks
         number = first
         for start, after in (*self.done.get(stream, ()), (stop, stop)):
