@@ -33,13 +33,9 @@ def _cores() -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(RunFlags):
-    """A swarm to start; None leaves a setting to the config or its default.
-
-    Args:
-        threads: of each worker; None leaves them to the worker. More threads than cores make
-            training several times slower, and one worker cannot know how many share the machine.
-        program: what runs a worker; tests put their own here.
-    """
+    """A swarm to start; None leaves a setting to the config or its default. `threads` are each
+    worker's: more threads than cores make training several times slower, and no worker knows how
+    many share the machine. Tests put a `program` of their own."""
 
     workers: int = option(
         "--workers", type=int, help="The number of processes, up to 64.  [default: 4]"
@@ -128,8 +124,8 @@ class Launch(RunFlags):
             )
 
     def link_of(self) -> dict[str, Link | None]:
-        """The link of each worker: its own, else the one without a name, else None; empty where
-        there is no --link. Raises Failure."""
+        """The link of each worker: its own, else the one without a name; empty without --link.
+        Raises Failure."""
         found: dict[str, Link] = {}  # the common one under no name
         try:
             for text in self.links:
@@ -191,9 +187,8 @@ class Launch(RunFlags):
     @staticmethod
     def fair_cores(workers: int, threads: int | None = 1) -> list[tuple[int, ...]]:
         """The cores that each worker keeps to, so that all are equally fast, as machines of their
-        own would be: otherwise the scheduler leaves some behind, and the others wait for them.
-        Empty, which is any core, where they cannot be shared out evenly, or do not do for the
-        threads."""
+        own would be: else the scheduler leaves some behind. Empty where they cannot be shared out
+        evenly, or are too few."""
         cores = _cores()
         if cores and workers % len(cores) == 0 and (threads or 1) == 1:
             return [(cores[index % len(cores)],) for index in range(workers)]

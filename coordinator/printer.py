@@ -47,12 +47,9 @@ def print_report(report: Report, console: Console) -> None:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     agree = "green" if report["hashes_agree"] else "bold red"
-    if (
-        report["hashes_agree"] is None
-        or report["preset"] == "local"
-        or report["spread"] is not None
-    ):
-        agree = ""  # nothing to compare, or replicas that differ as they must
+    differ = report["preset"] == "local" or report["spread"] is not None  # as they must
+    if report["hashes_agree"] is None or differ:
+        agree = ""
     for label, value in figure_lines(report):
         grid.add_row(label, Text(value, style=agree if label == "replicas" else ""))
     console.print(Padding(grid, (0, 0, 0, 2), expand=False))
@@ -161,11 +158,8 @@ def _traffic(report: Report) -> str:
     sent, times = report["bytes_sent_per_worker"], report["bytes_ratio"]
     if sent is None:
         return _NOT_KNOWN
-    line, ddp, staged = (
-        f"{megabytes(sent)} per worker",
-        report["ddp_bytes_per_worker"],
-        "stages" in report,
-    )
+    line, ddp = f"{megabytes(sent)} per worker", report["ddp_bytes_per_worker"]
+    staged = "stages" in report
     if staged and (exchanged := report["stages"]["exchange_bytes_sent_per_worker"]) is not None:
         line += f", of which {size(exchanged)} to agree within stages"
     if not ddp or (staged and not times):
@@ -181,16 +175,12 @@ def _traffic(report: Report) -> str:
 
 def _probes(report: Report) -> str | None:
     """The cost of looking on, where it is worth a word."""
-    sent, received = (
-        sum(peer.get(f"probe_bytes_{way}") or 0 for peer in report["peers"])
-        for way in ("sent", "received")
-    )
+    sent = sum(peer.get("probe_bytes_sent") or 0 for peer in report["peers"])
+    received = sum(peer.get("probe_bytes_received") or 0 for peer in report["peers"])
     if sent + received < _WORTH_A_WORD_BYTES:
         return None
-    return (
-        f"{megabytes(received)} received and {megabytes(sent)} sent, not counted above: doctor, "
-        "status, and rates that peers measure"
-    )
+    passed = f"{megabytes(received)} received and {megabytes(sent)} sent"
+    return f"{passed}, not counted above: doctor, status, and rates that peers measure"
 
 
 def _final_mean(report: Report) -> str | None:
@@ -222,21 +212,18 @@ def _waits(report: Report) -> str | None:
         return None
     by_peer = sorted(report["stall_s_by_peer"].items(), key=lambda item: -item[1])
     total = ", ".join(f"{peer} {seconds:.1f} s" for peer, seconds in by_peer[:4])
-    worst = report["longest_stalls"][0]
-    return (
-        f"{total}; longest {worst['stall_s']:.2f} s, {worst['peer']} for round "
-        f"{worst['round']} of fragment {worst['fragment']} from {worst['waited_for']}"
-    )
+    longest = (
+        "{stall_s:.2f} s, {peer} for round {round} of fragment {fragment} from {waited_for}"
+    ).format_map(report["longest_stalls"][0])
+    return f"{total}; longest {longest}"
 
 
 def _computing(report: Report) -> str:
     utilization, wall_s = report["compute_utilization"], report["wall_s"]
     if utilization is None or wall_s is None:
         return _NOT_KNOWN
-    return (
-        f"{100 * utilization:.1f} % of the {duration(wall_s)} from first to last inner step; "
-        f"{report['stall_s'] or 0:.1f} s stalled on average"
-    )
+    share = f"{100 * utilization:.1f} % of the {duration(wall_s)} from first to last inner step"
+    return f"{share}; {report['stall_s'] or 0:.1f} s stalled on average"
 
 
 def _rounds(report: Report) -> str:

@@ -30,12 +30,9 @@ _SAME_PRESS_S = 0.3  # `timeout` and some shells send one Ctrl-C twice
 
 
 class WorkerProcess:
-    """A child in a session of its own, so that the terminal's Ctrl-C does not reach it.
-
-    It keeps to these cores, all where none are given. Its stderr goes to a log file, which appears
-    with the first line. Used from one thread, the main one: on Linux its life is tied to the
-    thread that starts the child.
-    """
+    """A child in a session of its own, so that the terminal's Ctrl-C does not reach it. It keeps to
+    these cores, or any. Its stderr goes to a log file, which appears with the first line. Main
+    thread only: on Linux a child's life is tied to the thread that starts it."""
 
     def __init__(
         self, name: str, command: Sequence[str], log_path: Path, cores: Sequence[int] = ()
@@ -122,13 +119,9 @@ class WorkerProcess:
 
 class RelayProcess(AbstractContextManager["RelayProcess"]):
     """A running relay; ends with this process, however that one ends. Use from one thread. Raises
-    RuntimeError: it did not start.
-
-    Args:
-        members: (HOST:PORT that it listens on, its link or None) of each worker, by name.
-        seed: of jitter and of connections that break.
-        log_path: takes what the relay writes to stderr.
-    """
+    RuntimeError: it did not start. Args: members: (HOST:PORT that it listens on, its link or None)
+    of each worker; seed: of jitter and of connections that break; log_path: takes what the relay
+    writes to stderr."""
 
     proxies: dict[str, str]  # HOST:PORT for each worker's `--proxy`, by name
 
@@ -188,12 +181,8 @@ class RelayProcess(AbstractContextManager["RelayProcess"]):
 
 
 class Interrupts:
-    """While entered, signals that ask this process to end are only counted. Main thread only.
-
-    Attributes:
-        first: the first signal; None before there is one.
-        insistent: whether another one has come since.
-    """
+    """While entered, signals that ask this process to end are only counted: the `first`, and
+    whether another has come since (`insistent`). Main thread only."""
 
     def __init__(self) -> None:
         self.first: int | None = None

@@ -135,8 +135,7 @@ async def _check(
     *,
     claimed: str | None = None,
 ) -> _Caller:
-    """Ends the call of a caller that has none of these roles, whose certificate was revoked, or
-    that claims another name than it has."""
+    """Ends the call of a caller that has no such role, was revoked, or claims another name."""
     # grpcio declares no type that says so.
     tls: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
     if "x509_pem_cert" not in tls:  # with TLS everybody has one
@@ -161,11 +160,8 @@ async def start_server(
     authority: Authority | None = None,
 ) -> tuple[aio.Server, str]:
     """Starts serving; returns the server, and the address with the bound port. Raises Failure: the
-    port is taken, or the address is not this machine's.
-
-    Args: identity: of the coordinator; None: nothing is encrypted; authority: of the run, if its
-        key is here.
-    """
+    port is taken, or the address is not this machine's. Args: identity: of the coordinator, else
+    nothing is encrypted; authority: of the run, if its key is here."""
     service.authority = authority
     server = aio.server(options=_OPTIONS)
     rpc.add_CoordinatorServicer_to_server(service, server)
@@ -188,13 +184,9 @@ async def start_server(
 
 
 class CoordinatorRun:
-    """One life of the coordinator, from listening to the end of the run.
-
-    Args:
-        as_json: prints events as JSON on stdout instead of lines.
-        expect: the run is over when this many workers are through; None: when a signal comes.
-        keep: puts a renewed identity where the next start finds it. Raises OSError.
-    """
+    """One life of the coordinator, until `expect` workers are through, or a signal comes. Args:
+    as_json: prints events as JSON, not as lines; keep: puts a renewed identity where the next start
+    finds it (OSError)."""
 
     def __init__(
         self,
@@ -232,7 +224,11 @@ class CoordinatorRun:
         try:
             while True:
                 now, expect = time.monotonic(), self._expect
-                self._poll_health(now)
+                for name, known in self.registry.members.items():
+                    if self._told.get(name) != (health := known.health(now)):
+                        self._told[name] = health
+                        line = f"{name} at {known.member.address} is {health}"
+                        self._say(new_event("member", peer=name, health=health), line)
                 over = expect is not None and self.registry.all_over(expect, now, PATIENCE_S)
                 if over or self._stop.is_set():
                     break
@@ -278,15 +274,6 @@ class CoordinatorRun:
         event = page_event(page.url, page.token_path)
         self._say(event, page_words(event, terminal=sys.stdout.isatty()))
         return page
-
-    def _poll_health(self, now: float) -> None:
-        """Says which worker came, was lost or came back."""
-        for name, member in self.registry.members.items():
-            health = member.health(now)
-            if self._told.get(name) != health:
-                self._told[name] = health
-                line = f"{name} at {member.member.address} is {health}"
-                self._say(new_event("member", peer=name, health=health), line)
 
     def _say(self, event: Event, line: str) -> None:
         shown = f"{time.monotonic() - self._began_s:.1f} s  {line}"

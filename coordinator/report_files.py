@@ -1,5 +1,4 @@
-"""The files that a run leaves: the report, its picture, and the report for people. Records of the
-workers come from their events, or from what a worker has kept of all peers."""
+"""The files that a run leaves: the report as JSON and as text, and its picture."""
 
 import io
 import json
@@ -36,8 +35,8 @@ def leave_results(
     json_path: Path | None = None,
     picture: bool = True,
 ) -> Report:
-    """Writes OUT/report.json, OUT/report.txt and OUT/loss.png, and prints the report, if there is a
-    console. What cannot be written is a warning."""
+    """Writes the report, its text and picture into OUT, and prints it, if there is a console. What
+    cannot be written is a warning."""
     report = build_report(records, settings=settings, elapsed_s=elapsed_s)
     problems = []
     curves = {record.peer: record.loss_curve() for record in records}
@@ -122,11 +121,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def draw_loss_curve(path: Path, curves: Mapping[str, Curve], report: Report) -> None:
-    """Writes a PNG: each worker thin, their mean thick, the anchor's validation loss at the end
-    and, where it was measured, on the way. Raises OSError.
-
-    Args: curves: training loss per inner step (nats), by worker; not all are empty.
-    """
+    """Writes a PNG: each worker thin, their mean thick, and the anchor's validation loss. Raises
+    OSError. Args: curves: training loss per inner step (nats), by worker; not all are empty."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -176,8 +172,8 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _smoothed(curve: Curve) -> Curve:
-    """A running mean over a fiftieth of the curve, so that the eye sees the trend. The window
-    shrinks towards both ends, so that the curve begins and ends at its own values."""
+    """A running mean over a fiftieth of the curve, less towards both ends, which keep their
+    values."""
     reach = len(curve) // 100
     sums = list(accumulate((loss for _, loss in curve), initial=0.0))
     result: Curve = []

@@ -1,12 +1,9 @@
 """A slow network in one process: an HTTP CONNECT proxy with a port of its own for each worker.
 
-The port says which worker connects, the CONNECT to which one. What passes between them is shaped
-as `ShapedPipe` decides, on a clock that is handed in: a chunk of bytes passes the sender's upward
-bucket and the receiver's downward one, then waits in a delay line. No root needed.
-
-Run as a process (`python -m murmuration.coordinator.shaping_proxy`) it reads what it is to do from
-the first line of stdin, and answers each further one with what has passed, as a line of JSON;
-`RelayProcess` speaks that. It ends with its stdin.
+The port says which worker connects, the CONNECT to which one. A chunk of bytes passes the sender's
+upward bucket and the receiver's downward one, then waits in a delay line. No root needed. As a
+process (`RelayProcess`) it reads what it is to do from the first line of stdin, and answers each
+further one with what has passed, as a line of JSON. It ends with its stdin.
 """
 
 import asyncio
@@ -59,11 +56,9 @@ class LinkedPeer:
 
 
 class ShapedPipe:
-    """One direction of one connection, from `source` to `target`.
-
-    It holds what is under way, bounded by what fits on such a link, so that a faster sender is
-    held back. Bytes come late, by the source's delay and jitter, but never out of order.
-    """
+    """One direction of one connection, from `source` to `target`. It holds what fits on such a
+    link, so that a faster sender is held back. Bytes come late, by the source's delay and jitter,
+    but in order."""
 
     def __init__(self, source: LinkedPeer, target: LinkedPeer, chance: random.Random) -> None:
         self._source, self._target, self._chance = source, target, chance
@@ -139,8 +134,8 @@ class ProxyRefusal(Exception):
 
 
 class Relay:
-    """The proxy, within one running event loop. Args: members: by name; targets: each member's
-    name, by its HOST:PORT; seed: of jitter and broken connections."""
+    """The proxy, within one running event loop. `targets` has each member's name, by its
+    HOST:PORT."""
 
     def __init__(
         self, members: Mapping[str, LinkedPeer], targets: Mapping[str, str], seed: int

@@ -42,12 +42,9 @@ _POLL_S = 0.1
 
 
 class Supervisor:
-    """Runs until every worker has ended.
-
-    A worker that fails before any has started to train ends the whole swarm, since the others wait
-    for it; one that dies later does not. The first Ctrl-C asks every worker to save, the second, or
-    15 s, kills.
-    """
+    """Runs until every worker has ended. One that fails before any has started to train ends the
+    whole swarm, since the others wait for it; one that dies later does not. The first Ctrl-C asks
+    every worker to save, the second, or 15 s, kills."""
 
     def __init__(
         self,
@@ -73,7 +70,16 @@ class Supervisor:
             now = time.monotonic()
             for process in list(self._running):
                 self._follow(process, now)
-            self._handle_interrupts(now)
+            if self._interrupts.first is not None:
+                if self._stopping_s is None:
+                    self._stopping_s = now
+                    told = "stopping: workers save and end; once more ends them at once"
+                    self._screen.note(told, now)
+                    for process in self._running:
+                        process.interrupt()
+                if self._interrupts.insistent or now - self._stopping_s > SAVE_S:
+                    for process in self._running:
+                        process.kill()
             self._screen.update(partial(summary_of_records, list(self._records.values()), now), now)
         if self._failure is not None:
             raise self._failure
@@ -116,28 +122,13 @@ class Supervisor:
         if self._failure is None and (line := self._lines.line(event)):
             self._screen.note(line, now)
 
-    def _handle_interrupts(self, now: float) -> None:
-        if self._interrupts.first is None:
-            return
-        if self._stopping_s is None:
-            self._stopping_s = now
-            self._screen.note("stopping: workers save and end; once more ends them at once", now)
-            for process in self._running:
-                process.interrupt()
-        if self._interrupts.insistent or now - self._stopping_s > SAVE_S:
-            for process in self._running:
-                process.kill()
-
 
 def run_swarm(
     launch: Launch, console: "Console", json_path: Path | None = None
 ) -> tuple[int, Report]:
-    """Trains, shows progress, and leaves the report. Main thread only.
-
-    Returns the exit code (0 when a worker reported to the end, 130 after Ctrl-C, 1 when all died),
-    and the report. Raises Failure: training never started; with the failed worker's line and exit
-    code.
-    """
+    """Trains, shows progress, and leaves the report. Main thread only. Returns the exit code (0
+    when a worker reported to the end, 130 after Ctrl-C, 1 when all died), and the report. Raises
+    Failure: training never started; with the failed worker's line and exit code."""
     with Interrupts() as interrupts:  # to the end: more of them must not cost the report
         began_s = time.monotonic()
         created = not launch.out.exists()
