@@ -71,12 +71,10 @@ class Record(PeerSummary):
                 if (loss := float_of(event, "val_loss")) is not None:
                     self.val_loss = loss
                     _extend(self.val_curve, int_of(event, "step"), loss)
-            case "round":
-                self.rounds_completed = (self.rounds_completed or 0) + _is_later(
-                    self._last_round, event
-                )
-            case "round_failed":
-                self.rounds_failed = (self.rounds_failed or 0) + _is_later(self._last_failed, event)
+            case "round" if _is_later(self._last_round, event):
+                self.rounds_completed = (self.rounds_completed or 0) + 1
+            case "round_failed" if _is_later(self._last_failed, event):
+                self.rounds_failed = (self.rounds_failed or 0) + 1
             case "put_back":
                 self.steps_lost = max(self.steps_lost or 0, int_of(event, "steps_lost") or 0)
             case "moves":  # nobody goes the same way twice in a row: then it is the same event

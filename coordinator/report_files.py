@@ -127,29 +127,24 @@ def draw_loss_curve(path: Path, curves: Mapping[str, Curve], report: Report) -> 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    mean, val_curve, val_loss = (
-        report[key] for key in ("train_loss_curve", "val_loss_curve", "val_loss")
-    )
-    title, unit = (
-        f"{report['preset'] or 'run'}, {count(report['workers'], 'worker')}",
-        report["loss_unit"],
-    )
+    mean, val_curve = report["train_loss_curve"], report["val_loss_curve"]
+    val_loss, unit = report["val_loss"], report["loss_unit"]
+    title = f"{report['preset'] or 'run'}, {count(report['workers'], 'worker')}"
     if report["inner_steps"]:
         title += f", a round every {count(report['inner_steps'], 'inner step')}"
     figure = Figure(figsize=(8, 4.5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    label: str | None = "each worker"  # one legend entry for all
-    for curve in filter(None, curves.values()):
+
+    def draw(curve: Curve, color: str, width: float, label: str | None, **style: Any) -> None:
         steps, losses = zip(*_thinned(curve), strict=True)
-        axes.plot(steps, losses, color="#7aa6c2", linewidth=0.7, alpha=0.6, label=label)
-        label = None
-    steps, losses = zip(*_thinned(_smoothed(mean)), strict=True)
-    axes.plot(steps, losses, color="#15466b", linewidth=2.2, label="mean of the workers")
+        axes.plot(steps, losses, color=color, linewidth=width, label=label, **style)
+
+    for n, curve in enumerate(filter(None, curves.values())):  # one legend entry for all
+        draw(curve, "#7aa6c2", 0.7, None if n else "each worker", alpha=0.6)
+    draw(_smoothed(mean), "#15466b", 2.2, "mean of the workers")
     if val_curve:
-        steps, losses = zip(*_thinned(val_curve), strict=True)
-        label = "validation loss on the way"
-        axes.plot(steps, losses, "o-", color="#c8553d", linewidth=1.0, markersize=3, label=label)
+        draw(val_curve, "#c8553d", 1.0, "validation loss on the way", marker="o", markersize=3)
     if val_loss is not None:
         axes.axhline(val_loss, color="#c8553d", linewidth=1.0, linestyle=(0, (4, 3)), alpha=0.8)
         label = f"validation loss of the anchor: {val_loss:.3f}"

@@ -5,7 +5,7 @@ import selectors
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
@@ -33,6 +33,7 @@ from murmuration.worker.identity.certificates import (
 )
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import SwarmLines, page_event, page_words
+from murmuration.worker.views.summary import SwarmSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,26 +43,66 @@ _POLL_S = 0.1
 
 
 class Supervisor:
-    """Runs until every worker has ended. One that fails before any has started to train ends the
-    whole swarm, since the others wait for it; one that dies later does not. The first Ctrl-C asks
-    every worker to save, the second, or 15 s, kills."""
+    """Runs the workers of a launch until every one has ended. One that fails before any has started
+    to train ends the whole swarm, since the others wait for it; one that dies later does not. The
+    first Ctrl-C asks every worker to save, the second, or 15 s, kills."""
 
-    def __init__(
-        self,
-        workers: Sequence[WorkerProcess],
-        records: Mapping[str, Record],
-        screen: Screen,
-        interrupts: Interrupts,
-    ) -> None:
-        self._running = list(workers)
-        self._records, self._screen = records, screen
-        self._interrupts = interrupts
+    def __init__(self, launch: Launch, screen: Screen, interrupts: Interrupts) -> None:
+        self._launch, self._screen, self._interrupts = launch, screen, interrupts
+        self.records: dict[str, Record] = {}
+        self.settings: dict[str, object] = {
+            key: getattr(launch, key) for key in ("preset", "steps", "inner_steps", "seed")
+        }
+        self._running: list[WorkerProcess] = []
         self._lines = SwarmLines()
         self._stopping_s: float | None = None
         self._failure: Failure | None = None  # training never started
 
-    def run(self) -> int:
-        """Returns the exit code. Raises Failure: training never started."""
+    def train(self) -> int:
+        """Starts all processes and follows them to their end. Returns the exit code. Raises
+        Failure: training never started."""
+        launch, screen = self._launch, self._screen
+        if not launch.insecure:
+            _certify(launch)
+        with ExitStack() as stack:
+            addresses = stack.enter_context(ReservedPorts(launch.workers)).addresses
+            relay = None
+            if launch.links:
+                relay = _start_relay(launch, addresses, stack)
+                self.settings["link"] = " ".join(launch.links)
+                screen.note(f"links: {self.settings['link']} each way", time.monotonic())
+            commands = launch.commands(addresses, relay.proxies if relay else {})
+            cores = Launch.fair_cores(launch.workers, launch.threads)
+            for (name, command), own in zip(commands.items(), cores, strict=True):
+                self.records[name] = Record(name, heard_s=time.monotonic())
+                worker = WorkerProcess(name, command, launch.out / f"{name}.log", own)
+                self._running.append(worker)
+                stack.callback(worker.close)
+            if launch.web is not None:  # from this process, which trains nothing
+                identity = None if launch.insecure else member_identity(launch.out)
+                place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
+                swarm = AskedSwarm(addresses[0], partial(ask, identity=identity))
+                page = swarm.serve_page(place, encrypted=identity is not None)
+                stack.callback(page.close)
+                event = page_event(page.url, page.token_path)
+                screen.note(page_words(event, terminal=sys.stdout.isatty()), time.monotonic())
+            exit_code = self._follow_all()
+            if relay is not None:
+                try:
+                    self.settings["link_bytes"] = relay.counters()
+                except RuntimeError as error:
+                    text = f"what has passed the links is not known: {error}"
+                    screen.note(text, time.monotonic())
+            return exit_code
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+        self._screen.close(self._summary())
+
+    def _summary(self) -> SwarmSummary:
+        return summary_of_records(list(self.records.values()), time.monotonic())
+
+    def _follow_all(self) -> int:
         while self._running:
             with selectors.DefaultSelector() as selector:  # until there is output, or a moment
                 for file in chain.from_iterable(process.files() for process in self._running):
@@ -80,12 +121,12 @@ class Supervisor:
                 if self._interrupts.insistent or now - self._stopping_s > SAVE_S:
                     for process in self._running:
                         process.kill()
-            self._screen.update(partial(summary_of_records, list(self._records.values()), now), now)
+            self._screen.update(self._summary, now)
         if self._failure is not None:
             raise self._failure
         if self._interrupts.first is not None:
             return 128 + self._interrupts.first
-        reported = any(record.result is not None for record in self._records.values())
+        reported = any(record.result is not None for record in self.records.values())
         return ExitCode.DONE if reported else ExitCode.FAILED
 
     def _follow(self, process: WorkerProcess, now: float) -> None:
@@ -103,7 +144,7 @@ class Supervisor:
             return
         self._running.remove(process)
         process.close()
-        waiting = not any(record.started for record in self._records.values())
+        waiting = not any(record.started for record in self.records.values())
         said = process.last_words()
         if code != 0 and waiting and self._failure is None and self._stopping_s is None:
             if said and ExitCode.USAGE <= code <= ExitCode.CHECKPOINT:
@@ -118,7 +159,7 @@ class Supervisor:
         self._handle(new_event("exit", peer=process.name, exit_code=code, text=text), now)
 
     def _handle(self, event: Event, now: float) -> None:
-        self._records[str(event["peer"])].apply(event, now)
+        self.records[str(event["peer"])].apply(event, now)
         if self._failure is None and (line := self._lines.line(event)):
             self._screen.note(line, now)
 
@@ -137,72 +178,27 @@ def run_swarm(
         except OSError as error:
             told = f"--out {launch.out}: cannot be made: {error.strerror}; choose another folder"
             raise Failure(told, ExitCode.USAGE) from error
-        records: dict[str, Record] = {}
-        settings: dict[str, object] = {
-            key: getattr(launch, key) for key in ("preset", "steps", "inner_steps", "seed")
-        }
-        screen = screen_for(console, began_s)
+        supervisor = Supervisor(launch, screen_for(console, began_s), interrupts)
+        records = supervisor.records
         try:
-            exit_code = _train(launch, records, settings, screen, interrupts)
+            exit_code = supervisor.train()
         except Failure as failure:
             if created and failure.exit_code != ExitCode.FAILED:
                 _remove_if_bare(launch.out)
             raise
         finally:
-            screen.close(summary_of_records(list(records.values()), time.monotonic()))
+            supervisor.close()
         if not any(record.started or record.result for record in records.values()):
             raise Failure("stopped before training started", exit_code)
         report = leave_results(
             list(records.values()),
             launch.out,
             console,
-            settings=settings,
+            settings=supervisor.settings,
             elapsed_s=time.monotonic() - began_s,
             json_path=json_path,
         )
         return exit_code, report
-
-
-def _train(
-    launch: Launch,
-    records: dict[str, Record],
-    settings: dict[str, object],
-    screen: Screen,
-    interrupts: Interrupts,
-) -> int:
-    """Starts all processes and follows them to their end. Returns the exit code."""
-    if not launch.insecure:
-        _certify(launch)
-    with ExitStack() as stack:
-        addresses = stack.enter_context(ReservedPorts(launch.workers)).addresses
-        relay = None
-        if launch.links:
-            relay = _start_relay(launch, addresses, stack)
-            settings["link"] = " ".join(launch.links)
-            screen.note(f"links: {settings['link']} each way", time.monotonic())
-        workers: list[WorkerProcess] = []
-        commands = launch.commands(addresses, relay.proxies if relay else {})
-        cores = Launch.fair_cores(launch.workers, launch.threads)
-        for (name, command), own in zip(commands.items(), cores, strict=True):
-            records[name] = Record(name, heard_s=time.monotonic())
-            workers.append(WorkerProcess(name, command, launch.out / f"{name}.log", own))
-            stack.callback(workers[-1].close)
-        if launch.web is not None:  # from this process, which trains nothing
-            identity = None if launch.insecure else member_identity(launch.out)
-            place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
-            swarm = AskedSwarm(addresses[0], partial(ask, identity=identity))
-            page = swarm.serve_page(place, encrypted=identity is not None)
-            stack.callback(page.close)
-            event = page_event(page.url, page.token_path)
-            screen.note(page_words(event, terminal=sys.stdout.isatty()), time.monotonic())
-        exit_code = Supervisor(workers, records, screen, interrupts).run()
-        if relay is not None:
-            try:
-                settings["link_bytes"] = relay.counters()
-            except RuntimeError as error:
-                text = f"what has passed the links is not known: {error}"
-                screen.note(text, time.monotonic())
-        return exit_code
 
 
 def _certify(launch: Launch) -> None:

@@ -19,8 +19,8 @@ from murmuration.worker.catchup.choices import (
     electorate,
     most_on_a_way,
 )
-from murmuration.worker.catchup.held_states import REMEMBERED, too_far
-from murmuration.worker.catchup.state_transfer import fetch_states, headers_at, rounds_apart
+from murmuration.worker.catchup.held_states import REMEMBERED
+from murmuration.worker.catchup.state_transfer import fetch_states, headers_at
 from murmuration.worker.membership import Digest, Member, Phase
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.training.mailbox import Adopt, Published
@@ -129,16 +129,26 @@ class Donors:
     async def _given_up(
         self, donor: Member, published: Published, states: Iterable[int]
     ) -> dict[int, int]:
-        """By fragment, this peer's rounds that the donor's state has not got; none in pairs, by
-        design."""
-        node, found = self._node, {}
-        if self._plan.exchange != "pairs":
-            for index in states:
-                mine = published.states[index]
-                given = (node.transport, donor, self._gossip.run, index, mine, node.held)
-                if rounds := await rounds_apart(*given):
-                    found[index] = rounds
-        return found
+        """By fragment, this peer's rounds that the donor's state has not got; none in pairs."""
+        pairs = self._plan.exchange == "pairs"
+        versions = {} if pairs else {index: published.states[index].version for index in states}
+        found = {i: await self._rounds_apart(donor, i, at) for i, at in versions.items()}
+        return {index: rounds for index, rounds in found.items() if rounds}
+
+    async def _rounds_apart(self, donor: Member, fragment: int, version: int) -> int:
+        """How many of the latest rounds in this state the donor never had: 0 for a peer that is
+        only behind, or does not say; more where a partition has made two histories of one."""
+        node = self._node
+        versions = node.held.versions(fragment, version)[:REMEMBERED]
+        for asked in (versions[:1], versions[1:]):  # nearly always the newest is one that it had
+            wanted = [(fragment, each) for each in asked]
+            headers = await headers_at(node.transport, donor, self._gossip.run, wanted)
+            if len(headers) < len(asked):
+                return 0
+            for each, theirs in zip(asked, headers, strict=True):
+                if theirs.hash == node.held.hash_of(fragment, each):
+                    return version - each
+        return version - versions[-1] if versions else 0
 
     def _begin_with_own(
         self, donor: Member, published: Published, fragments: Iterable[int]
@@ -288,5 +298,5 @@ class Donors:
             return True  # it has no rounds to lose
         held = self._node.held
         return not await self._node.offload(
-            lambda: too_far(published.states, states, votes.holders, held)
+            lambda: held.too_far(published.states, states, votes.holders)
         )

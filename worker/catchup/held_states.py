@@ -132,25 +132,24 @@ class HeldStates:
         known = (version for index, version in self._hashes if index == fragment)
         return sorted((version for version in known if version <= until), reverse=True)
 
-
-def too_far(
-    mine: Sequence[FragmentState],
-    theirs: Mapping[int, FragmentState],
-    holders: Sequence[str],
-    held: HeldStates,
-) -> bool:
-    """Whether rounds hardly lead from one to the other, since the holders last shared this
-    peer's."""
-    for index, state in theirs.items():
-        version, own = mine[index].version, held.measured(index, mine[index])
-        since = held.parted(index, holders, version)
-        rounds = max(1, max(version, state.version) - since)
-        if moves := held.usual_moves(index, since, holders):
-            limits = [_FURTHER * rounds * moves[0], _FURTHER * min(rounds, _SETTLES) * moves[1]]
-        else:
-            anchor, momentum = (float(values.norm()) for values in own)
-            limits = [_SIZE * anchor, _FURTHER * momentum or _SIZE * anchor]
-        both = zip(held.measured(index, state), own, limits, strict=True)
-        if any(float((values - here).norm()) > limit for values, here, limit in both):
-            return True
-    return False
+    def too_far(
+        self,
+        mine: Sequence[FragmentState],
+        theirs: Mapping[int, FragmentState],
+        holders: Sequence[str],
+    ) -> bool:
+        """Whether rounds hardly lead from one to the other, since the holders last shared this
+        peer's. Any thread."""
+        for index, state in theirs.items():
+            version, own = mine[index].version, self.measured(index, mine[index])
+            since = self.parted(index, holders, version)
+            rounds = max(1, max(version, state.version) - since)
+            if moves := self.usual_moves(index, since, holders):
+                limits = [_FURTHER * rounds * moves[0], _FURTHER * min(rounds, _SETTLES) * moves[1]]
+            else:
+                anchor, momentum = (float(values.norm()) for values in own)
+                limits = [_SIZE * anchor, _FURTHER * momentum or _SIZE * anchor]
+            both = zip(self.measured(index, state), own, limits, strict=True)
+            if any(float((values - here).norm()) > limit for values, here, limit in both):
+                return True
+        return False

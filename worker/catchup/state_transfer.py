@@ -173,27 +173,6 @@ async def _share_out(
         raise TransportError(f"{len(missing)} of {len(chunks)} chunks are missing")
 
 
-async def rounds_apart(
-    transport: Transport,
-    donor: Member,
-    run: int,
-    fragment: int,
-    mine: FragmentState,
-    held: HeldStates,
-) -> int:
-    """How many of the latest rounds in this state the donor never had: 0 for a peer that is only
-    behind, or does not say; more where a partition has made two histories of one."""
-    versions = held.versions(fragment, mine.version)[:REMEMBERED]
-    for asked in (versions[:1], versions[1:]):  # nearly always the newest is one that it had
-        headers = await headers_at(transport, donor, run, [(fragment, v) for v in asked])
-        if len(headers) < len(asked):
-            return 0
-        for version, theirs in zip(asked, headers, strict=True):
-            if theirs.hash == held.hash_of(fragment, version):
-                return mine.version - version
-    return mine.version - versions[-1] if versions else 0
-
-
 async def headers_at(
     transport: Transport, donor: Member, run: int, asked: Sequence[tuple[int, int]]
 ) -> list[pb.StateHeader]:

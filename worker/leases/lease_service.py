@@ -39,10 +39,6 @@ class LeaseService(Component):
         self._table = LeaseTable(gossip.me.peer, ledger)
         self.on_view(gossip.swarm)
 
-    @property
-    def ledger(self) -> Ledger:
-        return self._table.ledger
-
     def on_view(self, _view: View) -> None:
         self._carry_out(self._table.on_view(self._gossip.swarm, self._gossip.me.epoch))
 

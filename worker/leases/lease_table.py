@@ -82,7 +82,7 @@ class _Announcement:
     news: LeaseNews
     asked: tuple[Block, ...]
     totals: dict[int, int]
-    nothing_free: frozenset[int]  # streams of which no block could be asked for
+    nothing_free: set[int]  # streams of which no block could be asked for
     answered: set[str] = field(default_factory=set)
     called: set[str] = field(default_factory=set)
 
@@ -178,10 +178,8 @@ class LeaseTable:
         match message:
             case StreamOpened(stream, opening, ahead, again, first):
                 self._close(stream.id)
-                past = self._past.get(stream.id, 0)
-                self._opened[stream.id] = _Opened(
-                    stream, opening, ahead, max(0, past - again), again, first
-                )
+                epoch = max(0, self._past.get(stream.id, 0) - again)
+                self._opened[stream.id] = _Opened(stream, opening, ahead, epoch, again, first)
                 self._news_to_tell = True
                 named = crc32(stream.name.encode())
                 self._drawn[OpenedStream(stream.id, named, stream.length or 0)] = stream
@@ -206,11 +204,8 @@ class LeaseTable:
             case EpochEnded(block):
                 end = (block.epoch + 1) * EPOCH_BLOCKS
                 self.ledger.finish(block.stream, block.number, end)
-                self._drop(
-                    b
-                    for b in (*self._asked, *self._held)
-                    if b.stream == block.stream and block.number <= b.number < end
-                )
+                own = (b for b in (*self._asked, *self._held) if b.stream == block.stream)
+                self._drop(b for b in own if block.number <= b.number < end)
                 self._news_to_tell = True
             case SampleStreamClosed(stream_id):
                 self._close(stream_id)
@@ -232,18 +227,21 @@ class LeaseTable:
     def _merge(self, news: LeaseNews) -> None:
         self.ledger.merge(news.done, news.cursors)
         for holding in news.holdings:
-            known = self._others.get(holding.peer)
-            if known is None and len(self._others) >= MAX_MEMBERS:
-                continue
-            said = holding.epoch, holding.sequence
-            newer = known is None or said > (known.epoch, known.sequence)
+            if (known := self._others.get(holding.peer)) is None:
+                newer = len(self._others) < MAX_MEMBERS
+            else:
+                newer = (holding.epoch, holding.sequence) > (known.epoch, known.sequence)
             if holding.peer != self._me and newer:
                 self._others[holding.peer] = holding
                 self._compare(holding)
-        for block in [block for block in self._held if self._is_lost(block)]:
-            self._drop([block])
-            self._actions.append(LeaseRevoked(self._opened[block.stream].opening, block))
-            self._news_to_tell = True
+        for block in list(self._held):
+            mine = _weight(block, self._me)
+            holders = (each.peer for each in self._live_holdings() if block in each.held)
+            # Another that took it has held this peer for dead.
+            if self.ledger.is_done(block) or any(_weight(block, each) > mine for each in holders):
+                self._drop([block])
+                self._actions.append(LeaseRevoked(self._opened[block.stream].opening, block))
+                self._news_to_tell = True
 
     def _compare(self, holding: Holding) -> None:
         """Tells of a peer that has other samples, under the name of a stream here."""
@@ -258,12 +256,6 @@ class LeaseTable:
                     self._told |= told
                     stream = self._drawn[mine[-1]]
                     self._actions.append(StreamsDiffer(holding.peer, stream, theirs))
-
-    def _is_lost(self, block: Block) -> bool:
-        """Whether another took a block that is held here: it has held this peer for dead."""
-        mine = _weight(block, self._me)
-        holders = (each.peer for each in self._live_holdings() if block in each.held)
-        return self.ledger.is_done(block) or any(_weight(block, peer) > mine for peer in holders)
 
     def _live_holdings(self) -> list[Holding]:
         """Of the others that are not gone. A peer that is no known member counts: it may be new."""
@@ -341,13 +333,9 @@ class LeaseTable:
                 nothing_free.add(stream.id)
             self._asked |= dict.fromkeys(chosen)
         self._announced += 1
-        self._announcement = _Announcement(
-            self._announced,
-            self._news((), ()),
-            tuple(self._asked),
-            {stream: opened.total for stream, opened in self._opened.items()},
-            frozenset(nothing_free),
-        )
+        totals = {stream: opened.total for stream, opened in self._opened.items()}
+        news, asked = self._news((), ()), tuple(self._asked)
+        self._announcement = _Announcement(self._announced, news, asked, totals, nothing_free)
 
     def _complete(self, done: _Announcement) -> None:
         self._announcement = None

@@ -21,7 +21,6 @@ from murmuration.worker.pipeline.part import (
     weights_of,
     whole_model,
 )
-from murmuration.worker.pipeline.stage_replica import StageReplica
 from murmuration.worker.tasks import Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.loop import Trainer
@@ -31,6 +30,8 @@ Log = Callable[[dict[str, object]], None]
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.1
+# Of CheckFree (arXiv:2506.15461, algorithm 1): the mean of neighbours has to leave them.
+_REBUILT_LR = 1.1
 
 
 class StageLifecycle:
@@ -65,8 +66,7 @@ class StageLifecycle:
             each.commit(anchor=each.local)
         if self._config.plan.payload == "pseudo_gradient":
             # Replicas that average gradients have to take equal steps: there it stays as it is.
-            assert isinstance(trainer.replica, StageReplica)
-            trainer.replica.raise_learning_rate()
+            trainer.replica.lr_factor *= _REBUILT_LR
         rounded = {n: round(weight, 3) for n, weight in weights.items()}
         self._log(new_event("rebuilt", stage=stage, **{"from": rounded}))
 

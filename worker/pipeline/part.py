@@ -31,6 +31,8 @@ from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.transport import TransportError
 from murmuration.worker.wire import WireError
 
+Anchors = Mapping[int, Sequence[Tensor]]  # of stages, by fragment
+
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -91,9 +93,7 @@ def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, .
     return part_of(task, config, stage).fragments(config)
 
 
-def whole_model(
-    task: Task, config: Config, anchors: Mapping[int, Sequence[Tensor]]
-) -> dict[str, Tensor]:
+def whole_model(task: Task, config: Config, anchors: Anchors) -> dict[str, Tensor]:
     """The anchor of every parameter by name, in the order of the model, from those of each
     stage."""
     whole: dict[str, Tensor] = {}
@@ -180,14 +180,10 @@ def weights_of(there: Iterable[int], weights: Mapping[int, float]) -> dict[int, 
 
 
 def rebuilt_stage(
-    task: Task,
-    config: Config,
-    stage: int,
-    anchors: Mapping[int, Sequence[Tensor]],
-    weights: Mapping[int, float],
+    task: Task, config: Config, stage: int, anchors: Anchors, weights: Mapping[int, float]
 ) -> dict[str, Tensor]:
     """The stage's parameters by name: the weighted mean of its neighbours', layer by layer. Takes
-    the neighbours' anchors, by stage and fragment, and their weights, with a sum of 1."""
+    the neighbours' anchors and their weights, with a sum of 1."""
     assert isinstance(task, Staged)
     cut = cut_of(task, config.stages)
     known = whole_model(task, config, anchors)

@@ -175,7 +175,14 @@ class Rebalancer:
             for stage, (mover, since) in self._turns.items()
             if stage in orphaned and mover not in here and now - since <= _TURN_S
         }
-        self._choose(training, [stage for stage in orphaned if stage not in turns], now)
+        wanting = [stage for stage in orphaned if stage not in turns]
+        seen = [(member.peer, member.epoch, member.stage, member.profile) for member in training]
+        # Chosen again only where something has changed, and not all the time.
+        news = seen != self._seen and now - self._chosen_at >= _LOOK_S
+        if wanting != self._wanting or news:
+            self._chosen_at, self._seen, self._wanting = now, seen, wanting
+            self._movers = movers_to(wanting, training)
+            self._slower = None if wanting else mover_to_slowest(training, self._stages)
         for stage, mover in self._movers.items():
             turn = self._turns.get(stage)
             if turn is not None and turn[0] == mover:
@@ -196,12 +203,3 @@ class Rebalancer:
         if mover == self._me and now - self._even[1] >= _EVEN_S:
             return StageMove(stage, orphaned=False)
         return None
-
-    def _choose(self, training: Sequence[Member], wanting: list[int], now: float) -> None:
-        """Chooses again only where something has changed, and not all the time."""
-        seen = [(member.peer, member.epoch, member.stage, member.profile) for member in training]
-        news = seen != self._seen and now - self._chosen_at >= _LOOK_S
-        if wanting != self._wanting or news:
-            self._chosen_at, self._seen, self._wanting = now, seen, wanting
-            self._movers = movers_to(wanting, training)
-            self._slower = None if wanting else mover_to_slowest(training, self._stages)

@@ -6,6 +6,7 @@ until the iteration is over: a repeated call is answered, and nothing is compute
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
 from murmuration.worker.pipeline.stage_call import (
+    Hop,
     Incarnation,
     JobFailed,
     MicrobatchDropped,
@@ -29,7 +31,6 @@ from murmuration.worker.pipeline.stage_call import (
     StageReply,
     TryElsewhere,
     call_bytes,
-    call_of,
 )
 from murmuration.worker.training.mailbox import JobKind
 from murmuration.worker.transport import Stream
@@ -66,12 +67,7 @@ class StageServer:
         context = self._context
         try:
             asked = wire.parse(pb.StageCallUp, await stream.receive() or b"").header
-            shape, limit_bytes = context.activation_shape, self._budget.limit_bytes
-            call = call_of(
-                asked, context.run, context.codec, limit_bytes, context.config.count, shape
-            )
-            if call.key.microbatch >= context.config.microbatches:
-                raise wire.WireError("a microbatch more than its origin has in an iteration")
+            call = self._call_of(asked)
             origin = call.key.origin.peer
             known = {context.me, *self._disagreeing}
             if origin not in known and not self._planner.knows(call.snapshot):
@@ -146,6 +142,44 @@ class StageServer:
         self._orphaned = orphaned
         self._turned.set()
         self._turned = asyncio.Event()
+
+    def _call_of(self, header: pb.StageCallHeader) -> StageCall:
+        """Reads a header. Raises WireError: it is of another run, or does not fit the model or
+        itself; StageCallTooLarge: its sizes fit one another, but are above a limit of this peer."""
+        context, limit_bytes = self._context, self._budget.limit_bytes
+        codec, shape = context.codec, tuple(header.shape)
+        if header.run != context.run:
+            raise wire.WireError("a stage call of another run")
+        if header.codec != codec.wire_id:
+            raise wire.WireError(f"activations in codec {header.codec}; this run's is {codec.name}")
+        if len(shape) != 3 or min(shape) < 1:
+            raise wire.WireError(f"activations of shape {shape}")
+        size = codec.encoded_bytes(math.prod(shape))
+        if header.total_bytes != size:
+            text = f"activations of {header.total_bytes} bytes; shape {shape} takes {size}"
+            raise wire.WireError(text)
+        most = context.activation_shape or shape
+        if shape[2] != most[2]:
+            raise wire.WireError(f"activations of width {shape[2]}; this run's have {most[2]}")
+        if shape[0] > most[0] or shape[1] > most[1]:
+            raise StageCallTooLarge(f"activations of shape {shape}; a batch of this run: {most}")
+        if size > limit_bytes:
+            raise StageCallTooLarge(
+                f"[stages] memory_mib: the activations of one microbatch take {size / 2**20:.2g} "
+                f"MiB, of which {limit_bytes / 2**20:.2g} are taken here; raise memory_mib on this "
+                "machine, or make batches smaller"
+            )
+        route = [header.stage, *(hop.stage for hop in header.rest)]
+        known = max(route) < context.config.count and 0 not in route[1:]
+        if not known or len(set(route)) < len(route):
+            raise wire.WireError(f"a route of {len(route)} stages that this model does not have")
+        if header.microbatch >= context.config.microbatches:
+            raise wire.WireError("a microbatch more than its origin has in an iteration")
+        key = StageCallKey(
+            header.iteration, Incarnation(header.origin, header.epoch), header.microbatch
+        )
+        rest = tuple(Hop(hop.stage, hop.peer) for hop in header.rest)
+        return StageCall(key, header.stage, rest, shape, header.snapshot, header.sender)
 
     async def _reply(
         self, call: StageCall, header: pb.StageCallHeader, stream: Stream

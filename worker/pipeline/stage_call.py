@@ -1,6 +1,5 @@
 """A microbatch's call at a stage: its key, its route, the reply, and all of it on the wire."""
 
-import math
 from dataclasses import dataclass
 
 import xxhash
@@ -119,50 +118,3 @@ def call_header(call: StageCall, run: int, codec: Codec, payload: Payload) -> by
             snapshot=call.snapshot,
         )
     ).SerializeToString()
-
-
-def call_of(
-    header: pb.StageCallHeader,
-    run: int,
-    codec: Codec,
-    limit_bytes: int,
-    stages: int,
-    batch_shape: tuple[int, ...] | None = None,
-) -> StageCall:
-    """Reads a header. Raises WireError: it is of another run, or does not fit the model or itself;
-    StageCallTooLarge: its sizes fit one another, but are above one of the limits.
-
-    Args:
-        limit_bytes: of the activations of a microbatch, encoded, that are taken here.
-        batch_shape: (B, T, D) of this run's largest batches; None where nobody knows.
-    """
-    if header.run != run:
-        raise WireError("a stage call of another run")
-    if header.codec != codec.wire_id:
-        raise WireError(f"activations in codec {header.codec}; this run's is {codec.name}")
-    shape = tuple(header.shape)
-    if len(shape) != 3 or min(shape) < 1:
-        raise WireError(f"activations of shape {shape}")
-    expected_bytes = codec.encoded_bytes(math.prod(shape))
-    if header.total_bytes != expected_bytes:
-        raise WireError(
-            f"activations of {header.total_bytes} bytes; shape {shape} takes {expected_bytes}"
-        )
-    most = batch_shape or shape
-    if shape[2] != most[2]:
-        raise WireError(f"activations of width {shape[2]}; this run's have {most[2]}")
-    if shape[0] > most[0] or shape[1] > most[1]:
-        raise StageCallTooLarge(f"activations of shape {shape}; a batch of this run: {most}")
-    if expected_bytes > limit_bytes:
-        raise StageCallTooLarge(
-            f"[stages] memory_mib: the activations of one microbatch take "
-            f"{expected_bytes / 2**20:.2g} MiB, of which {limit_bytes / 2**20:.2g} are taken here; "
-            "raise memory_mib on this machine, or make batches smaller"
-        )
-    route = [header.stage, *(hop.stage for hop in header.rest)]
-    if max(route) >= stages or len(set(route)) < len(route) or 0 in route[1:]:
-        raise WireError(f"a route of {len(route)} stages that this model does not have")
-    origin = Incarnation(header.origin, header.epoch)
-    key = StageCallKey(header.iteration, origin, header.microbatch)
-    rest = tuple(Hop(hop.stage, hop.peer) for hop in header.rest)
-    return StageCall(key, header.stage, rest, shape, header.snapshot, header.sender)

@@ -33,7 +33,6 @@ from murmuration.worker.training.outer import OuterLoop
 from murmuration.worker.training.replica import InnerReplica
 
 _BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
-_REBUILT_LR = 1.1  # CheckFree's: a stage that is the mean of its neighbours has to leave them
 
 
 class StageReplica(InnerReplica):
@@ -176,10 +175,6 @@ class StageReplica(InnerReplica):
         for value in self._sums.values():
             value.zero_()
 
-    def raise_learning_rate(self) -> None:
-        """After a rebuild, from now on (arXiv:2506.15461, algorithm 1)."""
-        self.lr_factor *= _REBUILT_LR
-
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Does nothing where nothing has visited the stage: zeros would move it by its momentum."""
         if any(bool(gradient.any()) for gradient in gradients.values()):
@@ -211,25 +206,20 @@ class StageReplica(InnerReplica):
                 (gradient,) = torch.autograd.grad(loss, [hidden])
                 self._returned[work.microbatch] = (work.values, work.shape)
                 return self._encode(gradient), work.shape
-            case JobKind.BACKWARD:
-                return self._backward(work), work.shape
+            case JobKind.BACKWARD:  # the gradient of the input; those of parameters are summed once
+                gradient = self._decode(work.gradient, work.shape)
+                hidden = self._decode(work.values, work.shape).requires_grad_()
+                output = self._module(hidden)
+                if work.microbatch in self._counted:
+                    (of_input,) = torch.autograd.grad(output, [hidden], gradient)
+                    return self._encode(of_input), work.shape
+                with self._adding(work.microbatch):
+                    torch.autograd.backward([output], [gradient])
+                assert hidden.grad is not None, "a stage adds to what enters it"
+                return self._encode(hidden.grad), work.shape
             case JobKind.LEAVE:
                 self._leave(work)
                 return NO_VALUES, work.shape
-
-    def _backward(self, work: StageJob) -> memoryview:
-        """The gradient of the stage's input; adds those of the parameters to the sum, once."""
-        gradient = self._decode(work.gradient, work.shape)
-        hidden = self._decode(work.values, work.shape).requires_grad_()
-        output = self._module(hidden)
-        if work.microbatch in self._counted:
-            (of_input,) = torch.autograd.grad(output, [hidden], gradient)
-        else:
-            with self._adding(work.microbatch):
-                torch.autograd.backward([output], [gradient])
-            assert hidden.grad is not None, "a stage adds to what enters it"
-            of_input = hidden.grad
-        return self._encode(of_input)
 
     def _leave(self, work: StageJob) -> None:
         """The microbatch has come back: adds its gradient of head, norm, embedding and layers."""

@@ -95,49 +95,15 @@ class Pipe:
             done()
 
 
-class Transfer:
-    """Bytes on their way from one peer to another."""
-
-    def __init__(
-        self, network: "Network", ends: tuple[int, int], size: int, sent: Act, arrived: Act
-    ) -> None:
-        self.size, self._network, self._sent, self._arrived = size, network, sent, arrived
-        sender, self._to = ends
-        self._delay_s = network.delay_s(*ends)
-        self._down: Load | None = None
-        self._passed = 0
-        network.sent_bytes += size
-        self._up: Load = network.up[sender].add(size, self._left)
-        network.clock.after(self._delay_s, self._enter)
-
-    def cancel(self, sender: int) -> None:
-        """Stops; what has not been sent does not count."""
-        self._network.sent_bytes -= self._network.up[sender].remove(self._up)
-        if self._down is not None:
-            self._network.down[self._to].remove(self._down)
-        self._passed = -2  # never arrives
-
-    def _enter(self) -> None:
-        if self._passed >= 0:
-            self._down = self._network.down[self._to].add(self.size, self._pass)
-
-    def _left(self) -> None:
-        self._network.clock.after(self._delay_s, self._pass)
-        self._sent()
-
-    def _pass(self) -> None:
-        self._passed += 1
-        if self._passed == 2:
-            self._arrived()
-
-
 @dataclass(slots=True, eq=False)
 class _Message:
     deliver: Act
     size: int
     left: Act | None
     here: bool = False
-    transfer: Transfer | None = None
+    up: Load | None = None  # its bytes on the sender's link, and on the receiver's
+    down: Load | None = None
+    passed: int = 0  # links; below 0 it never arrives
 
 
 class SimulatedStream:
@@ -174,8 +140,7 @@ class SimulatedStream:
             message = unsent[0]
             here = partial(self._here, sender, message)
             if message.size > 0:
-                sent = partial(self._sent, sender, message)
-                message.transfer = Transfer(network, ends, message.size, sent, here)
+                network.carry(message, ends, partial(self._sent, sender, message), here)
                 return
             network.clock.after(network.delay_s(*ends), here)
             unsent.popleft()
@@ -195,15 +160,14 @@ class SimulatedStream:
         self._network._streams.pop(self.number, None)
         for sender, queue in self._queues.items():
             for message in queue:
-                if message.transfer is not None:
-                    message.transfer.cancel(sender)
+                self._network.stop(message, (sender, self.other(sender)))
             queue.clear()
             self._unsent[sender].clear()
 
     def _here(self, sender: int, message: _Message) -> None:
         if self.ended or not self._network.connected(self.caller, self.callee):
             return
-        message.here, message.transfer = True, None
+        message.here = True
         queue = self._queues[sender]
         while queue and queue[0].here and not self.ended:
             self._network.clock.act(self.other(sender), queue.popleft().deliver)
@@ -258,6 +222,35 @@ class Network:
             lives_s = self._rng.expovariate(2 * self._link.loss / 60)
             self.clock.after(lives_s, lambda: self.break_off(stream))
         return stream
+
+    def carry(self, message: _Message, ends: tuple[int, int], sent: Act, arrived: Act) -> None:
+        """The bytes of a message go over both links; does `sent`, and then `arrived`."""
+        (sender, receiver), delay_s = ends, self.delay_s(*ends)
+
+        def enter() -> None:
+            if message.passed >= 0:
+                message.down = self.down[receiver].add(message.size, passed)
+
+        def left() -> None:
+            self.clock.after(delay_s, passed)
+            sent()
+
+        def passed() -> None:
+            message.passed += 1
+            if message.passed == 2:
+                arrived()
+
+        self.sent_bytes += message.size
+        message.up = self.up[sender].add(message.size, left)
+        self.clock.after(delay_s, enter)
+
+    def stop(self, message: _Message, ends: tuple[int, int]) -> None:
+        """A message that is under way never arrives; what has not been sent does not count."""
+        if message.up is not None and not message.here:
+            self.sent_bytes -= self.up[ends[0]].remove(message.up)
+            if message.down is not None:
+                self.down[ends[1]].remove(message.down)
+            message.passed = -2
 
     def break_off(self, stream: SimulatedStream) -> None:
         """Both ends find out."""

@@ -87,7 +87,11 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
     ) -> "grpc.RpcMethodHandler[bytes, bytes]":
         async def serve(_requests: object, context: "_Context") -> None:
             try:
-                caller = self._caller(context)
+                caller = Caller(context.peer())
+                if self._security is not None:
+                    names = context.auth_context().get("x509_subject_alternative_name", ())
+                    certified = self._security.certified([name.decode() for name in names])
+                    caller = Caller(context.peer(), *certified)
                 self._handler.admit(method, caller)
                 await answer(method, context, caller)
             except Busy as busy:
@@ -142,13 +146,6 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         if len(request) > MAX_CONTROL_BYTES:
             raise Refused(f"{method} takes at most {MAX_CONTROL_BYTES} bytes, got {len(request)}")
         return request
-
-    def _caller(self, context: "_Context") -> Caller:
-        if self._security is None:
-            return Caller(context.peer())
-        names = context.auth_context().get("x509_subject_alternative_name", ())
-        certified = self._security.certified([name.decode() for name in names])
-        return Caller(context.peer(), *certified)
 
 
 class _ServerStream:
