@@ -169,8 +169,7 @@ def _page_place(web: str | None, folder: Path) -> PagePlace | None:
 def _identity_for(
     out: Path, *, public: bool, insecure: bool
 ) -> "tuple[Identity | None, Authority | None]":
-    """The coordinator's certificate and, if its run begins here, the run's key; neither where
-    nothing is encrypted. Raises IdentityError."""
+    """The coordinator's certificate and, if its run begins here, its key. Raises IdentityError."""
     from murmuration.worker.identity.authority import Authority
     from murmuration.worker.identity.certificates import Identity, IdentityError, Role
 

@@ -124,8 +124,7 @@ class Launch(RunFlags):
             )
 
     def link_of(self) -> dict[str, Link | None]:
-        """The link of each worker: its own, else the one without a name; empty without --link.
-        Raises Failure."""
+        """The link of each worker: its own, or the common one; empty without. Raises Failure."""
         found: dict[str, Link] = {}  # the common one under no name
         try:
             for text in self.links:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc import aio
@@ -75,10 +75,10 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
         revoked = await self._revoked()
-        caller = await _check(context, {Role.PEER}, revoked, claimed=request.member.peer)
+        _, name, key = await _check(context, {Role.PEER}, revoked, claimed=request.member.peer)
         reply = self.registry.introduce(request, time.monotonic())
-        if caller.name and not reply.refusal:
-            self.registry.keys[caller.name] = caller.key
+        if name and not reply.refusal:
+            self.registry.keys[name] = key
         reply.revocations.extend(revoked)
         return reply
 
@@ -93,11 +93,9 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
     async def Enrol(  # noqa: N802 (as in the .proto)
         self, request: pb.EnrolRequest, context: "ServicerContext"
     ) -> pb.EnrolReply:
-        caller = await _check(context, {Role.TOKEN, Role.PEER})
+        role, name, _ = await _check(context, {Role.TOKEN, Role.PEER})
         holder = self.registry.keys.get(request.name)
-        return await asyncio.to_thread(
-            enrol, self.authority, request, caller.role, caller.name, holder=holder
-        )
+        return await asyncio.to_thread(enrol, self.authority, request, role, name, holder=holder)
 
     async def Join(  # noqa: N802 (as in the .proto)
         self, request: pb.JoinRequest, context: "ServicerContext"
@@ -120,26 +118,19 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
         return []
 
 
-class _Caller(NamedTuple):
-    """Whom a certificate names, and the fingerprint of its key; empty without encryption."""
-
-    role: str = ""
-    name: str = ""
-    key: str = ""
-
-
 async def _check(
     context: "ServicerContext",
     roles: Collection[Role],
     revoked: Collection[pb.Revocation] = (),
     *,
     claimed: str | None = None,
-) -> _Caller:
-    """Ends the call of a caller that has no such role, was revoked, or claims another name."""
+) -> tuple[str, str, str]:
+    """Ends the call of a caller that has no such role, was revoked, or has another name. Returns
+    (role, name, fingerprint of its key) as its certificate says; empty without encryption."""
     # grpcio declares no type that says so.
     tls: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
     if "x509_pem_cert" not in tls:  # with TLS everybody has one
-        return _Caller()
+        return "", "", ""
     names = [name.decode() for name in tls.get("x509_subject_alternative_name", ())]
     role, name = certified_name(names) or ("", "")
     problem = ""
@@ -150,7 +141,7 @@ async def _check(
     if problem:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
     (certificate,) = tls["x509_pem_cert"]
-    return _Caller(role, name, certified_key(certificate))
+    return role, name, certified_key(certificate)
 
 
 async def start_server(

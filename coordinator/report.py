@@ -287,7 +287,7 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _by_stage(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Figures of each stage in order; `hashes_agree` is None without two replicas that reported."""
+    """Figures of each stage in order; `hashes_agree` is None without two that reported."""
     return [
         {
             "stage": stage,

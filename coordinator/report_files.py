@@ -121,8 +121,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def draw_loss_curve(path: Path, curves: Mapping[str, Curve], report: Report) -> None:
-    """Writes a PNG: each worker thin, their mean thick, and the anchor's validation loss. Raises
-    OSError. Args: curves: training loss per inner step (nats), by worker; not all are empty."""
+    """Writes a PNG of training losses (nats) by worker, and of the anchor's. Raises OSError."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it talks about its font cache
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -167,8 +166,7 @@ def _thinned(curve: Curve) -> Curve:
 
 
 def _smoothed(curve: Curve) -> Curve:
-    """A running mean over a fiftieth of the curve, less towards both ends, which keep their
-    values."""
+    """A running mean over a fiftieth of the curve, and less towards both ends."""
     reach = len(curve) // 100
     sums = list(accumulate((loss for _, loss in curve), initial=0.0))
     result: Curve = []

@@ -134,15 +134,14 @@ class ProxyRefusal(Exception):
 
 
 class Relay:
-    """The proxy, within one running event loop. `targets` has each member's name, by its
-    HOST:PORT."""
+    """The proxy, in one running event loop. `targets` has each member's name by HOST:PORT."""
 
     def __init__(
         self, members: Mapping[str, LinkedPeer], targets: Mapping[str, str], seed: int
     ) -> None:
         self.members, self._targets = members, targets
         self._chance = random.Random(seed)
-        # What runs each connection, oldest first, and between whom it is.
+        # The task of each connection, oldest first, and between whom it is.
         self._connections: dict[asyncio.Task[None], tuple[LinkedPeer, LinkedPeer]] = {}
 
     async def serve(self, listeners: Mapping[str, socket.socket]) -> None:
@@ -198,30 +197,22 @@ class Relay:
         chance = random.Random(self._chance.random())
         there, back = ShapedPipe(member, target, chance), ShapedPipe(target, member, chance)
 
-        async def both_ways() -> None:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pass_on(there, client, server))
-                group.create_task(_pass_on(back, server, client))
-
-        task = asyncio.create_task(both_ways())
+        task = asyncio.current_task()
+        assert task is not None
         self._connections[task] = member, target
         try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait([task])
-            raise
-        finally:
-            del self._connections[task]
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None:
+            async with asyncio.TaskGroup() as both_ways:
+                both_ways.create_task(_pass_on(there, client, server))
+                both_ways.create_task(_pass_on(back, server, client))
+        except (asyncio.CancelledError, BaseExceptionGroup) as error:
             for end in (client, server):
                 with suppress(OSError):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        # Either end may go away at any time; everything else is a defect.
-        defect = error.split(OSError)[1] if isinstance(error, BaseExceptionGroup) else error
-        if defect is not None:
-            raise defect
+            # Either end may go away at any time; everything else is a defect.
+            if isinstance(error, BaseExceptionGroup) and (defect := error.split(OSError)[1]):
+                raise defect from None
+        finally:
+            del self._connections[task]
 
     async def _break_now_and_then(self, member: LinkedPeer) -> None:
         """Breaks one of the worker's connections now and then, as its link says."""

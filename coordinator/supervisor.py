@@ -95,11 +95,7 @@ class Supervisor:
                     screen.note(text, time.monotonic())
             return exit_code
 
-    def close(self) -> None:
-        """Leaves the terminal as it was."""
-        self._screen.close(self._summary())
-
-    def _summary(self) -> SwarmSummary:
+    def summary(self) -> SwarmSummary:
         return summary_of_records(list(self.records.values()), time.monotonic())
 
     def _follow_all(self) -> int:
@@ -121,7 +117,7 @@ class Supervisor:
                 if self._interrupts.insistent or now - self._stopping_s > SAVE_S:
                     for process in self._running:
                         process.kill()
-            self._screen.update(self._summary, now)
+            self._screen.update(self.summary, now)
         if self._failure is not None:
             raise self._failure
         if self._interrupts.first is not None:
@@ -178,7 +174,8 @@ def run_swarm(
         except OSError as error:
             told = f"--out {launch.out}: cannot be made: {error.strerror}; choose another folder"
             raise Failure(told, ExitCode.USAGE) from error
-        supervisor = Supervisor(launch, screen_for(console, began_s), interrupts)
+        screen = screen_for(console, began_s)
+        supervisor = Supervisor(launch, screen, interrupts)
         records = supervisor.records
         try:
             exit_code = supervisor.train()
@@ -187,7 +184,7 @@ def run_swarm(
                 _remove_if_bare(launch.out)
             raise
         finally:
-            supervisor.close()
+            screen.close(supervisor.summary())
         if not any(record.started or record.result for record in records.values()):
             raise Failure("stopped before training started", exit_code)
         report = leave_results(

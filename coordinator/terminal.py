@@ -28,8 +28,7 @@ _NOT_LIVE = ("address", "gradient norm")  # a terminal is narrower
 
 
 class Screen:
-    """Plain lines: one each two seconds, unless it would say the same again, and one for each note.
-    Args: began_s: since when seconds are counted, on the clock of `update` and `note`."""
+    """Plain lines, one each two seconds unless it is the same, and each note; `began_s` is 0 s."""
 
     every_s = 2.0
 

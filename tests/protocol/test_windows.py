@@ -16,6 +16,7 @@ from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
 from murmuration.worker.exchange.round_context import Context, RoundConfig
+from murmuration.worker.simulation import Scenario
 from murmuration.worker.simulation.network import Network
 from murmuration.worker.simulation.streams import StreamEnd, frame_sizes, open_stream
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
@@ -128,7 +129,8 @@ def share_used(names: str, mbytes: float, link: Link) -> float:
     async def scenario() -> float:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        network = Network(loop, len(names), link, 0.0, Random(0), lambda *_: None)
+        asked = Scenario(peers=len(names), link=link)
+        network = Network(loop, asked, Random(0), lambda *_: None)
         peers: dict[str, Peer] = {}
         peers |= {name: Peer(peers, network, name, elements) for name in names}
         for peer in peers.values():

@@ -22,7 +22,7 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import ShardKey
 from murmuration.worker.simulation.means import MeanPeer
-from murmuration.worker.simulation.peer import VALUES, Account, Quadratic
+from murmuration.worker.simulation.peer import VALUES, Account
 from murmuration.worker.simulation.scenario import Crash, FaultPlan, Freeze, Partition, Scenario
 from murmuration.worker.simulation.simulated_swarm import Group
 from murmuration.worker.simulation.virtual_loop import running
@@ -326,9 +326,8 @@ def play(
     shuffle = Random(f"ready {seed}") if shuffled else None
     swarm = FaultySwarm(scenario, faults, CONFIG, shuffle)
     account, record = Account(), Record()
-    task = Quadratic(peers, seed)
     all_: list[WatchedMeanPeer] = []
-    all_ += (WatchedMeanPeer(swarm, number, task, account) for number in range(peers))
+    all_ += (WatchedMeanPeer(swarm, number, account) for number in range(peers))
     swarm.endpoints = all_
     for peer in all_:
         peer.watch(record)

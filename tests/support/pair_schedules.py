@@ -14,7 +14,7 @@ from murmuration.worker.exchange.pairwise.round import CONTRIBUTION, PARTS, OwnP
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.simulation.network import SimulatedStream
 from murmuration.worker.simulation.pairs import PairPeer
-from murmuration.worker.simulation.peer import Account, Quadratic
+from murmuration.worker.simulation.peer import Account
 from murmuration.worker.simulation.scenario import Crash, FaultPlan, Freeze, Partition, Scenario
 from murmuration.worker.simulation.virtual_loop import running
 from murmuration.worker.training.mailbox import RoundDone, RoundFailed
@@ -86,7 +86,7 @@ class WatchedPeer(LatePeer, PairPeer):
     kind: type[WatchedPairs] = WatchedPairs
 
     def __init__(self, world: "PairWorld", number: int) -> None:
-        super().__init__(world.swarm, number, world.task, world.account)
+        super().__init__(world.swarm, number, world.account)
         self.world, self.attended = world, list[Attendance]()
         self.laid: dict[int, set[tuple[str, ...]]] = defaultdict(set)  # the groups of each round
         self.pairs.__class__ = self.kind
@@ -136,7 +136,7 @@ class PairWorld:
         self.faults = faults
         shuffle = Random(f"ready {scenario.seed}") if shuffled else None
         self.swarm = FaultySwarm(scenario, faults, CONFIG, shuffle)
-        self.task, self.account = Quadratic(scenario.peers, scenario.seed), Account()
+        self.account = Account()
         self.breaks: list[tuple[frozenset[str], float]] = []
         self.problems: list[str] = []
         peer = type("WatchedPeer", (WatchedPeer,), {"kind": kind})

@@ -118,8 +118,7 @@ class Bootstrap:
             await asyncio.sleep(_START_POLL_S)
 
     async def _start_with(self, group: tuple[str, ...]) -> None:
-        """In pairs all take the first step together, and so draw their first partners from the same
-        peers."""
+        """In pairs all take the first step together, and draw partners from the same peers."""
         node = self._node
         node.post(Started(group))
         if not self._pairs:

@@ -89,8 +89,7 @@ def all_leave(me: Member, others: Iterable[Member], plan: Plan, steps: int) -> b
 
 
 def at_end(member: Member, steps: int) -> bool:
-    """Whether a peer has come to the mean that ends a run early: its number is that of the
-    steps."""
+    """Whether a peer has come to the mean that ends a run early, numbered as its last step."""
     return any(digest.version >= steps for digest in member.digests)
 
 

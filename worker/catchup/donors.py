@@ -153,8 +153,7 @@ class Donors:
     def _begin_with_own(
         self, donor: Member, published: Published, fragments: Iterable[int]
     ) -> None:
-        """Before the start a donor at the same version mostly has the same values, over another
-        group. They count as arrived, so that the donor sends none."""
+        """Before the start a donor at one version mostly has the same values: it sends none."""
         for index in fragments:
             mine, theirs = published.states[index], donor.digests[index]
             if mine.version == theirs.version:
@@ -179,8 +178,7 @@ class Donors:
             return await fetch_states(*given)
 
     def _helpers(self, donor: Member, expected: Mapping[int, tuple[int, int]]) -> list[Member]:
-        """Others that hold the same states, as many as there are chunks at most, in an order of our
-        own."""
+        """Others that hold the same states, as many as chunks at most, in this peer's own order."""
         chunks = sum(4 * sum(sizes) for sizes in expected.values()) // state_transfer.CHUNK_BYTES
         me = self._gossip.me.peer
         hashes = [donor.digests[index].hash for index in expected]

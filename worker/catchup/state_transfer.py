@@ -176,8 +176,7 @@ async def _share_out(
 async def headers_at(
     transport: Transport, donor: Member, run: int, asked: Sequence[tuple[int, int]]
 ) -> list[pb.StateHeader]:
-    """Headers of each (fragment, version), with hash 0 for what it does not know; none without
-    answer."""
+    """Headers of each (fragment, version), of hash 0 if not known; none without an answer."""
     if not asked:
         return []
     stream = transport.open(donor.address, Method.FETCH, donor.peer)

@@ -30,8 +30,7 @@ _POLL_S = 0.02
 
 
 class LeaseService(Component):
-    """One peer's leases, live. io thread only. Args: ledger: what is used already, from a
-    checkpoint."""
+    """One peer's leases, live. io thread only. Args: ledger: what is used, from a checkpoint."""
 
     def __init__(self, run: int, gossip: GossipService, node: "Node", ledger: Ledger) -> None:
         self._run, self._gossip, self._node = run, gossip, node

@@ -18,7 +18,7 @@ How far a peer is in its blocks goes to all in the same messages. `UseKnown` say
 and the train thread goes no further than a block beyond: that is all that a crash repeats.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from zlib import crc32
@@ -29,9 +29,7 @@ from murmuration.worker.leases.ledger import (
     EPOCH_BLOCKS,
     Announce,
     Block,
-    BlockBegun,
     BlockLeased,
-    EpochEnded,
     Exhausted,
     Holding,
     LeaseAction,
@@ -41,11 +39,7 @@ from murmuration.worker.leases.ledger import (
     OpenedStream,
     PeerSilent,
     SampleStream,
-    SampleStreamClosed,
-    SamplesUsed,
     ShareMessage,
-    Starved,
-    StreamOpened,
     StreamsDiffer,
     UseKnown,
 )
@@ -167,52 +161,71 @@ class LeaseTable:
     def close(self) -> list[LeaseAction]:
         """Nothing more is drawn here: gives back what is held, and says what to do."""
         for stream in list(self._opened):
-            self._close(stream)
+            self.close_stream(stream)
         if not self.idle:  # to all at once: earlier calls may wait for a silent peer
             self._announcement, self._news_to_tell = None, True
             self._calling.clear()
         return self._done()
 
     def heard(self, message: ShareMessage) -> list[LeaseAction]:
-        """The train thread says something."""
-        match message:
-            case StreamOpened(stream, opening, ahead, again, first):
-                self._close(stream.id)
-                epoch = max(0, self._past.get(stream.id, 0) - again)
-                self._opened[stream.id] = _Opened(stream, opening, ahead, epoch, again, first)
-                self._news_to_tell = True
-                named = crc32(stream.name.encode())
-                self._drawn[OpenedStream(stream.id, named, stream.length or 0)] = stream
-                for holding in self._live_holdings():
-                    self._compare(holding)
-            case BlockBegun(block):
-                if opened := self._opened.get(block.stream):
-                    opened.begun.add(block)
-                    opened.starved = False
-            case Starved(stream_id):
-                if opened := self._opened.get(stream_id):
-                    opened.starved = True
-            case SamplesUsed(stream_id, total, cursors, done):
-                self.ledger.merge({}, cursors)
-                self._used_here |= cursors.keys()
-                for block in done:
-                    self.ledger.finish(block.stream, block.number, block.number + 1)
-                self._drop(done)
-                if opened := self._opened.get(stream_id):
-                    opened.total = total
-                self._news_to_tell = True
-            case EpochEnded(block):
-                end = (block.epoch + 1) * EPOCH_BLOCKS
-                self.ledger.finish(block.stream, block.number, end)
-                own = (b for b in (*self._asked, *self._held) if b.stream == block.stream)
-                self._drop(b for b in own if block.number <= b.number < end)
-                self._news_to_tell = True
-            case SampleStreamClosed(stream_id):
-                self._close(stream_id)
+        """The train thread says something, by one of the methods below."""
+        message.tell(self)
         self._look_for_free()
         return self._done()
 
-    def _close(self, stream: int) -> None:
+    def open_stream(
+        self, stream: SampleStream, opening: int, ahead: int, again: bool, first: int
+    ) -> None:
+        """Blocks are wanted of the epoch that the others are in.
+
+        Args: opening: tells this time from those before; all answers have it. ahead: blocks beyond
+        the one that is drawn from. again: of the epoch that was exhausted last. first: the block
+        to begin with, if it is of that epoch.
+        """
+        self.close_stream(stream.id)
+        epoch = max(0, self._past.get(stream.id, 0) - again)
+        self._opened[stream.id] = _Opened(stream, opening, ahead, epoch, again, first)
+        self._news_to_tell = True
+        named = crc32(stream.name.encode())
+        self._drawn[OpenedStream(stream.id, named, stream.length or 0)] = stream
+        for holding in self._live_holdings():
+            self._compare(holding)
+
+    def begin_block(self, block: Block) -> None:
+        """The first position of a block is about to be drawn."""
+        if opened := self._opened.get(block.stream):
+            opened.begun.add(block)
+            opened.starved = False
+
+    def starve(self, stream: int) -> None:
+        """Nothing is left to draw: a block is waited for."""
+        if opened := self._opened.get(stream):
+            opened.starved = True
+
+    def use(
+        self, stream: int, total: int, cursors: Mapping[Block, int], done: Sequence[Block]
+    ) -> None:
+        """So many positions were given to the loop since the stream was opened, so many of each
+        block, and all of some blocks."""
+        self.ledger.merge({}, cursors)
+        self._used_here |= cursors.keys()
+        for block in done:
+            self.ledger.finish(block.stream, block.number, block.number + 1)
+        self._drop(done)
+        if opened := self._opened.get(stream):
+            opened.total = total
+        self._news_to_tell = True
+
+    def end_epoch(self, block: Block) -> None:
+        """This block and those after it in its epoch do not exist."""
+        end = (block.epoch + 1) * EPOCH_BLOCKS
+        self.ledger.finish(block.stream, block.number, end)
+        own = (b for b in (*self._asked, *self._held) if b.stream == block.stream)
+        self._drop(b for b in own if block.number <= b.number < end)
+        self._news_to_tell = True
+
+    def close_stream(self, stream: int) -> None:
+        """No more is drawn: what is held goes back."""
         if self._opened.pop(stream, None) is not None:
             self._drop(b for b in (*self._asked, *self._held) if b.stream == stream)
             self._news_to_tell = True

@@ -4,20 +4,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from murmuration.worker.leases.lease_table import LeaseTable
 from murmuration.worker.leases.ledger import (
     Block,
-    BlockBegun,
     BlockLeased,
-    EpochEnded,
     Exhausted,
     LeaseMessage,
     LeaseRevoked,
     SampleStream,
-    SampleStreamClosed,
-    SamplesUsed,
     ShareMessage,
-    Starved,
-    StreamOpened,
     UseKnown,
 )
 
@@ -42,7 +37,7 @@ class LeasedBlocks:
 
     Args: at_once: positions that are mostly taken with one call. post: to the I/O thread; must not
     block. receive: waits for the next message of the stream; None when the run ends. opening,
-    again, first: as in `StreamOpened`.
+    again, first: as in `LeaseTable.open_stream`.
     """
 
     def __init__(
@@ -67,7 +62,8 @@ class LeasedBlocks:
         self._total = self._posted = self._known = 0
         self._lengths: dict[int, int] = {}  # of epochs whose end was found
         self._ended = self.run_is_over = False
-        post(StreamOpened(stream, opening, 1 + -(-at_once // stream.block), again, first))
+        ahead = 1 + -(-at_once // stream.block)
+        self._tell(lambda table: table.open_stream(stream, opening, ahead, again, first))
 
     def take(self, count: int) -> list[Run]:
         """The next `count` positions; fewer when nobody has any left to give."""
@@ -109,13 +105,14 @@ class LeasedBlocks:
         first_missing = block.number - block.place + -(-length // size)
         if self._size(block) and all(each.block != block for each in self._drawn):
             self._advance(block, self._size(block))
-        self._post(EpochEnded(block._replace(number=first_missing)))
+        missing = block._replace(number=first_missing)
+        self._tell(lambda table: table.end_epoch(missing))
 
     def tell(self) -> None:
         if self._total > self._posted or self._done:
             self._posted = self._total
-            cursors, done = dict(self._cursors), tuple(self._done)
-            self._post(SamplesUsed(self.stream.id, self._total, cursors, done))
+            total, cursors, done = self._total, dict(self._cursors), tuple(self._done)
+            self._tell(lambda table: table.use(self.stream.id, total, cursors, done))
             self._done.clear()
 
     def abandon(self) -> None:
@@ -126,7 +123,10 @@ class LeasedBlocks:
 
     def close(self) -> None:
         self.tell()
-        self._post(SampleStreamClosed(self.stream.id))
+        self._tell(lambda table: table.close_stream(self.stream.id))
+
+    def _tell(self, tell: Callable[[LeaseTable], None]) -> None:
+        self._post(ShareMessage(tell))
 
     def _next(self) -> Run | None:
         """The block to draw from next, which may be waited for."""
@@ -134,10 +134,10 @@ class LeasedBlocks:
             if self._ended:
                 return None
             self.tell()
-            self._post(Starved(self.stream.id))
+            self._tell(lambda table: table.starve(self.stream.id))
             self._take_message()
         block, begin = self._granted.popleft()
-        self._post(BlockBegun(block))
+        self._tell(lambda table: table.begin_block(block))
         return Run(block, begin, self._size(block))
 
     def _take_message(self) -> None:

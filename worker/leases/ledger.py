@@ -1,11 +1,14 @@
 """Blocks of samples, what is used of them, and the messages about them."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from murmuration.algorithms.fragments import Ranges, union
+
+if TYPE_CHECKING:
+    from murmuration.worker.leases.lease_table import LeaseTable
 
 EPOCH_BLOCKS = 1 << 32  # block i of epoch e has the number e * EPOCH_BLOCKS + i
 
@@ -59,8 +62,8 @@ class OpenedStream(NamedTuple):
 
 @dataclass(frozen=True)
 class Holding:
-    """The blocks that a peer has, those that it asks for, and the streams that it has opened; a
-    later sequence number replaces an earlier one. `epoch` is that of its `Member`."""
+    """The blocks that a peer has and asks for, and the streams that it has opened; a later sequence
+    number replaces an earlier one. `epoch` is that of its `Member`."""
 
     peer: str
     epoch: int
@@ -89,55 +92,11 @@ class LeaseNews:
 
 
 @dataclass(frozen=True)
-class StreamOpened:
-    """Blocks are wanted of the epoch that the others are in."""
+class ShareMessage:
+    """Something for the table of this peer's leases, by a method of it."""
 
-    stream: SampleStream
-    opening: int  # tells this time from those before: all answers have it
-    ahead: int  # blocks beyond the one that is drawn from
-    again: bool = False  # of the epoch that was exhausted last
-    first: int = 0  # the block to begin with, if it is of that epoch
+    tell: "Callable[[LeaseTable], None]"
 
-
-@dataclass(frozen=True)
-class BlockBegun:
-    """The first position of a block is about to be drawn."""
-
-    block: Block
-
-
-@dataclass(frozen=True)
-class Starved:
-    """Nothing is left to draw: a block is waited for."""
-
-    stream: int
-
-
-@dataclass(frozen=True)
-class SamplesUsed:
-    """What was given to the loop."""
-
-    stream: int
-    total: int  # positions since the stream was opened
-    cursors: Mapping[Block, int]  # how many of each block
-    done: tuple[Block, ...]  # the blocks that are used up
-
-
-@dataclass(frozen=True)
-class EpochEnded:
-    """This block and those after it in its epoch do not exist."""
-
-    block: Block
-
-
-@dataclass(frozen=True)
-class SampleStreamClosed:
-    """No more is drawn: what is held goes back."""
-
-    stream: int
-
-
-ShareMessage = StreamOpened | BlockBegun | Starved | SamplesUsed | EpochEnded | SampleStreamClosed
 
 # ------------------------------------------------------------------------- I/O -> train thread
 
@@ -253,8 +212,7 @@ class Ledger:
     def free(
         self, stream: int, first: int, stop: int, blocks: int | None, taken: Collection[int]
     ) -> Iterator[int]:
-        """Numbers from `first` below `stop` that are not used or taken. Args: blocks: of an epoch,
-        if known."""
+        """Numbers from `first` below `stop` that are free. Args: blocks: of an epoch, if known."""
         end = EPOCH_BLOCKS if blocks is None else blocks
         number = first
         for start, after in (*self.done.get(stream, ()), (stop, stop)):

@@ -97,8 +97,7 @@ class IterationTracker:
         self.heard(key.iteration, key.origin)
 
     def counted(self, key: StageCallKey) -> bool:
-        """A gradient is in this stage's sum, or may be at any moment. Returns whether that is
-        new."""
+        """A gradient is in this stage's sum, or may be soon. Returns whether that is new."""
         self.heard(key.iteration, key.origin)
         mine = self._mine[key.iteration, key.origin]
         new = key.microbatch not in mine
@@ -183,8 +182,7 @@ class IterationTracker:
         return member.live and member.phase in (Phase.TRAINING, Phase.DONE)
 
     def _has_gone_on(self, member: Member, counted: bool, now: float) -> bool:
-        """Whether the origin is further: then its report is lost, or no use if nothing was
-        counted."""
+        """Whether the origin is further: its report is lost, or no use if nothing was counted."""
         me = Incarnation.of(member)
         if any(at > self.iteration and origin == me for at, origin in self._reported):
             return True

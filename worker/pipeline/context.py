@@ -26,6 +26,13 @@ from murmuration.worker.training.mailbox import (
 from murmuration.worker.transport import Transport
 
 _MOST_CALLERS = 4096  # that are told apart
+_TIMED = {
+    JobKind.FORWARD: "forward_s",
+    JobKind.ENTER: "forward_s",
+    JobKind.BACKWARD: "backward_s",
+    JobKind.LEAVE: "backward_s",
+    JobKind.LOSS: "loss_s",
+}
 
 
 @dataclass
@@ -73,7 +80,8 @@ class StageContext:
     def __post_init__(self) -> None:
         self.measurements = StageMeasurements(self.config.memory_bytes, self.clock)
         self.budget = MemoryBudget(self.config.memory_bytes)
-        self.compute = ComputeQueue(self.post, self.measurements)
+        self._numbers = itertools.count()
+        self._jobs: dict[int, asyncio.Future[StageJobDone]] = {}
 
     def member(self, peer: str) -> Member | None:
         return next((member for member in self.members() if member.peer == peer), None)
@@ -101,6 +109,36 @@ class StageContext:
         if not self.ended:
             self.ended = True
             self.post(why if isinstance(why, StageMove) else Stop(str(why), why))
+
+    async def compute(
+        self,
+        job: JobKind,
+        iteration: int,
+        microbatch: int,
+        shape: tuple[int, ...] = (),
+        values: memoryview = NO_VALUES,
+        gradient: memoryview = NO_VALUES,
+    ) -> StageJobDone:
+        """Has the train thread do one job. Raises MicrobatchDropped: its result is of no use."""
+        number = next(self._numbers)
+        answer = self._jobs[number] = asyncio.get_running_loop().create_future()
+        self.post(StageJob(number, iteration, job, microbatch, shape, values, gradient))
+        try:
+            worked: StageJobDone = await answer
+        finally:
+            self._jobs.pop(number, None)
+        if worked.problem:
+            raise (JobFailed if worked.failed else MicrobatchDropped)(worked.problem)
+        self.measurements.computed(_TIMED[job], worked.seconds)
+        if _TIMED[job] == "forward_s":
+            self.measurements.activation_bytes = len(worked.values)
+        return worked
+
+    def computed(self, message: StageJobDone) -> None:
+        """A job is done."""
+        answer = self._jobs.get(message.number)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
 
 class MemoryBudget:
@@ -179,51 +217,3 @@ class MemoryBudget:
                 turn.set_result(None)
             self._waiting.popleft()
         self._waiting.extendleft(reversed(passed))
-
-
-_TIMED = {
-    JobKind.FORWARD: "forward_s",
-    JobKind.ENTER: "forward_s",
-    JobKind.BACKWARD: "backward_s",
-    JobKind.LEAVE: "backward_s",
-    JobKind.LOSS: "loss_s",
-}
-
-
-class ComputeQueue:
-    """Hands jobs to the train thread, and their results back. io thread only."""
-
-    def __init__(self, post: Callable[[ToTrain], None], measurements: StageMeasurements) -> None:
-        self._post, self._measurements = post, measurements
-        self._numbers = itertools.count()
-        self._open: dict[int, asyncio.Future[StageJobDone]] = {}
-
-    async def do(
-        self,
-        job: JobKind,
-        iteration: int,
-        microbatch: int,
-        shape: tuple[int, ...] = (),
-        values: memoryview = NO_VALUES,
-        gradient: memoryview = NO_VALUES,
-    ) -> StageJobDone:
-        """Has the train thread do one job. Raises MicrobatchDropped: its result is of no use."""
-        number = next(self._numbers)
-        answer = self._open[number] = asyncio.get_running_loop().create_future()
-        self._post(StageJob(number, iteration, job, microbatch, shape, values, gradient))
-        try:
-            worked: StageJobDone = await answer
-        finally:
-            self._open.pop(number, None)
-        if worked.problem:
-            raise (JobFailed if worked.failed else MicrobatchDropped)(worked.problem)
-        self._measurements.computed(_TIMED[job], worked.seconds)
-        if _TIMED[job] == "forward_s":
-            self._measurements.activation_bytes = len(worked.values)
-        return worked
-
-    def handle(self, message: StageJobDone) -> None:
-        """A job is done."""
-        answer = self._open.get(message.number)
-        if answer is not None and not answer.done():
-            answer.set_result(message)

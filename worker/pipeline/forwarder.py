@@ -44,7 +44,7 @@ class Forwarder:
         self._context = context
         self.under_way: dict[StageCallKey, tuple[int, ...]] = {}
         self._acknowledgements = Tasks()
-        self._gone: dict[Incarnation, asyncio.Event] = {}
+        self._limits: dict[asyncio.Timeout, Incarnation] = {}  # of calls that are under way
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._warned: set[int] = set()
         self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
@@ -58,10 +58,9 @@ class Forwarder:
     def on_view(self) -> None:
         """The swarm has changed: calls to peers that are gone end."""
         live = {Incarnation.of(member) for member in self._context.members() if member.live}
-        for incarnation, gone in self._gone.items():
-            if incarnation not in live:
-                gone.set()
-        self._gone = {each: gone for each, gone in self._gone.items() if not gone.is_set()}
+        for limit, incarnation in self._limits.items():
+            if incarnation not in live and not limit.expired():
+                limit.reschedule(0.0)
         for stage in [stage for stage in self._passed_by if not self._context.replicas(stage)]:
             del self._passed_by[stage]
             self._warned.discard(stage)
@@ -93,9 +92,9 @@ class Forwarder:
                     member = context.member(origin.peer)
                     lives = member is not None and member.live and member.epoch <= origin.epoch
                     there = lives and origin.peer != context.me
-                    lost = there and not isinstance(error, TryElsewhere)
+                    elsewhere = there and not isinstance(error, TryElsewhere)
                     reason = f"its origin {origin.peer} does not answer {context.me}: {error}"
-                    raise (TryElsewhere if lost else MicrobatchDropped)(reason) from error
+                    raise (TryElsewhere if elsewhere else MicrobatchDropped)(reason) from error
                 tried.add(hop.peer)
                 left = [p for p in context.replicas(hop.stage) if p not in tried]
                 if left:
@@ -142,20 +141,11 @@ class Forwarder:
         others = [each for each in self._context.replicas(call.stage) if not self._passes(each)]
         if self._passes(peer) and others and call.stage > 0:
             raise TryElsewhere(f"{peer} has held a microbatch for too long")
-        gone = asyncio.ensure_future(
-            self._gone.setdefault(Incarnation.of(member), asyncio.Event()).wait()
-        )
-        calling = asyncio.ensure_future(self._answer_in_time(member, call, values))
-        try:
-            await asyncio.wait({calling, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not calling.done():
-                raise Unreachable(f"{peer} is gone")
-            return calling.result()
-        finally:
-            gone.cancel()
-            calling.cancel()
-            if calling.done() and not calling.cancelled():
-                calling.exception()  # nobody asks for it when this was cancelled meanwhile
+        return await self._answer_in_time(member, call, values)
+
+    def _is_gone(self, member: Member) -> bool:
+        known = self._context.member(member.peer)
+        return known is None or not known.live or known.epoch != member.epoch
 
     async def _answer_in_time(
         self, member: Member, call: StageCall, values: memoryview
@@ -168,8 +158,10 @@ class Forwarder:
         most_s = hops * max(_LEAST_HOP_S, _USUAL_HOPS * max(self._hops_s, default=_FIRST_HOP_S))
         received_s = began_s = context.clock()
         stream = context.transport.open(member.address, Method.STAGE_CALL, member.peer)
+        limit = asyncio.timeout(_BEFORE_S * context.config.count + most_s)
+        self._limits[limit] = Incarnation.of(member)
         try:
-            async with asyncio.timeout(_BEFORE_S * context.config.count + most_s) as limit:
+            async with limit:
                 with measurements.sending() as sample:
                     with suppress(TransportError):  # a peer that takes no more of it says why
                         await stream.send(call_header(call, context.run, context.codec, payload))
@@ -179,7 +171,8 @@ class Forwarder:
                     seconds = context.clock() - began_s
                 if first.HasField("received"):
                     received_s = context.clock()
-                    limit.reschedule(asyncio.get_running_loop().time() + most_s)
+                    if not self._is_gone(member):
+                        limit.reschedule(asyncio.get_running_loop().time() + most_s)
                     if not first.received.waited:
                         measurements.sent(member.peer, len(values), seconds, alone=sample.alone)
                     first = await _message(stream)
@@ -198,12 +191,16 @@ class Forwarder:
                 incoming.verify()
         except TimeoutError:
             stream.cancel()
+            if self._is_gone(member):
+                raise Unreachable(f"{member.peer} is gone") from None
             held_s = context.clock() - began_s
             self._pass_over(member.peer, f"has held a microbatch for {held_s:.0f} s")
             raise Unreachable(f"{member.peer} has held it for {most_s:.0f} s") from None
         except BaseException:
             stream.cancel()
             raise
+        finally:
+            del self._limits[limit]
         self._acknowledgements.spawn(_acknowledge(stream))
         self._took(member.peer, call.stage, hops, context.clock() - received_s)
         return StageReply(incoming.buffer, tuple(header.path))

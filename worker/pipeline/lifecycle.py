@@ -81,8 +81,7 @@ class StageLifecycle:
             trainer.publish()
 
     def end(self, trainer: Trainer) -> WholeModel | None:
-        """The whole model, left as a checkpoint by one worker. None, and a warning, if a stage is
-        missing."""
+        """The whole model, left as a checkpoint by one worker; None if a stage is missing."""
         if trainer.stopped is None:
             self.settle(trainer, self._is_assembled, _PATIENCE_S)
         if trainer.stopped is not None:
@@ -117,8 +116,7 @@ class StageLifecycle:
         return min((m for m in able if m.stage == 0), key=lambda m: m.peer, default=None)
 
     def _is_assembled(self) -> bool:
-        """Whether nobody else has still to assemble the model. The one that has gives its result,
-        and stays."""
+        """Whether nobody else has still to assemble the model: one that has gives its result."""
         assembler = self._assembler()
         if assembler is None or not assembler.live or assembler.peer == self._context.me:
             return True

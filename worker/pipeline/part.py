@@ -38,8 +38,8 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the model that a process holds: a `stage`, or all. `whole` stands for the whole
-    model in the manifest of a staged run, which nobody holds."""
+    """The part of the model that a process holds: a `stage`, or all. `whole` is in the manifest of
+    a staged run for the whole model, which nobody holds."""
 
     module: nn.Module
     stage: int | None = None
@@ -94,8 +94,7 @@ def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, .
 
 
 def whole_model(task: Task, config: Config, anchors: Anchors) -> dict[str, Tensor]:
-    """The anchor of every parameter by name, in the order of the model, from those of each
-    stage."""
+    """The anchor of every parameter by name, in the order of the model, from its stages."""
     whole: dict[str, Tensor] = {}
     for stage, flat in anchors.items():
         for fragment, anchor in zip(stage_fragments(task, config, stage), flat, strict=True):

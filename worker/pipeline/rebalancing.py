@@ -53,7 +53,7 @@ def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
 
 
 async def members_at(transport: Transport, address: str) -> Sequence[object]:
-    """The members as a peer knows them; a coordinator names it. Raises TransportError,
+    """The members as a peer knows them, which a coordinator names. Raises TransportError,
     WireError."""
     kind, members = await _status(transport, address)
     if kind == "coordinator":
@@ -120,8 +120,7 @@ def movers_to(orphaned: Sequence[int], training: Iterable[Member]) -> dict[int, 
 
 
 def mover_to_slowest(training: Iterable[Member], stages: int) -> tuple[str, int] | None:
-    """(peer, stage): the last peer by name whose move makes the slowest stage, but stage 0, faster
-    enough."""
+    """(peer, stage): the last peer by name that makes the slowest stage but 0 faster enough."""
     able = sorted((m for m in training if m.stage > 0), key=lambda m: m.peer)
     if not able:
         return None

@@ -264,15 +264,15 @@ class StageServer:
     async def _compute(self, call: StageCall, values: memoryview) -> StageReply:
         key, shape, compute = call.key, call.shape, self._context.compute
         if call.stage == 0:
-            loss = await compute.do(JobKind.LOSS, key.iteration, key.microbatch, shape, values)
+            loss = await compute(JobKind.LOSS, key.iteration, key.microbatch, shape, values)
             return StageReply(loss.values, ())
-        forward = await compute.do(JobKind.FORWARD, key.iteration, key.number, shape, values)
+        forward = await compute(JobKind.FORWARD, key.iteration, key.number, shape, values)
         reply = await self._forwarder.send(call, forward.values)
         # From here on the train thread may have counted it, before its answer is back.
         new = self._tracker.counted(key)
         try:
             given = (key.iteration, key.number, shape, values, reply.gradient)
-            backward = await compute.do(JobKind.BACKWARD, *given)
+            backward = await compute(JobKind.BACKWARD, *given)
         except MicrobatchDropped:
             if new:  # else an earlier call has put it into the sum
                 self._tracker.failed(key)

@@ -60,7 +60,7 @@ class StageNode:
     async def handle(self, message: IterationStarted | StageJobDone) -> None:
         """The train thread has begun an iteration, or done a job."""
         if isinstance(message, StageJobDone):
-            self.context.compute.handle(message)
+            self.context.computed(message)
             return
         self.tracker.begin(message.iteration)
         self.context.measurements.gradient_norm = message.gradient_norm
@@ -125,8 +125,7 @@ class StageNode:
             context.end(error)
 
     def _is_late(self, iteration: int) -> bool:
-        """Whether every other stage has ended the iteration without this origin, which was away.
-        One replica of a stage is enough to tell: gossip of the others may only be slower."""
+        """Whether a replica of every other stage has ended the iteration without this origin."""
         steps: dict[int, int] = {}
         for member in self.context.members():
             if member.stage > 0 and member.live and member.phase in (Phase.READY, Phase.TRAINING):
@@ -142,7 +141,7 @@ class StageNode:
         size, budget, compute = self._held_bytes, self.context.budget, self.context.compute
         await budget.acquire(size)
         try:
-            entered = await compute.do(JobKind.ENTER, iteration, number)
+            entered = await compute(JobKind.ENTER, iteration, number)
             self._held_bytes = call_bytes(len(entered.values))
             if not self._shown.is_set():
                 self._shown.set()
@@ -152,7 +151,7 @@ class StageNode:
             call = StageCall(key, 0, rest, entered.shape, snapshot, self.context.me)
             reply = await self._forwarder.send(call, entered.values)
             leave = (JobKind.LEAVE, iteration, number, entered.shape)
-            await compute.do(*leave, gradient=reply.gradient)
+            await compute(*leave, gradient=reply.gradient)
         except MicrobatchDropped as error:
             self.context.counts.dropped += 1
             about = {"iteration": iteration, "microbatch": number, "reason": str(error)}
@@ -185,7 +184,7 @@ class StageNode:
             context.post(over)
 
     def _watch_stages(self) -> None:
-        """Warns of stages without a replica. Ends this peer's part if it is to move, or stage 0
+        """Warns of stages without a replica. Ends this peer's part: it moves, or stage 0 is
         gone."""
         context, members, now = self.context, self.context.members(), self.context.clock()
         me = context.member(context.me)

@@ -26,7 +26,7 @@ _MOST_TUNNELS = 64  # that one relay has open here at once: no honest one takes 
 
 
 class RelayedPeer(Component):
-    """This peer, where nobody can dial it. io thread only. `bound`: HOST:PORT of its own server."""
+    """This peer, where nobody can dial it. io thread only. `bound`: of its own server."""
 
     def __init__(
         self,
@@ -44,8 +44,7 @@ class RelayedPeer(Component):
         self._tunnels: Counter[str] = Counter()  # that are open, by relay
 
     async def begin(self, address: str) -> bool:
-        """Asks the peer there to be the first relay. Whether it is; False if there is one, or it
-        cannot be."""
+        """Asks the peer there to be the first relay; False if it is none, or there is one."""
         if self._choice.relays or split_relayed(address) is not None:
             return False
         asked = self._asked.setdefault(address, asyncio.get_running_loop().create_future())

@@ -84,8 +84,7 @@ class RouterPort(Component):
         self._again_at = -math.inf
 
     async def begin(self, address: str) -> bool:
-        """Asks for a port, and tells the others. Whether there is one; False if one was asked for
-        lately."""
+        """Asks the router for a port; False if there is none, or one was asked for lately."""
         if self._address or self._node.clock() < self._again_at:
             return False
         await self._ask()

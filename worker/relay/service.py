@@ -63,8 +63,7 @@ class RelayTable:
         self._places.pop(peer, None)
 
     def dial(self, by: str, to: str, *, known: bool) -> int:
-        """The number of a dial for `to` to accept. Args: known: `by` is of the run. Raises
-        Refused."""
+        """The number of a dial for `to`. Args: known: `by` is of the run. Raises Refused."""
         if not known:
             raise Refused("it relays between members only")
         if to not in self._places:

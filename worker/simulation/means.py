@@ -23,7 +23,7 @@ from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ShardRange
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.simulation.network import SimulatedStream
-from murmuration.worker.simulation.peer import VALUES, Account, Peer, Quadratic
+from murmuration.worker.simulation.peer import VALUES, Account, Peer
 from murmuration.worker.simulation.simulated_swarm import RUN, Group, SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes, frame_sizes
 from murmuration.worker.simulation.virtual_loop import Act
@@ -58,10 +58,8 @@ class SimulatedContext(Context):
 class MeanPeer(Peer):
     """One replica of `diloco`."""
 
-    def __init__(
-        self, swarm: SimulatedSwarm, number: int, task: Quadratic, account: Account
-    ) -> None:
-        super().__init__(swarm, number, task, account)
+    def __init__(self, swarm: SimulatedSwarm, number: int, account: Account) -> None:
+        super().__init__(swarm, number, account)
         self.codec = codec_by_name(swarm.scenario.codec)
         self._payload_bytes = self.codec.encoded_bytes(swarm.scenario.params)
         elements = self._payload_bytes // 4  # of fp32: as the modelled bytes ask for

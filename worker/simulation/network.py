@@ -14,20 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from murmuration.algorithms.link import Link, lognormal
-from murmuration.worker.simulation.scenario import STALL_S
+from murmuration.algorithms.link import lognormal
+from murmuration.worker.simulation.scenario import STALL_S, Scenario
 from murmuration.worker.simulation.virtual_loop import Act, VirtualLoop
 
 _CLOSE_BYTES = 1e-6  # what is as good as through
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """Bytes in one direction of a link; through when each load has had `end` bytes served. Then,
-    or when it is taken off, it is gone and `done` is None."""
-
-    end: float
-    done: Act | None
 
 
 class Pipe:
@@ -36,60 +27,57 @@ class Pipe:
     def __init__(self, clock: VirtualLoop, bytes_per_s: float) -> None:
         self._clock, self._rate = clock, bytes_per_s
         self._served, self._at = 0.0, 0.0
-        self._loads: list[tuple[float, int, Load]] = []
-        self._active = self._added = self._plans = 0
+        # By number: what each load has had served when it is through, and what to do then.
+        self._loads: dict[int, tuple[float, Act]] = {}
+        self._ends: list[tuple[float, int]] = []
+        self._added = self._plans = 0
 
-    def add(self, size: float, done: Act) -> Load:
+    def add(self, size: float, done: Act) -> int:
         """Begins to carry this many bytes; calls `done` when they are through."""
         self._advance()
-        load = Load(self._served + size, done)
+        end = self._served + size
         self._added += 1
-        heapq.heappush(self._loads, (load.end, self._added, load))
-        self._active += 1
+        self._loads[self._added] = end, done
+        heapq.heappush(self._ends, (end, self._added))
         self._plan()
-        return load
+        return self._added
 
-    def remove(self, load: Load) -> float:
+    def remove(self, load: int) -> float:
         """Takes a load off; returns the bytes that had not passed, 0 if it was through."""
-        if load.done is None:
+        if load not in self._loads:
             return 0.0
         self._advance()
-        left = max(0.0, load.end - self._served)
-        load.done = None
-        self._active -= 1
+        left = max(0.0, self._loads.pop(load)[0] - self._served)
         self._plan()
         return left
 
     def _advance(self) -> None:
         now = self._clock.now
-        if self._active:
-            self._served += (now - self._at) * self._rate / self._active
+        if self._loads:
+            self._served += (now - self._at) * self._rate / len(self._loads)
         self._at = now
 
     def _plan(self) -> None:
         """For when the next load is through, as things are."""
         self._plans += 1
-        while self._loads and self._loads[0][2].done is None:
-            heapq.heappop(self._loads)
-        if not self._loads:
+        while self._ends and self._ends[0][1] not in self._loads:
+            heapq.heappop(self._ends)
+        if not self._ends:
             self._served = 0.0
             return
-        left = max(0.0, self._loads[0][0] - self._served)
-        plan = self._plans
-        self._clock.after(left * self._active / self._rate, lambda: self._complete(plan))
+        left, plan = max(0.0, self._ends[0][0] - self._served), self._plans
+        after_s = left * len(self._loads) / self._rate
+        self._clock.after(after_s, lambda: self._complete(plan))
 
     def _complete(self, plan: int) -> None:
         if plan != self._plans:
             return
         self._advance()
-        self._served = max(self._served, self._loads[0][0])
+        self._served = max(self._served, self._ends[0][0])
         through: list[Act] = []
-        while self._loads and self._loads[0][0] <= self._served + _CLOSE_BYTES:
-            load = heapq.heappop(self._loads)[2]
-            if load.done is not None:
-                through.append(load.done)
-                load.done = None
-                self._active -= 1
+        while self._ends and self._ends[0][0] <= self._served + _CLOSE_BYTES:
+            if (load := self._loads.pop(heapq.heappop(self._ends)[1], None)) is not None:
+                through.append(load[1])
         self._plan()
         for done in through:
             done()
@@ -101,8 +89,8 @@ class _Message:
     size: int
     left: Act | None
     here: bool = False
-    up: Load | None = None  # its bytes on the sender's link, and on the receiver's
-    down: Load | None = None
+    up: int = 0  # its bytes on the sender's link, and on the receiver's
+    down: int = 0
     passed: int = 0  # links; below 0 it never arrives
 
 
@@ -121,8 +109,7 @@ class SimulatedStream:
         return self.callee if end == self.caller else self.caller
 
     def send(self, sender: int, deliver: Act, size: int = 0, left: Act | None = None) -> None:
-        """Sends to the other end, which then does `deliver`; `left` is done when all bytes have
-        left here."""
+        """Sends to the other end, which then does `deliver`; `left` is done when it has left."""
         if self.ended:
             return
         message = _Message(deliver, size, left)
@@ -173,28 +160,24 @@ class SimulatedStream:
             self._network.clock.act(self.other(sender), queue.popleft().deliver)
 
 
+OnBreak = Callable[[int, SimulatedStream], None]  # the end that finds out, and what has broken
+
+
 class Network:
-    """All links and streams. Peers are numbers. `rng` draws delays and broken streams; `on_break`
-    takes a stream that has broken, and the end that finds out."""
+    """All links and streams. Peers are numbers. `rng` draws delays and broken streams."""
 
     _stream_type = SimulatedStream
 
     def __init__(
-        self,
-        clock: VirtualLoop,
-        peers: int,
-        link: Link,
-        latency_spread: float,
-        rng: Random,
-        on_break: Callable[[int, SimulatedStream], None],
+        self, clock: VirtualLoop, scenario: Scenario, rng: Random, on_break: OnBreak
     ) -> None:
-        self.clock = clock
+        self.clock, self.sent_bytes = clock, 0.0
+        link, spread = scenario.link, scenario.latency_spread
         bytes_per_s = link.rate_mbps * 1e6 / 8
-        self.up = [Pipe(clock, bytes_per_s) for _ in range(peers)]
-        self.down = [Pipe(clock, bytes_per_s) for _ in range(peers)]
-        self.sent_bytes = 0.0
+        self.up = [Pipe(clock, bytes_per_s) for _ in range(scenario.peers)]
+        self.down = [Pipe(clock, bytes_per_s) for _ in range(scenario.peers)]
         self._link, self._rng, self._on_break = link, rng, on_break
-        self._time = lognormal(link.delay_s, latency_spread) if latency_spread else None
+        self._time = lognormal(link.delay_s, spread) if spread else None
         self._streams: dict[int, SimulatedStream] = {}
         self._opened = 0
         self._dead: set[int] = set()
@@ -246,10 +229,9 @@ class Network:
 
     def stop(self, message: _Message, ends: tuple[int, int]) -> None:
         """A message that is under way never arrives; what has not been sent does not count."""
-        if message.up is not None and not message.here:
+        if message.size and not message.here:
             self.sent_bytes -= self.up[ends[0]].remove(message.up)
-            if message.down is not None:
-                self.down[ends[1]].remove(message.down)
+            self.down[ends[1]].remove(message.down)
             message.passed = -2
 
     def break_off(self, stream: SimulatedStream) -> None:

@@ -18,7 +18,7 @@ from murmuration.worker.catchup.choices import step_of_the_others
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.membership import Digest, Phase
-from murmuration.worker.simulation.peer import VALUES, Account, Peer, Quadratic
+from murmuration.worker.simulation.peer import VALUES, Account, Peer
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.streams import Sizes
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
@@ -31,10 +31,8 @@ _MOST_FRAMES = 64  # of a part
 class PairPeer(Peer):
     """One replica of `noloco`."""
 
-    def __init__(
-        self, swarm: SimulatedSwarm, number: int, task: Quadratic, account: Account
-    ) -> None:
-        super().__init__(swarm, number, task, account)
+    def __init__(self, swarm: SimulatedSwarm, number: int, account: Account) -> None:
+        super().__init__(swarm, number, account)
         scenario, config = swarm.scenario, swarm.config
         plan = replace(PRESETS["noloco"], group_size=scenario.group_size)
         schedule = replace(plan.schedule(fragments=1, steps=scenario.rounds), inner_steps=1)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import Any, TypeVar
 
@@ -32,26 +33,20 @@ _INNER_LR = 0.02
 _NOISE = 0.5  # standard deviation of a gradient
 
 
-class Quadratic:
-    """f(x) = 1/2 sum_k h_k (x_k - 1)^2 of a vector of 8 values, by SGD with noisy gradients. All
-    replicas begin at 0. The noise is drawn by the seed, for each peer its own."""
+def descended(x: Tensor, steps: int, rng: np.random.Generator) -> Tensor:
+    """The values after this many inner steps of SGD, with noisy gradients of the mean
+    f(x) = 1/2 sum_k h_k (x_k - 1)^2: the steps' sum is normal, and its moments are known."""
+    shrink, deviation = _moments(steps)
+    noise = rng.standard_normal(VALUES) * deviation
+    return ((x - 1) * shrink).add_(1).add_(torch.from_numpy(noise))
 
-    def __init__(self, peers: int, seed: int) -> None:
-        self.local = [torch.zeros(VALUES, dtype=torch.float32, device="cpu") for _ in range(peers)]
-        self._rngs = [np.random.default_rng((seed, peer)) for peer in range(peers)]
-        self._moves: dict[int, tuple[Tensor, NDArray[np.float64]]] = {}
 
-    def descend(self, peer: int, steps: int) -> None:
-        """This many inner steps at once: their sum is normal, and its moments are known."""
-        if steps not in self._moves:
-            rate = 1 - _INNER_LR * _CURVATURE
-            variance = (1 - rate ** (2 * steps)) / (1 - rate**2) * (_INNER_LR * _NOISE) ** 2
-            shrink = torch.from_numpy(rate**steps).float()
-            self._moves[steps] = (shrink, np.sqrt(variance))
-        shrink, deviation = self._moves[steps]
-        noise = self._rngs[peer].standard_normal(VALUES) * deviation
-        away = (self.local[peer] - 1) * shrink
-        self.local[peer] = away.add_(1).add_(torch.from_numpy(noise))
+@cache
+def _moments(steps: int) -> tuple[Tensor, NDArray[np.float64]]:
+    """By how much the way to the optimum shrinks, and the standard deviation at its end."""
+    rate = 1 - _INNER_LR * _CURVATURE
+    variance = (1 - rate ** (2 * steps)) / (1 - rate**2) * (_INNER_LR * _NOISE) ** 2
+    return torch.from_numpy(rate**steps).float(), np.sqrt(variance)
 
 
 _PEER = re.compile(r"p\d{5}")
@@ -83,15 +78,14 @@ async def _at_once(work: Callable[[], T], /) -> T:
 
 
 class Peer(ABC):
-    """One replica; subclasses hold the rounds. Args: swarm, task, account: what all share."""
+    """One replica, which begins at 0; subclasses hold the rounds. `account` is of all."""
 
-    def __init__(
-        self, swarm: SimulatedSwarm, number: int, task: Quadratic, account: Account
-    ) -> None:
+    def __init__(self, swarm: SimulatedSwarm, number: int, account: Account) -> None:
         scenario = swarm.scenario
         self.swarm, self.number, self.me = swarm, number, swarm.names[number]
-        self.task, self.account = task, account
-        self.anchor = task.local[number].clone()
+        self.account, self._rng = account, np.random.default_rng((scenario.seed, number))
+        self.local = torch.zeros(VALUES, dtype=torch.float32, device="cpu")
+        self.anchor = self.local.clone()
         self.momentum = self.anchor.new_zeros(VALUES)
         self.done = False
         self._steps = scenario.inner_steps
@@ -124,15 +118,6 @@ class Peer(ABC):
     def now(self) -> float:
         return self.swarm.clock.now
 
-    @property
-    def local(self) -> Tensor:
-        """This peer's parameters."""
-        return self.task.local[self.number]
-
-    @local.setter
-    def local(self, values: Tensor) -> None:
-        self.task.local[self.number] = values
-
     def later(self, delay_s: float, act: Act) -> None:
         """Does something at this peer, if it lives then."""
         self.swarm.clock.after(delay_s, lambda: self.swarm.clock.act(self.number, act))
@@ -143,7 +128,7 @@ class Peer(ABC):
 
         def end() -> None:
             self.account.compute_s += taken_s
-            self.task.descend(self.number, self._steps)
+            self.local = descended(self.local, self._steps, self._rng)
             self._began_at = self.now
             self.begin()
 

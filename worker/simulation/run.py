@@ -10,7 +10,7 @@ from torch import Tensor
 
 from murmuration.worker.simulation.means import MeanPeer
 from murmuration.worker.simulation.pairs import PairPeer
-from murmuration.worker.simulation.peer import VALUES, Account, Quadratic
+from murmuration.worker.simulation.peer import VALUES, Account
 from murmuration.worker.simulation.scenario import Scenario, last_s
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
 from murmuration.worker.simulation.virtual_loop import running
@@ -53,9 +53,8 @@ class Figures:
 def simulate(scenario: Scenario) -> Figures:
     """Runs the scenario. The same one gives the same figures."""
     swarm, account = SimulatedSwarm(scenario), Account()
-    task = Quadratic(scenario.peers, scenario.seed)
     kind: Any = PairPeer if scenario.preset == "noloco" else MeanPeer
-    peers = [kind(swarm, number, task, account) for number in range(scenario.peers)]
+    peers = [kind(swarm, number, account) for number in range(scenario.peers)]
     swarm.endpoints = peers
     # Long after the slowest peer would have ended its last round at its deadline.
     slowest_s = scenario.inner_steps * scenario.step_s * scenario.slow_factor

@@ -140,13 +140,9 @@ class SimulatedSwarm:
         self._beliefs = self._beliefs_type(self._members)
         self._views = [self._beliefs.view(peer) for peer in range(count)]
         self._at_version = {0: count}
+        rng = Random(f"network {seed}")
         self.network = self._network_type(
-            self.clock,
-            count,
-            scenario.link,
-            scenario.latency_spread,
-            Random(f"network {seed}"),
-            lambda end, stream: self.endpoints[end].broken(stream),
+            self.clock, scenario, rng, lambda end, stream: self.endpoints[end].broken(stream)
         )
         self.faults = scenario_faults(scenario, half, chance) if faults is None else faults
         for fault in self.faults:

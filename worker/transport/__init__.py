@@ -170,8 +170,7 @@ class Transport(Protocol):
         """Closes the connections to that address, so that the next call opens one."""
 
     def close_unneeded(self, needed: Container[str]) -> set[str]:
-        """Closes idle connections to addresses that are not needed; returns the addresses that are
-        left."""
+        """Closes idle connections to all other addresses; returns the addresses that are left."""
 
     def renew(self, security: "Identity") -> None:
         """New connections are made with this key and certificate; those that there are stay."""

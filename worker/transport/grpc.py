@@ -215,7 +215,7 @@ class GrpcTransport:
             task.add_done_callback(self._ending.discard)
 
     def _forget(self, line: "_Line", error: aio.AioRpcError) -> None:
-        """Drops a channel that cannot connect: it would fail every call until its back-off ends."""
+        """Drops a channel that cannot connect: it would fail until its back-off ends."""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             self._connections.pop(line, None)
 

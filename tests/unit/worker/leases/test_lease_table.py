@@ -13,7 +13,7 @@ from murmuration.worker.leases.ledger import (
     LeaseNews,
     PeerSilent,
     SampleStream,
-    StreamOpened,
+    ShareMessage,
 )
 from murmuration.worker.membership import Health
 from tests.unit.worker.leases.tables import Tables
@@ -21,8 +21,8 @@ from tests.unit.worker.leases.tables import Tables
 STREAM = SampleStream(id=1, block=10, length=80)
 
 
-def opened(stream: SampleStream = STREAM, ahead: int = 1, again: bool = False) -> StreamOpened:
-    return StreamOpened(stream, 0, ahead, again)
+def opened(stream: SampleStream = STREAM, ahead: int = 1) -> ShareMessage:
+    return ShareMessage(lambda table: table.open_stream(stream, 0, ahead, again=False, first=0))
 
 
 def leased(messages: deque[LeaseMessage]) -> list[int]:

@@ -1,19 +1,12 @@
 """The train thread's end: what it draws, what it tells, and when it waits."""
 
 from collections import deque
+from unittest.mock import Mock, call
 
 import pytest
 
-from murmuration.worker.leases import LeasedBlocks, SampleStream
-from murmuration.worker.leases.ledger import (
-    Block,
-    BlockLeased,
-    LeaseMessage,
-    SampleStreamClosed,
-    SamplesUsed,
-    ShareMessage,
-    UseKnown,
-)
+from murmuration.worker.leases import LeasedBlocks, LeaseTable, SampleStream
+from murmuration.worker.leases.ledger import Block, BlockLeased, LeaseMessage, UseKnown
 
 STREAM = SampleStream(id=1, block=10, length=34)
 
@@ -26,9 +19,11 @@ class Ends:
     """Both ends of the queues between a loop and its I/O thread."""
 
     def __init__(self, stream: SampleStream = STREAM, at_once: int = 4) -> None:
-        self.posted: list[ShareMessage] = []
+        self.table = Mock(spec=LeaseTable)
         self.coming: deque[LeaseMessage | None] = deque()
-        self.blocks = LeasedBlocks(stream, at_once, self.posted.append, self._receive, opening=5)
+        self.blocks = LeasedBlocks(
+            stream, at_once, lambda message: message.tell(self.table), self._receive, opening=5
+        )
 
     def lease(self, *numbers: int, begin: int = 0) -> None:
         self.coming += [BlockLeased(5, Block(1, number), begin) for number in numbers]
@@ -45,11 +40,11 @@ def test_a_batch_is_told_of_when_the_loop_comes_back_for_the_next() -> None:
     ends.lease(0, 1)
     ends.blocks.take(10)
     ends.blocks.use(8)
-    assert not any(isinstance(message, SamplesUsed) for message in ends.posted)
+    ends.table.use.assert_not_called()
     ends.blocks.use(2)
-    assert ends.posted[-1] == SamplesUsed(1, 8, {Block(1, 0): 8}, ())
+    ends.table.use.assert_called_once_with(1, 8, {Block(1, 0): 8}, ())
     ends.blocks.tell()
-    assert ends.posted[-1] == SamplesUsed(1, 10, {}, (Block(1, 0),))
+    ends.table.use.assert_called_with(1, 10, {}, (Block(1, 0),))
 
 
 def test_no_more_than_a_block_is_used_that_the_others_do_not_know_of() -> None:
@@ -81,4 +76,5 @@ def test_what_is_closed_is_told_first() -> None:
     ends.blocks.take(4)
     ends.blocks.use(3)
     ends.blocks.close()
-    assert ends.posted[-2:] == [SamplesUsed(1, 3, {Block(1, 0): 3}, ()), SampleStreamClosed(1)]
+    told = [call.use(1, 3, {Block(1, 0): 3}, ()), call.close_stream(1)]
+    assert ends.table.mock_calls[-2:] == told

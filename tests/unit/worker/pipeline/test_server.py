@@ -109,7 +109,7 @@ class Peer:
         assert isinstance(message, StageJob)
         problem = self.problems.get(message.kind, "")
         answer = StageJobDone(message.number, message.values, problem=problem)
-        self.context.compute.handle(answer)
+        self.context.computed(answer)
 
     async def called(
         self,

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.link import Link
+from murmuration.worker.simulation import Scenario
 from murmuration.worker.simulation.network import Network, Pipe, SimulatedStream
 from murmuration.worker.simulation.virtual_loop import Act, VirtualLoop
 
@@ -18,11 +19,10 @@ class World:
         self.clock = VirtualLoop()
         self.broken: list[tuple[float, int]] = []
         self.seen: list[tuple[float, str]] = []
+        shaped = Link(**{"rate_mbps": 8.0, "delay_s": 0.25} | link)
         self.network = Network(
             self.clock,
-            4,
-            Link(**{"rate_mbps": 8.0, "delay_s": 0.25} | link),
-            spread,
+            Scenario(peers=4, link=shaped, latency_spread=spread),
             Random(1),
             lambda end, _: self.broken.append((self.clock.now, end)),
         )

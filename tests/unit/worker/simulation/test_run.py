@@ -6,30 +6,35 @@ import torch
 
 from murmuration.algorithms.link import Link
 from murmuration.worker.simulation import Scenario, simulate
-from murmuration.worker.simulation.peer import Quadratic
+from murmuration.worker.simulation.peer import VALUES, descended
 from murmuration.worker.simulation.run import distance_to_optimum, spread
+
+
+def at_ends(peers: int, seed: int, *steps: int) -> list[torch.Tensor]:
+    """The values of so many replicas after these steps, some at once."""
+    ends = []
+    for peer in range(peers):
+        values, rng = torch.zeros(VALUES), np.random.default_rng((seed, peer))
+        for each in steps:
+            values = descended(values, each, rng)
+        ends.append(values)
+    return ends
 
 
 def test_steps_at_once_have_the_moments_of_steps_one_by_one() -> None:
     peers, steps = 2000, 12
-    at_once, one_by_one = Quadratic(peers, 1), Quadratic(peers, 2)
-    for peer in range(peers):
-        at_once.descend(peer, steps)
-        for _ in range(steps):
-            one_by_one.descend(peer, 1)
-    left, right = (torch.stack(each.local).double().numpy() for each in (at_once, one_by_one))
+    at_once, one_by_one = at_ends(peers, 1, steps), at_ends(peers, 2, *[1] * steps)
+    left, right = (torch.stack(each).double().numpy() for each in (at_once, one_by_one))
     error = np.sqrt(left.var(0) / peers)
     assert np.all(np.abs(left.mean(0) - right.mean(0)) < 6 * error)
     assert left.std(0) == pytest.approx(right.std(0), rel=0.1)
 
 
 def test_replicas_come_near_the_optimum_and_each_has_noise_of_its_own() -> None:
-    task = Quadratic(50, 3)
-    assert distance_to_optimum(task.local) == 1
-    for peer in range(50):
-        task.descend(peer, 2000)
-    assert distance_to_optimum(task.local) < 0.05
-    assert spread(task.local) > 0.02
+    assert distance_to_optimum(at_ends(50, 3)) == 1
+    ends = at_ends(50, 3, 2000)
+    assert distance_to_optimum(ends) < 0.05
+    assert spread(ends) > 0.02
 
 
 def mean(**changes: object) -> Scenario:
