@@ -50,9 +50,8 @@ Ask = Callable[[str, float], Document]
 def ask(
     address: str, timeout_s: float = TIMEOUT_S, identity: Identity | None = None
 ) -> dict[str, Any]:
-    """The status document of the worker or coordinator that answers at `address`. Raises Failure:
-    nobody answered in time, or not with a status. Args: identity: of a member, where the run is
-    encrypted."""
+    """The status of the worker or coordinator that answers at `address`. Raises Failure: none did
+    in time, or it was no status. Args: identity: of a member, where the run is encrypted."""
     began_s = time.monotonic()
     try:
         target = target_of(address)

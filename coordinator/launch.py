@@ -185,9 +185,8 @@ class Launch(RunFlags):
 
     @staticmethod
     def fair_cores(workers: int, threads: int | None = 1) -> list[tuple[int, ...]]:
-        """The cores that each worker keeps to, so that all are equally fast, as machines of their
-        own would be: else the scheduler leaves some behind. Empty where they cannot be shared out
-        evenly, or are too few."""
+        """The cores that each worker keeps to, so that all are equally fast: else the scheduler
+        leaves some behind. Empty where they cannot be shared out evenly, or are too few."""
         cores = _cores()
         if cores and workers % len(cores) == 0 and (threads or 1) == 1:
             return [(cores[index % len(cores)],) for index in range(workers)]

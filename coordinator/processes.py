@@ -120,8 +120,7 @@ class WorkerProcess:
 class RelayProcess(AbstractContextManager["RelayProcess"]):
     """A running relay; ends with this process, however that one ends. Use from one thread. Raises
     RuntimeError: it did not start. Args: members: (HOST:PORT that it listens on, its link or None)
-    of each worker; seed: of jitter and of connections that break; log_path: takes what the relay
-    writes to stderr."""
+    of each worker; seed: of jitter and of connections that break; log_path: for its stderr."""
 
     proxies: dict[str, str]  # HOST:PORT for each worker's `--proxy`, by name
 

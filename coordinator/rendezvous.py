@@ -176,8 +176,8 @@ async def start_server(
 
 class CoordinatorRun:
     """One life of the coordinator, until `expect` workers are through, or a signal comes. Args:
-    as_json: prints events as JSON, not as lines; keep: puts a renewed identity where the next start
-    finds it (OSError)."""
+    as_json: prints events as JSON; keep: puts a renewed identity where the next start finds it
+    (OSError)."""
 
     def __init__(
         self,

@@ -56,9 +56,8 @@ class LinkedPeer:
 
 
 class ShapedPipe:
-    """One direction of one connection, from `source` to `target`. It holds what fits on such a
-    link, so that a faster sender is held back. Bytes come late, by the source's delay and jitter,
-    but in order."""
+    """One direction of one connection. It holds what fits on such a link, so that a faster sender
+    is held back. Bytes come late, by the source's delay and jitter, but in order."""
 
     def __init__(self, source: LinkedPeer, target: LinkedPeer, chance: random.Random) -> None:
         self._source, self._target, self._chance = source, target, chance

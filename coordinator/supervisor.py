@@ -59,8 +59,7 @@ class Supervisor:
         self._failure: Failure | None = None  # training never started
 
     def train(self) -> int:
-        """Starts all processes and follows them to their end. Returns the exit code. Raises
-        Failure: training never started."""
+        """Follows all processes to their end; returns the exit code. Raises Failure: none began."""
         launch, screen = self._launch, self._screen
         if not launch.insecure:
             _certify(launch)

@@ -56,9 +56,8 @@ class JoinConfig:
 
 
 class Bootstrap:
-    """Waits for enough peers, takes over what a run under way has, and repairs ever after. In pairs
-    only the position in the schedule is repaired, and in the end the one state if there is to be
-    one."""
+    """Waits for enough peers, takes over what a run under way has, and repairs ever after: in pairs
+    the position in the schedule, and at the end the one state if there is to be one."""
 
     def __init__(
         self, config: JoinConfig, plan: Plan, first_contact: FirstContact, node: "Node"

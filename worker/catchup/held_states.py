@@ -91,9 +91,9 @@ class HeldStates:
         return first if known else version
 
     def usual_moves(self, fragment: int, since: int, peers: Iterable[str]) -> Moves | None:
-        """How far a round leads, as the mean since a few rounds before this version; None: not
-        known. Of contributors it is that of all remembered rounds, if more: one that trained alone
-        may have come to rest."""
+        """How far a round leads, as the mean since a few rounds before this version, if known. Of
+        contributors it is that of all remembered rounds, if more: one that trained alone may have
+        come to rest."""
         moves = self._moves.get(fragment, {})
         newest = max(moves, default=0)
         found = [move for at, move in moves.items() if at > min(since, newest - _MOVES)]
@@ -138,8 +138,8 @@ class HeldStates:
         theirs: Mapping[int, FragmentState],
         holders: Sequence[str],
     ) -> bool:
-        """Whether rounds hardly lead from one to the other, since the holders last shared this
-        peer's. Any thread."""
+        """Whether rounds hardly lead there, since the holders last shared this peer's. Any
+        thread."""
         for index, state in theirs.items():
             version, own = mine[index].version, self.measured(index, mine[index])
             since = self.parted(index, holders, version)

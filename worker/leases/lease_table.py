@@ -205,8 +205,7 @@ class LeaseTable:
     def use(
         self, stream: int, total: int, cursors: Mapping[Block, int], done: Sequence[Block]
     ) -> None:
-        """So many positions were given to the loop since the stream was opened, so many of each
-        block, and all of some blocks."""
+        """So many positions were used of the stream, so many of each block, and all of some."""
         self.ledger.merge({}, cursors)
         self._used_here |= cursors.keys()
         for block in done:

@@ -78,9 +78,9 @@ class LeasedBlocks:
         return runs
 
     def use(self, count: int) -> None:
-        """The oldest `count` that were taken are given to the loop next; the others hear of them
-        when it comes back. Waits while nobody knows of more than a block (or twice `at_once`): a
-        crash repeats that."""
+        """The oldest `count` that were taken go to the loop next; the others hear of them when it
+        comes back. Waits while nobody knows of more than a block (or twice `at_once`): a crash
+        repeats that."""
         if 2 * (self._total + count - self._posted) >= self._most_unknown:
             self.tell()
         while self._total + count - self._known > self._most_unknown and not self.run_is_over:

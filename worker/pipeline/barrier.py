@@ -198,9 +198,9 @@ async def report_iteration(
 ) -> None:
     """Reports the microbatches that came back by way of a peer until it has the report, and has
     ended the iteration if it has counted some, or is gone. io thread only. `origin` is this peer,
-    as its calls have named it. That a peer is gone is known seconds after it has failed to answer,
-    and this origin may be gone then: so microbatches are logged as `unconfirmed` at once, and later
-    as `lost` or `confirmed`."""
+    as its calls have named it. That a peer is gone is known seconds late, and this origin may be
+    gone then: so microbatches are logged as `unconfirmed` at once, and later as `lost` or
+    `confirmed`."""
     first = member = context.member(peer)
     request = pb.FinishedRequest(
         run=context.run,

@@ -44,7 +44,8 @@ class Forwarder:
         self._context = context
         self.under_way: dict[StageCallKey, tuple[int, ...]] = {}
         self._acknowledgements = Tasks()
-        self._limits: dict[asyncio.Timeout, Incarnation] = {}  # of calls that are under way
+        # Of calls under way, with the peer that is called; None once that is gone.
+        self._limits: dict[asyncio.Timeout, Incarnation | None] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._warned: set[int] = set()
         self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
@@ -60,6 +61,7 @@ class Forwarder:
         live = {Incarnation.of(member) for member in self._context.members() if member.live}
         for limit, incarnation in self._limits.items():
             if incarnation not in live and not limit.expired():
+                self._limits[limit] = None
                 limit.reschedule(0.0)
         for stage in [stage for stage in self._passed_by if not self._context.replicas(stage)]:
             del self._passed_by[stage]
@@ -143,10 +145,6 @@ class Forwarder:
             raise TryElsewhere(f"{peer} has held a microbatch for too long")
         return await self._answer_in_time(member, call, values)
 
-    def _is_gone(self, member: Member) -> bool:
-        known = self._context.member(member.peer)
-        return known is None or not known.live or known.epoch != member.epoch
-
     async def _answer_in_time(
         self, member: Member, call: StageCall, values: memoryview
     ) -> StageReply:
@@ -171,7 +169,7 @@ class Forwarder:
                     seconds = context.clock() - began_s
                 if first.HasField("received"):
                     received_s = context.clock()
-                    if not self._is_gone(member):
+                    if self._limits[limit] is not None:
                         limit.reschedule(asyncio.get_running_loop().time() + most_s)
                     if not first.received.waited:
                         measurements.sent(member.peer, len(values), seconds, alone=sample.alone)
@@ -191,7 +189,7 @@ class Forwarder:
                 incoming.verify()
         except TimeoutError:
             stream.cancel()
-            if self._is_gone(member):
+            if self._limits[limit] is None:
                 raise Unreachable(f"{member.peer} is gone") from None
             held_s = context.clock() - began_s
             self._pass_over(member.peer, f"has held a microbatch for {held_s:.0f} s")

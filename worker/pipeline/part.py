@@ -1,6 +1,5 @@
 """The part of the model that a process holds: all of it, or one stage. Stages are assembled from
-live peers or from checkpoints, and one that nobody serves any more is rebuilt from its
-neighbours."""
+live peers or from checkpoints; one that nobody serves is rebuilt from its neighbours."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -129,11 +128,10 @@ async def fetch_stages(
 
 
 def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, Mapping[int, int]]:
-    """Puts the newest checkpoints of all stages below the folder `run` together. Returns the new
-    one, which is named after the least step, and the step of each stage. The settings are of
-    [task], typed here; what loads code or reads files must be among them. Raises CheckpointError:
-    not all stages are there, or they are of different runs; TaskError: the run's task cannot be
-    loaded here."""
+    """Puts the newest checkpoints of all stages below `run` together. Returns the new one, named
+    after the least step, and the step of each stage. The settings are of [task], typed here; what
+    loads code or reads files must be among them. Raises CheckpointError: not all stages are there,
+    or they are of different runs; TaskError: the run's task cannot be loaded here."""
     newest: dict[int, checkpoint.Checkpoint] = {}
     for saved in checkpoint.below(run):
         if (stage := saved.values.get("stage")) is not None:

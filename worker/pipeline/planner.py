@@ -130,9 +130,8 @@ _Planned = tuple[NetworkSnapshot, Sequence[Route]]
 
 
 class RoutePlanner:
-    """The routes of this peer. io thread only. Until a search has found routes for the last
-    measurements, those found before go on, or random ones where they would not be served any
-    more."""
+    """The routes of this peer. io thread only. Until a search has found some for the last
+    measurements, those before go on, or random ones where they would not be served any more."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context

@@ -124,8 +124,8 @@ class StageMeasurements:
     def sent(self, peer: str, size: int, seconds: float, *, alone: bool = True) -> None:
         """This many bytes went to the peer, and it has said so; `seconds` has both ways in it, so
         nothing is learned before the first round trip. A rate that was not `alone` on this peer's
-        uplink counts only while there is no better one: a plan has the messages of a peer leave one
-        after another."""
+        uplink counts only while there is no better one: a plan has its messages leave one after
+        another."""
         if peer in self._round_trips:
             trip_s = min(_values(self._round_trips[peer]))
             rate = min(_MOST_RATE, size / max(seconds - trip_s, 1e-9))

@@ -219,9 +219,8 @@ class StageServer:
             raise
 
     def _start(self, call: StageCall, values: memoryview, release: Callable[[], None]) -> None:
-        """Begins a call, which releases its memory in the end. Results are kept for repeated calls,
-        up to the limit of the budget; beyond, a repeated call is computed again, and counts
-        once."""
+        """Begins a call, which releases its memory in the end. Results are kept up to the limit of
+        the budget; beyond, a repeated call is computed again, and counts once."""
         place, work = (call.key, call.stage), self._compute(call, values)
         task = self._calls[place] = asyncio.get_running_loop().create_task(work)
 

@@ -184,8 +184,7 @@ class StageNode:
             context.post(over)
 
     def _watch_stages(self) -> None:
-        """Warns of stages without a replica. Ends this peer's part: it moves, or stage 0 is
-        gone."""
+        """Warns of stages without a replica. Ends this peer's part: to move, or without stage 0."""
         context, members, now = self.context, self.context.members(), self.context.clock()
         me = context.member(context.me)
         if me is None or not me.live or me.phase is not Phase.TRAINING:

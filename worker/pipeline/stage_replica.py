@@ -38,8 +38,8 @@ _BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
 class StageReplica(InnerReplica):
     """A replica of one stage; its module is the stage's alone. train thread only. Backwards add to
     the sum of gradients in place. Raises ConfigError, from `work`: a microbatch takes more memory
-    than calls may. Args: begins: whether microbatches begin here, on stage 0; answer: takes what
-    has become of a job."""
+    than calls may. Args: begins: whether microbatches begin here, on stage 0; answer: hears of jobs
+    that are done."""
 
     def __init__(
         self,

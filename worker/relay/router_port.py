@@ -34,9 +34,8 @@ class UpnpRouter:
     """The router that this machine is behind, if it speaks UPnP. Its methods block for seconds."""
 
     def open(self, bound: str, before: str) -> str:
-        """Has a port lead to what is bound to HOST:PORT here: the same port, if it is free. Returns
-        HOST:PORT that the internet dials. Raises NoRouterPort. Args: before: as returned last time,
-        or empty."""
+        """Has a port lead to what is bound to HOST:PORT here: the one of `before`, or the same, if
+        it is free. Returns HOST:PORT that the internet dials. Raises NoRouterPort."""
         host, own = split_address(bound)
         if is_loopback(host):
             raise NoRouterPort(f"no other machine reaches {bound}, which this one listens on")

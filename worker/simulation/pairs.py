@@ -1,7 +1,7 @@
 """A simulated peer's rounds in pairs: the live code, and the train side around it. A peer waits for
 all anchors before it computes, as workers without overlap do, and goes on from their mean. A part
-holds the task's 8 values once for each frame of the modelled payload; only on the links does it
-count more."""
+holds the task's 8 values once for each frame of the payload; only on the links does it count
+more."""
 
 import math
 from collections.abc import Coroutine

@@ -110,8 +110,7 @@ Group = tuple[str, ...]
 
 
 class SimulatedSwarm:
-    """Everything outside of the peers. Faults are the scenario's, at random times, if none are
-    given."""
+    """All that is not inside a peer. Faults are the scenario's if none are given."""
 
     _network_type: type[Network] = Network
     _beliefs_type: type[Beliefs] = Beliefs

@@ -1,6 +1,5 @@
 """Streams of the live code over the simulated network, message by message. The first one opens a
-stream at the callee. A frame counts as the bytes that it stands for (`Sizes`); others take only the
-delay."""
+stream at the callee. A frame counts as the bytes that it stands for; others take only the delay."""
 
 import asyncio
 from collections import deque

@@ -113,8 +113,7 @@ class Stream(Protocol):
         """Returns when there is room for more. Raises Unreachable."""
 
     async def done(self) -> None:
-        """Nothing more will be sent from this side; a served stream ends when its handler
-        returns."""
+        """Nothing more will be sent from this side. A served stream ends when its handler does."""
 
     async def receive(self) -> bytes | None:
         """The next message, None when the other side is done. Raises Unreachable."""

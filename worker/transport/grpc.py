@@ -96,8 +96,8 @@ if hasattr(os, "register_at_fork"):
 class GrpcTransport:
     """Serves `host:port` and calls others. Port 0 takes a free one. Args: proxy: HOST:PORT of an
     HTTP CONNECT proxy to reach all others through, whatever `no_proxy` says in the environment;
-    security: what this process proves itself by, and believes others by; None: nothing is
-    encrypted, and anything may call."""
+    security: proof of this process and of others; None: nothing is encrypted, and anything may
+    call."""
 
     def __init__(
         self, listen_address: str, proxy: str | None = None, security: "Identity | None" = None
