@@ -17,7 +17,7 @@ from tests.support.attacks_on_rounds import foreign_manifest, join_through
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
 from tests.support.members import Coordinated, coordinated_swarm, resident_mib
 from tests.support.stranger import calling, handing_out, serving
-from tests.support.workers import PATIENCE_S, QUICK, SMALL, Swarm, settings_of
+from tests.support.workers import ENDLESS, PATIENCE_S, QUICK, Swarm, settings_of
 
 INFECTED = """
 from pathlib import Path
@@ -39,13 +39,13 @@ def test_a_joiner_loads_no_code_for_a_peer(tmp_path: Path, monkeypatch: pytest.M
     assert not out.exists()
 
 
-ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+ATTACKED = [*ENDLESS, *QUICK, *settings_of(diloco__inner_steps=4)]
 
 
 @pytest.fixture(scope="module")
 def attackable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
     """Two workers and a coordinator of an encrypted run, for the attacks of the lab."""
-    with coordinated_swarm(2, tmp_path_factory.mktemp("attackable"), *ENDLESS) as found:
+    with coordinated_swarm(2, tmp_path_factory.mktemp("attackable"), *ATTACKED) as found:
         found[0].workers["w1"].wait_for_round(2)
         yield found
 
@@ -81,7 +81,7 @@ def test_no_attack_of_the_table_succeeds(attackable: Coordinated, name: str, who
 def attackable_stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
     """Two workers of a model in two stages; the first one serves stage 1."""
     out, often = tmp_path_factory.mktemp("stages"), settings_of(diloco__inner_steps=2)
-    with coordinated_swarm(2, out, *ENDLESS, *STAGES, *often, staged=True) as found:
+    with coordinated_swarm(2, out, *ATTACKED, *STAGES, *often, staged=True) as found:
         found[0].workers["w0"].wait_for_round(2)
         yield found
 
@@ -132,7 +132,7 @@ def wait_for_rounds_of_both(swarm: Swarm) -> None:
 @pytest.fixture(scope="module")
 def open_swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
     """Two workers and a coordinator of a run that is not encrypted."""
-    settings = [*ENDLESS, *settings_of(checkpoint__every_s=1)]
+    settings = [*ATTACKED, *settings_of(checkpoint__every_s=1)]
     out = tmp_path_factory.mktemp("open")
     with coordinated_swarm(2, out, *settings, encrypted=False) as found:
         found[0].workers["w1"].wait_for_round(2)

@@ -14,16 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from murmuration.coordinator.asking import ask
 from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.workers import (
+    ENDLESS,
+    PACED,
     QUICK,
-    SMALL,
     free_addresses,
     printed,
     report_of,
     running_swarm,
     settings_of,
 )
-
-ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
 
 
 def scraped(url: str) -> dict[tuple[str, ...], float]:
@@ -49,7 +48,7 @@ def at(document: Any, path: list[str]) -> float:
 
 
 def test_metrics_are_the_numbers_of_the_status(tmp_path: Path) -> None:
-    with running_swarm(2, tmp_path, *SMALL, *ENDLESS) as swarm:
+    with running_swarm(2, tmp_path, *ENDLESS) as swarm:
         w0 = swarm.start("w0", "--metrics", "0")
         swarm.start("w1")
         url = w0.wait_for(lambda e: e["event"] == "metrics", "address of its metrics")["url"]
@@ -83,7 +82,7 @@ def test_metrics_are_the_numbers_of_the_status(tmp_path: Path) -> None:
 def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
     command = [*MURMUR, "swarm", "--workers", "2"]
-    command += [*SMALL, *ENDLESS, "--out", str(tmp_path / "run"), "--web", address]
+    command += [*ENDLESS, "--out", str(tmp_path / "run"), "--web", address]
     with ForkedPopen(command, stdout=subprocess.PIPE, text=True) as swarm:
         assert swarm.stdout is not None
         try:
@@ -103,8 +102,7 @@ def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> No
     assert swarm.returncode == 130
 
 
-RUN = settings_of(run__steps=100, diloco__inner_steps=10)
-PACED = settings_of(task__name="tests.support.slow_task:SlowBytes", task__pause_s=0.05)
+RUN = settings_of(run__steps=100, diloco__inner_steps=10, task__pause_s=0.05)
 
 
 def test_every_peer_ends_with_the_report_of_all_and_names_the_dead(tmp_path: Path) -> None:

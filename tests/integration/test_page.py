@@ -15,11 +15,10 @@ from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import Look
 from murmuration.worker.views.page import PageServer
 from tests.support.browser import CHROMIUM, Node, Page, shown
-from tests.support.workers import PATIENCE_S, QUICK, SMALL, running_swarm, settings_of
+from tests.support.workers import ENDLESS, PATIENCE_S, QUICK, running_swarm, settings_of
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
-ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10, run__evaluate_every=20)
 HOSTILE = "<img src=x onerror=document.title='taken'><b>w1"
 
 
@@ -46,7 +45,8 @@ def wait_until(url: str, peer: str, *states: str) -> None:
 
 
 def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
-    with running_swarm(3, tmp_path, *SMALL, *ENDLESS, *QUICK) as swarm:
+    often = settings_of(run__evaluate_every=20)
+    with running_swarm(3, tmp_path, *ENDLESS, *often, *QUICK) as swarm:
         w0 = swarm.start("w0", "--web", "0")
         for name in ("w1", "w2"):
             swarm.start(name)

@@ -12,14 +12,19 @@ import pytest
 from murmuration.worker.training.checkpoint import load_one
 from tests.support.fork_server import WORKER, ForkedPopen
 from tests.support.gates import gates
-from tests.support.workers import PATIENCE_S, SMALL, WorkerProcess, running_swarm, settings_of
-
-ENDLESS = settings_of(run__steps=10_000_000, diloco__inner_steps=10)
+from tests.support.workers import (
+    ENDLESS,
+    PATIENCE_S,
+    SMALL,
+    WorkerProcess,
+    running_swarm,
+    settings_of,
+)
 
 
 def test_a_worker_leaves_on_a_notice_and_its_command_goes_on_afterwards(tmp_path: Path) -> None:
     notice = tmp_path / "notice"
-    with running_swarm(2, tmp_path / "runs", *SMALL, *ENDLESS) as swarm:
+    with running_swarm(2, tmp_path / "runs", *ENDLESS) as swarm:
         w0, w1 = swarm.start("w0"), swarm.start("w1", "--leave-on", str(notice))
         w1.wait_for_round(2)
         notice.touch()
@@ -41,7 +46,7 @@ def test_systemd_hears_of_a_worker(tmp_path: Path) -> None:
         listener.settimeout(PATIENCE_S)
         listener.bind(str(tmp_path / "notify"))
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
-        command = ("up", "--out", str(tmp_path / "out"), *SMALL, *ENDLESS)
+        command = ("up", "--out", str(tmp_path / "out"), *ENDLESS)
         worker = ForkedPopen(
             [*WORKER, *command], env={**os.environ, **told}, stdout=subprocess.DEVNULL
         )
@@ -56,7 +61,7 @@ def test_systemd_hears_of_a_worker(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_a_worker_that_waits_for_others_with_0(tmp_path: Path) -> None:
-    waits = ("--min-peers", "2", "--wait-s", "600", *SMALL, *ENDLESS)
+    waits = ("--min-peers", "2", "--wait-s", "600", *ENDLESS)
     with running_swarm(1, tmp_path, *waits) as swarm:
         worker = swarm.start("w0", *waits)
         worker.wait_for(lambda e: e["event"] == "listening", "an address")
@@ -86,7 +91,7 @@ def test_sigterm_in_an_evaluation_ends_it_without_loss(tmp_path: Path, every_ste
 
 def test_sigterm_while_a_checkpoint_is_written_ends_it_and_loses_nothing(tmp_path: Path) -> None:
     slow, settings = tmp_path / "fsync", settings_of(checkpoint__every_s=0.01)
-    with running_swarm(1, tmp_path, *SMALL, *ENDLESS, *settings) as swarm:
+    with running_swarm(1, tmp_path, *ENDLESS, *settings) as swarm:
         swarm.programs["w0"] = ("tests.support.slow_disk", str(slow))
         worker = swarm.start("w0")
         worker.wait_for(lambda e: e["event"] == "checkpoint", "a checkpoint")
