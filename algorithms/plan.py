@@ -212,9 +212,8 @@ class Plan:
 
     @property
     def checks_means(self) -> bool:
-        """Whether a mean can be computed again from the contributions to it, but for what an
-        encoding of at least four bits has left out of the one before."""
-        return self.compares_norms and not has_few_bits(self.reduction_codec)
+        """Whether those that contribute to a mean compute parts of it again."""
+        return self.compares_norms
 
     @property
     def keeps_reduction_residual(self) -> bool:

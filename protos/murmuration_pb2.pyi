@@ -1350,6 +1350,7 @@ class ReductionHeader(_message.Message):
     REDUCER_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    LEFTS_FIELD_NUMBER: _builtins.int
     codec: _builtins.int
     total_bytes: _builtins.int
     hash: _builtins.int
@@ -1375,6 +1376,12 @@ class ReductionHeader(_message.Message):
     def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """likewise; none: each is 1"""
 
+    @_builtins.property
+    def lefts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Roots of what encodings leave out: of what went into this mean of that, if something did, and of
+        what its own encoding leaves for the next.
+        """
+
     def __init__(
         self,
         *,
@@ -1388,10 +1395,11 @@ class ReductionHeader(_message.Message):
         reducer: _builtins.str = ...,
         roots: _abc.Iterable[_builtins.bytes] | None = ...,
         weights: _abc.Iterable[_builtins.int] | None = ...,
+        lefts: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "joiners", b"joiners", "last", b"last", "reducer", b"reducer", "roots", b"roots", "total_bytes", b"total_bytes", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "contributors", b"contributors", "factors", b"factors", "hash", b"hash", "joiners", b"joiners", "last", b"last", "lefts", b"lefts", "reducer", b"reducer", "roots", b"roots", "total_bytes", b"total_bytes", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1399,7 +1407,7 @@ Global___ReductionHeader: _TypeAlias = ReductionHeader  # noqa: Y015
 
 @_typing.final
 class CheckRequest(_message.Message):
-    """Asks a contributor for some of what it has contributed to a round."""
+    """Asks a contributor for some of what it has contributed to a round, or a reducer for what is left."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1413,7 +1421,7 @@ class CheckRequest(_message.Message):
         shard: _builtins.int
         leaf: _builtins.int
         root: _builtins.bytes
-        """of the contribution that is meant, as the reduction has it"""
+        """of what is meant, as the reduction has it"""
         def __init__(
             self,
             *,

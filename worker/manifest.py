@@ -29,7 +29,7 @@ from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
 from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 from murmuration.worker.wire import WireError, unpack_document
 
-PROTOCOL = 11
+PROTOCOL = 12
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One reducer of four or eight lies about its means: when it is named, and what it costs.
 
-    python -m tests.lab false-means [--peers 4 8] [--rounds 400] [--seeds 20] [--preset onebit]
+    python -m tests.lab false-means [--peers 4 8] [--rounds 400] [--seeds 20]
+    python -m tests.lab false-means --preset onebit --lies turned zero
     python -m tests.lab false-means --rounds 0   # what checks cost alone
 
 Live nodes on the virtual clock, each pulled towards a point near a common one. For each kind of lie
@@ -13,7 +14,7 @@ time of a core for each round, and its share of the time that the inner steps ta
 import argparse
 import re
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from murmuration.algorithms.plan import PRESETS, Plan
+from murmuration.worker import wire
 from murmuration.worker.cli.plan_report import run_workload
 from murmuration.worker.config import load_config
 from murmuration.worker.exchange.allreduce.checks import Checks
@@ -34,7 +36,7 @@ LIAR = "d"
 APART = 0.3  # of each peer's point from the common one, in units of that one's distance
 MOST_ROUNDS = 200
 LAYERS = 4
-COSTS = ("diloco", "streaming")
+COSTS = ("diloco", "streaming", "onebit", "sparse")
 INNER_STEPS = 3
 
 
@@ -57,6 +59,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--values", type=int, default=20_000)
     parser.add_argument("--preset", default="diloco", help="in short rounds of one fragment")
+    parser.add_argument("--lies", nargs="+", choices=attacks(LIAR), default=[*attacks(LIAR)])
     options = parser.parse_args()
     torch.set_num_threads(1)
     plan = replace(PRESETS[options.preset], inner_steps=INNER_STEPS, fragments=1, overlap_steps=0)
@@ -71,7 +74,8 @@ def main() -> int:
         without = loss_after(problem, names, nullcontext())
         change = 100 * (loss_after(problem, names_of(peers), nullcontext()) / without - 1)
         print(f"| {peers} | the mean | - | - | {change:+.1f} % |", flush=True)
-        for name, attack in attacks(LIAR).items():
+        for name in options.lies:
+            attack = attacks(LIAR)[name]
             problems = (replace(problem, seed=seed) for seed in range(options.seeds))
             after = [named_after(each, peers, attack()) for each in problems]
             p50, p99 = np.percentile(after, [50, 99], method="higher")
@@ -139,18 +143,20 @@ def cost(preset: str, peers: int) -> str:
     plan, values = PRESETS[preset], sum(workload.layers) + workload.outside
     problem = Problem(layers=(values // LAYERS,) * LAYERS, plan=plan, steps=5 * plan.inner_steps)
     spent = 0.0
-    timed = {name: getattr(Checks, name) for name in ("commitment", "_is_false", "_draw")}
+    timed = [(wire.Commitment, "__init__"), (Checks, "_is_false"), (Checks, "_draw")]
 
-    def timing(name: str) -> None:
+    def timing(of: type, name: str) -> AbstractContextManager[object]:
+        method = getattr(of, name)
+
         def work(*given: object) -> object:
             nonlocal spent
             began = time.thread_time()
             try:
-                return timed[name](*given)
+                return method(*given)
             finally:
                 spent += time.thread_time() - began
 
-        setattr(Checks, name, work)
+        return patch.object(of, name, work)
 
     async def sent_bytes() -> int:
         async with NearSwarm(problem) as swarm:
@@ -161,15 +167,12 @@ def cost(preset: str, peers: int) -> str:
 
     with patch.object(Plan, "checks_means", False):
         before = run(sent_bytes())
-    for name in timed:
-        timing(name)
-    try:
+    with ExitStack() as timings:
+        for each in timed:
+            timings.enter_context(timing(*each))
         more, each_s = run(sent_bytes()) / before - 1, spent / peers
-        ms, share = 1000 * each_s / 5, each_s / (problem.steps * workload.step_s)
-        return f"| {preset} | {values:,} | {peers} | {more:.2%} | {ms:.1f} | {share:.2%} |"
-    finally:
-        for name, original in timed.items():
-            setattr(Checks, name, original)
+    ms, share = 1000 * each_s / 5, each_s / (problem.steps * workload.step_s)
+    return f"| {preset} | {values:,} | {peers} | {more:.2%} | {ms:.1f} | {share:.2%} |"
 
 
 if __name__ == "__main__":

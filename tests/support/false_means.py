@@ -19,12 +19,14 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce import reducer
 from murmuration.worker.exchange.allreduce.checks import Checks
 from murmuration.worker.exchange.allreduce.closing import DueMean, ReducedShards
-from murmuration.worker.exchange.allreduce.mean import reduce
+from murmuration.worker.exchange.allreduce.mean import LEFT_CODEC, reduce
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.transport import Stream
 
 Lie = Callable[[Tensor, Tensor], Tensor]
 """What to answer in place of a mean; the second argument is that of the shard's first round."""
+Leaving = Callable[[list[Tensor], Tensor], list[Tensor]]
+"""What to say that was left over before it and is now; given the truth, and what the lie leaves."""
 
 LIES: dict[str, Lie] = {
     "1e4": lambda mean, _: torch.full_like(mean, 1e4),
@@ -44,7 +46,9 @@ LIES: dict[str, Lie] = {
 
 
 @contextmanager
-def reducing_falsely(liar: str, lie: Lie, ghost: str = "") -> Iterator[None]:
+def reducing_falsely(
+    liar: str, lie: Lie, ghost: str = "", leaving: Leaving | None = None
+) -> Iterator[None]:
     """As long as this lasts, the peer of this name lies about every shard that it reduces.
 
     Args: ghost: is named among the contributors.
@@ -53,10 +57,10 @@ def reducing_falsely(liar: str, lie: Lie, ghost: str = "") -> Iterator[None]:
 
     async def answer(
         context: Context, due: DueMean, before: Tensor | None
-    ) -> tuple[wire.Reduction, Tensor | None]:
-        reduction, left_out = await reduce(context, due, before)
+    ) -> tuple[wire.Reduction, Tensor | None, list[wire.Commitment]]:
+        reduction, left_out, lefts = await reduce(context, due, before)
         if context.me != liar:
-            return reduction, left_out
+            return reduction, left_out, lefts
         codec, shard = context.reduction_codec, due.shard
         elements = shard.stop - shard.start
         mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
@@ -66,7 +70,13 @@ def reducing_falsely(liar: str, lie: Lie, ghost: str = "") -> Iterator[None]:
         if ghost:
             named, roots = (*header.contributors, ghost), (*header.roots, header.roots[0])
             header = replace(header, contributors=named, roots=roots, factors=(), weights=())
-        return wire.Reduction(header, payload), left_out
+        if leaving is not None and left_out is not None:
+            said = leaving([] if before is None else [before], mean + left_out - values)
+            left_out, encoded = said[-1], (wire.encode(LEFT_CODEC, each) for each in said)
+            leaves = context.leaves(shard)
+            lefts = [wire.Commitment(LEFT_CODEC, leaves, each, 0) for each in encoded]
+            header = replace(header, lefts=tuple(each.root for each in lefts))
+        return wire.Reduction(header, payload), left_out, lefts
 
     with patch.object(reducer, "reduce", answer):
         yield

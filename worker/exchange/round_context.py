@@ -290,6 +290,10 @@ class Context:
     def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
         return _shards(self.plan, self.elements[fragment], self.limbs(fragment), len(group))
 
+    def leaves(self, shard: ShardRange) -> wire.Leaves:
+        codecs = self.codec, self.reduction_codec
+        return wire.Leaves.of(shard.stop - shard.start - shard.exact, codecs)
+
     def orders(self, fragment: int, group: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """The peers that may reduce each shard, best first."""
         coded = self.elements[fragment] - self.limbs(fragment)

@@ -46,6 +46,7 @@ class ReductionHeader:
     reducer: str = ""  # that has computed it, which may not be the one that gives it
     roots: tuple[bytes, ...] = ()  # of the contributors, as announced
     weights: tuple[int, ...] = ()  # likewise; none where all are 1
+    lefts: tuple[bytes, ...] = ()  # roots of what encodings have left: what it takes up, and leaves
 
     def root(self, peer: str) -> bytes:
         """What a peer has announced; nothing where it is none of the contributors."""
@@ -81,7 +82,7 @@ def reduction_to_message(header: ReductionHeader) -> bytes:
     return pb.ExchangeDown(header=pb.ReductionHeader(**vars(header))).SerializeToString()
 
 
-_LISTS = ("contributors", "joiners", "factors", "roots", "weights")
+_LISTS = ("contributors", "joiners", "factors", "roots", "weights", "lefts")
 
 
 def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:

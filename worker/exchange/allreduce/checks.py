@@ -1,6 +1,6 @@
 """Spot checks: after a round, a part of each mean that others gave is computed here once more.
 
-contributor                             each other contributor of a mean
+contributor                             each other contributor of a mean, and its reducer
     | CheckRequest: some leaves -----------> |
     | <---------- each leaf, and its path to the root that was announced before |
 
@@ -8,35 +8,44 @@ Which leaf it will be is drawn by each peer for itself, when the means are here.
 not lead to the root in the reduction's header leaves open whether its contributor or the reducer
 lies (`Doubts`). Where all do, and the mean is another one, the reducer has lied. A peer that has
 seen so tells the others which leaf to look at: they believe what they compute, and no word.
+
+Where encoding a mean leaves something out, its reducer shows of the same leaf what earlier ones had
+left, which went into the mean, and what this one has left. The first is what it had left in the
+round before. So the mean follows from the contributions, whatever the encoding.
 """
 
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from murmuration.algorithms.codecs import Codec, has_few_bits
 from murmuration.algorithms.robust import AGGREGATIONS, Doubts, aggregate, norm
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.closing import KEPT_ROUNDS, ReducedShards
+from murmuration.worker.exchange.allreduce.mean import LEFT_CODEC
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import ShardKey, ShardRange
 from murmuration.worker.transport import Stream, TransportError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _SHARE = 0.015  # of the bytes of a round, for checking it
-_LEAST_BYTES = 2048  # the same, for small fragments
+_LEAST_BYTES = 2048  # the same, for small fragments that are not in few bits
 _OVERHEAD_BYTES = 300  # of a leaf: its path and what is around it
 _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
-# The most that an encoding of four bits leaves out: of the norm of a mean, and of the mean that was
-# given in the round before (see the error of `murmuration.algorithms.codecs.blocks.E3M0`).
-LEFT_OUT, LEFT_BEFORE = 0.36, 0.75
+_WORSE = 1e-3  # than the best encoding of a leaf, of its error: values may tie
 _TRIES = 3  # to ask on a stream that does not break
 _SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
 
 Shown = tuple[bytes, Sequence[bytes]]
+_Answers = Mapping[tuple[ShardKey, bytes], Shown] | None
 Caught = tuple[str, str]
 """A peer that has lied, and how that is known."""
 
@@ -59,8 +68,16 @@ class _Drawn:
     count: int
     elements: int
     mean: memoryview  # encoded
-    before: memoryview | None  # that of the round before, if something of it may be left
     own: Shown | None  # what this peer has contributed
+
+    @property
+    def parts(self) -> list[tuple[str, bytes, int]]:
+        """What goes into the mean, and what is left over: the peer that has it, the root that it
+        leads to, and what it counts."""
+        header = self.given.header
+        weights = header.weights or (1,) * len(header.contributors)
+        lefts = ((header.reducer, root, 0) for root in header.lefts)
+        return [*zip(header.contributors, header.roots, weights, strict=True), *lefts]
 
 
 class Checks:
@@ -77,9 +94,8 @@ class Checks:
         self._context, self._shards, self._reductions = context, shards, reductions
         self.doubts, self._tasks = Doubts(), Tasks()
         # Of each fragment, as they came: a round that is tried again has more than one.
-        self._own: dict[int, list[dict[ShardKey, wire.Commitment | None]]] = {}
+        self._own: dict[int, list[dict[ShardKey, dict[bytes, wire.Commitment]]]] = {}
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
-        self._before: dict[int, dict[ShardKey, wire.Reduction]] = {}  # the means before those
         self._announced: dict[ShardKey, set[bytes]] = {}
         self._hints: dict[ShardKey, int] = {}  # leaves that others have told of
         self._completed: Counter[int] = Counter()
@@ -88,12 +104,12 @@ class Checks:
         await self._tasks.close()
 
     def commitment(self, shard: ShardRange, payload: memoryview, weight: int) -> wire.Commitment:
-        return wire.Commitment(self._context.codec, self._leaves(shard), payload, weight)
+        return wire.Commitment(self._context.codec, self._context.leaves(shard), payload, weight)
 
     def contributes(self, fragment: int, keys: Sequence[ShardKey]) -> None:
         """This peer begins a round with contributions to these shards, which it can show until its
         next has ended: all that are in that one have asked by then."""
-        self._own[fragment] = [*self._own.get(fragment, [])[-2:], dict.fromkeys(keys)]
+        self._own[fragment] = [*self._own.get(fragment, [])[-2:], {key: {} for key in keys}]
         oldest = keys[0].round - KEPT_ROUNDS if keys else 0
         for of_shards in (self._announced, self._hints):
             for key in [k for k in of_shards if k.fragment == fragment and k.round < oldest]:
@@ -101,20 +117,28 @@ class Checks:
 
     def commits(self, key: ShardKey, commitment: wire.Commitment) -> None:
         """To what it contributes in the round that it has begun last."""
-        self._own[key.fragment][-1][key] = commitment
+        self.shows(key, commitment)
         self._announced.setdefault(key, set()).add(commitment.root)
+
+    def shows(self, key: ShardKey, *commitments: wire.Commitment) -> None:
+        """For as long as what it has contributed in the round that it has begun last."""
+        last = self._own.setdefault(key.fragment, [{}])[-1]
+        last.setdefault(key, {}).update((each.root, each) for each in commitments)
 
     def completed(self, fragment: int, given: Sequence[Given]) -> None:
         """A round of this peer has ended, with these means of others."""
         last = self._own.get(fragment, [{}])[-1]
         self._own[fragment] = [own for own in self._own.get(fragment, ()) if own.keys() & last]
         self._given[fragment] = {each.key: each for each in given}
-        self._before[fragment] = dict(self._means_before(given))
         self._completed[fragment] += 1
-        for each in given if self._completed[fragment] > _SETTLED else ():
-            header, me, said = each.header, self._context.me, self._announced.get(each.key)
+        for each in given:
+            key, header, me = each.key, each.header, self._context.me
+            said = self._completed[fragment] > _SETTLED and self._announced.get(key)
             if said and me in header.contributors and header.root(me) not in said:
-                why = f"{each.key} says that {me} contributed what it did not"
+                why = f"{key} says that {me} contributed what it did not"
+                self._context.caught(header.reducer, why)
+            if not self._follows(each) and self.doubts.again(header.reducer, fragment, key.round):
+                why = f"{key} takes up other values than it had left over"
                 self._context.caught(header.reducer, why)
         if drawn := self._draw(fragment, given):
             self._tasks.spawn(self._check(drawn))
@@ -124,7 +148,8 @@ class Checks:
     async def serve(self, request: pb.CheckRequest, stream: Stream) -> None:
         """Answers another peer's check, with nothing for what is gone; or looks where a false mean
         was seen."""
-        most = max(map(len, self._own.get(request.fragment, [])), default=0)
+        own = self._own.get(request.fragment, [])
+        most = max((sum(map(len, of.values())) for of in own), default=0)
         for asked in request.leaves[:most]:
             key = ShardKey(request.fragment, request.round, asked.shard)
             if request.hint:
@@ -137,7 +162,7 @@ class Checks:
 
     def _shown(self, key: ShardKey, root: bytes, leaf: int) -> Shown | None:
         for own in self._own.get(key.fragment, ()):
-            if (commitment := own.get(key)) and commitment.root == root:
+            if commitment := own.get(key, {}).get(root):
                 return commitment.shown(leaf)
         return None
 
@@ -152,7 +177,7 @@ class Checks:
             self._tasks.spawn(self._check([drawn]))
 
     async def _tell_of(self, drawn: _Drawn) -> None:
-        request = self._request("", drawn.given.key, [drawn])
+        request = self._request([(drawn, b"")])
         request.hint = True
 
         async def tell(peer: str) -> None:
@@ -165,10 +190,6 @@ class Checks:
 
     # -------------------------------------------------------------------------------- own checks
 
-    def _leaves(self, shard: ShardRange) -> wire.Leaves:
-        codecs = self._context.codec, self._context.reduction_codec
-        return wire.Leaves.of(shard.stop - shard.start - shard.exact, codecs)
-
     def _draw(self, fragment: int, given: Iterable[Given]) -> list[_Drawn]:
         """Draws a leaf of a mean of each reducer, as far as the bytes allow, and adds hints."""
         context, rng, drawn = self._context, self._context.rng, list[_Drawn]()
@@ -177,13 +198,15 @@ class Checks:
             by_reducer[each.header.reducer].append(each)
             if each.key in self._hints:
                 drawn += filter(None, [self._drawn(each, self._hints[each.key])])
-        left = max(_LEAST_BYTES, _SHARE * 2 * context.contribution_bytes(fragment))
+        least = 0 if has_few_bits(context.reduction_codec.name) else _LEAST_BYTES
+        left = max(least, _SHARE * 2 * context.contribution_bytes(fragment))
         for reducer in rng.sample(sorted(by_reducer), len(by_reducer)):
             each = rng.choice(by_reducer[reducer])
-            leaf = rng.randrange(max(1, self._leaves(each.shard).count))
+            leaf = rng.randrange(max(1, context.leaves(each.shard).count))
             if (found := self._drawn(each, leaf)) is not None:
                 leaf_bytes = context.codec.encoded_bytes(found.elements) + _OVERHEAD_BYTES
                 one = leaf_bytes * len(each.header.contributors)
+                one += len(each.header.lefts) * LEFT_CODEC.encoded_bytes(found.elements)
                 if left < one * rng.random():  # of small fragments one in some rounds
                     break
                 left -= one
@@ -192,13 +215,10 @@ class Checks:
 
     def _drawn(self, given: Given, leaf: int) -> _Drawn | None:
         """The leaf of what this peer has applied; None where there is none."""
-        reduction, leaves = self._reductions.get(given.key), self._leaves(given.shard)
+        reduction, leaves = self._reductions.get(given.key), self._context.leaves(given.shard)
         if reduction is None or reduction.header != given.header or leaf >= leaves.count:
             return None
         start, stop = leaves.bounds(leaf)
-        before = self._before.get(given.key.fragment, {}).get(given.key)
-        if before is None and self._context.plan.keeps_reduction_residual:
-            return None
         at, end = map(self._context.reduction_codec.encoded_bytes, (start, stop))
         return _Drawn(
             given,
@@ -206,21 +226,21 @@ class Checks:
             leaves.count,
             stop - start,
             memoryview(bytearray(reduction.payload.raw[at:end])),
-            memoryview(bytearray(before.payload.raw[at:end])) if before else None,
             self._shown(given.key, given.header.root(self._context.me), leaf),
         )
 
-    def _means_before(self, given: Iterable[Given]) -> Iterator[tuple[ShardKey, wire.Reduction]]:
-        """The means of the round before by the same reducers, of which something may be left."""
-        for each in given if self._context.plan.keeps_reduction_residual else ():
-            at = replace(each.key, round=each.key.round - 1)
-            before = self._reductions.get(at)
-            same = self._shards.group(at) == self._shards.group(each.key)
-            if before is not None and same and before.header.reducer == each.header.reducer:
-                yield each.key, before
+    def _follows(self, given: Given) -> bool:
+        """Whether a mean takes up nothing, or what its reducer has left in the round before, as far
+        as that is known."""
+        at, taken = replace(given.key, round=given.key.round - 1), given.header.lefts[:-1]
+        before = self._reductions.get(at)
+        if not taken or before is None or before.header.reducer != given.header.reducer:
+            return True
+        cut_alike = self._shards.group(at) == self._shards.group(given.key)
+        return taken == before.header.lefts[-1:] or not cut_alike
 
     async def _check(self, drawn: Sequence[_Drawn]) -> None:
-        named = {peer for each in drawn for peer in each.given.header.contributors}
+        named = {peer for each in drawn for peer, _, _ in each.parts}
         others = sorted(named - {self._context.me})
         asking = (self._ask(peer, drawn) for peer in others)
         answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
@@ -233,25 +253,24 @@ class Checks:
                 if self._context.caught(liar, why) and liar == each.given.header.reducer:
                     await self._tell_of(each)
 
-    def _request(self, of: str, key: ShardKey, drawn: Iterable[_Drawn]) -> pb.CheckRequest:
-        leaf = pb.CheckRequest.Leaf
+    def _request(self, wanted: Sequence[tuple[_Drawn, bytes]]) -> pb.CheckRequest:
+        leaf, key = pb.CheckRequest.Leaf, wanted[0][0].given.key
         return pb.CheckRequest(
             run=self._context.run,
             sender=self._context.me,
             fragment=key.fragment,
             round=key.round,
             leaves=[
-                leaf(shard=d.given.key.shard, leaf=d.leaf, root=d.given.header.root(of))
-                for d in drawn
+                leaf(shard=each.given.key.shard, leaf=each.leaf, root=root) for each, root in wanted
             ],
         )
 
-    async def _ask(self, peer: str, drawn: Sequence[_Drawn]) -> dict[ShardKey, Shown] | None:
-        """What a contributor shows; None where nobody is to blame that it shows nothing."""
-        key = drawn[0].given.key
-        wanted = [each for each in drawn if peer in each.given.header.contributors]
-        shown: dict[ShardKey, Shown] = {}
-        request, answers = self._request(peer, key, wanted), list[pb.CheckedLeaf]()
+    async def _ask(self, peer: str, drawn: Sequence[_Drawn]) -> _Answers:
+        """What a peer shows, by shard and root; None where nobody is to blame that it shows
+        nothing."""
+        wanted = [(each, root) for each in drawn for of, root, _ in each.parts if of == peer]
+        shown: dict[tuple[ShardKey, bytes], Shown] = {}
+        request, answers = self._request(wanted), list[pb.CheckedLeaf]()
         with suppress(TransportError, TimeoutError, wire.WireError):
             for tried in range(1, _TRIES):  # an honest peer's stream may break
                 with suppress(TransportError):
@@ -261,13 +280,13 @@ class Checks:
             else:
                 answers = await self._answers(peer, request, len(wanted))
             shown = {
-                each.given.key: (answer.payload, answer.path)
-                for each, answer in zip(wanted, answers, strict=False)
+                (each.given.key, root): (answer.payload, answer.path)
+                for (each, root), answer in zip(wanted, answers, strict=False)
                 if answer.payload
             }
         view, me = self._shards.view, self._context.me
         excused = not (view.usable(peer) and view.reach(me, peer))
-        excused |= all(me not in each.given.header.contributors for each in wanted)  # it came late
+        excused |= all(me not in each.given.header.contributors for each, _ in wanted)  # late
         return None if not shown and excused else shown
 
     async def _answers(
@@ -286,14 +305,11 @@ class Checks:
             stream.cancel()
         return found
 
-    async def _judged(
-        self, drawn: _Drawn, answers: Mapping[str, Mapping[ShardKey, Shown] | None]
-    ) -> list[Caught]:
+    async def _judged(self, drawn: _Drawn, answers: Mapping[str, _Answers]) -> list[Caught]:
         me, given, caught, raws = self._context.me, drawn.given, list[Caught](), list[bytes]()
-        header, key, reducer = given.header, given.key, given.header.reducer
-        weights = header.weights or (1,) * len(header.contributors)
-        for peer, root, weight in zip(header.contributors, header.roots, weights, strict=True):
-            shown = drawn.own if peer == me else (answers[peer] or {}).get(key)
+        header, key, reducer, parts = given.header, given.key, given.header.reducer, drawn.parts
+        for peer, root, weight in parts:
+            shown = drawn.own if peer == me else (answers[peer] or {}).get((key, root))
             if shown is None:
                 continue
             payload, path = shown
@@ -301,49 +317,54 @@ class Checks:
             if fits:
                 raws.append(payload)
             elif peer == reducer:
-                caught.append((peer, f"{key} has another contribution of its own than it shows"))
+                caught.append((peer, f"{key} has other values of its own than it shows"))
             if peer not in (me, reducer):
                 group = len(self._shards.group(key) or header.contributors)
                 for liar in self.doubts.compared(peer, reducer, group, agree=fits):
                     caught.append((liar, f"what it says of {key} is not what others say"))
-        if len(raws) == len(header.contributors) and await self._context.worked(
-            drawn.elements * len(raws), lambda: self._is_false(drawn, raws, weights)
+        if len(raws) == len(parts) and await self._context.worked(
+            drawn.elements * len(raws), lambda: self._is_false(drawn, raws)
         ):
             caught.append((reducer, f"{key} is not the mean of its contributions, and was applied"))
         return caught
 
-    def _is_false(self, drawn: _Drawn, raws: Sequence[bytes], weights: Sequence[int]) -> bool:
-        """Whether a mean is another than that of these encoded contributions."""
-        context, header = self._context, drawn.given.header
-        factors = header.factors or (1.0,) * len(raws)
-        given = wire.decode(context.reduction_codec, drawn.mean, drawn.elements)
+    def _is_false(self, drawn: _Drawn, raws: Sequence[bytes]) -> bool:
+        """Whether a mean is another than that of its encoded parts."""
+        context, count = self._context, len(drawn.given.header.contributors)
+        factors = drawn.given.header.factors or (1.0,) * count
+        weights = [weight for _, _, weight in drawn.parts[:count]]
+        codec, elements = context.reduction_codec, drawn.elements
+        given = wire.decode(codec, drawn.mean, elements)
+
+        def decoded(of: Codec, raws: Sequence[bytes]) -> "list[Tensor]":
+            return [wire.decode(of, memoryview(bytearray(raw)), elements) for raw in raws]
+
+        def fits(mean: "Tensor") -> bool:
+            encoded = sum(before, mean)
+            least = norm(wire.encoding_error(codec, wire.encode(codec, encoded), encoded))
+            error, most = encoded - given, (1 + _WORSE) * least + near * math.sqrt(elements)
+            return norm(error) <= most < math.inf and float((error - after).abs().max()) <= near
+
         try:
-            values = [
-                wire.decode(context.codec, memoryview(bytearray(raw)), drawn.elements)
-                for raw in raws
-            ]
-        except wire.WireError:
-            return True  # its reducer must have refused that
-        near = _EXACT * max(float(each.abs().max()) for each in values)
-        means = (
-            aggregate(values, factors, weights, over=context.plan.mean_over, aggregation=made)
-            for made in AGGREGATIONS  # its reducer may have chosen either
-        )
-        if drawn.before is None:
-            return all(float((given - mean).abs().max()) > near for mean in means)
-        before = wire.decode(context.reduction_codec, drawn.before, drawn.elements)
-        left = LEFT_BEFORE * norm(before) + near * math.sqrt(drawn.elements)
-        return all(norm(given - mean) > left + LEFT_OUT * norm(mean) for mean in means)
+            values, left = decoded(context.codec, raws[:count]), decoded(LEFT_CODEC, raws[count:])
+            near = _EXACT * max(float(each.abs().max()) for each in (*values, *left))
+            *before, after = left or [given.new_zeros(elements)]
+            means = (
+                aggregate(values, factors, weights, over=context.plan.mean_over, aggregation=made)
+                for made in AGGREGATIONS  # its reducer may have chosen either
+            )
+            return not any(map(fits, means))
+        except ValueError:
+            return True  # its reducer must have refused that, or nothing leaves such values over
 
 
-def _hides(
-    peer: str, drawn: _Drawn, answers: Mapping[str, Mapping[ShardKey, Shown] | None]
-) -> bool | None:
-    """Whether a contributor does not show a leaf that most others show; None: nothing follows. One
-    that has begun a later round has nothing to show any more; most others have begun it too
-    then."""
-    key, told = drawn.given.key, drawn.given.header.contributors
-    shows = {each: key in shown for each in told if (shown := answers.get(each)) is not None}
+def _hides(peer: str, drawn: _Drawn, answers: Mapping[str, _Answers]) -> bool | None:
+    """Whether a peer does not show a leaf where most others do; None: nothing follows. One that has
+    begun a later round has nothing to show any more; most others have begun it too then."""
+    shows: dict[str, bool] = {}
+    for of, root, _ in drawn.parts:
+        if (shown := answers.get(of)) is not None:
+            shows[of] = shows.get(of, True) and (drawn.given.key, root) in shown
     own = shows.pop(peer, None)
     if own is False and 2 * sum(shows.values()) > len(shows):
         return True

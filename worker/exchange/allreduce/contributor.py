@@ -434,6 +434,9 @@ class Contributor:
             raise wire.WireError(f"{key}: factors {header.factors}")
         if len(header.roots) != (len(header.contributors) if part.commitment else 0):
             raise wire.WireError(f"{key}: {len(header.roots)} roots of contributions")
+        leaves_some = part.commitment and self._context.plan.keeps_reduction_residual
+        if len(header.lefts) not in ((1, 2) if leaves_some else (0,)):
+            raise wire.WireError(f"{key}: {len(header.lefts)} roots of what encodings leave out")
         if header.weights and len(header.weights) != len(header.contributors):
             raise wire.WireError(f"{key}: {len(header.weights)} weights of contributions")
         for weight in header.weights:

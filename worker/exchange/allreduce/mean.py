@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.robust import aggregate
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import DueMean
@@ -13,17 +14,19 @@ from murmuration.worker.exchange.view import ShardKey
 if TYPE_CHECKING:
     from torch import Tensor
 
+LEFT_CODEC = codec_by_name("fp32")  # in which a reducer shows what its encodings have left out
+
 
 async def reduce(
     context: Context, due: DueMean, before: "Tensor | None"
-) -> tuple[wire.Reduction, "Tensor | None"]:
-    """The mean as the bytes that everyone applies, and what their encoding leaves out if that is
-    kept. Averages in the order given. Args: before: what earlier means have left out, to be
-    added."""
+) -> "tuple[wire.Reduction, Tensor | None, list[wire.Commitment]]":
+    """The mean as the bytes that everyone applies; what their encoding leaves out, if that is kept;
+    and commitments to what it takes up of that and what it leaves. Averages in the order given.
+    Args: before: what earlier means have left out, to be added."""
     codec, shard = context.reduction_codec, due.shard
     elements = shard.stop - shard.start
 
-    def work() -> "tuple[wire.Payload, Tensor | None]":
+    def work() -> "tuple[wire.Payload, Tensor | None, list[wire.Commitment]]":
         over, aggregation = context.plan.mean_over, context.config.aggregation
         given = [each.buffer for each in due.inputs]
 
@@ -36,9 +39,14 @@ async def reduce(
         raw, left_out = wire.encode(codec, mean, exact=shard.exact), None
         if context.plan.keeps_reduction_residual:
             left_out = wire.encoding_error(codec, raw, mean, exact=shard.exact)
-        return context.compression.payload(codec, raw), left_out
+        lefts = [
+            wire.Commitment(LEFT_CODEC, context.leaves(shard), wire.encode(LEFT_CODEC, left), 0)
+            for left in (before, left_out)
+            if left is not None and context.plan.checks_means
+        ]
+        return context.compression.payload(codec, raw), left_out, lefts
 
-    payload, left_out = await context.worked(len(due.inputs) * elements, work)
+    payload, left_out, lefts = await context.worked(len(due.inputs) * elements, work)
     header = wire.ReductionHeader(
         contributors=due.contributors,
         joiners=due.joiners,
@@ -50,8 +58,9 @@ async def reduce(
         reducer=context.me,
         roots=due.roots,
         weights=due.weights if due.roots and max(due.weights) > 1 else (),
+        lefts=tuple(each.root for each in lefts),
     )
-    return wire.Reduction(header, payload), left_out
+    return wire.Reduction(header, payload), left_out, lefts
 
 
 @dataclass(frozen=True)

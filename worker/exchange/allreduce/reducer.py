@@ -454,13 +454,14 @@ class Reducer:
         try:
             if not context.ends_run:
                 await self._tell_alike(due)
-            reduction, left_out = await reduce(context, due, before)
+            reduction, left_out, lefts = await reduce(context, due, before)
         except Exception as failure:  # the shard must not stay closed to peers that try again
             context.log(new_event("warning", text=f"{key} was not reduced: {failure}"))
             self.shards.computed(key, due.attempt, failed=True)
         else:
             if self.shards.computed(key, due.attempt):
                 self._reductions[key] = reduction
+                self.checks.shows(key, *lefts)
                 if left_out is not None:
                     self._residuals.keep(key, shard.start, shard.stop, before, left_out)
         self._look_again()

@@ -73,6 +73,7 @@ class Try(FakeStream):
         plain = {
             "contributors": tuple(contributors),
             "roots": (bytes(wire.HASH_BYTES),) * len(contributors),
+            "lefts": (bytes(wire.HASH_BYTES),),
             "joiners": (),
             "codec": 2,
             "total_bytes": SIZE,
@@ -248,6 +249,7 @@ BAD_FACTORS = [{"factors": (0.5,)}, {"factors": (0.0, 1.0, 1.0)}, {"factors": (1
         {"codec": 99},
         {"last": "d"},
         {"hash": 10},
+        {"lefts": ()},
         {"joiners": tuple("defgh")},
         {"joiners": ("d", "d")},
         {"contributors": "aabc"},
