@@ -16,7 +16,7 @@ from murmuration.protos.files import LOG_BYTES
 from murmuration.worker.catchup.bootstrap import DESERTED_S
 from murmuration.worker.cli import cli
 from murmuration.worker.config import parse_config
-from murmuration.worker.identity.authority import MOST, TOKEN_USES, TOKEN_VALID_S
+from murmuration.worker.identity.authority import MOST
 from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
 from murmuration.worker.node.answers import MOST_TUNNELS, TUNNELS_EACH
@@ -77,8 +77,9 @@ def commands(command: click.Command) -> Iterator[click.Command]:
 
 
 def test_a_help_text_stands_without_the_name_above_it() -> None:
-    """It begins with a verb or an article."""
+    """It begins with a verb or an article. Each option has one."""
     named = [named for each in commands(cli) for named in (each, *each.params)]
+    assert [each for each in named if isinstance(each, click.Option) and not each.help] == []
     texts = [text for each in named if (text := getattr(each, "help", None))]
     unclear = re.compile(r"(Of|What|Whether|That|With|To|Where|Which|As|At|In|From|By|On)\b|[a-z]")
     assert [text for text in texts if unclear.match(text)] == []
@@ -135,10 +136,6 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
 )
 def test_a_figure_of_a_page_is_that_of_the_code(page: str, says: str) -> None:
     assert " ".join(says.split()) in " ".join((ROOT / f"docs/{page}.md").read_text().split())
-
-
-def test_a_token_is_for_one_machine_within_a_day() -> None:
-    assert (TOKEN_USES, TOKEN_VALID_S) == (1, 24 * 3600)
 
 
 def anchors(page: Path) -> set[str]:

@@ -70,8 +70,7 @@ def test_the_anchors_loss_on_either_split(config: Config, tmp_path: Path, split:
 
 def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> None:
     path = save_run(config, trained(config), tmp_path, without="model.norm.weight")
-    line = commands.refused(evaluate, 8, tmp_path)
-    assert line.startswith(
+    assert commands.refused(evaluate, 8, tmp_path).startswith(
         f"{path}: does not hold the whole model of its run (model.norm.weight); name "
     )
 
@@ -138,38 +137,20 @@ def test_stages_of_different_steps_are_told_and_the_least_names_the_model(
     assert result.stdout.strip() == str(tmp_path / "run" / "assembled" / "step-00000010")
 
 
-def test_it_goes_where_it_is_told(staged: Config, tmp_path: Path) -> None:
-    for stage in range(3):
-        save_stage(staged, trained(staged), tmp_path / "run", stage, 7)
-    out = tmp_path / "elsewhere"
-    assert assembled(tmp_path / "run", "--out", out) == out / "step-00000007"
-    assert assembled(tmp_path / "run", "--out", out) == out / "step-00000007"  # and again
-
-
-def test_a_missing_stage_is_named(staged: Config, tmp_path: Path) -> None:
-    save_stage(staged, trained(staged), tmp_path / "run", 1, 7)
-    assert commands.refused(assemble, 8, tmp_path / "run").endswith(
-        "run: no checkpoint of stage 0, 2"
-    )
-
-
-def test_a_run_that_was_not_cut_has_nothing_to_assemble(tmp_path: Path) -> None:
+def test_it_goes_where_it_is_told_or_says_what_is_missing(staged: Config, tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "elsewhere"
     assert "no checkpoint of a stage; name the folder" in commands.refused(assemble, 8, tmp_path)
-
-
-def test_stages_of_several_runs_are_not_mixed(staged: Config, tmp_path: Path) -> None:
-    for stage in range(3):
-        save_stage(staged, trained(staged), tmp_path / "one", stage, 7)
+    save_stage(staged, trained(staged), run, 1, 7)
+    assert commands.refused(assemble, 8, run).endswith("run: no checkpoint of stage 0, 2")
+    for stage in (0, 2):
+        save_stage(staged, trained(staged), run, stage, 7)
+    for _ in range(2):
+        assert assembled(run, "--out", out) == out / "step-00000007"
+    (tmp_path / "file").write_text("in the way")
+    line = commands.refused(assemble, 2, run, "--out", tmp_path / "file" / "below")
+    assert line.startswith(f"--out {tmp_path / 'file' / 'below'}: no checkpoint can be written")
     other = replace(staged, run=replace(staged.run, seed=6))
     save_stage(other, trained(other), tmp_path / "two", 1, 9)
     assert commands.refused(assemble, 8, tmp_path).endswith(
         "checkpoints of several runs; name the folder of one"
     )
-
-
-def test_a_folder_that_cannot_be_written_is_said(staged: Config, tmp_path: Path) -> None:
-    for stage in range(3):
-        save_stage(staged, trained(staged), tmp_path / "run", stage, 7)
-    (tmp_path / "file").write_text("in the way")
-    line = commands.refused(assemble, 2, tmp_path / "run", "--out", tmp_path / "file" / "below")
-    assert line.startswith(f"--out {tmp_path / 'file' / 'below'}: no checkpoint can be written")

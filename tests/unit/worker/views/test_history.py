@@ -20,55 +20,50 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 def status(peer: str, *others: str, **more: Any) -> dict[str, Any]:
     """A worker's status document, made up."""
+    member = {"health": "alive", "phase": "training", "step": 9, "address": "a:1"}
     return {
-        "peer": peer,
-        "run": "78c7eef3",
-        "preset": "diloco",
-        "phase": "training",
-        "step": 10,
-        "steps": 100,
-        "loss": 2.5,
-        "traffic": {"bytes_sent": 1000, "bytes_received": 2000},
+        "peer": peer, "run": "78c7eef3", "preset": "diloco", "phase": "training", "step": 10,
+        "steps": 100, "loss": 2.5, "traffic": {"bytes_sent": 1000, "bytes_received": 2000},
         "rounds": {"completed": 1, "failed": 0, "late": 0},
-        "members": [
-            {"peer": name, "health": "alive", "phase": "training", "step": 9, "address": "a:1"}
-            for name in (peer, *others)
-        ],
-        **more,
-    }
+        "members": [{"peer": name} | member for name in (peer, *others)], **more,
+    }  # fmt: skip
 
 
 def look(time_s: float, *documents: dict[str, Any]) -> Look:
     return Look(time_s, documents[0], {each["peer"]: each for each in documents})
 
 
-def test_what_a_dead_peer_said_last_stays() -> None:
-    history = History(2.0)
+@pytest.fixture
+def history() -> History:
+    return History(2.0)
+
+
+def both(**more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The words of two peers. Args: more: of the first."""
+    return status("w0", "w1", **more), status("w1", "w0")
+
+
+def test_what_a_dead_peer_said_last_stays(history: History) -> None:
     history.add(look(100.0, status("w0", "w1"), status("w1", "w0", loss=1.5)))
     later = status("w0", "w1")
     later["members"][1]["health"] = "dead"
     history.add(look(102.0, later))
-
     w1 = history.since(0)["peers"][1]
     assert (w1["state"], w1["live"], w1["loss"], w1["seen_s"]) == ("dead", False, 1.5, 100.0)
     assert history.since(100.0)["news"] == [{"time_s": 102.0, "peer": "w1", "text": "dead"}]
 
 
-def test_one_look_that_a_peer_misses_is_no_news() -> None:
-    history = History(2.0)
-    history.add(look(100.0, status("w0", "w1"), status("w1", "w0")))
-    history.add(look(102.0, status("w0", "w1")))
-    assert history.since(0)["peers"][1]["answers"] is True
-    history.add(look(107.0, status("w0", "w1")))
-    assert history.since(0)["peers"][1]["answers"] is False
+def test_one_look_that_a_peer_misses_is_no_news(history: History) -> None:
+    history.add(look(100.0, *both()))
+    for time_s, answers in ((102.0, True), (107.0, False)):
+        history.add(look(time_s, status("w0", "w1")))
+        assert history.since(0)["peers"][1]["answers"] is answers
     assert [each["text"] for each in history.since(102.0)["news"]] == ["does not answer"]
 
 
-def test_points_are_thinned_out_and_span_the_run() -> None:
-    history = History(2.0)
+def test_points_are_thinned_out_and_span_the_run(history: History) -> None:
     for number in range(5 * MOST_POINTS):
         history.add(look(100.0 + number, status("w0", step=number)))
-
     points = history.since(0)["points"]["w0"]
     steps = [row[POINT.index("step")] for row in points]
     assert len(points) <= MOST_POINTS
@@ -77,41 +72,33 @@ def test_points_are_thinned_out_and_span_the_run() -> None:
     assert steps[-1] >= 5 * MOST_POINTS - 32
 
 
-def test_of_rounds_and_news_the_latest_are_kept() -> None:
-    history = History(2.0)
+def test_of_rounds_and_news_the_latest_are_kept(history: History) -> None:
     for number in range(3 * MOST_ROUNDS):
         said = {"fragment": 0, "round": number, "began_s_ago": 1.0, "ended_s_ago": 0.5}
-        document = status("w0", recent_rounds=[said])
-        document["rounds"]["failed"] = number
-        history.add(look(100.0 + number, document))
-
-    rounds = history.since(0)["rounds"]["w0"]
-    assert [each["round"] for each in rounds] == list(range(2 * MOST_ROUNDS, 3 * MOST_ROUNDS))
+        rounds = {"completed": 1, "failed": number, "late": 0}
+        history.add(look(100.0 + number, status("w0", recent_rounds=[said], rounds=rounds)))
+    kept = [each["round"] for each in history.since(0)["rounds"]["w0"]]
+    assert kept == list(range(2 * MOST_ROUNDS, 3 * MOST_ROUNDS))
     assert len(history.since(0)["news"]) == MOST_NEWS
 
 
-def test_more_peers_than_a_page_shows_take_no_more_memory() -> None:
-    history = History(2.0)
+def test_more_peers_than_a_page_shows_take_no_more_memory(history: History) -> None:
     names = [f"p{number}" for number in range(2 * MOST_PEERS)]
     history.add(look(100.0, status("w0", *names)))
     history.add(look(102.0, status("w0", *reversed(names))))
-
     assert len(history.since(0)["peers"]) == MOST_PEERS
     assert len(history.since(0)["points"]) == MOST_PEERS
 
 
-def test_a_new_peer_takes_the_place_of_one_that_nobody_names_any_more() -> None:
-    history = History(2.0)
+def test_a_new_peer_takes_the_place_of_one_that_nobody_names_any_more(history: History) -> None:
     history.add(look(100.0, status("w0", *(f"p{number}" for number in range(MOST_PEERS - 1)))))
     history.add(look(102.0, status("w0", "p0", "new")))
-
     names = [peer["peer"] for peer in history.since(0)["peers"]]
     assert len(names) == MOST_PEERS
     assert {"w0", "p0", "new"} <= set(names)
 
 
-def test_rounds_are_placed_on_this_machines_clock_until_they_are_over() -> None:
-    history = History(2.0)
+def test_rounds_are_placed_on_this_machines_clock_until_they_are_over(history: History) -> None:
     on_its_way = {"fragment": 0, "round": 7, "began_s_ago": 1.5, "ended_s_ago": None}
     over = {
         "fragment": 0, "round": 7, "began_s_ago": 3.5, "ended_s_ago": 1.0, "waited_for": "w1",
@@ -120,40 +107,36 @@ def test_rounds_are_placed_on_this_machines_clock_until_they_are_over() -> None:
     again = {**over, "ended_s_ago": 3.125}
     for time_s, said in ((100.0, on_its_way), (102.0, over), (104.0, again)):
         history.add(look(time_s, status("w0", recent_rounds=[said])))
-
     (round_,) = history.since(0)["rounds"]["w0"]
     assert (round_["began_s"], round_["ended_s"], round_["resumed_s"]) == (98.5, 101.0, 101.25)
     assert (round_["waited_for"], round_["stall_s"], round_["told_s"]) == ("w1", 2.0, 102.0)
 
 
-def test_rates_are_of_what_has_grown_lately() -> None:
-    def said(sent: int, to_w1: int, from_w1: int) -> dict[str, Any]:
-        document = status("w0", "w1", traffic={"bytes_sent": sent, "bytes_received": 0})
-        document["members"][1] |= {"sent_bytes": to_w1, "received_bytes": from_w1, "rtt_ms": 20.0}
-        return document
+def test_rates_are_of_what_has_grown_lately(history: History) -> None:
+    def looked(time_s: float, sent: int, to_w1: int, from_w1: int) -> tuple[Any, Any]:
+        first, second = both(traffic={"bytes_sent": sent, "bytes_received": 0})
+        first["members"][1] |= {"sent_bytes": to_w1, "received_bytes": from_w1, "rtt_ms": 20.0}
+        history.add(look(time_s, first, second))
+        told = history.since(0)
+        return told["links"][0], told["peers"][0]["sent_mbps"]
 
-    history = History(2.0)
-    history.add(look(100.0, said(0, 0, 0), status("w1", "w0")))
-    assert history.since(0)["links"][0]["mbps"] == [None, None]
-    history.add(look(102.0, said(1_000_000, 500_000, 250_000), status("w1", "w0")))
-
-    (link,) = history.since(0)["links"]
+    assert looked(100.0, 0, 0, 0)[0]["mbps"] == [None, None]
+    link, sent_mbps = looked(102.0, 1_000_000, 500_000, 250_000)
     assert (link["a"], link["b"], link["mbps"], link["rtt_ms"]) == ("w0", "w1", [2.0, 1.0], 20.0)
-    assert history.since(0)["peers"][0]["sent_mbps"] == 4.0
-    history.add(look(104.0, said(1_000_000, 500_000, 250_000), status("w1", "w0")))
-    assert 3.0 < history.since(0)["peers"][0]["sent_mbps"] < 4.0  # of the last twenty seconds
-    history.add(look(106.0, said(10, 10, 10), status("w1", "w0")))  # it was started again
-    assert history.since(0)["links"][0]["mbps"] == [None, None]
-    assert history.since(0)["peers"][0]["sent_mbps"] is None
+    assert sent_mbps == 4.0
+    assert 3.0 < looked(104.0, 1_000_000, 500_000, 250_000)[1] < 4.0  # of the last twenty seconds
+    link, sent_mbps = looked(106.0, 10, 10, 10)  # it was started again
+    assert (link["mbps"], sent_mbps) == ([None, None], None)
 
 
-def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting() -> None:
+def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting(
+    history: History,
+) -> None:
     def waited(peer: str, whom: str, stall_s: float, resumed_s_ago: float = 1.0) -> dict[str, Any]:
         said = {"fragment": 0, "round": int(10 * stall_s), "began_s_ago": 9.0, "waited_for": whom}
         said |= {"stall_s": stall_s, "ended_s_ago": 1.0, "resumed_s_ago": resumed_s_ago}
         return status(peer, *{"w0", "w1", "w2"} - {peer}, recent_rounds=[said])
 
-    history = History(2.0)
     history.add(look(90.0, waited("w0", "w1", 50.0, 200.0), waited("w1", "w1", 2.5)))
     history.add(look(110.0, waited("w0", "w2", 8.0), waited("w1", "w2", 4.0)))
     told = history.since(0)
@@ -162,12 +145,13 @@ def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting() ->
     assert [row[heads.index("waited for")] for row in told["table"]["rows"]] == ["-", "-", "12 s"]
 
 
-def test_a_fault_is_told_once_by_the_highest_cost_and_with_how_many_have_found_it() -> None:
+def test_a_fault_is_told_once_by_the_highest_cost_and_with_how_many_have_found_it(
+    history: History,
+) -> None:
     def verdict(peer: str, cost: float) -> dict[str, Any]:
         return {"kind": "uplink", "peer": peer, "measured": 3.1, "usual": 20.0, "cost": cost}
 
     said = {"w0": [verdict("w2", 0.04)], "w1": [verdict("w2", 0.06)], "w2": [verdict("w0", 0.9)]}
-    history = History(2.0)
     history.add(look(100.0, *(status(name, *said, verdicts=v) for name, v in said.items())))
 
     first, second = history.since(0)["verdicts"]
@@ -177,31 +161,20 @@ def test_a_fault_is_told_once_by_the_highest_cost_and_with_how_many_have_found_i
 
 
 @pytest.mark.parametrize("value", [None, "x", [], {}, float("nan"), float("inf"), 2**63, True])
-def test_a_document_may_hold_anything(value: Any) -> None:
+def test_a_document_may_hold_anything(history: History, value: Any) -> None:
     document = status("w0", "w1")
     keys = [*document, "recent_rounds", "verdicts", "refused", "quarantine", "waiting_s"]
-    history = History(2.0)
     for time_s, key in enumerate(keys, 100):
-        said = {**document, key: value}
-        history.add(Look(float(time_s), said, {"w0": said}))
-        for inner in ("members", "recent_rounds", "verdicts"):
-            spoiled = {
-                "peer": value,
-                "health": value,
-                "round": value,
-                "fragment": value,
-                key: value,
-            }
-            said = {**document, inner: [spoiled, value]}
-            history.add(Look(time_s + 0.5, said, {"w0": said}))
+        spoiled = dict.fromkeys(("peer", "health", "round", "fragment", key), value)
+        lists = ("members", "recent_rounds", "verdicts")
+        for changed in ({key: value}, *({inner: [spoiled, value]} for inner in lists)):
+            said = document | changed
+            history.add(Look(time_s + 0.5 * (changed.keys() != {key}), said, {"w0": said}))
     json.dumps(history.since(0), allow_nan=False)
 
 
-def test_texts_of_peers_are_cut_and_made_printable() -> None:
-    history = History(2.0)
-    name = HOSTILE + "\x1b[2J" + "x" * 500
-    history.add(look(100.0, status(name)))
-
+def test_texts_of_peers_are_cut_and_made_printable(history: History) -> None:
+    history.add(look(100.0, status(HOSTILE + "\x1b[2J" + "x" * 500)))
     (peer,) = history.since(0)["peers"]
     assert peer["peer"].startswith(HOSTILE)
     assert len(peer["peer"]) == 80

@@ -1,5 +1,7 @@
 """Events in words: of one worker, and of all workers of a swarm."""
 
+from collections.abc import Callable
+
 import pytest
 
 from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
@@ -8,141 +10,84 @@ from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (
-            {"event": "listening", "peer": "w0", "address": "127.0.0.1:7700"},
-            "w0 is reached at 127.0.0.1:7700, from this machine only\n"
-            "another worker here joins with: murmur join 127.0.0.1:7700 --out runs/another",
-        ),
-        (
-            {"event": "listening", "peer": "w0", "address": "192.0.2.7:7701",
-             "origin": "as 192.0.2.1:7700 sees it"},
-            "w0 is reached at 192.0.2.7:7701 (as 192.0.2.1:7700 sees it; --advertise says "
-            "otherwise)\nanother machine joins with: murmur join 192.0.2.7:7701 "
-            "--listen 0.0.0.0:7701",
-        ),
+        ({"event": "listening", "peer": "w0", "address": "127.0.0.1:7700"},
+         "w0 is reached at 127.0.0.1:7700, from this machine only\n"
+         "another worker here joins with: murmur join 127.0.0.1:7700 --out runs/another"),
+        ({"event": "listening", "peer": "w0", "address": "192.0.2.7:7701",
+          "origin": "as 192.0.2.1:7700 sees it"},
+         "w0 is reached at 192.0.2.7:7701 (as 192.0.2.1:7700 sees it; --advertise says "
+         "otherwise)\nanother machine joins with: murmur join 192.0.2.7:7701 "
+         "--listen 0.0.0.0:7701"),
         ({"event": "enrolled", "name": "w1", "token": "0123abcd"}, "let in w1 by token 0123abcd"),
-        (
-            {"event": "awaiting", "here": ["a"], "wanted": 3},
-            "waits for 2 more peers to start (here: a)",
-        ),
-        (
-            {"event": "awaiting", "here": [], "wanted": None},
-            "waits for the others to start (here: nobody)",
-        ),
+        ({"event": "awaiting", "here": ["a"], "wanted": 3},
+         "waits for 2 more peers to start (here: a)"),
+        ({"event": "awaiting", "here": [], "wanted": None},
+         "waits for the others to start (here: nobody)"),
         ({"event": "started", "step": 0, "group": ["a", "b"]}, "started at step 0 with a, b"),
-        (
-            {"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": 2.34567,
-             "rounds": 2, "bytes_sent": 12_345_678},
-            "step 30/90  loss 2.346  rounds 2  sent 12.3 MB",
-        ),
-        (
-            {"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": None,
-             "rounds": 2, "bytes_sent": 0, "tokens_per_s": 1234.5, "steps_per_s": 0.5, "peers": 3},
-            "step 30/90  rounds 2  sent 0.0 MB  1,234 tokens/s  2 min 00 s to go  3 peers",
-        ),
-        (
-            {"event": "progress", "state": "training", "step": 30, "steps": 1 << 40, "loss": 2.0,
-             "rounds": 2, "bytes_sent": 0, "steps_per_s": 12.34, "peers": 1},
-            "step 30  loss 2.000  rounds 2  sent 0.0 MB  12.3 steps/s  1 peer",
-        ),
-        (
-            {"event": "run", "parameters": 382_000, "preset": "diloco", "inner_steps": 20,
-             "steps": 1600, "tokens": 1024, "device": "cpu"},
-            "382 thousand parameters, preset diloco, a round every 20 of 1,600 steps, 1,024 tokens "
-            "a step, on cpu",
-        ),
-        (
-            {"event": "run", "parameters": 5, "preset": "local", "inner_steps": None,
-             "steps": 1 << 40, "tokens": None, "device": "cuda:0"},
-            "5 parameters, preset local, without rounds, on cuda:0",
-        ),
+        ({"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": 2.34567,
+          "rounds": 2, "bytes_sent": 12_345_678},
+         "step 30/90  loss 2.346  rounds 2  sent 12.3 MB"),
+        ({"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": None,
+          "rounds": 2, "bytes_sent": 0, "tokens_per_s": 1234.5, "steps_per_s": 0.5, "peers": 3},
+         "step 30/90  rounds 2  sent 0.0 MB  1,234 tokens/s  2 min 00 s to go  3 peers"),
+        ({"event": "progress", "state": "training", "step": 30, "steps": 1 << 40, "loss": 2.0,
+          "rounds": 2, "bytes_sent": 0, "steps_per_s": 12.34, "peers": 1},
+         "step 30  loss 2.000  rounds 2  sent 0.0 MB  12.3 steps/s  1 peer"),
+        ({"event": "run", "parameters": 382_000, "preset": "diloco", "inner_steps": 20,
+          "steps": 1600, "tokens": 1024, "device": "cpu"},
+         "382 thousand parameters, preset diloco, a round every 20 of 1,600 steps, 1,024 tokens "
+         "a step, on cpu"),
+        ({"event": "run", "parameters": 5, "preset": "local", "inner_steps": None,
+          "steps": 1 << 40, "tokens": None, "device": "cuda:0"},
+         "5 parameters, preset local, without rounds, on cuda:0"),
         ({"event": "progress", "state": "waiting", "step": 30, "steps": 90, "loss": 2.0}, None),
         ({"event": "progress", "state": "ready"}, None),
-        (
-            {"event": "progress", "state": "evaluating", "step": 90, "steps": 90},
-            "step 90/90  evaluating",
-        ),
-        (
-            {"event": "validation", "step": 60, "val_loss": 2.34567, "val_loss_error": 0.0123},
-            "step 60  validation loss 2.346 ± 0.012",
-        ),
-        (
-            {
-                "event": "validation", "step": 60, "val_loss": 2.34567,
-                "val_metrics": {"accuracy": 0.91234, "top 5": 1.0},
-            },
-            "step 60  validation loss 2.346, accuracy 0.9123, top 5 1",
-        ),
-        (
-            {"event": "metrics", "url": "http://127.0.0.1:9464/metrics"},
-            "metrics for Prometheus at http://127.0.0.1:9464/metrics",
-        ),
-        (
-            {"event": "preempted", "source": "/run/notice"},
-            "/run/notice says that this machine will go away: leaving",
-        ),
-        (
-            {"event": "resumed", "path": "out/checkpoints/step-00000020", "step": 20},
-            "goes on from out/checkpoints/step-00000020 (--fresh starts from step 0)",
-        ),
-        (
-            {"event": "stalled", "fragment": 0, "round": 3, "waiting_for": ["w1", "w2"],
-             "seconds": 14.2, "last_s": 3.04},
-            "round 3 waits for w1, w2: 14 s so far, the last round took 3.0 s",
-        ),
-        (
-            {"event": "round_failed", "round": 3, "fragment": 0, "reason": "w1 is gone"},
-            "round 3 of fragment 0 failed: w1 is gone",
-        ),
-        (
-            {
-                "event": "adopted",
-                "donor": "w2",
-                "step": 60,
-                "reason": "ahead",
-                "confirmed_by": ["w3"],
-            },
-            "took over w2's state at step 60: ahead",
-        ),
-        (
-            {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead", "confirmed_by": []},
-            "took over w2's state at step 60: ahead (no third peer has it, to compare)",
-        ),
-        (
-            {"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead",
-             "rounds_given_up": 12, "kept_steps": 80, "apart": 0.0123},
-            "took over w2's state at step 60: ahead; its own last 12 rounds are given up, "
-            "which were 1.2 % apart; 80 steps of these come again",
-        ),
-        (
-            {"event": "put_back", "step": 9, "fragments": [0, 1], "steps": 3, "steps_lost": 8},
-            "parameters not finite at step 9: back to what they were before; 3 inner steps lost, "
-            "8 so far",
-        ),
+        ({"event": "progress", "state": "evaluating", "step": 90, "steps": 90},
+         "step 90/90  evaluating"),
+        ({"event": "validation", "step": 60, "val_loss": 2.34567, "val_loss_error": 0.0123},
+         "step 60  validation loss 2.346 ± 0.012"),
+        ({"event": "validation", "step": 60, "val_loss": 2.34567,
+          "val_metrics": {"accuracy": 0.91234, "top 5": 1.0}},
+         "step 60  validation loss 2.346, accuracy 0.9123, top 5 1"),
+        ({"event": "metrics", "url": "http://127.0.0.1:9464/metrics"},
+         "metrics for Prometheus at http://127.0.0.1:9464/metrics"),
+        ({"event": "preempted", "source": "/run/notice"},
+         "/run/notice says that this machine will go away: leaving"),
+        ({"event": "resumed", "path": "out/checkpoints/step-00000020", "step": 20},
+         "goes on from out/checkpoints/step-00000020 (--fresh starts from step 0)"),
+        ({"event": "stalled", "fragment": 0, "round": 3, "waiting_for": ["w1", "w2"],
+          "seconds": 14.2, "last_s": 3.04},
+         "round 3 waits for w1, w2: 14 s so far, the last round took 3.0 s"),
+        ({"event": "round_failed", "round": 3, "fragment": 0, "reason": "w1 is gone"},
+         "round 3 of fragment 0 failed: w1 is gone"),
+        ({"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead",
+          "confirmed_by": ["w3"]},
+         "took over w2's state at step 60: ahead"),
+        ({"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead", "confirmed_by": []},
+         "took over w2's state at step 60: ahead (no third peer has it, to compare)"),
+        ({"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead",
+          "rounds_given_up": 12, "kept_steps": 80, "apart": 0.0123},
+         "took over w2's state at step 60: ahead; its own last 12 rounds are given up, "
+         "which were 1.2 % apart; 80 steps of these come again"),
+        ({"event": "put_back", "step": 9, "fragments": [0, 1], "steps": 3, "steps_lost": 8},
+         "parameters not finite at step 9: back to what they were before; 3 inner steps lost, "
+         "8 so far"),
         ({"event": "moves", "stage": 2, "to": 1}, "moves from stage 2 to stage 1"),
-        (
-            {"event": "rebuilt", "stage": 1, "from": {0: 0.25, 2: 0.75}},
-            "rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2",
-        ),
+        ({"event": "rebuilt", "stage": 1, "from": {0: 0.25, 2: 0.75}},
+         "rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2"),
         ({"event": "member", "peer_changed": "w1", "health": "dead"}, "w1 is dead"),
         ({"event": "member", "peer_changed": "w1", "health": "left"}, "w1 has left"),
         ({"event": "warning", "text": "the disk is full"}, "warning: the disk is full"),
         ({"event": "checkpoint", "path": "out/step-00000030"}, "checkpoint out/step-00000030"),
-        (
-            {"event": "result", "reason": "finished", "step": 90, "val_loss": 1.23456,
-             "rounds_completed": 3, "anchor_hash": "ab12"},
-            "finished at step 90: validation loss 1.235, 3 rounds, anchor ab12",
-        ),
-        (
-            {"event": "result", "reason": "Ctrl-C", "step": 9, "val_loss": None,
-             "rounds_completed": 0, "anchor_hash": "ab12"},
-            "Ctrl-C at step 9: 0 rounds, anchor ab12",
-        ),
-        (
-            {"event": "round", "round": 3, "fragment": 1, "contributors": 4, "exchange_s": 1.234,
-             "stall_s": 0.5},
-            "round 3 of fragment 1: 4 peers, 1.23 s under way, 0.50 s waited for",
-        ),
+        ({"event": "result", "reason": "finished", "step": 90, "val_loss": 1.23456,
+          "rounds_completed": 3, "anchor_hash": "ab12"},
+         "finished at step 90: validation loss 1.235, 3 rounds, anchor ab12"),
+        ({"event": "result", "reason": "Ctrl-C", "step": 9, "val_loss": None,
+          "rounds_completed": 0, "anchor_hash": "ab12"},
+         "Ctrl-C at step 9: 0 rounds, anchor ab12"),
+        ({"event": "round", "round": 3, "fragment": 1, "contributors": 4, "exchange_s": 1.234,
+          "stall_s": 0.5},
+         "round 3 of fragment 1: 4 peers, 1.23 s under way, 0.50 s waited for"),
         ({"event": "head_start"}, None),
     ],
 )  # fmt: skip
@@ -157,8 +102,6 @@ def training(time_s: float, rounds: int) -> dict[str, object]:
 
 ROUND = {"event": "round", "round": 0, "fragment": 0, "contributors": 2, "exchange_s": 0.0,
          "stall_s": 0.0}  # fmt: skip
-DONE = {"event": "checkpoint", "path": "x"}
-WARNING = {"event": "warning", "text": "x"}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +113,8 @@ def test_training_is_a_line_a_round_and_more_or_less_if_asked(
 ) -> None:
     show = PlainLines(verbosity=verbosity)
     for event in (training(0, 0), training(1, 0), ROUND, training(2, 1), training(5, 1),
-                  training(35, 1), DONE, WARNING):  # fmt: skip
+                  training(35, 1), {"event": "checkpoint", "path": "x"},
+                  {"event": "warning", "text": "x"}):  # fmt: skip
         show(event)
     lines = capsys.readouterr().out.splitlines()
     marks = [line.split("/")[0].removeprefix("step ") for line in lines]
@@ -187,136 +131,107 @@ def test_a_line_begins_with_the_time_of_day_and_since_the_start(
     assert capsys.readouterr().out == "14:02:31+0100    12.3 s  warning: x\n"
 
 
-def test_ordinary_events_make_no_line() -> None:
+Says = Callable[..., str | None]
+
+
+@pytest.fixture
+def said() -> Says:
+    """The line of an event, of one peer, among all of a swarm."""
     lines = SwarmLines()
-    for event in (
-        {"event": "progress", "peer": "w0", "step": 3},
-        {"event": "listening", "peer": "w0"},
-        {"event": "round", "peer": "w0"},
-        {"event": "member", "peer": "w0", "peer_changed": "w1", "health": "alive"},
-        {"event": "member", "peer": "w0", "peer_changed": "w1", "health": "left"},
-        {"event": "exit", "peer": "w0", "exit_code": 0},
-        {"event": "something new", "peer": "w0"},
+    return lambda peer, event, **fields: lines.line({"event": event, "peer": peer, **fields})
+
+
+def test_ordinary_events_make_no_line(said: Says) -> None:
+    assert said("w0", "progress", step=3) is None
+    assert [said("w0", event) for event in ("listening", "round", "something new")] == [None] * 3
+    for health in ("alive", "left"):
+        assert said("w0", "member", peer_changed="w1", health=health) is None
+    assert said("w0", "exit", exit_code=0) is None
+
+
+def test_what_several_report_is_said_once(said: Says) -> None:
+    for peer, health, line in (
+        ("w0", "suspect", "w0: w2 is suspect"),
+        ("w1", "suspect", None),
+        ("w1", "dead", "w1: w2 is dead"),
+        ("w3", "suspect", None),
+        ("w0", "alive", "w0: w2 is alive"),
+        ("w1", "suspect", "w1: w2 is suspect"),
     ):
-        assert lines.line(event) is None
+        assert said(peer, "member", peer_changed="w2", health=health) == line
+    start = {"group": ["w0", "w1"], "step": 0}
+    assert said("w0", "started", **start) == "w0: started at step 0 with w0, w1"
+    assert said("w1", "started", **start) is None
 
 
-def test_what_several_report_is_said_once() -> None:
-    lines = SwarmLines()
-
-    def seen(peer: str, health: str) -> str | None:
-        return lines.line({"event": "member", "peer": peer, "peer_changed": "w2", "health": health})
-
-    assert seen("w0", "suspect") == "w0: w2 is suspect"
-    assert seen("w1", "suspect") is None
-    assert seen("w1", "dead") == "w1: w2 is dead"
-    assert seen("w3", "suspect") is None
-    assert seen("w0", "alive") == "w0: w2 is alive"
-    assert seen("w1", "suspect") == "w1: w2 is suspect"
-
-    start = {"event": "started", "group": ["w0", "w1"], "step": 0}
-    assert lines.line({**start, "peer": "w0"}) == "w0: started at step 0 with w0, w1"
-    assert lines.line({**start, "peer": "w1"}) is None
-
-
-def test_failures_say_why_in_one_line() -> None:
-    lines = SwarmLines()
-    line = lines.line(
-        {
-            "event": "round_failed",
-            "peer": "w0",
-            "fragment": 0,
-            "round": 7,
-            "reason": "the round's\ndeadline has passed",
-            "waiting_for": ["w2"],
-        }
-    )
-    assert line == (
+def test_failures_say_why_in_one_line(said: Says) -> None:
+    failed = {"fragment": 0, "round": 7, "reason": "the round's\ndeadline has passed"}
+    assert said("w0", "round_failed", **failed, waiting_for=["w2"]) == (
         "w0: round 7 of fragment 0 failed: the round's deadline has passed; it waited for w2"
     )
-    assert lines.line({"event": "exit", "peer": "w1", "exit_code": -9}) == ("w1: killed (SIGKILL)")
-    assert lines.line({"event": "warning", "peer": "w1", "text": "\x1b[2Jhm"}) == (
-        "w1: warning: \N{REPLACEMENT CHARACTER}[2Jhm"
-    )
-    long = {"event": "warning", "peer": "w1", "text": "x" * 100_000}
-    assert len(lines.line(long) or "") == 500
+    assert said("w1", "exit", exit_code=-9) == "w1: killed (SIGKILL)"
+    assert said("w1", "warning", text="\x1b[2Jhm") == f"w1: warning: {CONTROL}[2Jhm"
+    assert len(said("w1", "warning", text="x" * 100_000) or "") == 500
+    refused = said("w0", "refused", reason="part 7", sender="w1")
+    assert refused == "w0: a message of w1 is not taken: part 7"
 
 
+CONTROL = "\N{REPLACEMENT CHARACTER}"  # in the place of a control character
 BROKE = "shard 3 of round 5 of fragment 0 from w1 broke off"
 
 
-def test_a_stall_is_said_once_by_all_and_again_when_it_has_doubled() -> None:
-    lines = SwarmLines()
-    stall = {"event": "stalled", "round": 7, "waiting_for": ["w2"], "seconds": 6.0, "last_s": 2.5}
-    line = lines.line({**stall, "peer": "w0"})
-    assert line == "w0: round 7 waits for w2: 6 s so far, the last round took 2.5 s"
-    assert lines.line({**stall, "peer": "w1"}) is None
-    assert "12 s so far" in str(lines.line({**stall, "peer": "w1", "seconds": 12.0}))
-    assert lines.line({**stall, "peer": "w1", "round": 8}) is not None
+def test_a_stall_is_said_once_by_all_and_again_when_it_has_doubled(said: Says) -> None:
+    stall = {"round": 7, "waiting_for": ["w2"], "seconds": 6.0, "last_s": 2.5}
+    line = "w0: round 7 waits for w2: 6 s so far, the last round took 2.5 s"
+    assert said("w0", "stalled", **stall) == line
+    assert said("w1", "stalled", **stall) is None
+    assert "12 s so far" in str(said("w1", "stalled", **stall | {"seconds": 12.0}))
+    assert said("w1", "stalled", **stall | {"round": 8}) is not None
 
 
-def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round() -> None:
-    lines = SwarmLines()
-    event = {"event": "refused", "peer": "w0", "reason": BROKE, "again": True}
-    event |= {"sender": "w1", "round": 5}
-    assert lines.line(event) == f"w0: a message of w1 is not taken: {BROKE}; it is sent again"
-    assert lines.line(event | {"reason": "another shard"}) is None
+def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round(said: Says) -> None:
+    event = {"peer": "w0", "reason": BROKE, "again": True, "sender": "w1", "round": 5}
+    line = f"w0: a message of w1 is not taken: {BROKE}; it is sent again"
+    assert said(event="refused", **event) == line
+    assert said(event="refused", **event | {"reason": "another shard"}) is None
     for other in ({"round": 6}, {"sender": "w2"}, {"peer": "w3"}):
-        assert lines.line(event | other) is not None
+        assert said(event="refused", **event | other) is not None
 
 
-def test_a_validation_loss_is_said_once_for_each_step() -> None:
-    lines = SwarmLines()
-
-    def said(peer: str, step: int, loss: object) -> str | None:
-        event = {"event": "validation", "peer": peer, "step": step, "val_loss": loss}
-        return lines.line(event)
-
-    assert said("w1", 200, 2.34567) == "w1: step 200 validation loss 2.346"
-    assert said("w0", 200, 2.34567) is None
-    assert said("w0", 400, "low") is None
-    assert said("w0", 400, 2.0) == "w0: step 400 validation loss 2.000"
+def test_a_validation_loss_is_said_once_for_each_step(said: Says) -> None:
+    for peer, step, loss, line in (
+        ("w1", 200, 2.34567, "w1: step 200 validation loss 2.346"),
+        ("w0", 200, 2.34567, None),
+        ("w0", 400, "low", None),
+        ("w0", 400, 2.0, "w0: step 400 validation loss 2.000"),
+    ):
+        assert said(peer, "validation", step=step, val_loss=loss) == line
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    event = {"event": "refused", "peer": "w0", "reason": "part 7", "sender": "w1"}
-    assert SwarmLines().line(event) == "w0: a message of w1 is not taken: part 7"
+def test_what_is_missing_or_strange_is_left_open(said: Says) -> None:
+    assert said("w5", "moves", to="\x1b") == f"w5: moves from stage ? to stage {CONTROL}"
+    odd = said("w5", "rebuilt", stage=1, **{"from": {"\x1b": 1.0, "2": "x"}})
+    assert odd == f"w5: rebuilt stage 1 from 100 % of stage {CONTROL}"
+    assert said("w5", "rebuilt", **{"from": 3}) == "w5: rebuilt stage ? from nothing"
 
 
-def test_what_is_missing_or_strange_is_left_open() -> None:
-    lines = SwarmLines()
-    assert lines.line({"event": "moves", "peer": "w5", "to": "\x1b"}) == (
-        "w5: moves from stage ? to stage \N{REPLACEMENT CHARACTER}"
-    )
-    odd = {"event": "rebuilt", "peer": "w5", "stage": 1, "from": {"\x1b": 1.0, "2": "x"}}
-    assert lines.line(odd) == ("w5: rebuilt stage 1 from 100 % of stage \N{REPLACEMENT CHARACTER}")
-    assert lines.line({"event": "rebuilt", "peer": "w5", "from": 3}) == (
-        "w5: rebuilt stage ? from nothing"
-    )
+def test_a_stage_without_replicas_is_said_once_until_somebody_says_it_again(said: Says) -> None:
+    for peer, again in (("w0", False), ("w1", True), ("w1", False), ("w0", True)):
+        line = said(peer, "warning", text="gone", stage=2)
+        assert line == (None if again else f"{peer}: warning: gone")
+    for peer in ("w0", "w1"):
+        assert said(peer, "warning", text="gone") == f"{peer}: warning: gone"
 
 
-def test_a_stage_without_replicas_is_said_once_until_somebody_says_it_again() -> None:
-    lines = SwarmLines()
-
-    def warned(peer: str, **fields: object) -> str | None:
-        return lines.line({"event": "warning", "peer": peer, "text": "gone", **fields})
-
-    assert warned("w0", stage=2) == "w0: warning: gone"
-    assert warned("w1", stage=2) is None
-    assert warned("w1", stage=2) == "w1: warning: gone"
-    assert warned("w0", stage=2) is None
-    assert [warned("w0"), warned("w1")] == ["w0: warning: gone", "w1: warning: gone"]
-
-
-def test_a_fault_is_said_once_by_all_that_find_it_and_once_when_it_is_gone() -> None:
-    lines = SwarmLines()
+def test_a_fault_is_said_once_by_all_that_find_it_and_once_when_it_is_gone(said: Says) -> None:
     verdict = {"kind": "uplink", "peer": "w2", "measured": 3.1, "usual": 20.0, "cost": 0.04}
     verdict["since"] = "2026-01-05T14:02:31+01:00"
-    found = {"event": "located", "found": True, "verdict": verdict}
-    gone = {**found, "found": False}
     words = "w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of rounds"
-    assert lines.line({**found, "peer": "w0"}) == f"slow: {words}"
-    assert lines.line({**found, "peer": "w1"}) is None
-    assert lines.line({**gone, "peer": "w1"}) == f"no longer slow: {words}"
-    assert lines.line({**gone, "peer": "w0"}) is None
-    assert lines.line({**found, "peer": "w0"}) is not None
+    for peer, found, line in (
+        ("w0", True, f"slow: {words}"),
+        ("w1", True, None),
+        ("w1", False, f"no longer slow: {words}"),
+        ("w0", False, None),
+        ("w0", True, f"slow: {words}"),
+    ):
+        assert said(peer, "located", found=found, verdict=verdict) == line

@@ -26,8 +26,7 @@ def cells(*peers: PeerSummary) -> list[dict[str, str]]:
 
 
 def test_a_peer_is_shown_by_its_own_word() -> None:
-    peer = summary_of(member(), OWN)
-    assert cells(peer) == [
+    assert cells(summary_of(member(), OWN)) == [
         {
             "peer": "w0", "address": "w0:7700", "state": "training", "step": "100",
             "a second": "10 steps", "loss": "2.500", "rounds": "5", "RTT": "12.5 ms",
@@ -38,8 +37,7 @@ def test_a_peer_is_shown_by_its_own_word() -> None:
 
 
 def test_its_relays_are_named() -> None:
-    names = {"w1:7700": "w1"}
-    relayed = summary_of(member(address="w0@w1:7700,w2:7700"), None, names)
+    relayed = summary_of(member(address="w0@w1:7700,w2:7700"), None, {"w1:7700": "w1"})
     direct = summary_of(member(), OWN)
     assert [row["relayed by"] for row in cells(relayed, direct)] == ["w1 or w2:7700", "-"]
 

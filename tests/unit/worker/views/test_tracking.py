@@ -16,12 +16,8 @@ PROGRESS = {
     "rounds": 2, "bytes_sent": 1000, "bytes_received": 900, "samples": None,
 }  # fmt: skip
 ROUND = {"event": "round", "round": 2, "exchange_s": 0.5, "stall_s": 0.25, "peer": "w0"}
-VALIDATION = {
-    "event": "validation",
-    "step": 60,
-    "val_loss": 2.25,
-    "val_metrics": {"accuracy": 0.5, "note": "text"},
-}
+VALIDATION = {"event": "validation", "step": 60, "val_loss": 2.25}
+VALIDATION["val_metrics"] = {"accuracy": 0.5, "note": "text"}
 EVENTS = (PROGRESS, ROUND, VALIDATION, {"event": "started", "step": 0, "group": ["w0"]})
 FIGURES = {
     ("train/loss", 40, 2.5), ("train/learning_rate", 40, 0.003), ("train/gradient_norm", 40, 0.75),
