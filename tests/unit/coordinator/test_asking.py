@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -71,18 +72,19 @@ def test_when_the_first_one_ends_another_is_asked() -> None:
         watched.look()
 
 
-def with_a_coordinator() -> FakeSwarm:
-    """It knows two workers, of which one answers."""
-    swarm = FakeSwarm("w0", "w1")
-    swarm.documents["c:7600"] = {"kind": "coordinator", "run": "aa", "members": swarm.members}
-    del swarm.documents["w1:7700"]
-    return swarm
-
-
 def test_members_that_are_none_are_passed_over() -> None:
     swarm = FakeSwarm("w0")
     swarm.members[:] = [*swarm.members, "w1", {"peer": 3, "health": "alive"}]  # type: ignore[list-item]
     assert swarm.answers() == {"w0"}
+
+
+@contextmanager
+def page_of(swarm: AskedSwarm, folder: Path) -> Iterator[str]:
+    page = swarm.serve_page(PagePlace("127.0.0.1:0", folder), encrypted=False)
+    try:
+        yield page.url
+    finally:
+        page.close()
 
 
 def read(url: str, wanted: Callable[[Document], bool]) -> Document:
@@ -97,27 +99,23 @@ def read(url: str, wanted: Callable[[Document], bool]) -> Document:
 
 
 def test_the_page_shows_each_peer_by_its_own_word_where_it_answers(tmp_path: Path) -> None:
-    swarm = AskedSwarm("c:7600", with_a_coordinator().ask)
-    page = swarm.serve_page(PagePlace("127.0.0.1:0", tmp_path), encrypted=False)
-    try:
-        told = read(page.url, lambda told: bool(told["peers"]))
-    finally:
-        page.close()
+    """The coordinator knows two workers, of which one answers."""
+    swarm = FakeSwarm("w0", "w1")
+    swarm.documents["c:7600"] = {"kind": "coordinator", "run": "aa", "members": swarm.members}
+    del swarm.documents["w1:7700"]
+    with page_of(AskedSwarm("c:7600", swarm.ask), tmp_path) as url:
+        told = read(url, lambda told: bool(told["peers"]))
     assert (told["swarm"]["run"], told["swarm"]["seen_by"]) == ("aa", "the coordinator")
     assert [(row["peer"], row["answers"]) for row in told["peers"]] == [("w0", True), ("w1", False)]
 
 
 def test_where_nobody_answers_the_page_is_served_all_the_same_and_only_once(tmp_path: Path) -> None:
     swarm = AskedSwarm("nobody:1", FakeSwarm().ask)
-    page = swarm.serve_page(PagePlace("127.0.0.1:0", tmp_path), encrypted=False)
-    taken = page.url.removeprefix("http://").rstrip("/")
-    try:
-        told = read(page.url, lambda told: True)
-        with pytest.raises(
-            Failure, match=f"^cannot listen on {taken}: .*--web HOST:PORT"
-        ) as refused:
+    with page_of(swarm, tmp_path) as url:
+        told = read(url, lambda told: True)
+        taken = url.removeprefix("http://").rstrip("/")
+        says = f"^cannot listen on {taken}: .*--web HOST:PORT"
+        with pytest.raises(Failure, match=says) as refused:
             swarm.serve_page(PagePlace(taken, tmp_path), encrypted=False)
-    finally:
-        page.close()
     assert (told["peers"], told["time_s"]) == ([], 0.0)
     assert refused.value.exit_code == ExitCode.ADDRESS_IN_USE

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import click
@@ -13,32 +14,27 @@ from murmuration.worker.identity.certificates import IdentityError, Role
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "code", "words"),
+    ("command", "typed", "code", "words"),
     [
-        (cli.swarm, ["--workers", "0"], 2, "--workers 0: one machine takes 1 to 64"),
-        (cli.swarm, ["--workers", "65"], 2, "--workers 65: one machine takes 1 to 64"),
-        (cli.swarm, ["--resume"], 2, "name the folder"),
-        (cli.swarm, ["--resume", "--out", "nowhere"], 2, "no folder nowhere"),
-        (cli.swarm, ["--out", "file/below"], 2, "cannot be made"),
-        (cli.swarm, ["--set", "stages.count=2"], 3, "counted by --stages"),
-        (cli.coordinator, ["--listen", "7600"], 2, "is no HOST:PORT"),
-        (cli.coordinator, ["--listen", "127.0.0.1:99999"], 2, "is no HOST:PORT"),
-        (cli.coordinator, ["--web", "page"], 2, "--web page: write a port of this machine"),
-        (cli.swarm, ["--web", ":8900"], 2, "--web :8900: write a port of this machine"),
-        (cli.status, ["nowhere"], 2, "is no HOST:PORT"),
+        (cli.swarm, "--workers 0", 2, "--workers 0: one machine takes 1 to 64"),
+        (cli.swarm, "--workers 65", 2, "--workers 65: one machine takes 1 to 64"),
+        (cli.swarm, "--resume", 2, "name the folder"),
+        (cli.swarm, "--resume --out nowhere", 2, "no folder nowhere"),
+        (cli.swarm, "--out file/below", 2, "cannot be made"),
+        (cli.swarm, "--set stages.count=2", 3, "counted by --stages"),
+        (cli.coordinator, "--listen 7600", 2, "is no HOST:PORT"),
+        (cli.coordinator, "--listen 127.0.0.1:99999", 2, "is no HOST:PORT"),
+        (cli.coordinator, "--web page", 2, "--web page: write a port of this machine"),
+        (cli.swarm, "--web :8900", 2, "--web :8900: write a port of this machine"),
+        (cli.status, "nowhere", 2, "is no HOST:PORT"),
     ],
 )
 def test_bad_input_is_one_line_with_its_exit_code(
-    command: click.Command,
-    arguments: list[str],
-    code: int,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: click.Command, typed: str, code: int, words: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    run = CliRunner().invoke(command, arguments)
+    with chdir(tmp_path):
+        run = CliRunner().invoke(command, typed.split())
     assert (run.exit_code, len(run.output.splitlines())) == (code, 1)
     assert run.output.startswith("murmur: ")
     assert words in run.output
@@ -68,14 +64,8 @@ def test_a_coordinator_of_a_network_begins_the_runs_authority(tmp_path: Path) ->
 
 
 def test_a_coordinator_process_ends_cleanly_when_told_to() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "murmuration.coordinator.cli",
-        "--listen",
-        "127.0.0.1:0",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "murmuration.coordinator.cli"]
+    command += ["--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert '"event": "listening"' in process.stdout.readline()

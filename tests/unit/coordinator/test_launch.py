@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from murmuration.algorithms.link import Link
 from murmuration.coordinator import Failure
+from murmuration.coordinator.cli import swarm
 from murmuration.coordinator.launch import Launch
+from murmuration.protos.exit_codes import ExitCode
 
 
 def staged(**changes: object) -> Launch:
@@ -45,32 +49,17 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_command_lines() -> None:
     launch = Launch(
-        workers=2,
-        out=Path("o"),
-        preset="ddp",
-        steps=9,
-        text='a "b"',
-        settings=("x.y=1",),
-        config=Path("run.toml"),
-        resume=True,
-        threads=1,
-        program=("murmur",),
-    )
+        workers=2, out=Path("o"), preset="ddp", steps=9, text='a "b"', settings=("x.y=1",),
+        config=Path("run.toml"), resume=True, threads=1, program=("murmur",), track=("x", "y"),
+    )  # fmt: skip
     commands = launch.commands(["h:1", "h:2"])
     assert list(commands) == ["w0", "w1"]
     assert commands["w1"] == [
         *("murmur", "up", "run.toml", "--json", "--no-report", "--min-peers", "2", "--resume"),
-        *("--threads", "1", "--preset", "ddp"),
+        *("--threads", "1", "--track", "x", "--track", "y", "--preset", "ddp"),
         *("--steps", "9", "--text", 'a "b"', "--set", "x.y=1"),
         *("--name", "w1", "--listen", "h:2", "--out", "o/w1", "--join", "h:1"),
     ]
-
-
-def test_trackers_are_told_by_each_worker() -> None:
-    launch = Launch(workers=2, out=Path("o"), track=("tensorboard", "wandb"))
-    for command in launch.commands(["h:1", "h:2"]).values():
-        joined = " ".join(command)
-        assert "--track tensorboard --track wandb" in joined
 
 
 def test_proxies_become_options() -> None:
@@ -78,3 +67,40 @@ def test_proxies_become_options() -> None:
     commands = launch.commands(["h:1", "h:2"], {"w1": "h:3"})
     assert commands["w0"][-2:] == ["--join", "h:2"]
     assert commands["w1"][-2:] == ["--proxy", "h:3"]
+
+
+# -------------------------------------------------------------------------------------- slow links
+
+
+def test_each_worker_has_its_own_link_or_the_common_one() -> None:
+    links = Launch(workers=4, links=("w0=5mbit", "w2=100mbit,delay=20ms", "20mbit")).link_of()
+    assert list(links) == ["w0", "w1", "w2", "w3"]
+    assert links["w0"] == Link(rate_mbps=5)
+    assert links["w1"] == links["w3"] == Link(rate_mbps=20)
+    assert links["w2"] == Link(rate_mbps=100, delay_s=0.02)
+    assert Launch(workers=2, links=("w1=5mbit",)).link_of() == {"w0": None, "w1": Link(rate_mbps=5)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (("fast",), "'fast' is no number with one of kbit, mbit, gbit"),
+        (("20mbit", "5mbit"), "a second one for all; name a worker, as w0=5mbit"),
+        (("w0=5mbit", "w0=6mbit"), "a second one for w0"),
+        (("w2=5mbit",), "there is no w2; workers are w0 to w1"),
+        (("w0=",), "'' is no number"),
+        (("20mbit,loss=nan",), "loss is broken connections a minute"),
+        (("w0=20mbit,loss=inf",), "loss is broken connections a minute"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    texts: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    arguments = ["--workers", "2", "--out", str(tmp_path / "out")]
+    for text in texts:
+        arguments += ["--link", text]
+    result = CliRunner().invoke(swarm, arguments)
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert said in result.output
+    assert result.output.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,18 +1,25 @@
 import math
 
+import pytest
+
 from murmuration.coordinator.records import Record
 from murmuration.protos.events import costliest, curve_of
+from tests.support.worker_status import result_event
 
 
-def progress(step: int, **changes: object) -> dict[str, object]:
+@pytest.fixture
+def record() -> Record:
+    return Record("w0")
+
+
+def progress(step: int) -> dict[str, object]:
     return {
         "event": "progress", "step": step, "steps": 100, "loss": 2.0, "rounds": 3,
-        "bytes_sent": 10, "bytes_received": 20, "state": "training", **changes,
+        "bytes_sent": 10, "bytes_received": 20, "state": "training",
     }  # fmt: skip
 
 
-def test_the_curve_is_bounded_and_keeps_its_start() -> None:
-    record = Record("w0")
+def test_the_curve_is_bounded_and_keeps_its_start(record: Record) -> None:
     for step in range(20_000):
         record.apply(progress(step), 0.0)
     assert len(record.curve) <= 4096
@@ -20,8 +27,7 @@ def test_the_curve_is_bounded_and_keeps_its_start() -> None:
     assert record.curve[-1][0] > 19_000
 
 
-def test_a_repeated_round_counts_once() -> None:
-    record = Record("w0")
+def test_a_repeated_round_counts_once(record: Record) -> None:
     for round_ in (1, 2, 2, 1, 3):
         record.apply({"event": "round", "fragment": 0, "round": round_}, 0.0)
     record.apply({"event": "round", "fragment": 1, "round": 1}, 0.0)
@@ -29,8 +35,7 @@ def test_a_repeated_round_counts_once() -> None:
     assert (record.rounds_completed, record.rounds_failed) == (4, 1)
 
 
-def test_lost_steps_are_those_of_all_times_so_far(result_event) -> None:
-    record = Record("w0")
+def test_lost_steps_are_those_of_all_times_so_far(record: Record) -> None:
     for lost in (3, 7, 7):
         record.apply({"event": "put_back", "steps": 4, "steps_lost": lost}, 0.0)
     assert record.steps_lost == 7
@@ -38,8 +43,7 @@ def test_lost_steps_are_those_of_all_times_so_far(result_event) -> None:
     assert record.steps_lost == 9
 
 
-def test_values_of_a_wrong_type_are_passed_over() -> None:
-    record = Record("w0")
+def test_values_of_a_wrong_type_are_passed_over(record: Record) -> None:
     record.apply(progress(10), 0.0)
     record.apply({"event": ["what"]}, 0.0)
     record.apply({"event": "progress", "step": "x", "loss": "y", "state": 3, "rounds": None}, 0.0)
@@ -49,8 +53,7 @@ def test_values_of_a_wrong_type_are_passed_over() -> None:
     assert curve_of({"x": "no list"}, "x") == []
 
 
-def test_a_silent_worker_is_shown_as_such_once_it_has_started() -> None:
-    record = Record("w0")
+def test_a_silent_worker_is_shown_as_such_once_it_has_started(record: Record) -> None:
     assert record.seen(60.0).state == "starting"
     record.apply(progress(1), 60.0)
     assert record.seen(61.0).state == "training"
@@ -59,10 +62,9 @@ def test_a_silent_worker_is_shown_as_such_once_it_has_started() -> None:
     assert record.seen(75.0).state == "killed (SIGKILL)"
 
 
-def test_losses_of_the_anchor_on_the_way_are_kept_in_order_and_the_workers_own_curve_counts() -> (
-    None
-):
-    record = Record("w0")
+def test_losses_on_the_way_are_kept_in_order_and_the_workers_own_curve_counts(
+    record: Record,
+) -> None:
     for step, loss in ((20, 3.0), (20, 9.0), (10, 9.0), (40, math.nan), (60, 2.0), ("x", 1.0)):
         record.apply({"event": "validation", "step": step, "val_loss": loss}, 0.0)
     assert record.validation_curve() == [(20, 3.0), (60, 2.0)]

@@ -60,7 +60,7 @@ def call(address: str, *requests: pb.IntroduceRequest) -> list[pb.IntroduceReply
         return [somebody.call(INTRODUCE, each, pb.IntroduceReply) for each in requests]
 
 
-async def test_introduces_and_refuses() -> None:
+async def test_introduces_and_refuses_and_says_how_it_is() -> None:
     async with serving() as (address, _):
         other = pack({"diloco": {"inner_steps": 25}})
         replies = await asyncio.to_thread(
@@ -69,6 +69,15 @@ async def test_introduces_and_refuses() -> None:
         assert [member.peer for member in replies[1].members] == ["w0"]
         assert replies[1].members[0].address == "w0:7700"
         assert "diloco.inner_steps: 50 in this run, 25 in yours" in replies[2].refusal
+        run = await asyncio.to_thread(CliRunner().invoke, cli.status, [address, "--json"])
+        document = json.loads(run.output)
+        assert (run.exit_code, document["kind"]) == (0, "coordinator")
+        assert document["members"][0]["peer"] == "w0"
+        shown = await asyncio.to_thread(CliRunner().invoke, cli.status, [address])
+        assert "w0:7700" in shown.output
+        with pytest.raises(Failure, match="cannot listen on") as failure:
+            await start_server(address, CoordinatorService(Registry()))
+        assert failure.value.exit_code == 7
 
 
 def enrolled(somebody: Stranger, name: str, certificate: bytes = b"") -> pb.EnrolReply:
@@ -76,7 +85,7 @@ def enrolled(somebody: Stranger, name: str, certificate: bytes = b"") -> pb.Enro
     return somebody.call("Control/Enrol", asked, pb.EnrolReply)
 
 
-def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Path) -> None:
+async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Path) -> None:
     """It is let in by one that holds the run's key too; the coordinator's ledger does not know."""
     run = Authority.make(tmp_path / "run")
     token = run.create_token(uses=5)
@@ -103,50 +112,25 @@ def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Path) ->
                     expelled.call(method, asked, pb.StatusReply)
         return [reply.refusal for reply in refused]
 
-    async def scenario() -> None:
-        async with serving(run=run) as (address, _):
-            no_certificate, other_key, name = await asyncio.to_thread(refusals, address)
-            assert "cannot be read" in no_certificate
-            assert "renewed for the key that it has" in other_key
-            assert "another key has the name 'w1'" in name
-
-    asyncio.run(scenario())
+    async with serving(run=run) as (address, _):
+        no_certificate, other_key, name = await asyncio.to_thread(refusals, address)
+    assert "cannot be read" in no_certificate
+    assert "renewed for the key that it has" in other_key
+    assert "another key has the name 'w1'" in name
     assert run.tokens()[0].admitted == ("w2",)
 
 
-def test_started_again_it_learns_the_swarm_back() -> None:
-    async def scenario(listen: str) -> None:
-        async with serving(listen) as (address, _):
+async def test_started_again_it_learns_the_swarm_back() -> None:
+    with ReservedPorts(1) as ports:
+        async with serving(ports.addresses[0]) as (address, _):
             await asyncio.to_thread(call, address, request("w0"), request("w1"))
-        async with serving(listen) as (address, registry):
+        async with serving(ports.addresses[0]) as (address, registry):
             assert registry.members == {}
-            replies = await asyncio.to_thread(
-                call, address, request("w1"), request("w0"), request("w1")
-            )
+            asked = request("w1"), request("w0"), request("w1")
+            replies = await asyncio.to_thread(call, address, *asked)
             assert [member.peer for member in replies[-1].members] == ["w0"]
             assert registry.members["w0"].member.step == 40
             assert registry.manifest == MANIFEST
-
-    with ReservedPorts(1) as ports:
-        asyncio.run(scenario(ports.addresses[0]))
-
-
-async def test_a_taken_port_is_one_line_and_exit_code_7() -> None:
-    async with serving() as (address, _):
-        with pytest.raises(Failure, match="cannot listen on") as failure:
-            await start_server(address, CoordinatorService(Registry()))
-        assert failure.value.exit_code == 7
-
-
-async def test_status_of_a_coordinator() -> None:
-    async with serving() as (address, _):
-        await asyncio.to_thread(call, address, request("w0"))
-        run = await asyncio.to_thread(CliRunner().invoke, cli.status, [address, "--json"])
-        document = json.loads(run.output)
-        assert (run.exit_code, document["kind"]) == (0, "coordinator")
-        assert document["members"][0]["peer"] == "w0"
-        shown = await asyncio.to_thread(CliRunner().invoke, cli.status, [address])
-        assert "w0:7700" in shown.output
 
 
 @pytest.mark.parametrize(
@@ -174,10 +158,9 @@ def test_nobody_there_is_said_at_once() -> None:
 
 
 def test_one_that_listens_and_says_nothing_is_given_up_in_time() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        address = f"127.0.0.1:{deaf.getsockname()[1]}"
-        with pytest.raises(Failure, match=r"does not answer: tried Control/Status for \d+\.\d s"):
-            ask(address, timeout_s=0.3)
+    says = r"does not answer: tried Control/Status for \d+\.\d s"
+    with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(Failure, match=says):
+        ask(f"127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.3)
 
 
 # ------------------------------------------------------------------------------------- the session
@@ -196,7 +179,7 @@ class Lines(io.StringIO):
         return super().write(text)
 
 
-def test_a_session_ends_when_the_expected_workers_are_done(
+async def test_a_session_ends_when_the_expected_workers_are_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads = []
@@ -210,8 +193,8 @@ def test_a_session_ends_when_the_expected_workers_are_done(
     lines = Lines(workers)
     monkeypatch.setattr(sys, "stdout", lines)
     session = CoordinatorRun(as_json=False, expect=2)
-    asyncio.run(session.run("127.0.0.1:0"))
-    threads[0].join()
+    await session.run("127.0.0.1:0")
+    await asyncio.to_thread(threads[0].join)
     assert all(known.done for known in session.registry.members.values())
     assert "w1 at w1:7700 is alive" in lines.getvalue()
 
@@ -228,6 +211,5 @@ def test_a_signal_ends_it_on_a_loop_that_has_no_handlers_for_them(
     monkeypatch.setattr(asyncio.unix_events._UnixSelectorEventLoop, "add_signal_handler", lacking)
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "stdout", Lines(lambda _address: signal.raise_signal(number)))
-    session = CoordinatorRun(as_json=False, expect=2)
-    asyncio.run(session.run("127.0.0.1:0"))
+    asyncio.run(CoordinatorRun(as_json=False, expect=2).run("127.0.0.1:0"))
     assert signal.getsignal(signal.SIGTERM) is before

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from rich.console import Console
 from murmuration.coordinator.printer import figure_lines, print_report
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report import Report, build_report
+from tests.support.worker_status import result_event
 
 KEYS = (
     "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
@@ -25,41 +25,30 @@ PEER_KEYS = (
 COUNTS = {"visits": 160, "repeated": 1, "rerouted": 0, "skipped": 0, "dropped": 0, "lost": 0,
           "other_snapshots": 4, "discarded": 0}  # fmt: skip
 PARAMS = (1_000_000, 300_000, 200_000)
-Make = Callable[..., Record]
 
 
-@pytest.fixture
-def finished(result_event) -> Make:
+def finished(peer: str = "w0", **changes: object) -> Record:
     """A worker that has reported."""
-
-    def make(peer: str = "w0", **changes: object) -> Record:
-        record = Record(peer)
-        record.apply({"event": "progress", "step": 90, "state": "training"}, 0.0)
-        record.apply(result_event(peer, **changes), 1.0)
-        record.apply({"event": "exit", "exit_code": 0}, 1.0)
-        return record
-
-    return make
+    record = Record(peer)
+    record.apply({"event": "progress", "step": 90, "state": "training"}, 0.0)
+    record.apply(result_event(peer, **changes), 1.0)
+    record.apply({"event": "exit", "exit_code": 0}, 1.0)
+    return record
 
 
-@pytest.fixture
-def staged(finished: Make) -> Make:
+def staged(number: int, counts: dict[str, int] | None = None, **changes: object) -> Record:
     """The same of a model in stages: `w4` of three stages and two replicas serves stage 1."""
-
-    def make(number: int, counts: dict[str, int] | None = None, **changes: object) -> Record:
-        stage, first = number % 3, number == 0
-        told: dict[str, object] = {
-            "stage": stage, "stages": 3, "routing": "full", "skip": 0.0, "microbatches": 8,
-            "stage_counts": COUNTS | (counts or {}), "in_flight_peak_bytes": 4_000_000,
-            "in_flight_limit_bytes": 64_000_000, "activation_bytes_sent": 1_500_000,
-            "exchange_bytes_sent": 250_000, "iteration_s": 1.5, "iteration_p95_s": 2.0,
-            "params": PARAMS[stage], "anchor_hash": f"a{stage}", "momentum_hash": f"m{stage}",
-            "val_loss": 2.0 if first else None, "ddp_bytes": 10_000_000,
-            "assembled": "out/w0/assembled/step-00000100" if first else None,
-        }  # fmt: skip
-        return finished(f"w{number}", **told | changes)
-
-    return make
+    stage, first = number % 3, number == 0
+    told: dict[str, object] = {
+        "stage": stage, "stages": 3, "routing": "full", "skip": 0.0, "microbatches": 8,
+        "stage_counts": COUNTS | (counts or {}), "in_flight_peak_bytes": 4_000_000,
+        "in_flight_limit_bytes": 64_000_000, "activation_bytes_sent": 1_500_000,
+        "exchange_bytes_sent": 250_000, "iteration_s": 1.5, "iteration_p95_s": 2.0,
+        "params": PARAMS[stage], "anchor_hash": f"a{stage}", "momentum_hash": f"m{stage}",
+        "val_loss": 2.0 if first else None, "ddp_bytes": 10_000_000,
+        "assembled": "out/w0/assembled/step-00000100" if first else None,
+    }  # fmt: skip
+    return finished(f"w{number}", **told | changes)
 
 
 def killed(peer: str, stage: int | None = None) -> Record:
@@ -92,7 +81,7 @@ def printed(report: Report, width: int = 160) -> str:
 # ----------------------------------------------------------------------------------- whole models
 
 
-def test_means_are_over_the_workers_that_reported(finished: Make) -> None:
+def test_means_are_over_the_workers_that_reported() -> None:
     w0 = finished("w0", compute_s=8.0, compute_utilization=0.8, steps_lost=5)
     w1 = finished("w1", compute_s=6.0, compute_utilization=0.6, bytes_sent=4_000_000)
     report = report_of(w0, w1, killed("w2"))
@@ -108,7 +97,7 @@ def test_means_are_over_the_workers_that_reported(finished: Make) -> None:
     assert (report["hashes_agree"], report["reason"], report["steps_lost"]) == (True, "finished", 5)
 
 
-def test_a_dead_worker_stands_with_its_last_numbers(finished: Make) -> None:
+def test_a_dead_worker_stands_with_its_last_numbers() -> None:
     report = report_of(finished(), killed("w1"))
     dead = report["peers"][1]
     assert dead["exit_code"] == -9
@@ -117,13 +106,13 @@ def test_a_dead_worker_stands_with_its_last_numbers(finished: Make) -> None:
     assert report["hashes_agree"] is None  # one alone has nobody to agree with
 
 
-def test_what_a_task_measures_is_a_mean_over_those_that_did(finished: Make) -> None:
+def test_what_a_task_measures_is_a_mean_over_those_that_did() -> None:
     found = [{"accuracy": 0.5, "recall": 0.25}, {"accuracy": 0.75, "recall": math.nan}, None]
     report = report_of(*(finished(val_metrics=each) for each in found))
     assert report["val_metrics"] == {"accuracy": 0.625, "recall": 0.25}
 
 
-def test_numbers_that_json_cannot_hold_become_null(finished: Make) -> None:
+def test_numbers_that_json_cannot_hold_become_null() -> None:
     curve = [[1, math.nan], [2, 1.0]]
     report = report_of(finished(val_loss=math.nan, compute_s=math.inf, train_loss_curve=curve))
     read = json.loads(json.dumps(report, allow_nan=False))
@@ -134,7 +123,7 @@ def test_numbers_that_json_cannot_hold_become_null(finished: Make) -> None:
 # -------------------------------------------------------------------------------- models in stages
 
 
-def test_the_model_is_the_sum_of_its_stages(staged: Make) -> None:
+def test_the_model_is_the_sum_of_its_stages() -> None:
     report = report_of(*(staged(number) for number in range(6)))
     assert (report["params"], report["val_loss"], report["hashes_agree"]) == (1_500_000, 2.0, True)
     assert report["checkpoint"] == "out/w0/assembled/step-00000100"
@@ -151,7 +140,7 @@ def test_the_model_is_the_sum_of_its_stages(staged: Make) -> None:
     }  # fmt: skip
 
 
-def test_visits_that_a_killed_origin_was_not_sure_of_are_counted(staged: Make) -> None:
+def test_visits_that_a_killed_origin_was_not_sure_of_are_counted() -> None:
     """One that has reported has counted those that were lost itself."""
     reported, silent = staged(0, {"lost": 1}), killed("w3", stage=0)
     for record in (reported, silent):
@@ -171,7 +160,7 @@ def test_visits_that_a_killed_origin_was_not_sure_of_are_counted(staged: Make) -
     )
 
 
-def test_moves_and_rebuilt_stages_are_counted(staged: Make) -> None:
+def test_moves_and_rebuilt_stages_are_counted() -> None:
     still, moved = staged(0), Record("w1")
     for stage, to in ((1, 2), (2, 1)):
         for event in ("moves", "moves", "rebuilt", "rebuilt"):  # reports may come twice
@@ -184,12 +173,11 @@ def test_moves_and_rebuilt_stages_are_counted(staged: Make) -> None:
     assert "moves" not in lines(still)
 
 
-def test_the_time_that_is_not_computed_in_is_split(staged: Make) -> None:
+def test_the_time_that_is_not_computed_in_is_split() -> None:
     """8 of 10 s are computed in, by the fixture."""
-    waits = [(1.5, 0.25), (0.5, 0.0)]
     records = [
         staged(number, visits_wait_s=visits_s, rounds_wait_s=rounds_s)
-        for number, (visits_s, rounds_s) in enumerate(waits)
+        for number, (visits_s, rounds_s) in enumerate([(1.5, 0.25), (0.5, 0.0)])
     ]
     assert report_of(*records, staged(2))["stages"]["rest"] == pytest.approx(
         {"microbatches": 0.1, "rounds": 0.0125, "other": 0.0875}
@@ -202,7 +190,7 @@ def test_the_time_that_is_not_computed_in_is_split(staged: Make) -> None:
     assert "the rest" not in lines(*untold)
 
 
-def test_without_every_stage_there_is_no_whole(staged: Make) -> None:
+def test_without_every_stage_there_is_no_whole() -> None:
     records = staged(0, assembled=None, val_loss=None), staged(2), staged(3), killed("w1", stage=1)
     report = report_of(*records)
     assert (report["params"], report["checkpoint"], report["stages"]["count"]) == (None, None, 3)
@@ -216,7 +204,7 @@ def test_without_every_stage_there_is_no_whole(staged: Make) -> None:
     assert "3 workers · 3 stages" in printed(dead)
 
 
-def test_nonsense_from_outside_is_passed_over(staged: Make) -> None:
+def test_nonsense_from_outside_is_passed_over() -> None:
     nonsense = {
         "stages": "many", "routing": 7, "skip": None, "microbatches": None, "stage_counts": [1],
         "in_flight_peak_bytes": "x", "activation_bytes_sent": None, "iteration_s": None,
@@ -281,9 +269,7 @@ def test_nonsense_from_outside_is_passed_over(staged: Make) -> None:
         ("loop lag", {}, "p50 0.2 ms, p99 2.0 ms, max 5.0 ms (slowest worker)"),
     ],
 )  # fmt: skip
-def test_a_figure_in_words(
-    finished: Make, label: str, changes: dict[str, Any], words: str | None
-) -> None:
+def test_a_figure_in_words(label: str, changes: dict[str, Any], words: str | None) -> None:
     assert lines(finished(**changes)).get(label) == words
 
 
@@ -299,7 +285,7 @@ def test_a_figure_in_words(
          "2 % from the mean of their pair when they last met; diloco.consensus=true ends with one"),
     ],
 )  # fmt: skip
-def test_whether_replicas_are_equal(finished: Make, changes: dict[str, Any], words: str) -> None:
+def test_whether_replicas_are_equal(changes: dict[str, Any], words: str) -> None:
     assert lines(finished("w0"), finished("w1", **changes))["replicas"] == words
 
 
@@ -315,14 +301,12 @@ def test_whether_replicas_are_equal(finished: Make, changes: dict[str, Any], wor
          "stage 2; diloco.consensus=true ends with one"),
     ],
 )  # fmt: skip
-def test_whether_the_replicas_of_stages_are(
-    staged: Make, changes: dict[int, dict[str, Any]], words: str
-) -> None:
+def test_whether_the_replicas_of_stages_are(changes: dict[int, dict[str, Any]], words: str) -> None:
     records = [staged(number, **changes.get(number, {})) for number in range(6)]
     assert lines(*records)["replicas"] == words
 
 
-def test_a_run_of_stages_in_words(staged: Make) -> None:
+def test_a_run_of_stages_in_words() -> None:
     counts = {"rerouted": 5, "skipped": 1, "dropped": 2, "discarded": 1}
     skips = {"routing": "skip", "skip": 1 / 3}
     records = [
@@ -349,7 +333,7 @@ def test_a_run_of_stages_in_words(staged: Make) -> None:
     assert "stages" not in report_of(killed("w0"))
 
 
-def test_a_whole_report_as_it_is_printed(finished: Make) -> None:
+def test_a_whole_report_as_it_is_printed() -> None:
     records = [finished(f"w{n}", sample="def f():\n\treturn \x1b[2J1\n") for n in range(2)]
     report = report_of(*records, killed("w2")) | {"loss_png": "out/loss.png", "out": "report.json"}
     assert [line.rstrip() for line in printed(report, 100).splitlines()] == EXPECTED.splitlines()
@@ -383,7 +367,7 @@ report      report.json
 """
 
 
-def test_a_narrow_terminal_shows_each_workers_row_whole(finished: Make) -> None:
+def test_a_narrow_terminal_shows_each_workers_row_whole() -> None:
     text = printed(report_of(finished("worker-of-lab-3", anchor_hash="0123456789abcdef")), 80)
     (row,) = [line.split() for line in text.splitlines() if "worker-of-lab-3" in line.split()]
     assert " ".join(row) == "worker-of-lab-3 100 4 2.0 MB 80 % 1.0 s 012345 done"

@@ -1,6 +1,5 @@
 """Files that a run leaves, and the report of all peers from what one of them has kept."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from murmuration.coordinator.report_files import (
     report_of_folder,
 )
 from murmuration.protos.exit_codes import ExitCode
+from tests.support.worker_status import result_event
 
 RESULT = {
     "reason": "finished", "step": 100, "steps": 100, "preset": "diloco", "anchor_hash": "ab",
@@ -37,11 +37,8 @@ def test_all_peers_and_the_dead_with_what_was_last_known(tmp_path: Path) -> None
     document = kept(peer("w0", RESULT), peer("w1", RESULT), peer("w2", None, "dead"))
     (tmp_path / "results.json").write_text(json.dumps(document))
     report = report_of_folder(tmp_path, None, picture=False)
-    assert [(each["peer"], each["state"], each["step"]) for each in report["peers"]] == [
-        ("w0", "done", 100),
-        ("w1", "done", 100),
-        ("w2", "dead", 60),
-    ]
+    peers = [(each["peer"], each["state"], each["step"]) for each in report["peers"]]
+    assert peers == [("w0", "done", 100), ("w1", "done", 100), ("w2", "dead", 60)]
     assert (report["val_loss"], report["hashes_agree"], report["elapsed_s"]) == (2.5, True, 12.0)
     assert json.loads((tmp_path / "report.json").read_text()) == report
     dead = report["peers"][2]
@@ -54,8 +51,9 @@ def test_all_peers_and_the_dead_with_what_was_last_known(tmp_path: Path) -> None
 
 
 def test_the_checkpoint_is_the_one_on_this_machine(tmp_path: Path) -> None:
-    results = {name: RESULT | {"checkpoint": f"runs/{name}/step-100"} for name in ("a", "w0")}
-    document = kept(*(peer(name, result) for name, result in results.items()))
+    document = kept(
+        *(peer(name, RESULT | {"checkpoint": f"runs/{name}/step-100"}) for name in ("a", "w0"))
+    )
     (tmp_path / "results.json").write_text(json.dumps(document))
     assert report_of_folder(tmp_path, None, picture=False)["checkpoint"] == "runs/w0/step-100"
 
@@ -78,35 +76,25 @@ def test_what_is_no_report_is_one_line(tmp_path: Path, text: str) -> None:
 
 
 @pytest.fixture
-def finished(result_event) -> Record:
+def finished() -> Record:
     record = Record("w0")
     record.apply(result_event("w0"), 1.0)
     return record
 
 
-def test_leaves_json_picture_and_a_copy(tmp_path: Path, finished: Record) -> None:
-    console = Console(file=io.StringIO(), width=120)
-    report = leave_results(
-        [finished, Record("w1", exit_code=-9)],
-        tmp_path,
-        console,
-        settings={},
-        elapsed_s=2.0,
-        json_path=tmp_path / "deep" / "copy.json",
-    )
+def test_leaves_json_picture_and_a_copy(tmp_path: Path, finished: Record, console: Console) -> None:
+    records, copied = [finished, Record("w1", exit_code=-9)], tmp_path / "deep" / "copy.json"
+    report = leave_results(records, tmp_path, console, settings={}, elapsed_s=2.0, json_path=copied)
     assert report["loss_png"] == str(tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    first, copy = (tmp_path / "report.json").read_text(), (tmp_path / "deep/copy.json").read_text()
-    assert first == copy
-    assert json.loads(first)["peers"][1]["exit_code"] == -9
+    assert (tmp_path / "report.json").read_text() == copied.read_text()
+    assert json.loads(copied.read_text())["peers"][1]["exit_code"] == -9
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_survived(
-    tmp_path: Path, finished: Record
+    tmp_path: Path, finished: Record, console: Console
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    console = Console(file=io.StringIO(), width=120)
     report = leave_results([finished], tmp_path / "file", console, settings={}, elapsed_s=2.0)
     assert report["val_loss"] == 2.0
-    assert isinstance(console.file, io.StringIO)
     assert "could not be written" in console.file.getvalue()

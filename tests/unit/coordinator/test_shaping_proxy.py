@@ -1,4 +1,4 @@
-"""The relay on real sockets: what arrives, what is refused, what breaks."""
+"""The relay: its decisions on a virtual clock, and what happens on real sockets."""
 
 import asyncio
 import random
@@ -8,10 +8,71 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.processes import RelayProcess
-from murmuration.coordinator.shaping_proxy import LinkedPeer, Relay, listen
+from murmuration.coordinator.shaping_proxy import (
+    BURST_S,
+    Bucket,
+    LinkedPeer,
+    Relay,
+    ShapedPipe,
+    listen,
+)
+
+RATE = 250_000.0  # bytes a second: 2 Mbit/s
+
+
+def member(name: str, **link: float) -> LinkedPeer:
+    return LinkedPeer(name, Link(**{"rate_mbps": 2, **link}))
+
+
+@given(st.lists(st.tuples(st.integers(1, 50_000), st.floats(0, 2)), min_size=1, max_size=50))
+def test_never_more_than_the_rate_and_a_burst_passes(chunks: list[tuple[int, float]]) -> None:
+    bucket, now, passed = Bucket(RATE), 0.0, []
+    for n_bytes, pause_s in chunks:
+        now += pause_s
+        passed.append((max(now, bucket.take(n_bytes, now)), n_bytes))
+    for first in range(len(passed)):
+        total = 0
+        for when, n_bytes in passed[first:]:
+            total += n_bytes
+            # The first of them may have passed in part before.
+            span_s = when - passed[first][0] + passed[first][1] / RATE
+            assert total <= RATE * (span_s + BURST_S) * (1 + 1e-9)
+
+
+def test_connections_of_one_worker_share_its_link_both_ways_apart() -> None:
+    w0, w1, w2 = (member(f"w{i}") for i in range(3))
+    chance = random.Random(0)
+    ahead, other = ShapedPipe(w0, w1, chance), ShapedPipe(w0, w2, chance)
+    back = ShapedPipe(w1, w0, chance)
+    n = round(RATE)  # a second's worth
+    assert ahead.enter(n, 0.0)[0] == pytest.approx(1 - BURST_S)
+    assert other.enter(n, 0.0)[0] == pytest.approx(2 - BURST_S)  # behind it, on w0's way up
+    assert back.enter(n, 0.0)[0] == pytest.approx(1 - BURST_S)
+    assert ShapedPipe(w1, w2, chance).enter(n, 0.0)[0] == pytest.approx(2 - BURST_S)
+    assert (w0.sent_bytes, w0.received_bytes) == (2 * n, n)
+    assert (w2.sent_bytes, w2.received_bytes) == (0, 2 * n)
+
+
+def test_what_is_under_way_is_what_fits_on_the_link() -> None:
+    pipe = ShapedPipe(
+        member("w0", delay_s=0.2, jitter_s=0.05), LinkedPeer("far", None), random.Random(0)
+    )
+    held = 0
+    while not pipe.full:
+        pipe.enter(1000, 0.0)
+        held += 1000
+    assert RATE * 0.25 <= held <= RATE * 0.25 + 5 * pipe.chunk_bytes
+    pipe.leave(20_000)
+    assert not pipe.full
+
+
+# --------------------------------------------------------------------------------- real sockets
+
 
 FAST = Link(rate_mbps=1000)
 
@@ -82,21 +143,17 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 )
 async def test_bytes_arrive_complete_and_in_order(link: Link | None) -> None:
     sent = random.Random(0).randbytes(2_000_001)
-
     async with net(link, link) as here:
         reader = await here.connect("w0", "w1")
-        writer = here.writers[-1]
-        writer.write(sent)
-        writer.write_eof()
+        here.writers[-1].write(sent)
+        here.writers[-1].write_eof()
         assert await reader.read(-1) == sent  # the end came through too
-        w0, w1 = here.relay.members.values()
-        assert (w0.sent_bytes, w0.received_bytes) == (len(sent), len(sent))
-        assert (w1.sent_bytes, w1.received_bytes) == (len(sent), len(sent))
+        for member in here.relay.members.values():
+            assert (member.sent_bytes, member.received_bytes) == (len(sent), len(sent))
 
 
 async def test_a_link_is_as_slow_as_it_says() -> None:
     sent = bytes(500_000)  # 0.4 s at 10 Mbit/s; only "not faster" is certain
-
     async with net(Link(rate_mbps=10, delay_s=0.05), Link(rate_mbps=100)) as here:
         loop = asyncio.get_running_loop()
         reader = await here.connect("w0", "w1")
@@ -111,8 +168,7 @@ async def test_senders_are_held_back() -> None:
         await here.connect("w0", "w1")
         writer = here.writers[-1]
         # Small kernel buffers on this side, so that what is accepted is what the relay holds.
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
         writer.write(bytes(4_000_000))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(writer.drain(), 0.2)  # 32 s at this rate
@@ -149,8 +205,7 @@ async def test_connections_break_by_reset() -> None:
 
 
 def test_the_process_counts_and_ends_with_its_stdin() -> None:
-    members = {"w0": ("127.0.0.1:1", FAST), "w1": ("127.0.0.1:2", None)}
-    with RelayProcess(members) as relay:
+    with RelayProcess({"w0": ("127.0.0.1:1", FAST), "w1": ("127.0.0.1:2", None)}) as relay:
         assert list(relay.proxies) == ["w0", "w1"]
         assert [c["sent_bytes"] for c in relay.counters().values()] == [0, 0]
     with pytest.raises((RuntimeError, ValueError)):

@@ -1,7 +1,6 @@
 """The supervisor against fake workers: real processes, however they end."""
 
 import fcntl
-import io
 import json
 import signal
 import subprocess
@@ -16,22 +15,19 @@ from rich.console import Console
 from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.supervisor import run_swarm
-from tests.support import drive_swarm
+from tests.support import drive_swarm, fake_worker
 
 Swarm = Callable[..., tuple[int, dict, str]]
 
 
 @pytest.fixture
-def swarm(tmp_path: Path, fake_program: tuple[str, ...]) -> Swarm:
+def swarm(tmp_path: Path, console: Console) -> Swarm:
     """Runs a swarm of two fake workers here; returns exit code, report and what was printed."""
+    program = (sys.executable, fake_worker.__file__)
 
-    def run(*settings: str, workers: int = 2) -> tuple[int, dict, str]:
-        console = Console(file=io.StringIO(), width=120, highlight=False)
-        launch = Launch(
-            workers=workers, out=tmp_path / "out", settings=settings, program=fake_program
-        )
-        code, report = run_swarm(launch, console)
-        assert isinstance(console.file, io.StringIO)
+    def run(settings: str, workers: int = 2) -> tuple[int, dict, str]:
+        made = {"workers": workers, "settings": (settings,), "program": program}
+        code, report = run_swarm(Launch(out=tmp_path / "out", **made), console)
         return code, report, console.file.getvalue()
 
     return run
@@ -74,9 +70,7 @@ def driven(out: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_worker_killed_while_training_is_reported_and_survived(
-    swarm: Swarm, tmp_path: Path
-) -> None:
+def test_a_worker_killed_while_training_is_reported_and_survived(swarm: Swarm) -> None:
     code, report, text = swarm("fake.dies=w1")
     assert code == 0
     alive, dead = report["peers"]
