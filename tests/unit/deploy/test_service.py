@@ -18,22 +18,15 @@ UNIT = Path(__file__).parents[3] / "deploy" / "murmuration.service"
 def test_systemd_has_nothing_to_say_of_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name  # it asks for the program too
     unit.write_text(UNIT.read_text().replace("/usr/local/bin/murmur", shutil.which("true") or ""))
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
-    )
+    verified = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
 
 
 def test_a_worker_is_not_started_again_where_that_cannot_help() -> None:
     (codes,) = re.findall(r"RestartPreventExitStatus=(.*)", UNIT.read_text())
-    never = {ExitCode(int(code)) for code in codes.split()}
-    assert never == {
-        ExitCode.USAGE,
-        ExitCode.CONFIGURATION,
-        ExitCode.TASK,
-        ExitCode.MANIFEST_REFUSED,
-        ExitCode.CHECKPOINT,
-        ExitCode.NOT_ADMITTED,
+    assert {ExitCode(int(code)) for code in codes.split()} == {
+        *(ExitCode.USAGE, ExitCode.CONFIGURATION, ExitCode.TASK, ExitCode.MANIFEST_REFUSED),
+        *(ExitCode.CHECKPOINT, ExitCode.NOT_ADMITTED),
     }
 
 

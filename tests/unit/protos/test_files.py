@@ -41,8 +41,7 @@ def test_a_log_rotates_and_keeps_its_earlier_part(tmp_path: Path) -> None:
         log.write(f"line {number}")
         assert path.stat().st_size <= 20
     log.close()
-    kept = Path(f"{path}.1").read_text() + path.read_text()
-    assert kept == "line 5\nline 6\nline 7\nline 8\n"
+    assert (Path(f"{path}.1").read_text() + path.read_text()) == "line 5\nline 6\nline 7\nline 8\n"
     assert len(list(tmp_path.iterdir())) == 2
 
 
