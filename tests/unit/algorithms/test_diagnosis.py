@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,6 @@ from murmuration.algorithms.diagnosis import (
     Diagnosis,
     FaultPlace,
     PeerFigures,
-    Verdict,
     diagnose,
 )
 
@@ -51,97 +51,87 @@ def simulated(
     whole_s = max(computed.values()) + slowest_s
     return [
         PeerFigures(
-            peer=f"w{peer}",
-            rounds=rounds,
-            round_s=whole_s,
-            stall_s=whole_s - computed[peer],
-            step_s=computed[peer] / STEPS,
-            steps=STEPS,
-            saves=rounds,
+            peer=f"w{peer}", rounds=rounds, round_s=whole_s, stall_s=whole_s - computed[peer],
+            step_s=computed[peer] / STEPS, steps=STEPS, saves=rounds,
             save_s=about((save_s or {}).get(peer, 0.2)),
             received={
-                f"w{s}": (mbps, 2 * SHARD_MBIT / mbps)
-                for (s, r), mbps in rates.items()
-                if r == peer
+                f"w{s}": (rates[s, peer], 2 * SHARD_MBIT / rates[s, peer])
+                for s in names
+                if s != peer
             },
         )
         for peer in names
-    ]
+    ]  # fmt: skip
 
 
-def places(verdicts: Sequence[Verdict]) -> list[FaultPlace]:
-    return sorted(verdict.place for verdict in verdicts)
+def found(figures: Sequence[PeerFigures]) -> list[FaultPlace]:
+    return [verdict.place for verdict in diagnose(figures, in_turn=False)]
 
 
 PEERS = st.integers(3, 9)
-SLOW = st.floats(0.03, 0.3)
+NOISE = st.integers(0, 1000).map(random.Random)
 
 
-@given(PEERS, SLOW, st.data())
+@given(PEERS, st.floats(0.03, 0.3), NOISE, st.data())
 def test_each_fault_of_a_link_is_named_and_nothing_else(
-    peers: int, share: float, data: st.DataObject
+    peers: int, share: float, noise: random.Random, data: st.DataObject
 ) -> None:
     one, other = data.draw(st.permutations(range(peers)))[:2]
-    noise = random.Random(data.draw(st.integers(0, 1000)))
-    for kind, figures in (
-        ("uplink", simulated(peers, up={one: share}, noise=noise)),
-        ("downlink", simulated(peers, down={one: share}, noise=noise)),
+    for slow, place in (
+        ({"up": {one: share}}, FaultPlace("uplink", f"w{one}")),
+        ({"down": {one: share}}, FaultPlace("downlink", f"w{one}")),
+        ({"link": {(one, other): share}}, FaultPlace("link", f"w{one}", f"w{other}")),
     ):
-        assert places(diagnose(figures, in_turn=False)) == [FaultPlace(kind, f"w{one}")]
-    figures = simulated(peers, link={(one, other): share}, noise=noise)
-    assert places(diagnose(figures, in_turn=False)) == [FaultPlace("link", f"w{one}", f"w{other}")]
+        assert found(simulated(peers, noise=noise, **slow)) == [place]
 
 
-@given(PEERS, st.floats(2.0, 10.0), st.data())
+@given(PEERS, st.floats(2.0, 10.0), NOISE)
 def test_a_slow_machine_is_named_and_its_links_are_not(
-    peers: int, times: float, data: st.DataObject
+    peers: int, times: float, noise: random.Random
 ) -> None:
-    slow, noise = data.draw(st.integers(0, peers - 1)), random.Random(data.draw(st.integers(0, 99)))
+    slow = noise.randrange(peers)
     figures = simulated(
         peers, step_s={slow: 0.1 * times}, up={slow: 0.2}, down={slow: 0.2}, noise=noise
     )
-    assert places(diagnose(figures, in_turn=False)) == [FaultPlace("machine", f"w{slow}")]
+    assert found(figures) == [FaultPlace("machine", f"w{slow}")]
 
 
-@given(PEERS, st.floats(8.0, 50.0), st.data())
+@given(PEERS, st.floats(8.0, 50.0), NOISE)
 def test_a_slow_disk_is_named_though_it_costs_no_round(
-    peers: int, times: float, data: st.DataObject
+    peers: int, times: float, noise: random.Random
 ) -> None:
-    slow, noise = data.draw(st.integers(0, peers - 1)), random.Random(data.draw(st.integers(0, 99)))
-    (found,) = diagnose(simulated(peers, save_s={slow: 0.2 * times}, noise=noise), in_turn=False)
-    assert (found.place, found.cost) == (FaultPlace("disk", f"w{slow}"), 0.0)
+    slow = noise.randrange(peers)
+    (verdict,) = diagnose(simulated(peers, save_s={slow: 0.2 * times}, noise=noise), in_turn=False)
+    assert (verdict.place, verdict.cost) == (FaultPlace("disk", f"w{slow}"), 0.0)
 
 
 def test_figures_of_a_verdict() -> None:
-    (found,) = diagnose(simulated(4, up={2: 0.15}), in_turn=False)
-    assert found.place == FaultPlace("uplink", "w2")
-    assert found.measured == pytest.approx(3.0)
-    assert found.usual == pytest.approx(20.0)
+    """Of two peers only the slower direction can be named."""
     # 2 * 10 Mbit at 1 Mbit/s instead of 6.67: 17 s of a round of 22 s.
-    assert found.cost == pytest.approx(17 / 22)
-    (found,) = diagnose(simulated(4, up={2: 0.15}), in_turn=True)
-    assert (found.measured, found.usual) == (pytest.approx(1.0), pytest.approx(20 / 3))
+    uplink = FaultPlace("uplink", "w2")
+    for peers, up, in_turn, place, figures in (
+        (4, {2: 0.15}, False, uplink, (3.0, 20.0, pytest.approx(17 / 22))),
+        (4, {2: 0.15}, True, uplink, (1.0, 20 / 3, ANY)),
+        (2, {1: 0.1}, False, FaultPlace("link", "w1", "w0"), (2.0, 20.0, ANY)),
+    ):
+        (verdict,) = diagnose(simulated(peers, up=up), in_turn=in_turn)
+        assert verdict.place == place
+        assert (verdict.measured, verdict.usual) == pytest.approx(figures[:2])
+        assert verdict.cost == figures[2]
 
 
-def test_of_two_peers_only_the_slower_direction_can_be_named() -> None:
-    (found,) = diagnose(simulated(2, up={1: 0.1}), in_turn=False)
-    assert found.place == FaultPlace("link", "w1", "w0")
-    assert (found.measured, found.usual) == (pytest.approx(2.0), pytest.approx(20.0))
-
-
-@given(st.integers(0, 999))
-def test_what_nobody_waits_for_is_no_fault(seed: int) -> None:
+@given(NOISE)
+def test_what_nobody_waits_for_is_no_fault(noise: random.Random) -> None:
     """As where rounds overlap with the steps."""
-    slow = simulated(4, up={2: 0.1}, step_s={1: 0.5}, noise=random.Random(seed))
-    assert diagnose([replace(each, stall_s=0.0) for each in slow], in_turn=False) == []
+    slow = simulated(4, up={2: 0.1}, step_s={1: 0.5}, noise=noise)
+    assert found([replace(each, stall_s=0.0) for each in slow]) == []
 
 
 def test_a_peer_that_lies_harms_nobody_else() -> None:
     honest = simulated(5)
     everyone = {f"w{n}": (1e-3, 1e9) for n in range(1, 5)}
     lies = replace(honest[0], received=everyone, step_s=1e-9, save_s=1e-9, stall_s=1e9)
-    found = diagnose([lies, *honest[1:]], in_turn=False)
-    assert {each.place.peer for each in found} <= {"w0"}
+    assert {place.peer for place in found([lies, *honest[1:]])} <= {"w0"}
 
 
 # ------------------------------------------------------------------------------------ over time
@@ -152,13 +142,13 @@ def looks(diagnosis: Diagnosis, *spans: tuple[int, dict[int, float]]) -> list[tu
 
     Args: spans: (looks, share of the uplink by peer), one after another.
     """
-    now, found = 0, []
+    now, changes = 0, []
     for count, up in spans:
         for _ in range(count):
             figures = simulated(4, up=up, rounds=2 * now // 5)
-            found += [(now, change) for change in diagnosis.update(now, figures)]
+            changes += [(now, change) for change in diagnosis.update(now, figures)]
             now += 5
-    return found
+    return changes
 
 
 def test_a_fault_must_last_and_so_must_its_end() -> None:
@@ -171,17 +161,14 @@ def test_a_fault_must_last_and_so_must_its_end() -> None:
 
 
 def test_short_faults_and_a_fault_at_the_limit_do_not_flicker() -> None:
-    spans = [(2, {2: 0.1}), (1, {})] * 20
-    assert looks(Diagnosis(in_turn=False), *spans) == []
+    assert looks(Diagnosis(in_turn=False), *[(2, {2: 0.1}), (1, {})] * 20) == []
     spans = [(4, {2: 0.1}), *[(2, {2: 0.6}), (2, {2: 0.45})] * 10]
-    changes = looks(Diagnosis(in_turn=False), *spans)
-    assert [change.found for _, change in changes] == [True]
+    assert [change.found for _, change in looks(Diagnosis(in_turn=False), *spans)] == [True]
 
 
 def test_a_fault_goes_with_its_peer() -> None:
-    diagnosis = Diagnosis(in_turn=False)
+    diagnosis, uplink = Diagnosis(in_turn=False), FaultPlace("uplink", "w2")
     looks(diagnosis, (6, {2: 0.1}))
-    assert [each.place for each in diagnosis.verdicts] == [FaultPlace("uplink", "w2")]
-    others = [each for each in simulated(4) if each.peer != "w2"]
-    (change,) = diagnosis.update(30.0, others)
-    assert (change.found, change.verdict.place) == (False, FaultPlace("uplink", "w2"))
+    assert [each.place for each in diagnosis.verdicts] == [uplink]
+    (change,) = diagnosis.update(30.0, [each for each in simulated(4) if each.peer != "w2"])
+    assert (change.found, change.verdict.place) == (False, uplink)

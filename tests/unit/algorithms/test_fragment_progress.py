@@ -104,8 +104,7 @@ class Peer:
                 self.closed[shard] = (self.decoded(sent)[slice(*SHARDS[shard])], True)
                 self.untold |= {shard}
             self.untold -= counts
-            known = tuple(SHARDS[shard] for shard in sorted(counts))
-            self.answer = Failed(known, self.error(sent))
+            self.answer = Failed(tuple(SHARDS[shard] for shard in sorted(counts)), self.error(sent))
 
     def finish(self) -> None:
         """The answer is applied."""
@@ -133,11 +132,9 @@ class Peer:
             del self.closed[shard]  # it would keep what counts: others have closed it without it
         self.close(set(), None, others)
         version, anchor = self.outer.state.version, self.outer.state.anchor
-        theirs = state_at(
-            version + 1 + ahead,
-            anchor - self.mean - ahead * torch.tensor(others),
-            history=self.history(version) if told else (),
-        )
+        anchor = anchor - self.mean - ahead * torch.tensor(others)
+        history = self.history(version) if told else ()
+        theirs = state_at(version + 1 + ahead, anchor, history=history)
         self.local = take_over(self.outer, theirs, self.local, self.arrived)
         self.count()
         self.closed, self.untold, self.answer = {}, set(), None
@@ -173,11 +170,8 @@ class Peer:
     def close(self, with_me: set[int], sent: Contribution | None, others: list[int]) -> None:
         for shard in {0, 1, 2} - set(self.closed):
             mine = shard in with_me and sent is not None
-            mean = (
-                self.decoded(sent)
-                if mine and sent is not None
-                else torch.tensor(others, dtype=torch.float32)
-            )
+            theirs = torch.tensor(others, dtype=torch.float32)
+            mean = self.decoded(sent) if mine and sent is not None else theirs
             self.closed[shard] = (mean[slice(*SHARDS[shard])], mine)
 
     def count(self, times: int = 1) -> list[int]:
@@ -189,10 +183,9 @@ class Peer:
 
     def history(self, round_: int) -> History:
         """That a state which has the closed shards comes with; this peer is `a`."""
-        peers = {
-            shard: ("a",) if with_me else ("b",) for shard, (_, with_me) in self.closed.items()
-        }
-        return recorded((), round_, [(*SHARDS[shard], peers[shard]) for shard in range(3)])
+        peers = [("a",) if self.closed[shard][1] else ("b",) for shard in range(3)]
+        parts = [(*shard, each) for shard, each in zip(SHARDS, peers, strict=True)]
+        return recorded((), round_, parts)
 
     def decoded(self, sent: Contribution) -> Tensor:
         codec = codec_by_name(self.plan.codec)

@@ -55,12 +55,9 @@ def optimizer(plan: Plan, anchor: Tensor = ANCHOR, version: int = 0) -> Fragment
 
 
 def done(
-    round_: int,
-    mean: Tensor = MEAN,
-    missed: Ranges = (),
-    error: Tensor | None = None,
+    round_: int, mean: Tensor = MEAN, missed: Ranges = (), error: Tensor | None = None,
     contributors: int = 2,
-) -> RoundResult:
+) -> RoundResult:  # fmt: skip
     return RoundResult(round_, mean, contributors, GROUP, missed, error)
 
 
@@ -82,28 +79,19 @@ def end(outer: FragmentOptimizer, result: RoundResult | Failed, local: Tensor) -
 
 
 def take_over(
-    outer: FragmentOptimizer,
-    theirs: FragmentState,
-    local: Tensor,
-    arrived: Failed | None = None,
-    *,
-    keep: bool = True,
-    me: str = "a",
+    outer: FragmentOptimizer, theirs: FragmentState, local: Tensor, arrived: Failed | None = None
 ) -> Tensor:
     """Another peer's state comes, perhaps after word of the round in flight; the local parameters
     to go on from."""
     counted, error = ((), None) if arrived is None else (arrived.counted, arrived.error)
     own = outer.release(theirs.version, local, counted, error)
-    return outer.adopt(theirs, own, keep=keep, me=me)
+    return outer.adopt(theirs, own, keep=True, me="a")
 
 
 def lacks(outer: FragmentOptimizer, local: Tensor) -> list[float]:
     """What the anchor still lacks of this peer's own: anchor - local."""
     found: list[float] = (outer.state.anchor - local).tolist()
     return found
-
-
-# ------------------------------------------------------------------------------ the outer step
 
 
 def test_a_round_without_overlap_ends_on_the_new_anchor() -> None:
@@ -207,7 +195,7 @@ def test_what_a_minority_was_given_is_to_come_again(given_up: int, back: float) 
     assert lacks(outer, outer.take_back(given_up, local)) == [1, 1, 3, 3]  # once
 
 
-# ------------------------------------------------------------------- a round that is tried again
+# ---------------------------------------------------------------------------------------- pairs
 
 
 SHARED = replace(PRESETS["noloco"], outer_momentum=0.5, outer_lr=0.5)
@@ -218,16 +206,8 @@ def filled(value: float) -> Tensor:
     return torch.full((4,), float(value))
 
 
-def met(
-    round_: int,
-    mean: float,
-    mean_anchor: Tensor,
-    contributors: int = 2,
-    error: Tensor | None = None,
-) -> RoundResult:
-    return RoundResult(
-        round_, filled(mean), contributors, (), (), error=error, mean_anchor=mean_anchor
-    )
+def met(round_: int, mean: float, mean_anchor: Tensor) -> RoundResult:
+    return RoundResult(round_, filled(mean), 2, (), (), mean_anchor=mean_anchor)
 
 
 def test_the_outer_step_pulls_towards_the_pair() -> None:
@@ -244,14 +224,12 @@ def test_the_outer_step_pulls_towards_the_pair() -> None:
     assert outer.spread == 0.0
 
 
-def test_the_papers_update_starts_from_its_own_anchor() -> None:
+@pytest.mark.parametrize("lost", [True, False], ids=["lost round", "another state"])
+def test_a_head_start_is_taken_back(lost: bool) -> None:
+    """The update of the paper has none: it starts from its own anchor."""
     outer = optimizer(PAIRS)
     assert outer.go_on_from(filled(11), LOCAL) is None
     assert outer.start is outer.state.anchor
-
-
-@pytest.mark.parametrize("lost", [True, False], ids=["lost round", "another state"])
-def test_a_head_start_is_taken_back(lost: bool) -> None:
     outer = optimizer(SHARED)
     local = outer.go_on_from(filled(11), LOCAL)
     assert local is not None

@@ -15,29 +15,24 @@ from tests.support.specification import Outer, ReferenceRun, TrainedReplica
 
 @dataclass
 class Bowl:
-    """Loss curvature/2 * |x - target|^2 with plain SGD inside; curvature 0 is a slope instead."""
+    """Loss |x - target|^2 / 2, with plain SGD inside."""
 
     target: Mapping[str, Tensor]
-    curvature: float = 1.0
-    lr: float = 0.25
-    parameters: dict[str, Tensor] = field(default_factory=dict)
+    parameters: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parameters = {name: torch.full_like(value, 4.0) for name, value in self.target.items()}
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
-        return {
-            name: self.curvature * (value - self.target[name])
-            for name, value in self.parameters.items()
-        }
+        return {name: value - self.target[name] for name, value in self.parameters.items()}
 
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         for name, value in self.parameters.items():
-            value.sub_(self.lr * gradients[name])
+            value.sub_(0.25 * gradients[name])
 
 
 class Slope(Bowl):
-    """Loss sum(x): every inner step goes down by `lr`, wherever it is."""
+    """Loss sum(x): every inner step goes down by 0.25, wherever it is."""
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
         return {name: torch.ones_like(value) for name, value in self.parameters.items()}
@@ -46,13 +41,8 @@ class Slope(Bowl):
 def train(
     plan: Plan, fragments: Sequence[Fragment], replicas: Mapping[str, TrainedReplica], steps: int
 ) -> list[Outer]:
-    """What all peers end with."""
-    return agreed(ReferenceRun(plan, fragments, replicas, steps).train())
-
-
-def agreed(each: Mapping[str, list[Outer]]) -> list[Outer]:
-    """The outer state, which is the same for everyone."""
-    first, *others = each.values()
+    """The outer state that all peers end with."""
+    first, *others = ReferenceRun(plan, fragments, replicas, steps).train().values()
     for other in others:
         for mine, theirs in zip(first, other, strict=True):
             assert torch.equal(mine.anchor, theirs.anchor)
@@ -122,8 +112,7 @@ def test_ddp_is_training_all_parameters_on_the_mean_of_the_gradients_bit_for_bit
 )
 def test_fragments_by_hand(plan: Plan, steps: int, steps_learned: dict[str, list[int]]) -> None:
     names = tuple(steps_learned)
-    replicas = {peer: slope(*names) for peer in "ab"}
-    outer = train(plan, fragments_of(*names), replicas, steps)
+    outer = train(plan, fragments_of(*names), {peer: slope(*names) for peer in "ab"}, steps)
     for state, learned in zip(outer, steps_learned.values(), strict=True):
         anchor, buffer = nesterov([0.25 * n for n in learned], lr=0.5, momentum=0.5, start=4.0)
         assert (state.anchor[0].item(), state.momentum[0].item()) == (anchor, buffer)
@@ -149,34 +138,23 @@ def test_contributions_go_through_their_codec_and_the_mean_through_its_own() -> 
         return only(train(plan, fragments_of("x"), replicas, steps=1))[1]
 
     assert g_of("fp32", "fp32") == 0.25 * (3 + 2**-10) / 2
-    assert g_of("bf16", "fp32") == 0.25 * 1.5
-    assert g_of("fp32", "bf16") == 0.25 * 1.5
-    assert g_of("bf16", "bf16") == 0.25 * 1.5
+    assert g_of("bf16", "fp32") == g_of("fp32", "bf16") == g_of("bf16", "bf16") == 0.25 * 1.5
 
 
-# ------------------------------------------------------------- requantized means, kept progress
-
-
-BY_HAND = Plan(inner_steps=1, outer_lr=1.0, outer_momentum=0.0)
-
-
-KEEP = replace(BY_HAND, merge="keep", consensus=True)
-
-
-def test_keeping_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("consensus", "anchor"), [(False, [3.25, 4.25]), (True, [3.0, 4.0])], ids=["", "consensus"]
+)
+def test_keeping_by_hand(consensus: bool, anchor: list[float]) -> None:
     """One peer, H = 1, a slope of 0.5 a step in one value and none in the other.
 
     Step 1: D is (0.5, 0), sent as (0.25, 0.25); the anchor goes from 4 to 3.75, the replica to
     3.75 - (0.25, -0.25) = (3.5, 4). Step 2: the replica is at (3, 4) and D is (0.75, -0.25), sent
-    as (0.5, -0.5); the anchor goes to (3.25, 4.25), the replica back to (3, 4). The last mean is
-    of replicas.
+    as (0.5, -0.5); the anchor goes to (3.25, 4.25), the replica back to (3, 4). The last mean, if
+    there is one, is of replicas.
     """
-    plan, replica = replace(KEEP, codec="sign"), slope("x")
-    replica.backward = lambda step: {"x": torch.tensor([2.0, 0.0])}  # type: ignore[method-assign]
-    (state,) = train(replace(plan, consensus=False), fragments_of("x"), {"a": replica}, 2)
-    assert state.anchor.tolist() == [3.25, 4.25]
-    assert replica.parameters["x"].tolist() == [3.0, 4.0]
+    plan = Plan(inner_steps=1, outer_lr=1.0, outer_momentum=0.0, merge="keep", codec="sign")
     replica = slope("x")
     replica.backward = lambda step: {"x": torch.tensor([2.0, 0.0])}  # type: ignore[method-assign]
-    (state,) = train(plan, fragments_of("x"), {"a": replica}, 2)
-    assert state.anchor.tolist() == [3.0, 4.0]
+    run = replace(plan, consensus=consensus), fragments_of("x"), {"a": replica}, 2
+    assert train(*run)[0].anchor.tolist() == anchor
+    assert replica.parameters["x"].tolist() == [3.0, 4.0]

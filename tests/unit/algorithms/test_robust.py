@@ -30,8 +30,7 @@ def contributions(count: int, seed: int) -> list[torch.Tensor]:
 
 @given(NORMS, st.floats(1, 10))
 def test_no_contribution_counts_more_than_the_limit(norms: list[float], limit: float) -> None:
-    ratios = norm_ratios(norms)
-    factors = norm_factors(ratios, limit)
+    factors = norm_factors(norm_ratios(norms), limit)
     median = sorted(norms)[(len(norms) - 1) // 2]
     limit = limit_of(limit, len(norms))
     for each, factor in zip(norms, factors, strict=True):
@@ -49,8 +48,7 @@ def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(
 ) -> None:
     each = contributions(count, seed)
     attacked = [each[0] * -times, *each[1:]]
-    norms = [norm(one) for one in attacked]
-    factors = norm_factors(norm_ratios(norms), 3.0)
+    factors = norm_factors(norm_ratios([norm(one) for one in attacked]), 3.0)
     moved = aggregate(attacked, factors) - aggregate(each, [1.0] * count)
     largest = max(norm(one) for one in each)
     assert norm(moved) <= (3 * largest + largest) / count * 1.001
@@ -116,14 +114,10 @@ def test_three_far_rounds_put_a_peer_in_quarantine_and_ordinary_ones_let_it_out(
     ratio: float,
 ) -> None:
     quarantine = Quarantine()
-    for round_ in range(2):
-        for _ in range(4):  # the shards of one round count once
-            quarantine.saw(0, round_, {"a": 1.0, "b": ratio})
-    assert quarantine.peers == frozenset()
-    quarantine.saw(0, 2, {"a": 1.0, "b": ratio})
-    assert quarantine.peers == {"b"}
-    quarantine.saw(0, 3, {"a": 1.0, "b": 1.0})
-    quarantine.saw(1, 0, {"a": 1.0, "b": 1.0})
-    assert quarantine.peers == {"b"}
-    quarantine.saw(1, 1, {"a": 1.0, "b": 1.0})
-    assert quarantine.peers == frozenset()
+    rounds = [(0, number, ratio) for number in (0, 0, 0, 0, 1, 1, 2)]  # shards of one count once
+    rounds += [(0, 3, 1.0), (1, 0, 1.0), (1, 1, 1.0)]
+    there = []
+    for fragment, round_, of_b in rounds:
+        quarantine.saw(fragment, round_, {"a": 1.0, "b": of_b})
+        there.append(quarantine.peers)
+    assert there == [set()] * 6 + [{"b"}] * 3 + [set()]

@@ -1,4 +1,4 @@
-"""The codecs with a scale for every 128 values: stated bounds and bytes."""
+"""The codecs with a scale for every 128 values: bounds, bytes, and which scales they choose."""
 
 import math
 
@@ -9,20 +9,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from murmuration.algorithms.codecs import Codec, codec_by_name
-from murmuration.algorithms.codecs.blocks import BLOCK
+from murmuration.algorithms.codecs.blocks import BLOCK, SCALE_BYTES
 
-block_codec = pytest.mark.parametrize(
-    "codec",
-    [codec_by_name(name) for name in ("int8", "e3m0", "sign", "ternary")],
-    ids=lambda codec: codec.name,
-)
+
+def codecs(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("codec", [codec_by_name(name) for name in names], ids=names)
+
+
+block_codec = codecs("int8", "e3m0", "sign", "ternary")
 LIMIT = 2.0**127
+HARD = [0.0, -0.0, 2.0**-149, 1.5, -1.5, 2.0**-119, LIMIT, -LIMIT]
 blocks = st.lists(
-    st.one_of(
-        st.floats(-1, 1, width=32),
-        st.floats(-LIMIT, LIMIT, width=32),
-        st.sampled_from([0.0, -0.0, 2.0**-149, 1.5, -1.5, 2.0**-119, LIMIT, -LIMIT]),
-    ),
+    st.floats(-1, 1, width=32) | st.floats(-LIMIT, LIMIT, width=32) | st.sampled_from(HARD),
     min_size=1,
     max_size=BLOCK,
 )
@@ -31,15 +29,16 @@ blocks = st.lists(
 def bound(codec: Codec, values: Tensor) -> Tensor:
     """The largest error that the class promises, in fp64."""
     largest = values.abs().max().item()
+    if codec.name == "bf16":
+        return values.abs().clamp(min=2.0**-126) * 2.0**-8
     if codec.name in ("sign", "ternary"):
         return torch.full_like(values, largest * (1 + 2**-7) + 2.0**-126)
     if codec.name == "e3m0":
         return torch.clamp(values.abs() / 3, min=max(largest / 96, 2.0**-126))
-    error = max(largest / 254 * 1.01, 2.0**-121)
-    return torch.full_like(values, error)
+    return torch.full_like(values, max(largest / 254 * 1.01, 2.0**-121))
 
 
-@block_codec
+@codecs("bf16", "int8", "e3m0", "sign", "ternary")
 @given(values=blocks)
 def test_the_error_is_bounded(codec: Codec, values: list[float]) -> None:
     tensor = torch.tensor(values, dtype=torch.float32)
@@ -64,9 +63,7 @@ def test_too_large_values_are_refused(codec: Codec) -> None:
             codec.encode(torch.tensor([1.0, value]))
 
 
-@pytest.mark.parametrize(
-    "codec", [codec_by_name(n) for n in ("int8", "e3m0", "ternary")], ids=lambda c: c.name
-)
+@codecs("int8", "e3m0", "ternary")
 def test_one_huge_value_spoils_its_block_only(codec: Codec) -> None:
     values = torch.randn(3 * BLOCK, generator=torch.Generator().manual_seed(1))
     values[BLOCK] = 1e30
@@ -86,8 +83,7 @@ def test_one_huge_value_spoils_its_block_only(codec: Codec) -> None:
     ],
 )
 def test_the_error_is_what_was_measured(name: str, gaussian: float, heavy: float) -> None:
-    generator = torch.Generator().manual_seed(2)
-    normal = torch.randn(4, 2**17, generator=generator)
+    normal = torch.randn(4, 2**17, generator=torch.Generator().manual_seed(2))
     student = normal[0] / normal[1:].square().mean(0).sqrt()
     for values, most in ((normal[0], gaussian), (student, heavy)):
         decoded = codec_by_name(name).decode(codec_by_name(name).encode(values), 2**17)
@@ -116,3 +112,69 @@ def test_e3m0_rounds_to_the_nearest_power() -> None:
     codec = codec_by_name("e3m0")
     decoded = codec.decode(codec.encode(torch.tensor(values + filler)), len(values + filler))
     assert decoded[:7].tolist() == [1.0, 0.5, 1.0, 0.125, 2.0**-6, 0.0, -0.5]
+
+
+SIGN, TERNARY = codec_by_name("sign"), codec_by_name("ternary")
+ROUNDING = 2.0**-8 + 2.0**-9  # of the scale to bf16, and of magnitudes to steps
+MODEST = st.lists(
+    st.floats(-1, 1, width=32) | st.floats(-(2.0**100), 2.0**100, width=32),
+    min_size=1,
+    max_size=BLOCK,
+)
+
+
+@given(values=MODEST)
+def test_a_sign_stands_for_the_mean_magnitude(values: list[float]) -> None:
+    exact = torch.tensor(values, dtype=torch.float64)
+    decoded = SIGN.decode(SIGN.encode(torch.tensor(values, dtype=torch.float32)), len(values))
+    mean = exact.abs().mean().item()
+    assert torch.equal(torch.signbit(decoded), torch.signbit(exact))
+    for value in decoded.abs().tolist():
+        assert value == pytest.approx(mean, rel=ROUNDING, abs=2.0**-126)
+
+
+@given(values=MODEST)
+def test_ternary_values_are_the_nearest_of_three(values: list[float]) -> None:
+    given = torch.tensor(values, dtype=torch.float32)
+    decoded = TERNARY.decode(TERNARY.encode(given), len(values))
+    level = decoded.abs().max()
+    assert set(decoded.abs().tolist()) <= {0.0, level.item()}
+    assert torch.equal(decoded != 0, (given.abs() > level / 2) & (level > 0))
+    assert torch.equal(decoded[decoded != 0] < 0, given[decoded != 0] < 0)
+
+
+@given(values=MODEST)
+def test_ternary_levels_are_the_mean_of_the_large(values: list[float]) -> None:
+    magnitudes = torch.tensor(values, dtype=torch.float64).abs()
+    raw = TERNARY.encode(torch.tensor(values, dtype=torch.float32))
+    level = raw[:SCALE_BYTES].clone().view(torch.bfloat16).item()
+    mean = magnitudes.mean()
+    near = ((magnitudes - 0.75 * mean).abs() <= magnitudes.max() * 2.0**-16).any()
+    if not near:  # at the threshold itself, rounding decides
+        large = magnitudes[magnitudes > 0.75 * mean].mean().item()
+        assert level == pytest.approx(large, rel=ROUNDING, abs=2.0**-126)
+
+
+@codecs("sign", "ternary")
+@given(seed=st.integers(0, 99), elements=st.integers(1, BLOCK))
+def test_the_order_of_a_block_does_not_change_its_scale(
+    codec: Codec, seed: int, elements: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(elements, generator=generator).exp()
+    shuffled = values[torch.randperm(elements, generator=generator)]
+    scales = [codec.encode(each)[:SCALE_BYTES].tolist() for each in (values, shuffled)]
+    assert scales[0] == scales[1]
+
+
+def test_every_byte_of_ternary_has_five_digits() -> None:
+    """All 243 of them, and each once."""
+    digits = torch.cartesian_prod(*[torch.tensor([0.0, 1.0, -1.0])] * 5).flip(1)
+    values = torch.cat((digits.flatten(), torch.ones(1)))  # a block has its own scale
+    found = []
+    for start in range(0, 243 * 5, 125):  # whole bytes of one block each
+        part = values[start : min(start + 125, 243 * 5)]
+        raw = TERNARY.encode(part)
+        assert torch.equal(TERNARY.decode(raw, len(part)), part)
+        found += raw[SCALE_BYTES:].tolist()
+    assert found == list(range(243))

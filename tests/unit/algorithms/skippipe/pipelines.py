@@ -16,17 +16,12 @@ from murmuration.algorithms.skippipe.pipeline import (
 from murmuration.algorithms.skippipe.route import Route, Rules, keeps_rules
 
 
-def even_pipeline(
-    sizes: tuple[int, ...], *, memory: int = 3, hop_s: float = 0.5, forward_s: float = 1.0
-) -> Pipeline:
+def even_pipeline(sizes: tuple[int, ...], *, memory: int = 3) -> Pipeline:
     """Peers numbered through the stages; all hops and visits alike."""
     peers = sum(sizes)
-    delays_s = np.full((peers, peers), hop_s)
-    return Pipeline(
-        stages=numbered(sizes),
-        memory=(memory,) * peers,
-        costs=costs_of(delays_s, 0.0 * delays_s, [forward_s] * peers),
-    )
+    delays_s = np.full((peers, peers), 0.5)
+    costs = costs_of(delays_s, 0.0 * delays_s, [1.0] * peers)
+    return Pipeline(stages=numbered(sizes), memory=(memory,) * peers, costs=costs)
 
 
 def costs_of(delay_s: Floats, transfer_s: Floats, forward_s: Sequence[float]) -> Costs:
@@ -56,34 +51,18 @@ def uneven_pipeline(
     delays_s = random.uniform(0.0, latency_s, (peers, peers))
     transfers_s = 4e6 / random.uniform(1e6, 1e8, (peers, peers))
     memory = tuple(random.integers(1, 4, peers).tolist())
-    return Pipeline(
-        stages=numbered(sizes),
-        memory=memory,
-        costs=costs_of(delays_s, transfers_s, random.uniform(0.1, 1.0, peers).tolist()),
-    )
-
-
-@st.composite
-def pipelines(draw: st.DrawFn) -> Pipeline:
-    """Of 1 to 6 stages, with 1 to 3 replicas, unequal links, speeds and memories."""
-    sizes = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=6)))
-    return uneven_pipeline(sizes, np.random.default_rng(draw(st.integers(0, 2**32))))
-
-
-@st.composite
-def rules_for(draw: st.DrawFn, stages: int) -> Rules:
-    """With jumps of 6 stages."""
-    return Rules(stages=stages, visited=draw(st.integers(min(2, stages), stages)), max_jump=6)
+    costs = costs_of(delays_s, transfers_s, random.uniform(0.1, 1.0, peers).tolist())
+    return Pipeline(stages=numbered(sizes), memory=memory, costs=costs)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Pipeline, Rules, list[int], int]:
-    """(pipeline, rules, origins, seed)."""
-    pipeline = draw(pipelines())
-    stages = len(pipeline.stages)
-    rules = draw(rules_for(stages))
-    waves = draw(st.integers(1, 3))
-    origins = [origin for _ in range(waves) for origin in pipeline.stages[0]]
+    """(pipeline, rules, origins, seed): 1 to 6 stages, 1 to 3 replicas, all unequal; long jumps."""
+    sizes = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=6)))
+    pipeline = uneven_pipeline(sizes, np.random.default_rng(draw(st.integers(0, 2**32))))
+    visited = draw(st.integers(min(2, len(sizes)), len(sizes)))
+    rules = Rules(stages=len(sizes), visited=visited, max_jump=6)
+    origins = list(pipeline.stages[0]) * draw(st.integers(1, 3))
     return pipeline, rules, origins, draw(st.integers(0, 2**32))
 
 

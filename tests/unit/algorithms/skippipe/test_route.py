@@ -1,15 +1,19 @@
-"""Routes, their refusals and trades; equal coverage by seed."""
+"""Which layers go to which stage; routes, their refusals and trades; coverage; the four presets."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import combinations, pairwise
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmuration.algorithms.skippipe import routing as routings
 from murmuration.algorithms.skippipe.local_search import trade_stage
+from murmuration.algorithms.skippipe.pipeline import stage_layers
 from murmuration.algorithms.skippipe.route import (
     Draws,
     Route,
@@ -19,6 +23,8 @@ from murmuration.algorithms.skippipe.route import (
     stage_quota,
     visited_stages,
 )
+from murmuration.algorithms.skippipe.routing import ROUTINGS, random, stochastic
+from murmuration.algorithms.skippipe.search import search_routes
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 RULES = Rules(stages=8, visited=4)
@@ -39,8 +45,7 @@ def test_what_is_allowed_begins_on_stage_0_and_ascends_without_long_jumps(
     if keeps_rules(stages, RULES):
         assert stages[0] == 0
         assert len(stages) == 4
-        steps = [there - here for here, there in pairwise(stages)]
-        assert all(1 <= step <= 4 for step in steps)
+        assert all(1 <= step <= 4 for step in [there - here for here, there in pairwise(stages)])
 
 
 @pytest.mark.parametrize(
@@ -101,8 +106,7 @@ def test_a_shuffle_keeps_all_and_a_choice_is_one_of_them(seed: int, values: list
 @st.composite
 def rules(draw: st.DrawFn) -> Rules:
     stages = draw(st.integers(1, 12))
-    visited = draw(st.integers(min(2, stages), stages))
-    return Rules(stages=stages, visited=visited, max_jump=11)
+    return Rules(stages=stages, visited=draw(st.integers(min(2, stages), stages)), max_jump=11)
 
 
 @given(st.integers(1, 40), rules(), st.integers(0, 100), st.booleans())
@@ -124,5 +128,88 @@ def test_sets_are_allowed_and_meet_a_quota_that_is_even(
 
 def test_which_stages_go_together_changes_with_the_seed() -> None:
     for rules in (Rules(stages=6, visited=4), Rules(stages=9, visited=4)):
-        drawn = {tuple(sorted(even_stage_sets(10, rules, seed))) for seed in range(8)}
-        assert len(drawn) >= 6
+        assert len({tuple(sorted(even_stage_sets(10, rules, seed))) for seed in range(8)}) >= 6
+
+
+# ----------------------------------------------------------------------------------- the presets
+
+
+COMPLETE = Rules(stages=3, visited=3)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_every_preset_routes_every_microbatch_the_same_way_each_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routings, "search_routes", partial(search_routes, effort_s=0.02))
+    pipeline = even_pipeline((2, 3, 2))
+    origins = [0, 1, 0, 1]
+    routes = ROUTINGS[name](pipeline, COMPLETE, origins, 7)
+    assert routes == ROUTINGS[name](pipeline, COMPLETE, origins, 7)
+    assert [route.origin for route in routes] == origins
+    assert all(keeps_rules(route.stages(pipeline), COMPLETE) for route in routes)
+
+
+def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer says itself how much it has."""
+    drawn = 0
+
+    class Counted(Draws):
+        def below(self, bound: int) -> int:
+            nonlocal drawn
+            drawn += 1
+            return super().below(bound)
+
+    monkeypatch.setattr(routings, "Draws", Counted)
+    counts = []
+    for memory in (4, 10_000):
+        drawn = 0
+        random(even_pipeline((2, 3), memory=memory), Rules(stages=2, visited=2), [0, 1] * 2, 0)
+        counts.append(drawn)
+    assert counts[0] == counts[1] > 0
+
+
+def test_stochastic_sends_slow_replicas_less() -> None:
+    pipeline = even_pipeline((1, 2))
+    costs = pipeline.costs
+    forward_s = costs.forward_s.copy()
+    forward_s[1] = 4.0
+    slow = replace(pipeline, costs=replace(costs, forward_s=forward_s, backward_s=1.5 * forward_s))
+    routes = stochastic(slow, Rules(stages=2, visited=2), [0] * 10, 0)
+    assert Counter(routes) == {Route((0, 1)): 2, Route((0, 2)): 8}
+
+
+# ----------------------------------------------------------------- which layers to which stage
+
+
+MOST_LAYERS = 8
+SIZES = st.lists(st.integers(1, 10**12), min_size=1, max_size=MOST_LAYERS)
+# Binary fractions, whose sums are exact: which of two cuts is better is then beyond doubt.
+SECONDS = st.lists(st.integers(1, 2**20).map(lambda n: n / 2**22), min_size=1, max_size=MOST_LAYERS)
+
+Span = tuple[int, int]
+
+
+def score(costs: Sequence[float], outer_cost: float, cut: list[Span]) -> tuple[float, float]:
+    """(the largest stage, the sum of squares)."""
+    stages = [sum(costs[first : last + 1]) for first, last in cut]
+    stages[0] += outer_cost
+    return max(stages), sum(stage**2 for stage in stages)
+
+
+@given(SIZES | SECONDS, st.integers(0, 10**12), st.data())
+def test_no_other_cut_has_a_smaller_largest_stage_or_is_more_even(
+    costs: list[float], outer_cost: int, data: st.DataObject
+) -> None:
+    stages = data.draw(st.integers(1, len(costs)))
+    found = stage_layers(costs, outer_cost, stages)
+    inner = combinations(range(1, len(costs)), stages - 1)
+    cuts = [[(a, b - 1) for a, b in pairwise((0, *ends, len(costs)))] for ends in inner]
+    assert found in cuts
+    assert score(costs, outer_cost, found) == min(score(costs, outer_cost, cut) for cut in cuts)
+
+
+@pytest.mark.parametrize("stages", [0, 5])
+def test_each_stage_needs_a_layer(stages: int) -> None:
+    with pytest.raises(ValueError, match=f"4 layers cannot be cut into {stages} stages"):
+        stage_layers([10] * 4, 0, stages)

@@ -22,7 +22,6 @@ from murmuration.algorithms.skippipe.route import (
 from murmuration.algorithms.skippipe.routing import random
 from murmuration.algorithms.skippipe.search import (
     Draft,
-    Limit,
     Planner,
     keep_limits,
     search_routes,
@@ -38,32 +37,20 @@ from tests.unit.algorithms.skippipe.pipelines import (
 Case = tuple[Pipeline, Rules, list[int], int]
 
 
-def all_routes(pipeline: Pipeline, rules: Rules, origin: int) -> list[Route]:
-    choices = [(None, *replicas) for replicas in pipeline.stages[1:]]
-    routes = [
-        Route((origin, *(peer for peer in chosen if peer is not None)))
-        for chosen in product(*choices)
-    ]
-    return [route for route in routes if keeps_rules(route.stages(pipeline), rules)]
-
-
 @given(cases())
 def test_no_route_is_faster(case: Case) -> None:
     pipeline, rules, origins, _ = case
     planner = Planner(pipeline, rules)
-    routes = all_routes(pipeline, rules, origins[0])
     best = planner.best(origins[0])
     assert best is not None
-    assert planner.loop_s(best) == pytest.approx(min(map(planner.loop_s, routes)))
-
-
-ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
+    choices = product(*((None, *replicas) for replicas in pipeline.stages[1:]))
+    routes = [Route((origins[0], *filter(None, each))) for each in choices]
+    allowed = [each for each in routes if keeps_rules(each.stages(pipeline), rules)]
+    assert planner.loop_s(best) == pytest.approx(min(map(planner.loop_s, allowed)))
 
 
 @given(cases())
-def test_drawn_steps_keep_rules_and_limits(
-    case: tuple[Pipeline, Rules, list[int], int],
-) -> None:
+def test_drawn_steps_keep_rules_and_limits(case: Case) -> None:
     pipeline, rules, origins, seed = case
     draws, routes = Draws(seed), random(pipeline, rules, origins, seed)
     limits = peer_limits(pipeline, stage_quota(len(routes), rules, seed))
@@ -81,8 +68,6 @@ def test_drawn_steps_keep_rules_and_limits(
     assert [route.origin for route in routes] == origins
 
 
-Case = tuple[Pipeline, Rules, list[int], int]
-EFFORT_S = 0.02
 TWENTY = uneven_pipeline((5, 3, 3, 3, 3, 3), np.random.default_rng(0), latency_s=0.5)
 TWENTY = replace(TWENTY, memory=(3,) * TWENTY.peers)
 ORIGINS = list(TWENTY.stages[0]) * 6
@@ -95,20 +80,15 @@ def found() -> list[Route]:
     return search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, effort_s=0.3)
 
 
-def slot_routes(pipeline: Pipeline, origins: list[int], routes: list[Route]) -> list[Route]:
-    """What is in flight together: the routes of the first microbatch of each slot."""
-    slots, _ = slots_of(origins, pipeline)
-    by_slot = dict(zip(reversed(slots), reversed(routes), strict=True))
-    return [by_slot[slot] for slot in sorted(by_slot)]
-
-
 @given(cases())
 @settings(max_examples=40)
 def test_routes_keep_the_constraints(case: Case) -> None:
     pipeline, rules, origins, seed = case
-    found = search_routes(pipeline, rules, origins, seed=seed, effort_s=EFFORT_S)
+    found = search_routes(pipeline, rules, origins, seed=seed, effort_s=0.02)
     assert [route.origin for route in found] == origins
-    together = slot_routes(pipeline, origins, found)
+    slots, _ = slots_of(origins, pipeline)
+    first = dict(zip(reversed(slots), reversed(found), strict=True))  # of each slot
+    together = [first[slot] for slot in sorted(first)]  # what is in flight together
     quota = stage_quota(len(together), rules, seed)
     assert_fit_together(together, pipeline, rules, peer_limits(pipeline, quota))
     visits = Counter(stage for route in together for stage in route.stages(pipeline))
@@ -158,8 +138,7 @@ def choices_of(pipeline: Pipeline, rules: Rules, origins: list[int]) -> float:
 )
 def test_no_choice_of_routes_is_faster_in_cases_that_can_be_tried_out(seed: int) -> None:
     pipeline, rules, origins = small_case(seed)
-    found = search_routes(pipeline, rules, origins, effort_s=0.1)
-    found_s = max(finish_times(pipeline, found))
+    found_s = max(finish_times(pipeline, search_routes(pipeline, rules, origins, effort_s=0.1)))
     assert found_s == pytest.approx(least_s(pipeline, rules, origins), rel=1e-12)
 
 
@@ -184,22 +163,14 @@ def test_more_effort_is_never_worse_and_without_any_the_answer_is_complete(
 
 
 def test_searched_routes_beat_random_ones_by_far_on_unequal_links(found: list[Route]) -> None:
-    random_s = [
-        max(finish_times(TWENTY, random(TWENTY, FOUR_OF_SIX, ORIGINS, seed))) for seed in range(10)
-    ]
+    drawn = [random(TWENTY, FOUR_OF_SIX, ORIGINS, seed) for seed in range(10)]
+    random_s = [max(finish_times(TWENTY, each)) for each in drawn]
     assert max(finish_times(TWENTY, found)) < 0.85 * np.mean(random_s)
 
 
-THREE_STAGES = even_pipeline((3, 2, 2))
-FREE = frozenset[int]()
-
-
-def settled(limits: list[Limit], budget: Budget, visited: int = 2) -> list[Draft]:
-    planner = Planner(THREE_STAGES, Rules(stages=3, visited=visited))
-    alone = [planner.best(origin) for origin in THREE_STAGES.stages[0]]
-    root = Draft(tuple(route for route in alone if route), (FREE,) * 3)
-    return keep_limits([root], limits, planner, budget, share=1.0)
-
-
 def test_limits_that_cannot_be_kept_give_no_draft() -> None:
-    assert settled([(frozenset([3, 4]), 2)], Budget(1.0), visited=3) == []
+    pipeline = even_pipeline((3, 2, 2))
+    planner = Planner(pipeline, Rules(stages=3, visited=3))
+    alone = [planner.best(origin) for origin in pipeline.stages[0]]
+    root = Draft(tuple(route for route in alone if route), (frozenset[int](),) * 3)
+    assert keep_limits([root], [(frozenset([3, 4]), 2)], planner, Budget(1.0), share=1.0) == []

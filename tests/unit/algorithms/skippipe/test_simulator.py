@@ -34,54 +34,35 @@ class Span:
     end_s: float
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """What happened.
-
-    Args:
-        spans: of each peer, in order of time.
-        finish_s: of each microbatch, the end of its last backward; -1 where it never ended.
-    """
-
-    spans: tuple[tuple[Span, ...], ...]
-    finish_s: tuple[float, ...]
-
-
-def simulate(pipeline: Pipeline, routes: Sequence[Route]) -> Timeline:
-    """Runs one iteration."""
+def simulate(
+    pipeline: Pipeline, routes: Sequence[Route]
+) -> tuple[list[list[Span]], tuple[float, ...]]:
+    """Runs one iteration: the spans of each peer in order of time; and when each microbatch ended,
+    or -1."""
     run = IterationRun(pipeline, routes, False)
     spans: list[list[Span]] = [[] for _ in range(pipeline.peers)]
 
     def started(peer: int, microbatch: int, step: int, start_s: float, end_s: float) -> None:
-        kind = _kind(step, len(routes[microbatch].peers))
+        after = step - len(routes[microbatch].peers)
+        kind = Kind.FORWARD if after < 0 else Kind.BACKWARD if after else Kind.LOSS
         spans[peer].append(Span(peer, microbatch, kind, start_s, end_s))
 
     run.run(started)
-    return Timeline(tuple(map(tuple, spans)), tuple(run.finish_s))
-
-
-def _kind(step: int, visited: int) -> Kind:
-    if step == visited:
-        return Kind.LOSS
-    return Kind.FORWARD if step < visited else Kind.BACKWARD
+    return spans, tuple(run.finish_s)
 
 
 Case = tuple[Pipeline, Rules, list[int], int]
 
 
-def simulated(case: Case) -> tuple[Pipeline, list[Route], Timeline]:
-    pipeline, rules, origins, seed = case
-    routes = random(pipeline, rules, origins, seed)
-    return pipeline, routes, simulate(pipeline, routes)
-
-
 @given(cases())
 def test_every_microbatch_is_computed_in_order_with_its_hops_between(case: Case) -> None:
-    pipeline, routes, timeline = simulated(case)
-    assert min(timeline.finish_s) >= 0  # ascending visits never wait for each other in a circle
+    pipeline, *rest = case
+    routes = random(pipeline, *rest)
+    by_peer, finish_s = simulate(pipeline, routes)
+    assert min(finish_s) >= 0  # ascending visits never wait for each other in a circle
     for microbatch, route in enumerate(routes):
         spans = sorted(
-            (span for spans in timeline.spans for span in spans if span.microbatch == microbatch),
+            (span for spans in by_peer for span in spans if span.microbatch == microbatch),
             key=lambda span: span.start_s,
         )
         assert [span.peer for span in spans] == [*route.peers, route.origin, *route.peers[::-1]]
@@ -91,13 +72,13 @@ def test_every_microbatch_is_computed_in_order_with_its_hops_between(case: Case)
         for before, after in pairwise(spans):
             arrives_s = before.end_s + pipeline.costs.edge_s[before.peer, after.peer]
             assert after.start_s >= arrives_s - 1e-9
-        assert spans[-1].end_s == timeline.finish_s[microbatch]
+        assert spans[-1].end_s == finish_s[microbatch]
 
 
 @given(cases())
 def test_no_peer_computes_two_visits_at_a_time_or_holds_more_than_its_memory(case: Case) -> None:
-    pipeline, _, timeline = simulated(case)
-    for peer, spans in enumerate(timeline.spans):
+    pipeline, *rest = case
+    for peer, spans in enumerate(simulate(pipeline, random(pipeline, *rest))[0]):
         assert all(before.end_s <= after.start_s for before, after in pairwise(spans))
         taken = [(s.start_s, 1) for s in spans if s.kind is Kind.FORWARD]
         given_back = [(s.end_s, -1) for s in spans if s.kind is Kind.BACKWARD]
@@ -123,6 +104,6 @@ def test_visits_in_another_order_may_wait_for_each_other_for_ever() -> None:
     """At memory 1, peers 2 and 3 are full of what the other is to compute next."""
     pipeline = even_pipeline((2, 1, 1), memory=1)
     routes = [Route((0, 2, 3)), Route((1, 3, 2))]
-    assert simulate(pipeline, routes).finish_s == (-1, -1)
+    assert simulate(pipeline, routes)[1] == (-1, -1)
     with pytest.raises(AssertionError, match="deadlocks"):
         finish_times(pipeline, routes)
