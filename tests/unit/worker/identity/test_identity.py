@@ -35,11 +35,16 @@ def run(tmp_path: Path) -> Authority:
     return Authority.make(tmp_path / "first")
 
 
+@pytest.fixture
+def other(tmp_path: Path) -> Authority:
+    """Of another run."""
+    return Authority.make(tmp_path / "other")
+
+
 def joined(run: Authority, token: Token, name: str) -> Identity:
     key = new_key()
-    return Identity.of(
-        key_to_pem(key), run.admit(token.id, name, request_for(key)), token.identity.authority
-    )
+    certificate = run.admit(token.id, name, request_for(key))
+    return Identity.of(key_to_pem(key), certificate, token.identity.authority)
 
 
 def test_a_token_lets_one_peer_in_and_says_nothing_of_it_elsewhere(
@@ -59,61 +64,42 @@ def test_a_token_lets_one_peer_in_and_says_nothing_of_it_elsewhere(
     assert key not in repr(identity)
 
 
-def test_a_token_survives_being_wrapped_by_a_terminal(run: Authority) -> None:
-    text = str(run.create_token())
-    wrapped = "\n".join(text[start : start + 80] for start in range(0, len(text), 80))
-    assert (
-        Token.parse(f"  {wrapped}\n").identity.certificate == Token.parse(text).identity.certificate
-    )
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda t: t[:-9],
-        lambda t: t[9:],
-        lambda t: f"{t[:40]}A{t[41:]}",
-        lambda _: "",
-        lambda _: "murmur1.",
-        lambda _: "murmur1.ä",
-        lambda _: "murmur1." + "A" * 9000,
-    ],
-)
-def test_a_damaged_token_is_none(run: Authority, spoil) -> None:
-    with pytest.raises(IdentityError, match="paste the whole"):
-        Token.parse(spoil(str(run.create_token())))
-
-
-def test_a_used_revoked_unknown_or_expired_token_lets_nobody_in(
-    run: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_damaged_token_is_none_and_one_that_has_expired_or_was_wrapped_is_one(
+    run: Authority,
 ) -> None:
-    used, revoked, late = (run.create_token() for _ in range(3))
-    joined(run, used, "w1")
-    with pytest.raises(IdentityError, match="1 of 1: it is used up"):
-        joined(run, used, "w2")
-    run.revoke(revoked.id)
-    with pytest.raises(IdentityError, match="was revoked"):
-        joined(run, revoked, "w2")
-    other = Authority.make(tmp_path / "other").create_token()
-    with pytest.raises(IdentityError, match="not known here"):
-        joined(run, other, "w2")
-    now = time.time()
-    monkeypatch.setattr(authority.time, "time", lambda: now + 25 * 3600)
-    with pytest.raises(IdentityError, match="has expired"):
-        joined(run, late, "w2")
-    assert [record.state(now + 25 * 3600) for record in run.tokens()] == [
-        "expired",
-        "revoked",
-        "expired",
-    ]
-    with pytest.raises(IdentityError, match="there is no token nothing here"):
-        run.revoke("nothing")
-
-
-def test_an_expired_token_is_told_from_a_damaged_one(run: Authority) -> None:
+    text = str(run.create_token())
+    damaged = text[:-9], text[9:], f"{text[:40]}A{text[41:]}"
+    for spoiled in (*damaged, "", "murmur1.", "murmur1.ä", "murmur1." + "A" * 9000):
+        with pytest.raises(IdentityError, match="paste the whole"):
+            Token.parse(spoiled)
+    wrapped = "\n".join(text[start : start + 80] for start in range(0, len(text), 80))
+    identity = Token.parse(text).identity
+    assert Token.parse(f"  {wrapped}\n").identity.certificate == identity.certificate
     token = Token.parse(str(run.create_token(valid_s=-1)))
     with pytest.raises(IdentityError, match=f"token {token.id} has expired on .* UTC"):
         token.check_date()
+
+
+def test_a_used_revoked_unknown_or_expired_token_lets_nobody_in(
+    run: Authority, other: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, revoked, late = (run.create_token() for _ in range(3))
+    joined(run, used, "w1")
+    run.revoke(revoked.id)
+    for token, says in (
+        (used, "1 of 1: it is used up"),
+        (revoked, "was revoked"),
+        (other.create_token(), "not known here"),
+    ):
+        with pytest.raises(IdentityError, match=says):
+            joined(run, token, "w2")
+    later = time.time() + 25 * 3600
+    monkeypatch.setattr(authority.time, "time", lambda: later)
+    with pytest.raises(IdentityError, match="has expired"):
+        joined(run, late, "w2")
+    assert [record.state(later) for record in run.tokens()] == ["expired", "revoked", "expired"]
+    with pytest.raises(IdentityError, match="there is no token nothing here"):
+        run.revoke("nothing")
 
 
 def test_the_same_key_may_ask_again_when_an_answer_was_lost(run: Authority) -> None:
@@ -130,31 +116,20 @@ def test_the_same_key_may_ask_again_when_an_answer_was_lost(run: Authority) -> N
         assert "in the last 30 s" in replies[-1].refusal
 
 
-@pytest.mark.parametrize("garbage", [b"[" * 200_000, b"[]", b"{}", b'{"tokens": 3}', b"x"])
-def test_a_garbled_ledger_is_told_in_one_line(
-    run: Authority, tmp_path: Path, garbage: bytes
-) -> None:
-    run.create_token()
-    (ledger,) = tmp_path.rglob("ledger.json")
-    ledger.write_bytes(garbage)
-    for read in (run.tokens, run.revocations, run.create_token):
-        with pytest.raises(IdentityError, match="cannot be read"):
-            read()
-
-
 def test_one_name_has_one_key(run: Authority) -> None:
     token = run.create_token(uses=5)
     joined(run, token, "w1")
     with pytest.raises(IdentityError, match=r"another key has the name 'w1'.*--name"):
         joined(run, token, "w1")
     assert run.tokens()[0].admitted == ("w1",)
-    own = run.new_identity(Role.PEER, "w0")
-    assert own.name == "w0"
+    assert run.new_identity(Role.PEER, "w0").name == "w0"
     with pytest.raises(IdentityError, match="another key has the name 'w0'"):
         joined(run, token, "w0")
 
 
-def test_a_certificate_is_renewed_for_its_own_key_and_name(run: Authority, tmp_path: Path) -> None:
+def test_a_certificate_is_renewed_for_its_own_key_and_name(
+    run: Authority, other: Authority
+) -> None:
     held = run.new_identity(Role.PEER, "b", valid_s=60)
     assert held.renewed_from < datetime.now(UTC) < held.expires
     later = Identity.of(held.key, run.renew("b", held.der, held.request()), run.certificate)
@@ -167,12 +142,7 @@ def test_a_certificate_is_renewed_for_its_own_key_and_name(run: Authority, tmp_p
         ("b", b"", held.request(), "cannot be read"),
         ("b", run.new_identity(Role.PEER, "b", valid_s=-1).der, held.request(), "not valid now"),
         ("b", run.create_token().identity.der, held.request(), "is not that of b"),
-        (
-            "b",
-            Authority.make(tmp_path / "other").new_identity(Role.PEER, "b").der,
-            held.request(),
-            "not of this authority",
-        ),
+        ("b", other.new_identity(Role.PEER, "b").der, held.request(), "not of this authority"),
     ):
         with pytest.raises(IdentityError, match=problem):
             run.renew(name, certificate, request)
@@ -202,39 +172,25 @@ def test_a_request_must_be_signed_by_its_key(run: Authority) -> None:
         empty.sign(ed25519.Ed25519PrivateKey.generate(), None),
         empty.sign(ec.generate_private_key(ec.SECP384R1()), hashes.SHA256()),
     )
-    token = run.create_token()
-    for bad in (
-        bytes(request),
-        b"",
-        b"\x30\x03abc",
-        *(each.public_bytes(serialization.Encoding.DER) for each in others),
-    ):
+    token, der = run.create_token(), serialization.Encoding.DER
+    for bad in (bytes(request), b"", b"\x30\x03abc", *(each.public_bytes(der) for each in others)):
         with pytest.raises(IdentityError, match=r"a request for a certificate|P-256"):
             run.admit(token.id, "w1", bad)
     assert run.tokens()[0].admitted == ()
 
 
 def test_a_certificate_of_another_authority_or_key_is_no_identity(
-    run: Authority, tmp_path: Path
+    run: Authority, other: Authority
 ) -> None:
-    mine = run.new_identity(Role.PEER, "w0")
-    other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "w0")
-    for key, certificate, root, reason in (
-        (mine.key, other.certificate, mine.authority, "authority"),
-        (other.key, mine.certificate, mine.authority, "another key"),
-        (mine.key, b"nothing", mine.authority, "cannot be read"),
-        (mine.key, mine.authority, mine.authority, "cannot be read"),
+    mine, theirs = (each.new_identity(Role.PEER, "w0") for each in (run, other))
+    for key, certificate, reason in (
+        (mine.key, theirs.certificate, "authority"),
+        (theirs.key, mine.certificate, "another key"),
+        (mine.key, b"nothing", "cannot be read"),
+        (mine.key, mine.authority, "cannot be read"),
     ):
         with pytest.raises(IdentityError, match=reason):
-            Identity.of(key, certificate, root)
-
-
-def test_nobody_can_serve_with_a_tokens_certificate(run: Authority) -> None:
-    token = run.create_token().identity
-    certificate = x509.load_pem_x509_certificate(token.certificate)
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == []
-    assert token.role is Role.TOKEN
+            Identity.of(key, certificate, mine.authority)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +201,7 @@ def test_other_names_of_a_certificate_say_nothing(names: list[str]) -> None:
 
 
 def test_files_are_for_their_user_alone(run: Authority, tmp_path: Path) -> None:
-    token = run.create_token()
-    joined(run, token, "w1").save(tmp_path / "w1")
+    joined(run, run.create_token(), "w1").save(tmp_path / "w1")
     for folder in ("first", "w1"):
         kept = tmp_path / folder / FOLDER
         assert stat.S_IMODE(kept.stat().st_mode) == 0o700
@@ -271,14 +226,15 @@ def test_it_comes_back_from_its_folder(run: Authority, tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_one_line(run: Authority, tmp_path: Path) -> None:
-    identity = joined(run, run.create_token(), "w1")
-    identity.save(tmp_path / "w1")
+    joined(run, run.create_token(), "w1").save(tmp_path / "w1")
     (tmp_path / "w1" / FOLDER / "key.pem").write_text("nothing")
     with pytest.raises(IdentityError, match=r"w1/identity: .*; remove it, and join"):
         Identity.load(tmp_path / "w1")
-    (tmp_path / "first" / FOLDER / "ledger.json").write_text("{")
-    with pytest.raises(IdentityError, match=r"ledger\.json cannot be read"):
-        run.create_token()
+    for garbage in (b"[" * 200_000, b"[]", b"{}", b'{"tokens": 3}', b"x", b"{"):
+        (tmp_path / "first" / FOLDER / "ledger.json").write_bytes(garbage)
+        for read in (run.tokens, run.revocations, run.create_token):
+            with pytest.raises(IdentityError, match=r"ledger\.json cannot be read"):
+                read()
     (tmp_path / "first" / FOLDER / "authority.key").write_text("nothing")
     with pytest.raises(IdentityError, match="the run's key cannot be read"):
         Authority.load(tmp_path / "first")
@@ -309,15 +265,10 @@ def test_old_tokens_are_forgotten(run: Authority, tmp_path: Path, monkeypatch) -
 
 
 def test_a_token_comes_from_one_of_three_ways(run: Authority, tmp_path: Path) -> None:
-    text = str(run.create_token())
-    file = tmp_path / "token"
+    text, file = str(run.create_token()), tmp_path / "token"
     file.write_text(f"{text}\n")
-    found = [
-        token_from(text, None, {}),
-        token_from(None, file, {}),
-        token_from(None, None, {"MURMUR_TOKEN": text}),
-    ]
-    assert [str(token) for token in found] == [text] * 3
+    for way in ((text, None, {}), (None, file, {}), (None, None, {"MURMUR_TOKEN": text})):
+        assert str(token_from(*way)) == text
     assert token_from(None, None, {}) is None
     with pytest.raises(IdentityError, match="one or the other"):
         token_from(text, file, {})
@@ -326,58 +277,58 @@ def test_a_token_comes_from_one_of_three_ways(run: Authority, tmp_path: Path) ->
 
 
 def test_a_trial_uses_nothing_up_and_is_never_renewed(run: Authority) -> None:
-    token, key = run.create_token(), new_key()
-    request = request_for(key)
+    token, second, request = run.create_token(), run.create_token(), request_for(new_key())
     trial = joined(run, token, f"{TRIAL}new")
     assert trial.name == f"{TRIAL}{token.id}"
     assert trial.expires < datetime.now(UTC) + timedelta(hours=1)
-    held = x509.load_pem_x509_certificate(trial.certificate)
     with pytest.raises(IdentityError, match="is for a trial: join with the token"):
-        run.renew(trial.name, held.public_bytes(serialization.Encoding.DER), request)
-    assert [each.admitted for each in run.tokens()] == [()]
+        run.renew(trial.name, trial.der, request)
+    assert [each.admitted for each in run.tokens()] == [(), ()]
     joined(run, token, "new")
-    for name in ("new", "other"):
-        with pytest.raises(IdentityError, match="it is used up"):
-            run.admit(token.id, f"{TRIAL}{name}", request)
-    second = run.create_token()
-    with pytest.raises(IdentityError, match="another key has the name 'new'"):
-        run.admit(second.id, f"{TRIAL}new", request)
-    run.revoke(second.id)
-    with pytest.raises(IdentityError, match="was revoked"):
-        run.admit(second.id, f"{TRIAL}third", request)
+    run.revoke(run.create_token().id)
+    revoked = run.tokens()[-1].id
+    for token_id, name, says in (
+        (token.id, "new", "it is used up"),
+        (token.id, "other", "it is used up"),
+        (second.id, "new", "another key has the name 'new'"),
+        (revoked, "third", "was revoked"),
+    ):
+        with pytest.raises(IdentityError, match=says):
+            run.admit(token_id, f"{TRIAL}{name}", request)
 
 
 def test_certificates_say_what_they_are_for(run: Authority) -> None:
+    """Nobody can serve with that of a token: it has no name of a host."""
     peer, token = run.new_identity(Role.PEER, "b"), run.create_token().identity
-    for identity, purposes in ((peer, 2), (token, 1)):
+    assert token.role is Role.TOKEN
+    of_peer = {peer.server_name(None), peer.server_name("b")}
+    for identity, purposes, hosts in ((peer, 2, of_peer), (token, 1, set())):
         found = x509.load_pem_x509_certificate(identity.certificate).extensions
         usage = found.get_extension_for_class(x509.KeyUsage)
         assert usage.critical
         assert (usage.value.digital_signature, usage.value.key_cert_sign) == (True, False)
         assert len(list(found.get_extension_for_class(x509.ExtendedKeyUsage).value)) == purposes
         assert not found.get_extension_for_class(x509.BasicConstraints).value.ca
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert set(names.get_values_for_type(x509.DNSName)) == hosts
 
 
 def test_a_certificate_for_another_use_is_not_taken(
     run: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verifier = Verifier(run.certificate)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "murmuration.worker.identity.certificates._purposes",
-            lambda role: [ExtendedKeyUsageOID.CLIENT_AUTH],
-        )
-        client_only = run.new_identity(Role.PEER, "b")
+        client_alone = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        patched.setattr(certificates, "_purposes", lambda role: client_alone)
+        held = run.new_identity(Role.PEER, "b")
     with pytest.raises(IdentityError, match="not for the use of a peer"):
-        verifier.certified(client_only.der)
+        Verifier(run.certificate).certified(held.der)
     with pytest.raises(IdentityError, match="not for the use of a peer"):
-        Identity.of(client_only.key, client_only.certificate, client_only.authority)
+        Identity.of(held.key, held.certificate, held.authority)
 
 
 @pytest.mark.parametrize("name", ["key.pem", "authority.key"])
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> None:
-    authority = Authority.make(tmp_path)
-    authority.new_identity(Role.PEER, "b").save(tmp_path)
+    Authority.make(tmp_path).new_identity(Role.PEER, "b").save(tmp_path)
     key = tmp_path / "identity" / name
     load = Identity.load if name == "key.pem" else Authority.load
     key.chmod(0o660)  # a volume's group
@@ -386,17 +337,14 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> Non
     with pytest.raises(IdentityError, match="has mode 644, so that others have it: chmod 600 it"):
         load(tmp_path)
     key.chmod(0o600)
-    beside = key.with_name("authority.pem" if name == "key.pem" else "ledger.json")
-    beside.chmod(0o666)
+    key.with_name("authority.pem" if name == "key.pem" else "ledger.json").chmod(0o666)
     with pytest.raises(IdentityError, match="has mode 666, so that others change it"):
         load(tmp_path)
 
 
 def test_a_member_does_not_renew_again_and_again(run: Authority) -> None:
-    held = run.new_identity(Role.PEER, "b")
-    asked = pb.EnrolRequest(name="b", request=held.request(), certificate=held.der)
-    replies = [enrol(run, asked, Role.PEER, "b") for _ in range(100)]
-    assert [bool(each.certificate) for each in replies] == [True] + [False] * 99
-    other = run.new_identity(Role.PEER, "c")
-    asked = pb.EnrolRequest(name="c", request=other.request(), certificate=other.der)
-    assert enrol(run, asked, Role.PEER, "c").certificate
+    for name, times in (("b", 100), ("c", 1)):
+        held = run.new_identity(Role.PEER, name)
+        asked = pb.EnrolRequest(name=name, request=held.request(), certificate=held.der)
+        replies = [enrol(run, asked, Role.PEER, name) for _ in range(times)]
+        assert [bool(each.certificate) for each in replies] == [True] + [False] * (times - 1)

@@ -1,10 +1,14 @@
-"""What one peer tells another, message by message: only news, and nothing that counts on luck."""
+"""What one peer tells another, message by message: only news; and which addresses are of no use."""
 
 from dataclasses import replace
+from itertools import permutations
+
+import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.membership import Digest, Health, Member, newest
 from murmuration.worker.membership.dissemination import Dissemination, Said, with_progress
+from murmuration.worker.membership.first_contact import undialable
 
 OLD, NEW = (Digest(1, 2, 11),), (Digest(2, 2, 22),)
 
@@ -61,11 +65,8 @@ def told(said: Said) -> list[str]:
 def acquainted(*names: str) -> list[Peer]:
     """Who know all of each other, and that the others do."""
     peers = [Peer(name, *(n for n in names if n != name)) for name in names]
-    for _ in range(4):
-        for one in peers:
-            for other in peers:
-                if one is not other:
-                    exchange(one, other)
+    for one, other in [*permutations(peers, 2)] * 4:
+        exchange(one, other)
     return peers
 
 
@@ -90,19 +91,19 @@ def test_progress_of_another_life_is_passed_over() -> None:
 
 def test_in_a_large_swarm_a_rumour_cools_and_its_subject_tells_everyone() -> None:
     names = [f"w{i:02}" for i in range(30)]
-    peers = {name: Peer(name, *(n for n in names if n != name)) for name in names}
-    me = peers["w00"]
-    for name in names[1:]:
-        for _ in range(2):
-            exchange(me, peers[name])
+    me, *others = (Peer(name, *(n for n in names if n != name)) for name in names)
+    for other in others * 2:
+        exchange(me, other)
+
+    def hear_of(peer: str, others: list[Peer]) -> int:
+        return sum(peer in told(exchange(me, other)[0]) for other in others)
+
     me.change("w01", digests=NEW, heartbeat=9)
-    told_w01 = [name for name in names[2:] if "w01" in told(exchange(me, peers[name])[0])]
-    assert len(told_w01) == 4
+    assert hear_of("w01", others[1:]) == 4
     me.change("w01", health=Health.DEAD)
-    told_w01 = [name for name in names[2:] if "w01" in told(exchange(me, peers[name])[0])]
-    assert len(told_w01) == 12
+    assert hear_of("w01", others[1:]) == 12
     me.train(NEW)
-    assert all("w00" in told(exchange(me, peers[name])[0]) for name in names[1:])
+    assert hear_of("w00", others) == 29
 
 
 def test_a_message_holds_a_part_at_most_and_the_parts_add_up() -> None:
@@ -137,3 +138,30 @@ def test_a_member_that_gave_way_is_forgotten_with_what_is_under_way_of_it() -> N
     assert told(a.ask(b)) == []
     a.known["ghost"] = member("ghost")
     assert told(a.ask(b)) == ["ghost"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "says"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:2", None),
+        ("192.0.2.1:1", "192.0.2.2:2", None),
+        ("w1.example:1", "192.0.2.2:2", None),
+        ("localhost:1", "127.0.0.1:2", None),
+        ("0.0.0.0:7700", "192.0.2.2:2", "nobody can dial 0.0.0.0:7700"),
+        ("unix:/tmp/socket", "192.0.2.2:2", "is no HOST:PORT"),
+        ("dns:///w1.example:7700", "192.0.2.2:2", "is no HOST:PORT"),
+        ("[::]:7700", "127.0.0.1:2", "nobody can dial"),
+        ("127.0.0.1:1", "192.0.2.2:2", "from its own machine only"),
+        ("192.0.2.1:1", "127.0.0.1:2", "start the peer at 127.0.0.1:2 with"),
+    ],
+)
+def test_loopback_only_among_peers_on_loopback(theirs: str, mine: str, says: str | None) -> None:
+    refusal = undialable(theirs, mine)
+    assert refusal is None if says is None else refusal and says in refusal
+
+
+def test_without_news_a_message_takes_a_few_bytes() -> None:
+    head = {"sender": "w0", "run": 1, "acknowledged": 10_000}
+    assert pb.GossipMessage(**head).ByteSize() <= 16
+    progress = pb.MemberProgress(epoch=2**40, heartbeat=100_000, step=100_000)
+    assert pb.GossipMessage(progress=progress, **head).ByteSize() <= 40

@@ -12,17 +12,34 @@ from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.training.mailbox import Mailbox, Stop
 
 
-class FailsAtOnce:
-    """A node that ends with an error as soon as it listens."""
+class Stays:
+    """A node that does nothing, until it is closed or fails."""
+
+    def __init__(self) -> None:
+        self.ends = asyncio.Event()
+        self.fails: Exception | None = None
 
     async def listen(self) -> str:
         return "h:1"
 
     async def run(self) -> None:
-        raise ValueError("nobody came")
+        await self.ends.wait()
+        if self.fails is not None:
+            raise self.fails
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        self.ends.set()
+
+    def fail(self, error: Exception) -> None:
+        self.fails = error
+        self.ends.set()
+
+
+class FailsAtOnce(Stays):
+    """Ends with an error as soon as it listens."""
+
+    async def run(self) -> None:
+        raise ValueError("nobody came")
 
 
 class SlowMailbox(Mailbox):
@@ -60,29 +77,6 @@ def test_to_close_what_is_just_ending_is_no_error(monkeypatch: pytest.MonkeyPatc
     assert stopped.reason == "nobody came"
 
 
-class Stays:
-    """A node that does nothing, until it is closed or fails."""
-
-    def __init__(self) -> None:
-        self.ends = asyncio.Event()
-        self.fails: Exception | None = None
-
-    async def listen(self) -> str:
-        return "h:1"
-
-    async def run(self) -> None:
-        await self.ends.wait()
-        if self.fails is not None:
-            raise self.fails
-
-    def close(self) -> None:
-        self.ends.set()
-
-    def fail(self, error: Exception) -> None:
-        self.fails = error
-        self.ends.set()
-
-
 @pytest.fixture
 def warned() -> list[str]:
     return []
@@ -97,6 +91,10 @@ def io(warned: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[IOThread]
     thread.start()
     yield thread
     thread.close()
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
 
 
 def busy(io: IOThread, goes_on: threading.Event) -> None:
@@ -131,10 +129,6 @@ def test_who_waits_for_a_thread_that_ends_is_told(io: IOThread) -> None:
     """Of a loop that ends before it has come to the question, or amid the work."""
     goes_on = threading.Event()
     busy(io, goes_on)
-
-    async def forever() -> None:
-        await asyncio.Event().wait()
-
     assert io._loop is not None
     io._loop.call_soon_threadsafe(lambda: cast(Any, io.node).fail(ValueError("gone")))
     threading.Timer(0.05, goes_on.set).start()
@@ -143,24 +137,14 @@ def test_who_waits_for_a_thread_that_ends_is_told(io: IOThread) -> None:
 
 
 def test_work_has_a_limit_where_it_is_given_one(io: IOThread, warned: list[str]) -> None:
-    async def forever() -> None:
-        await asyncio.Event().wait()
-
     with pytest.raises(TimeoutError):
         io.do(forever, 0.1)
     assert warned == []  # work may take its time
 
 
-def test_what_a_question_raises_is_raised_here(io: IOThread) -> None:
-    def fails() -> None:
-        raise KeyError("x")
-
+async def test_what_a_question_raises_is_raised_here_and_a_running_loop_may_ask(
+    io: IOThread,
+) -> None:
     with pytest.raises(KeyError):
-        io.ask(fails)
-
-
-def test_a_thread_with_a_loop_that_runs_may_ask(io: IOThread) -> None:
-    async def notebook() -> int:
-        return io.ask(lambda: 3)
-
-    assert asyncio.run(notebook()) == 3
+        io.ask(lambda: {}["x"])
+    assert io.ask(lambda: 3) == 3

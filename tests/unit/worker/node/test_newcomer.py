@@ -29,8 +29,7 @@ RUN = Manifest.of(Config(), ())
 
 def peer(address: str = "127.0.0.1:0", **manifest: Any) -> AbstractContextManager[str]:
     """One that says what its run is."""
-    document = {**RUN.document, **manifest}
-    return serving({"Control/Join": handing_out(document)}, address)
+    return serving({"Control/Join": handing_out({**RUN.document, **manifest})}, address)
 
 
 @pytest.fixture(autouse=True)
@@ -80,32 +79,24 @@ def test_the_user_is_told_after_two_seconds_and_every_half_minute_until_two_minu
 
     monkeypatch.setattr(newcomer, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(newcomer, "asyncio", SimpleNamespace(sleep=sleep))
-    asks = Newcomer(["a:1"], tell=lambda line: told.append(now_s))
     with pytest.raises(PeersUnreachable):
-        asyncio.run(asks._until_answered(nobody))
+        asyncio.run(Newcomer(["a:1"], tell=lambda line: told.append(now_s))._until_answered(nobody))
     assert (told, now_s) == ([2.0, 32.0, 62.0, 92.0], 120.0)
 
 
-def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone() -> None:
-    """Another run has its address by now."""
+@pytest.mark.parametrize("stranger", [False, True])
+def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone(
+    tmp_path: Path, stranger: bool
+) -> None:
+    """Another run has its address by now, or a stranger, who ends nothing."""
     named, other = free_addresses(2)
-    known = Remembered(RUN.run ^ 1, (named,), (other,))
+    identity = Authority.make(tmp_path).new_identity(Role.PEER, "x")
+    there = serving({}, other, identity) if stranger else peer(other)
+    known = Remembered(RUN.run ^ (not stranger), (named,), (other,))
     with (
-        peer(other),
+        there,
         Newcomer([named], remembered=known, wait_s=0.1) as asks,
-        pytest.raises(PeersUnreachable, match=f"{other}: another run by now"),
-    ):
-        asks.ask_run(None)
-
-
-def test_a_stranger_at_a_remembered_address_ends_nothing(tmp_path: Path) -> None:
-    named, other = free_addresses(2)
-    stranger = Authority.make(tmp_path).new_identity(Role.PEER, "x")
-    known = Remembered(RUN.run, (named,), (other,))
-    with (
-        serving({}, other, stranger),
-        Newcomer([named], remembered=known, wait_s=0.1) as asks,
-        pytest.raises(PeersUnreachable, match=named),
+        pytest.raises(PeersUnreachable, match=named if stranger else f"{other}: another run by"),
     ):
         asks.ask_run(None)
 
@@ -113,8 +104,7 @@ def test_a_stranger_at_a_remembered_address_ends_nothing(tmp_path: Path) -> None
 def lets_in(run: Authority) -> Callable[[bytes], bytes]:
     def answer(raw: bytes) -> bytes:
         asked = pb.EnrolRequest.FromString(raw)
-        token = run.create_token()
-        certificate = run.admit(token.id, asked.name, asked.request, None)
+        certificate = run.admit(run.create_token().id, asked.name, asked.request, None)
         return pb.EnrolReply(certificate=certificate).SerializeToString()
 
     return answer
@@ -167,19 +157,15 @@ def quiet(line: str) -> None:
 
 
 def test_members_are_remembered_for_the_same_command(tmp_path: Path) -> None:
-    kept = Remembered(RUN.run, ("a:1",), ("b:2", "w3@c:3", "d:4"))
-    kept.keep(tmp_path)
+    Remembered(RUN.run, ("a:1",), ("b:2", "w3@c:3", "d:4")).keep(tmp_path)
     known = Remembered(RUN.run, ("a:1",), ("b:2", "d:4"))  # nobody dials a relayed one at once
     for contacts in (["a:1"], ["x:1", "a:1"], ["b:2"]):
         assert folder.remembered(tmp_path, contacts, quiet) == known
     for contacts in (["x:1"], []):  # another run's, in the same folder
         assert folder.remembered(tmp_path, contacts, quiet) == NOTHING
-    assert folder.remembered(None, ["a:1"], quiet) == NOTHING
-    assert folder.remembered(tmp_path / "new", ["a:1"], quiet) == NOTHING
-
-
-def test_the_first_peer_of_a_run_remembers_too(tmp_path: Path) -> None:
-    Remembered(RUN.run, (), ("b:2",)).keep(tmp_path)
+    for nowhere in (None, tmp_path / "new"):
+        assert folder.remembered(nowhere, ["a:1"], quiet) == NOTHING
+    Remembered(RUN.run, (), ("b:2",)).keep(tmp_path)  # by the first peer of a run
     assert folder.remembered(tmp_path, [], quiet).members == ("b:2",)
     assert folder.remembered(tmp_path, ["x:1"], quiet) == NOTHING
 
@@ -187,23 +173,17 @@ def test_the_first_peer_of_a_run_remembers_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\xff\xfe",
-        b"null",
-        b"[" * 30_000,
-        b"x" * 100_000,
-        json.dumps({"run": "1", "contacts": ["a:1"]}).encode(),
-        json.dumps({"run": "1", "contacts": ["a:1"], "members": "b:2"}).encode(),
-        json.dumps({"run": "1", "contacts": ["a:1"], "members": [7]}).encode(),
-        json.dumps({"run": "1", "contacts": ["a:1"], "members": ["b"]}).encode(),
-        json.dumps({"run": "1", "contacts": ["a:1"], "members": ["b:99999"]}).encode(),
-        json.dumps({"run": "1", "contacts": ["a:1"], "members": [f"{'b' * 400}:1"]}).encode(),
-        json.dumps({"run": "1", "contacts": ["a:1"], "members": ["b:2"] * 100}).encode(),
-        json.dumps({"run": "x", "contacts": ["a:1"], "members": ["b:2"]}).encode(),
-        json.dumps({"run": None, "contacts": ["a:1"], "members": ["b:2"]}).encode(),
+        *(b"", b"\xff\xfe", b"null", b"[" * 30_000, b"x" * 100_000),
+        {"members": None},
+        *({"members": found} for found in ("b:2", [7], ["b"], ["b:99999"], ["b:2"] * 100)),
+        {"members": [f"{'b' * 400}:1"]},
+        *({"run": "x"}, {"run": None}),
     ],
 )
-def test_what_cannot_be_read_is_not_believed(tmp_path: Path, content: bytes) -> None:
+def test_what_cannot_be_read_is_not_believed(tmp_path: Path, content: Any) -> None:
+    if not isinstance(content, bytes):
+        kept = {"run": "1", "contacts": ["a:1"], "members": ["b:2"]} | content
+        content = json.dumps({key: it for key, it in kept.items() if it is not None}).encode()
     (tmp_path / "members.json").write_bytes(content)
     told: list[str] = []
     assert folder.remembered(tmp_path, ["a:1"], told.append) == NOTHING

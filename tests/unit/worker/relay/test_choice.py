@@ -43,21 +43,17 @@ def test_nothing_is_done_as_long_as_others_dial_this_peer() -> None:
 
 
 def test_one_that_died_is_released_though_its_stream_seems_to_live() -> None:
-    choice = begun(0.01, 0.02)
-    actions = choice.seen(*seen(0.01, 0.02, gone=["a0"]), 1.0)
+    actions = begun(0.01, 0.02).seen(*seen(0.01, 0.02, gone=["a0"]), 1.0)
     assert actions == [Release("a0"), Advertise(("a1",))]
 
 
 def test_one_that_fails_is_asked_again_after_a_pause_that_doubles() -> None:
-    choice = begun(0.01)
-    asked_at, now, state = [], 1.0, "held"
+    choice, asked_at, now, held = begun(0.01), list[float](), 1.0, True
     while len(asked_at) < 5:
-        if state != "idle":
+        if held:
             assert choice.lost("a0", now) == []  # nobody else is there to advertise
-            state = "idle"
-        if Reserve("a0") in choice.tick(now):
+        if held := Reserve("a0") in choice.tick(now):
             asked_at.append(now)
-            state = "asked"
         now += 0.5
     pauses = [after - before for before, after in itertools.pairwise(asked_at)]
     assert pauses == sorted(pauses)
@@ -91,7 +87,6 @@ def test_a_relay_has_no_right_to_the_name_and_address_of_another() -> None:
     assert not choice.is_of_another("a2", "a2", "p2")
     assert not choice.is_of_another("b2", "a2", "p2"), "it has another address by now"
     assert not choice.is_of_another("a2", "alias", "p2")
-    assert choice.is_of_another("a0", "a2", "p2")
-    assert choice.is_of_another("a0", "a2", "p0")
-    assert choice.is_of_another("a0", "alias", "p0")
+    for name, address, peer in (("a0", "a2", "p2"), ("a0", "a2", "p0"), ("a0", "alias", "p0")):
+        assert choice.is_of_another(name, address, peer)
     assert choice.is_of_another("a2", "alias", "p3")

@@ -52,10 +52,9 @@ def test_places_are_limited_and_kept() -> None:
 def test_dials_that_nobody_accepts_are_limited() -> None:
     relay = table()
     numbers = [relay.dial(f"x{n % 4}", "r", known=True) for n in range(16)]
-    with pytest.raises(Refused, match="16 dials wait"):
-        relay.dial("x0", "r", known=True)
-    with pytest.raises(Refused, match="16 dials wait"):
-        relay.dial("y", "r", known=True)
+    for sender in ("x0", "y"):
+        with pytest.raises(Refused, match="16 dials wait"):
+            relay.dial(sender, "r", known=True)
     relay.end(numbers[0])
     relay.dial("y", "r", known=True)
     relay.end(numbers[1])

@@ -168,17 +168,13 @@ async def test_nobody_else_is_reached_through_a_relay(run: Authority | None) -> 
         with pytest.raises(Unreachable):
             await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET)
         await r.reserve(relay)
-        stream = x.transport.open(relay.address, "Relay/Dial")
-        await stream.send(message(header=pb.RelayHeader(sender="x", peer=r.address)))
-        with pytest.raises(Unreachable, match="not reached through it"):
-            await stream.receive()
-        stream.cancel()
-        stream = x.transport.open(relay.address, "Relay/Dial")
-        await stream.send(message(header=pb.RelayHeader(sender="stranger", peer="r")))
-        says = "between members only" if run is None else "does not speak for stranger"
-        with pytest.raises(Unreachable, match=says):
-            await stream.receive()
-        stream.cancel()
+        unknown = "between members only" if run is None else "does not speak for stranger"
+        for sender, peer, says in (("x", r.address, "not reached"), ("stranger", "r", unknown)):
+            stream = x.transport.open(relay.address, "Relay/Dial")
+            await stream.send(message(header=pb.RelayHeader(sender=sender, peer=peer)))
+            with pytest.raises(Unreachable, match=says):
+                await stream.receive()
+            stream.cancel()
 
 
 async def test_a_tunnel_in_use_is_not_the_one_that_gives_way(
@@ -186,7 +182,6 @@ async def test_a_tunnel_in_use_is_not_the_one_that_gives_way(
 ) -> None:
     """Whatever others say where they are reached."""
     monkeypatch.setattr("murmuration.worker.relay.tunnels._MOST_PORTS", 4)
-
     tunnels = Party("a", None).tunnels
     used = relayed_address("honest", ["127.0.0.1:1"])
     first = tunnels.port(used)

@@ -8,33 +8,32 @@ from hypothesis import strategies as st
 
 from murmuration.algorithms.link import Link
 from murmuration.worker.simulation import Scenario
-from murmuration.worker.simulation.network import Network, Pipe, SimulatedStream
+from murmuration.worker.simulation.network import Network, Pipe
 from murmuration.worker.simulation.virtual_loop import Act, VirtualLoop
 
 
 class World:
     """Four peers; `broken` collects who found out about a broken stream, and when."""
 
-    def __init__(self, *, spread: float = 0.0, **link: float) -> None:
+    def __init__(self, **link: float) -> None:
         self.clock = VirtualLoop()
         self.broken: list[tuple[float, int]] = []
         self.seen: list[tuple[float, str]] = []
         shaped = Link(**{"rate_mbps": 8.0, "delay_s": 0.25} | link)
         self.network = Network(
-            self.clock,
-            Scenario(peers=4, link=shaped, latency_spread=spread),
-            Random(1),
+            self.clock, Scenario(peers=4, link=shaped), Random(1),
             lambda end, _: self.broken.append((self.clock.now, end)),
-        )
+        )  # fmt: skip
 
     def see(self, name: str) -> Act:
         return lambda: self.seen.append((round(self.clock.now, 9), name))
 
-    def run(self, limit_s: float = 1e6) -> None:
-        self.clock.run(lambda: False, limit_s)
+    def run(self) -> None:
+        self.clock.run(lambda: False, 1e6)
 
-    def open(self, caller: int, callee: int) -> SimulatedStream:
-        return self.network.open(caller, callee)
+    def send(self, caller: int, callee: int, name: str) -> None:
+        """A megabyte, which is seen when it is there."""
+        self.network.open(caller, callee).send(caller, self.see(name), 1_000_000)
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=12))
@@ -51,7 +50,7 @@ def test_loads_that_begin_together_end_as_equal_shares_say(sizes: list[float]) -
 
 def test_bytes_take_their_time_on_the_link_once_and_the_delay_once() -> None:
     world = World()
-    world.open(0, 1).send(0, world.see("here"), 1_000_000)
+    world.send(0, 1, "here")
     world.run()
     assert world.seen == [(1.25, "here")]
     assert world.network.sent_bytes == 1_000_000
@@ -59,16 +58,15 @@ def test_bytes_take_their_time_on_the_link_once_and_the_delay_once() -> None:
 
 def test_two_senders_share_the_link_of_one_receiver() -> None:
     world = World()
-    world.open(0, 2).send(0, world.see("a"), 1_000_000)
-    world.open(1, 2).send(1, world.see("b"), 1_000_000)
-    world.open(3, 1).send(3, world.see("c"), 1_000_000)
+    for caller, callee, name in ((0, 2, "a"), (1, 2, "b"), (3, 1, "c")):
+        world.send(caller, callee, name)
     world.run()
     assert sorted(world.seen) == [(1.25, "c"), (2.25, "a"), (2.25, "b")]
 
 
 def test_loss_breaks_streams_as_often_as_both_links_together_say() -> None:
     world = World(loss=3.0)
-    streams = [world.open(0, 1) for _ in range(2000)]
+    streams = [world.network.open(0, 1) for _ in range(2000)]
     world.run()
     assert all(stream.ended for stream in streams)
     mean_s = sum(time_s for time_s, _ in world.broken) / len(world.broken)

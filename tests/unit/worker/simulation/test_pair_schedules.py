@@ -44,8 +44,7 @@ def test_nothing_is_violated_whatever_happens(shuffled: bool) -> None:
 
 def test_without_faults_everything_is_applied() -> None:
     for seed in range(30):
-        calm = random_world(seed).swarm.scenario
-        world = PairWorld(calm, ()).play()
+        world = PairWorld(random_world(seed).swarm.scenario, ()).play()
         assert violations(world) == []
         assert all(part.applied for part in world.attendances), f"seed {seed}"
 
@@ -101,14 +100,6 @@ class Stubborn(PairRound):
         return min(super().due_at(now), now + 0.5)
 
 
-class Nervous(PairRound):
-    """Gives up when anybody is doubted, of its group or not."""
-
-    def _hopeless(self, now: float) -> str:
-        doubted = [peer for peer in self.view.members if not self.view.usable(peer)]
-        return f"{doubted} may be gone" if doubted else super()._hopeless(now)
-
-
 class Sleepy(PairRound):
     """Forgets time."""
 
@@ -149,7 +140,6 @@ def spoiled(kind: type[PairRound]) -> type[WatchedPairs]:
     [
         ("unstaged", spoiled(Hasty)),
         ("overdue", spoiled(Stubborn)),
-        ("delayed", spoiled(Nervous)),
         ("delayed", spoiled(Deaf)),
         ("unfinished", spoiled(Sleepy)),
         ("torn", spoiled(Impatient)),
@@ -158,7 +148,6 @@ def spoiled(kind: type[PairRound]) -> type[WatchedPairs]:
 )
 def test_a_spoiled_machine_is_caught(check: str, kind: type[WatchedPairs]) -> None:
     for seed in range(SPOILED_SCHEDULES):
-        found = violations(random_world(seed, kind).play())
-        if any(text.startswith(check) for text in found):
+        if any(text.startswith(check) for text in violations(random_world(seed, kind).play())):
             return
     pytest.fail(f"{check} has found nothing")

@@ -1,4 +1,4 @@
-"""Simulated runs: the task, leaderless means, and what comes out."""
+"""Simulated runs: the task, leaderless means, and rounds in pairs with what faults cost."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,7 @@ def test_steps_at_once_have_the_moments_of_steps_one_by_one() -> None:
     peers, steps = 2000, 12
     at_once, one_by_one = at_ends(peers, 1, steps), at_ends(peers, 2, *[1] * steps)
     left, right = (torch.stack(each).double().numpy() for each in (at_once, one_by_one))
-    error = np.sqrt(left.var(0) / peers)
-    assert np.all(np.abs(left.mean(0) - right.mean(0)) < 6 * error)
+    assert np.all(np.abs(left.mean(0) - right.mean(0)) < 6 * np.sqrt(left.var(0) / peers))
     assert left.std(0) == pytest.approx(right.std(0), rel=0.1)
 
 
@@ -86,3 +85,35 @@ def test_what_replicas_keep_brings_them_as_far_as_exact_rounds() -> None:
 def test_what_makes_no_sense_is_refused(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Scenario(**changes)
+
+
+# ------------------------------------------------------------------------------------------ pairs
+
+
+def calm(**changes: object) -> Scenario:
+    """20 Mbit/s, 50 ms: the 4 MB of a pseudo-gradient take 1.6 s."""
+    return Scenario(**{"rounds": 6} | changes)
+
+
+@pytest.mark.parametrize("peers", [2, 8])
+def test_a_sync_takes_the_payload_and_two_delays_however_many_peers_there_are(peers: int) -> None:
+    found = simulate(calm(peers=peers))
+    assert found.sync_median_s == pytest.approx(1.7)
+    assert found.sync_p99_s == pytest.approx(1.7)
+    # It stands still for 1.7 s for each exchange, and for each but the first as long for anchors
+    # of its group; over that and 5 s of steps. A single pair has one anchor and waits for none.
+    still_s = 6 * 1.7 + (0 if peers == 2 else 5 * 1.7)
+    assert found.idle_share == pytest.approx(still_s / (still_s + 5 * 6), rel=0.01)
+    # The anchor goes ahead while the peers compute; it counts all the same.
+    assert found.bytes_per_round == 8_000_000
+    assert (found.rounds, found.rounds_failed, found.unfinished) == (6 * peers, 0, 0)
+
+
+def test_a_partner_that_has_not_begun_yet_hears_that_the_round_is_given_up() -> None:
+    found = simulate(calm(peers=2, rounds=1, slow_factor=5.0, slow_share=0.5))
+    assert found.reasons == {
+        "a peer has not come to the round in time": 1,
+        "a peer declines: given up there: a peer has not come to the round in time": 1,
+    }
+    # One has waited for its patience of 5 s and what a round would take, the other not at all.
+    assert found.idle_share == pytest.approx(8.2 / (5 + 25 + 8.2))

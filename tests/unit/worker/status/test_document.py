@@ -1,13 +1,16 @@
-"""What a peer tells of its rounds: totals, the latest, and those on their way."""
+"""What a peer tells of its rounds: totals, the latest, those on their way, and figures of them."""
 
 import asyncio
-from collections.abc import Iterable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from murmuration.protos.events import new_event
+from murmuration.worker.exchange.measured import Arrivals
 from murmuration.worker.status import document as lag
 from murmuration.worker.status.document import LagMonitor, RoundLog
+from murmuration.worker.status.locator import OwnFigures, from_document, to_document
 from tests.support.fake_clock import FakeClock
 
 
@@ -25,12 +28,11 @@ def test_a_round_from_its_start_to_the_step_after_it() -> None:
     rounds.completed(0, 3, exchange_s=2.0, waited_for="w4")
     rounds.told(new_event("round", fragment=0, round=3, stall_s=1.0, waited_for="w4"))
     clock.now_s = 104.0
-    assert rounds.recent() == [
-        {
-            "fragment": 0, "round": 3, "began_s_ago": 4.0, "ended_s_ago": 2.0, "failed": False,
-            "waited_for": "w4", "stall_s": 1.0, "resumed_s_ago": 2.0,
-        }
-    ]  # fmt: skip
+    (over,) = rounds.recent()
+    assert over == {
+        "fragment": 0, "round": 3, "began_s_ago": 4.0, "ended_s_ago": 2.0, "failed": False,
+        "waited_for": "w4", "stall_s": 1.0, "resumed_s_ago": 2.0,
+    }  # fmt: skip
     assert rounds.waiting_s() is None
     assert (rounds.done, rounds.exchange_s) == (1, 2.0)
 
@@ -43,38 +45,67 @@ def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept() -> None
     rounds.began(0, 200)
     rounds.began(0, 201)
 
-    told = [each["round"] for each in rounds.recent()]
-    assert told == [*range(200 - 48, 200), 201]
+    assert [each["round"] for each in rounds.recent()] == [*range(200 - 48, 200), 201]
     assert rounds.done == 200
-
-
-def monitor_after(monkeypatch: pytest.MonkeyPatch, lags_s: Iterable[float]) -> LagMonitor:
-    """A monitor whose sleeps were late by these seconds, one after another."""
-    now, late = 0.0, iter(lags_s)
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now
-        try:
-            now += seconds + next(late)
-        except StopIteration:
-            raise asyncio.CancelledError from None
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    monitor = LagMonitor(lambda: now)
-    with pytest.raises(asyncio.CancelledError):
-        monitor.run().send(None)
-    return monitor
 
 
 def test_memory_is_bounded_and_the_largest_is_never_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    clock, late_s = FakeClock(), iter([0.5, *[0.001] * 2500, *[0.003] * 2500])
+
+    async def sleep(seconds: float) -> None:
+        if (lag_s := next(late_s, None)) is None:
+            raise asyncio.CancelledError
+        clock.now_s += seconds + lag_s
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(lag, "_SAMPLES", 100)
-    lags_s = [0.5, *[0.001] * 2500, *[0.003] * 2500]
-    monitor = monitor_after(monkeypatch, lags_s)
+    monitor = LagMonitor(clock)
+    with pytest.raises(asyncio.CancelledError):
+        monitor.run().send(None)
     assert len(monitor._samples_s) == 100
     summary = monitor.summary_ms()
     assert summary["max"] == 500.0
     assert summary["p99"] == pytest.approx(3.0)
     early = sum(lag_s < 0.002 for lag_s in monitor._samples_s)
     assert 30 <= early <= 70, "a uniform sample holds about half of each"
+
+
+def test_medians_of_the_last_rounds() -> None:
+    """Of rounds of 4 s, for half a second of which a megabit of w1's came in."""
+    clock = FakeClock()
+    arrivals = Arrivals(clock)
+    own = OwnFigures("w0", arrivals, clock)
+    for number in range(6):
+        with arrivals.payload() as payload:
+            payload.begins("w1")
+            clock.now_s += 0.5
+            payload.came(125_000)
+        clock.now_s = 4.0 * (number + 1)
+        own.round_ended()
+        own.applied({"stall_s": 1.0, "steps": 20, "step_s": 0.1 if number else 9.0})
+    own.saved(0.5)
+    own.saved(2.5)
+    found = own.figures()
+    assert (found.peer, found.rounds, found.saves) == ("w0", 6, 2)
+    assert (found.round_s, found.stall_s, found.step_s, found.steps) == (4.0, 1.0, 0.1, 20)
+    assert found.save_s == 1.5
+    assert found.received == {"w1": (pytest.approx(2.0), pytest.approx(0.5))}
+    assert from_document("w0", to_document(found)) == found
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["rounds", "round_s", "step_s", "steps", "saves", "save_s", "received"])
+
+
+@settings(max_examples=25)
+@given(st.dictionaries(KEYS, anything))
+def test_whatever_another_peer_says_can_be_read(document: dict[str, object]) -> None:
+    found = from_document("w9", document)
+    assert found.peer == "w9"
+    assert to_document(found)["rounds"] == found.rounds

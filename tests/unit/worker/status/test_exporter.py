@@ -68,8 +68,7 @@ def test_a_port_that_is_taken_is_told_and_a_closed_server_frees_its_own() -> Non
             metrics_server(f"127.0.0.1:{port}", lambda: STATUS)
     server = metrics_server("127.0.0.1:0", lambda: STATUS)
     server.close()
-    address = split_address(server.url.removeprefix("http://").rstrip("/"))
-    socket.create_server(address).close()
+    socket.create_server(split_address(server.url.removeprefix("http://").rstrip("/"))).close()
 
 
 @pytest.mark.parametrize(

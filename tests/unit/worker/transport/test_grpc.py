@@ -15,7 +15,6 @@ from murmuration.protos import reach
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, Role
 from murmuration.worker.transport import (
-    NOBODY,
     Caller,
     Handler,
     Refused,
@@ -52,10 +51,13 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def linked(
-    handler: Handler, there: Identity | None = None, here: Identity | None = None
+    handler: Handler,
+    there: Identity | None = None,
+    here: Identity | None = None,
+    listen: str = "127.0.0.1:0",
 ) -> AsyncIterator[tuple[str, GrpcTransport, GrpcTransport]]:
     """The address of one that serves, one that calls it, and the first itself."""
-    server = GrpcTransport("127.0.0.1:0", security=there)
+    server = GrpcTransport(listen, security=there)
     client = GrpcTransport("127.0.0.1:0", security=here)
     try:
         yield await server.listen(handler), client, server
@@ -74,8 +76,7 @@ async def test_a_peer_is_reached_by_a_name_of_this_machine(
     async with linked(Ends(), other, mine) as (address, client, _):
         port = address.rpartition(":")[2]
         assert await client.call(f"{name}:{port}", "Control/Measure", b"", 20.0, "b") == b""
-        stream = client.open(f"{name}:{port}", "Data/PairRound", "b")
-        assert await stream.receive() is None
+        assert await client.open(f"{name}:{port}", "Data/PairRound", "b").receive() is None
 
 
 async def test_a_name_that_this_machine_does_not_know_is_said_to_be_one(names: None) -> None:
@@ -166,18 +167,15 @@ async def test_probes_learn_that_it_serves() -> None:
     assert status == health_pb2.HealthCheckResponse.SERVING
 
 
-class Echoes(Handler):
-    """Says who calls."""
-
-    def __init__(self) -> None:
-        self.caller = NOBODY
+class Repeats(Handler):
+    """Says who calls, and on streams all that it hears."""
 
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
-        self.caller = caller
         return f"{caller.role} {caller.name}".encode()
 
     async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
-        await stream.send(f"{caller.role} {caller.name}".encode())
+        while (message := await stream.receive()) is not None:
+            await stream.send(message)
 
 
 @pytest.fixture
@@ -187,7 +185,7 @@ def run(tmp_path: Path) -> Authority:
 
 @asynccontextmanager
 async def serving(identity: Identity | None) -> AsyncIterator[str]:
-    async with linked(Echoes(), identity) as (address, _, _):
+    async with linked(Repeats(), identity) as (address, _, _):
         yield address
 
 
@@ -199,14 +197,6 @@ async def said(identity: Identity | None, address: str, peer: str | None = None)
         await client.close()
 
 
-class Repeats(Echoes):
-    """Says who calls, and on streams all that it hears."""
-
-    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
-        while (message := await stream.receive()) is not None:
-            await stream.send(message)
-
-
 async def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run: Authority) -> None:
     """A stream that there is goes on; what has expired lets nobody connect, nor be connected to."""
     client = run.new_identity(Role.PEER, "b")
@@ -215,8 +205,7 @@ async def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run: A
         stream = caller.open(address, "Data/Fetch", "a")
         await stream.send(b"here")
         assert await stream.receive() == b"here"
-        ended = run.new_identity(Role.PEER, "a", valid_s=-1)
-        server.renew(ended)
+        server.renew(run.new_identity(Role.PEER, "a", valid_s=-1))
         with pytest.raises(Unreachable):
             await said(client, address, "a")
         server.renew(run.new_identity(Role.PEER, "a"))
@@ -233,36 +222,36 @@ async def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run: A
 async def test_who_has_no_certificate_of_the_run_gets_nothing(
     run: Authority, tmp_path: Path
 ) -> None:
+    """The last believes the run, and shows a certificate of somebody else's."""
     other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "b")
+    mixed = Identity(other.key, other.certificate, run.certificate, Role.PEER, "b")
     async with serving(run.new_identity(Role.PEER, "a")) as address:
-        with pytest.raises(Untrusted, match="may want a certificate, see --token"):
-            await said(None, address)
-        with pytest.raises(Untrusted, match="not of this run's authority"):
-            await said(other, address)
-        # One that believes the run, and shows a certificate of somebody else's.
-        mixed = Identity(other.key, other.certificate, run.certificate, Role.PEER, "b")
-        with pytest.raises(Untrusted, match="does not take this certificate"):
-            await said(mixed, address)
+        for shown, says in (
+            (None, "may want a certificate, see --token"),
+            (other, "not of this run's authority"),
+            (mixed, "does not take this certificate"),
+        ):
+            with pytest.raises(Untrusted, match=says):
+                await said(shown, address)
 
 
 async def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(
     run: Authority, tmp_path: Path
 ) -> None:
     client, token = run.new_identity(Role.PEER, "b"), run.create_token().identity
-    async with serving(Authority.make(tmp_path / "other").new_identity(Role.PEER, "a")) as there:
-        with pytest.raises(Untrusted, match="not of this run's authority"):
-            await said(client, there)
-        with pytest.raises(Untrusted, match="not of this run's authority"):
-            await said(token, there)
-    async with serving(token) as there:
-        with pytest.raises(Untrusted, match="not of this run's authority"):
-            await said(client, there)
-    async with serving(None) as there:
-        with pytest.raises(Untrusted, match="this run is not encrypted"):
-            await said(client, there)
+    other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "a")
+    for server, caller, says in (
+        (other, client, "not of this run's authority"),
+        (other, token, "not of this run's authority"),
+        (token, client, "not of this run's authority"),
+        (None, client, "this run is not encrypted"),
+    ):
+        async with serving(server) as there:
+            with pytest.raises(Untrusted, match=says):
+                await said(caller, there)
 
 
-class Admits(Echoes):
+class Admits(Repeats):
     """As a peer that holds its run's key does."""
 
     def admit(self, method: str, caller: Caller) -> None:
@@ -291,8 +280,7 @@ async def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(
             await asyncio.sleep(0)
         why = [await call.details() for call in held if call.done()]
         assert sum("is not for a" in (each or "") for each in why) == 8 * 8 + 4 * 8
-        enrolled = await token.call(address, "Control/Enrol", b"", 20, "a")
-        assert enrolled.startswith(b"token ")
+        assert (await token.call(address, "Control/Enrol", b"", 20, "a")).startswith(b"token ")
         assert await member.call(address, "Control/Gossip", b"", 20, "a") == b"peer f"
     finally:
         for caller in callers:
@@ -302,10 +290,9 @@ async def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(
 
 async def test_addresses_that_are_dialled_once_keep_no_connection(run: Authority) -> None:
     """As many as somebody names; what is under way goes on."""
-    server = GrpcTransport("0.0.0.0:0", security=run.new_identity(Role.PEER, "a"))
-    caller = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "b"))
-    try:
-        port = (await server.listen(Repeats())).rpartition(":")[2]
+    there, here = (run.new_identity(Role.PEER, name) for name in "ab")
+    async with linked(Repeats(), there, here, "0.0.0.0:0") as (address, caller, _):
+        port = address.rpartition(":")[2]
         member, moved = f"127.0.0.1:{port}", f"127.0.1.1:{port}"
         stream = caller.open(moved, "Data/Fetch", "a")
         await stream.send(b"here")
@@ -319,9 +306,6 @@ async def test_addresses_that_are_dialled_once_keep_no_connection(run: Authority
         assert await stream.receive() is None
         while caller.close_unneeded({member}) != {member}:
             await asyncio.sleep(0)
-    finally:
-        await caller.close()
-        await server.close()
 
 
 async def test_peers_speak_tls_1_3(run: Authority, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Payloads in frames, plain and packed, and put together again."""
 
 import random
-from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product
 
 import pytest
 import zstandard
@@ -17,17 +18,13 @@ from tests.support.frames import frames, frames_of, incoming_of
 PARTS = st.lists(st.binary(max_size=70), max_size=5)
 
 
-def views(parts: Sequence[bytes]) -> list[memoryview]:
-    return [memoryview(part) for part in parts]
-
-
 @given(PARTS, st.integers(0, 400), st.integers(1, 40))
 def test_frames_carry_every_byte_from_the_offset_on(
     parts: list[bytes], offset: int, limit: int
 ) -> None:
     whole = b"".join(parts)
     with frames_of(limit):
-        sent = list(frames(views(parts), offset))
+        sent = list(frames(map(memoryview, parts), offset))
     assert b"".join(frame.payload for frame in sent) == whole[offset:]
     position = offset
     for frame in sent:
@@ -91,13 +88,13 @@ def packed(plain: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(plain)
 
 
-def frame(carried: bytes, raw_bytes: int, offset: int = 0) -> pb.Frame:
-    return pb.Frame(offset=offset, payload=carried, hash=hash64(carried), raw_bytes=raw_bytes)
+def frame(carried: bytes, raw_bytes: int, **more: int) -> pb.Frame:
+    return pb.Frame(payload=carried, hash=hash64(carried), raw_bytes=raw_bytes, **more)
 
 
 @given(PAYLOADS, st.integers(1, 64), st.booleans(), KINDS)
 def test_a_payload_arrives_whole_and_is_counted_as_it_travels(
-    raw: bytes, limit: int, compress: bool, kind: type[pb.ExchangeUp] | type[pb.ExchangeDown]
+    raw: bytes, limit: int, compress: bool, kind: Kind
 ) -> None:
     with frames_of(limit):
         payload = Payload.of(memoryview(raw), compress=compress)
@@ -109,13 +106,11 @@ def test_a_payload_arrives_whole_and_is_counted_as_it_travels(
         incoming.verify()
         assert travelled == payload.packed_bytes <= len(raw)
     assert bytes(incoming.buffer) == raw
-    if not compress:
-        assert (payload.packed, travelled) == ((), len(raw))
+    assert compress or (payload.packed, travelled) == ((), len(raw))
 
 
 def test_frames_stand_for_a_mebibyte_and_only_those_that_shrink_are_packed() -> None:
-    noise = random.Random(0).randbytes(MIB)
-    raw = bytes(MIB) + noise + b"\x01" * 5 * 1000
+    raw = bytes(MIB) + random.Random(0).randbytes(MIB) + b"\x01" * 5 * 1000
     payload = Payload.of(memoryview(raw), compress=True)
     assert [piece is None for piece in payload.packed] == [False, True, False]
     sent = list(wire.payload_messages(pb.ExchangeUp, payload))
@@ -159,9 +154,7 @@ WRONG = {
     "text behind the frame": frame(packed(PLAIN) + b"trailing", 400),
     "another frame behind it": frame(packed(PLAIN) + packed(b"x"), 400),
     "zeros behind it": frame(packed(PLAIN) + bytes(500_000), 400),
-    "too many columns": pb.Frame(
-        payload=packed(PLAIN), hash=hash64(packed(PLAIN)), raw_bytes=400, columns=9
-    ),
+    "too many columns": frame(packed(PLAIN), 400, columns=9),
 }
 
 
@@ -180,29 +173,23 @@ def test_a_frame_that_is_not_what_it_says_is_refused_and_does_no_harm(wrong: pb.
     assert bytes(incoming.buffer) == payload
 
 
-def test_a_bomb_of_thirty_thousand_to_one_is_one() -> None:
-    bomb = WRONG["a bomb"].payload
-    assert 30_000 * len(bomb) < 32 * MIB
-    with pytest.raises(Again, match=r"^a zstd frame of 33554432 bytes, announced as 400$"):
-        incoming_of(PLAIN).add(WRONG["a bomb"])
-
-
-def test_a_frame_that_stands_for_more_than_is_left_is_refused() -> None:
-    incoming = incoming_of(PLAIN[:399])
-    with pytest.raises(Again, match=r"^a frame of 400 bytes at 0 of 399$"):
-        incoming.add(frame(packed(PLAIN), 400))
-    assert incoming.received_bytes == 0
-
-
-def test_a_window_larger_than_a_frame_can_need_is_refused() -> None:
-    """And so is one that does not say its size: the decompressor would allocate the window."""
+def test_what_a_frame_takes_is_known_before_it_is_unpacked() -> None:
+    """The window too, larger than a frame can need, of one that does not say its size: the
+    decompressor would allocate it."""
+    assert 30_000 * len(WRONG["a bomb"].payload) < 32 * MIB
     settings = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
-    compressor = zstandard.ZstdCompressor(compression_params=settings)
-    stream = compressor.compressobj()
-    carried = stream.compress(PLAIN) + stream.flush()
-    assert zstandard.get_frame_parameters(carried).window_size > 8 * MIB
-    with pytest.raises(Again, match="a zstd frame of "):
-        incoming_of(PLAIN).add(frame(carried, 400))
+    stream = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    windowed = stream.compress(PLAIN) + stream.flush()
+    assert zstandard.get_frame_parameters(windowed).window_size > 8 * MIB
+    for wrong, room, says in (
+        (WRONG["a bomb"], 400, r"^a zstd frame of 33554432 bytes, announced as 400$"),
+        (frame(packed(PLAIN), 400), 399, r"^a frame of 400 bytes at 0 of 399$"),
+        (frame(windowed, 400), 400, "a zstd frame of "),
+    ):
+        incoming = incoming_of(PLAIN[:room])
+        with pytest.raises(Again, match=says):
+            incoming.add(wrong)
+        assert incoming.received_bytes == 0
 
 
 @given(st.binary(min_size=1, max_size=80), st.integers(1, 500))
@@ -216,14 +203,11 @@ def test_any_garbage_is_refused(garbage: bytes, raw_bytes: int) -> None:
 def test_every_changed_byte_is_refused_or_does_no_harm() -> None:
     """With a hash that fits: what the hash of the frame does not find, zstd or the whole's does."""
     carried = packed(PLAIN)
-    for position in range(len(carried)):
-        for bit in range(8):
-            damaged = bytearray(carried)
-            damaged[position] ^= 1 << bit
-            incoming = incoming_of(PLAIN)
-            try:
-                incoming.add(frame(bytes(damaged), 400))
-                incoming.verify()
-            except Again:
-                continue
+    for position, bit in product(range(len(carried)), range(8)):
+        damaged = bytearray(carried)
+        damaged[position] ^= 1 << bit
+        incoming = incoming_of(PLAIN)
+        with suppress(Again):
+            incoming.add(frame(bytes(damaged), 400))
+            incoming.verify()
             assert bytes(incoming.buffer) == PLAIN

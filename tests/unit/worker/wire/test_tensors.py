@@ -1,5 +1,7 @@
 """Tensors become bytes without a copy; values that are not finite or absurd are refused."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given
@@ -51,13 +53,11 @@ def test_a_state_hash_covers_anchor_momentum_and_group() -> None:
     anchor, momentum, group = torch.arange(4.0), torch.ones(4), ("a", "b")
     hashed = wire.state_hash(anchor, momentum, group)
     assert hashed == wire.state_hash(anchor.clone(), momentum.clone(), group)
-    whole = b"".join([tensor_bytes(anchor), tensor_bytes(momentum), b"a\nb"])
-    assert hashed == hash64(whole)
-    for index in range(4):
-        for which in range(2):
-            state = [anchor.clone(), momentum.clone()]
-            state[which][index] += 1e-6 + state[which][index] * 1e-6
-            assert wire.state_hash(*state, group) != hashed
+    assert hashed == hash64(b"".join([tensor_bytes(anchor), tensor_bytes(momentum), b"a\nb"]))
+    for index, which in product(range(4), range(2)):
+        state = [anchor.clone(), momentum.clone()]
+        state[which][index] += 1e-6 + state[which][index] * 1e-6
+        assert wire.state_hash(*state, group) != hashed
     assert wire.state_hash(anchor, momentum, ("a", "c")) != hashed
     assert wire.state_hash(anchor, momentum, ()) != hashed
 
@@ -77,9 +77,6 @@ def test_a_group_hash_depends_on_names_and_order() -> None:
 def test_bytes_that_no_encoder_writes_are_a_wire_error() -> None:
     topk = codec_by_name("topk")
     payload = memoryview(bytearray(topk.encoded_bytes(4096)))
-    for check in (
-        lambda: wire.check_values(topk, payload, 4096),
-        lambda: wire.decode(topk, payload, 4096),
-    ):
+    for check in (wire.check_values, wire.decode):
         with pytest.raises(WireError, match="the bits do not say 64 places"):
-            check()
+            check(topk, payload, 4096)
