@@ -38,7 +38,6 @@ def tell(lines: LoopLines) -> None:
 
 
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a program that says nothing of `logging`."""
     monkeypatch.setattr(logging.root, "handlers", [])
 
 
@@ -56,28 +55,22 @@ def test_events_are_lines_of_logging_at_their_levels(caplog: pytest.LogCaptureFi
     ]
 
 
-def test_without_logging_the_same_lines_are_on_stderr(
+def test_without_logging_the_same_lines_are_on_stderr_but_for_those_not_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unconfigured(monkeypatch)
     tell(LoopLines())
     assert capsys.readouterr() == ("", "".join(f"murmuration: {line}\n" for line in LINES))
-
-
-@pytest.mark.parametrize("how", ["level", "null", "disabled"])
-def test_a_program_that_has_asked_for_less_gets_less(
-    how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unconfigured(monkeypatch)
-    if how == "level":
-        monkeypatch.setattr(log, "level", logging.WARNING)
-    elif how == "null":
-        monkeypatch.setattr(log, "handlers", [logging.NullHandler()])
-    else:
-        monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)
-    tell(LoopLines())
-    said = capsys.readouterr().err
-    assert said == ("" if how == "null" else f"murmuration: {LINES[-1]}\n")
+    last = f"murmuration: {LINES[-1]}\n"
+    for of, what, value, said in [
+        (log, "level", logging.WARNING, last),
+        (log, "handlers", [logging.NullHandler()], ""),
+        (logging.root.manager, "disable", logging.INFO, last),
+    ]:
+        with monkeypatch.context() as program:
+            program.setattr(of, what, value)
+            tell(LoopLines())
+        assert capsys.readouterr().err == said, what
 
 
 def test_logging_that_is_configured_later_is_used_from_then_on(
@@ -86,12 +79,10 @@ def test_logging_that_is_configured_later_is_used_from_then_on(
     unconfigured(monkeypatch)
     lines = LoopLines()
     lines(EVENTS[1])
-    handler = logging.StreamHandler()
-    monkeypatch.setattr(logging.root, "handlers", [handler])
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()])
     lines(EVENTS[1])  # at INFO, which such a program has not asked for
     lines(EVENTS[6])
-    said = capsys.readouterr().err
-    assert said == f"murmuration: {LINES[1]}\n{LINES[5]}\n"
+    assert capsys.readouterr().err == f"murmuration: {LINES[1]}\n{LINES[5]}\n"
 
 
 def test_progress_prints_the_lines_of_murmur_up_and_nothing_twice(

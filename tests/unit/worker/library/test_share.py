@@ -2,24 +2,18 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    Sampler,
-    SequentialSampler,
-    TensorDataset,
-)
+from torch.utils import data
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from murmuration.worker.errors import UsageError
-from murmuration.worker.leases.ledger import LeaseMessage, ShareMessage
+from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.tasks import Cursor, TaskError
 from murmuration.worker.training.replica import RunIsOver
@@ -29,13 +23,13 @@ from tests.unit.worker.leases.tables import Tables
 class Peers:
     """Loops that share samples, all in one thread."""
 
-    def __init__(self, *names: str, ranks: int = 1) -> None:
+    def __init__(self, *names: str) -> None:
         self.tables = Tables(*names)
         self.names, self.over, self.ended = names, False, False
         self.warned: list[str] = []
-        self.shares = {name: self._shares(name, 0, ranks) for name in names}
+        self.shares = {name: self._shares(name) for name in names}
 
-    def _shares(self, name: str, rank: int, ranks: int) -> Shares:
+    def _shares(self, name: str) -> Shares:
         tables = self.tables
 
         def receive(_stream: int) -> LeaseMessage | None:
@@ -47,10 +41,11 @@ class Peers:
                 tables.tick()
             raise AssertionError(f"{name} waits for ever")
 
-        def post(message: ShareMessage) -> None:
-            tables.handle(name, message)
+        return Shares(7, 0, 1, partial(tables.handle, name), receive, self.warned.append)
 
-        return Shares(7, rank, ranks, post, receive, self.warned.append)
+    def share(self, name: str, source: Any, block: int | None = None, stream: str = "") -> Any:
+        """The loop of one of them, until the run is over."""
+        return self.shares[name].share(source, stream, block, lambda: self.over)
 
     def restarted(self, name: str) -> "Peers":
         """Another process, which goes on from a checkpoint of this one: as plain values."""
@@ -61,14 +56,11 @@ class Peers:
         after.shares[name].load_streams(json.loads(json.dumps(shares.streams())))
         return after
 
-    def draw(self, sources: dict[str, Any], **more: Any) -> dict[str, list[Any]]:
+    def draw(
+        self, sources: dict[str, Any], block: int | None = None, stream: str = ""
+    ) -> dict[str, list[Any]]:
         """An epoch: the loops take turns."""
-        loops = {
-            name: self.shares[name].share(
-                source, more.get("name", ""), more.get("block"), lambda: self.over
-            )
-            for name, source in sources.items()
-        }
+        loops = {name: self.share(name, each, block, stream) for name, each in sources.items()}
         drawn: dict[str, list[Any]] = {name: [] for name in sources}
         while loops:
             for name, loop in list(loops.items()):
@@ -93,22 +85,12 @@ class Letters(IterableDataset[str]):
         return iter("abcdefghijklmnopqrs")
 
 
-class OneShot:
-    """An iterator: it cannot be begun again."""
-
-    def __init__(self, items: Iterable[int]) -> None:
-        self._items = iter(items)
-
-    def __iter__(self) -> Iterator[int]:
-        return self._items
-
-
 def test_batches_of_a_users_own_sampler_stay_whole() -> None:
     def own() -> DataLoader[Any]:
-        class Pairs(BatchSampler):
+        class Pairs(data.BatchSampler):
             """By length, say."""
 
-        sampler = Pairs(SequentialSampler(range(11)), 2, drop_last=False)
+        sampler = Pairs(data.SequentialSampler(range(11)), 2, drop_last=False)
         return DataLoader(TensorDataset(torch.arange(11)), batch_sampler=sampler)
 
     drawn = Peers("a", "b").draw({"a": own(), "b": own()})
@@ -116,7 +98,7 @@ def test_batches_of_a_users_own_sampler_stay_whole() -> None:
     assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
 
-class Endless(Sampler[int]):
+class Endless(data.Sampler[int]):
     """It does not say how many there are."""
 
     def __iter__(self) -> Iterator[int]:
@@ -124,8 +106,6 @@ class Endless(Sampler[int]):
 
 
 class Numbered:
-    """A task's samples."""
-
     def __init__(self, length: int, **more: Any) -> None:
         self._pairs = TensorDataset(torch.arange(length), torch.zeros(length))
         self._more = more
@@ -146,28 +126,25 @@ def test_a_tasks_batches_are_those_of_all_epochs_and_end_with_the_run() -> None:
         next(batches)
 
 
-@pytest.mark.parametrize(
-    ("task", "says"),
-    [
+def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error() -> None:
+    for task, says in [
         (Numbered(3, drop_last=True), r"loader\(\) has no batch"),
         (Numbered(12, sampler=Endless()), r"loader\(\) must have a length"),
         (
-            Numbered(12, sampler=DistributedSampler(range(12), num_replicas=2, rank=0)),  # type: ignore[arg-type]
+            Numbered(12, sampler=data.DistributedSampler(range(12), num_replicas=2, rank=0)),  # type: ignore[arg-type]
             r"the task's loader\(\): DistributedSampler gives",
         ),
-    ],
-)
-def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error(task: Numbered, says: str) -> None:
-    with pytest.raises(TaskError, match=says):
-        next(Peers("a").shares["a"].batches(task, Cursor(seed=7, stream="w")))
+    ]:
+        with pytest.raises(TaskError, match=says):
+            next(Peers("a").shares["a"].batches(task, Cursor(seed=7, stream="w")))
 
 
 def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back() -> None:
     peers = Peers("a")
     ahead = loader(2, 40, num_workers=1, prefetch_factor=4)
-    first = peers.shares["a"].share(ahead, "", 4, lambda: False)
+    first = peers.share("a", ahead, 4)
     begun = [next(first) for _ in range(3)]
-    first.close()  # type: ignore[attr-defined]
+    first.close()
     rest = peers.draw({"a": ahead}, block=4)
     assert values({"a": begun}) == list(range(6))
     assert sorted(values(rest)) == list(range(6, 40))
@@ -238,7 +215,7 @@ def test_a_stream_with_a_state_goes_on_in_it_after_a_restart(
         return kind() if batch is None else DataLoader(kind(), batch_size=batch)
 
     peers = Peers("a")
-    drawn = [*islice(peers.shares["a"].share(source(), "", 4, lambda: False), 31)]
+    drawn = [*islice(peers.share("a", source(), 4), 31)]
     peers, after = peers.restarted("a"), source()
     for epoch in range(2):
         (rest,) = peers.draw({"a": after}, block=4).values()
@@ -289,18 +266,18 @@ def test_a_stream_that_two_ranks_have_saved_is_gone_on_from_by_three_and_by_one(
 
 def test_a_stream_in_batches_of_another_size_is_told_to_begin_again() -> None:
     peers = Peers("a")
-    next(peers.shares["a"].share(DataLoader(Stateful(96), 2), "letters", 4, lambda: False))
+    next(peers.share("a", DataLoader(Stateful(96), 2), 4, "letters"))
     for size in (2, 3):
         after = peers.restarted("a")
-        next(after.shares["a"].share(DataLoader(Stateful(96), 2), "other", 4, lambda: False))
-        next(after.shares["a"].share(DataLoader(Stateful(96), size), "letters", 4, lambda: False))
+        next(after.share("a", DataLoader(Stateful(96), 2), 4, "other"))
+        next(after.share("a", DataLoader(Stateful(96), size), 4, "letters"))
         assert ["begins letters again" in text for text in after.warned] == [True] * (size - 2)
 
 
 def test_peers_that_go_on_in_a_stream_leave_none_of_it_out() -> None:
     """What is left behind one that goes on is read in another pass."""
     peers = Peers("a", "b")
-    loops = {name: peers.shares[name].share(Stateful(99), "", 4, lambda: False) for name in "ab"}
+    loops = {name: peers.share(name, Stateful(99), 4) for name in "ab"}
     drawn = [next(loops[name]) for _ in range(21) for name in "ba"]
     late = peers.restarted("a")
     (rest,) = late.draw({"a": Stateful(99)}, block=4).values()
@@ -318,7 +295,7 @@ def test_a_stream_that_goes_on_at_sample_ten_million(
 ) -> None:
     """Without a state all before is read again, which is told."""
     first, late = Peers("a"), Peers("a")
-    next(first.shares["a"].share(kind(at + 5), "", 8, lambda: False))
+    next(first.share("a", kind(at + 5), 8))
     first.shares["a"].tell()
     ((stream, _),) = first.tables.tables["a"].ledger.cursors
     late.tables.tables["a"].ledger.finish(stream, 0, at // 8)
@@ -331,64 +308,36 @@ def test_a_stream_that_goes_on_at_sample_ten_million(
 
 
 def test_an_iterator_is_read_once() -> None:
-    drawn = Peers("a", "b").draw({name: OneShot(range(23)) for name in "ab"}, block=4)
+    drawn = Peers("a", "b").draw({name: iter(range(23)) for name in "ab"}, block=4)
     assert sorted([*drawn["a"], *drawn["b"]]) == list(range(23))
 
 
 def test_ranks_of_a_site_take_as_much_each() -> None:
-    """What rank 0 is told, the other ranks are told in the same order."""
-    tables = Tables("a", "b")
-    told: list[LeaseMessage | None] = []
-
-    def receive(_stream: int) -> LeaseMessage | None:
-        tables.tick()
-        told.append(tables.received["a"].popleft())
-        return told[-1]
-
-    heard = iter(range(10**6))
-    rank_0 = Shares(7, 0, 2, lambda message: tables.handle("a", message), receive)
-    rank_1 = Shares(7, 1, 2, lambda _: None, lambda _: told[next(heard)])
-    drawn = {0: [], 1: []}  # type: ignore[var-annotated]
-    loops = [each.share(loader(3, 44), "", 5, lambda: False) for each in (rank_0, rank_1)]
-    for zero, one in zip(*loops, strict=True):
-        drawn[0].append(zero)
-        drawn[1].append(one)
-    assert len(drawn[0]) == len(drawn[1]) == 7
-    assert len(set(values(drawn))) == 42  # type: ignore[arg-type]
+    loops = [each.share(loader(3, 44), "", 5, lambda: False) for each in _site(Tables("a", "b"), 2)]
+    drawn = dict(enumerate(zip(*zip(*loops, strict=True), strict=True)))
+    assert [len(each) for each in drawn.values()] == [7, 7]
+    assert len(set(values(drawn))) == 42
     assert {len(batch) for each in drawn.values() for (batch,) in each} == {3}
 
 
-def test_the_end_of_the_run_ends_it() -> None:
+def test_the_end_of_the_run_ends_it_and_a_second_call_the_first() -> None:
     peers = Peers("a")
-    loop = peers.shares["a"].share(range(50), "", None, lambda: peers.over)
+    first = peers.share("a", range(20), 2)
+    begun = [next(first) for _ in range(3)]
+    second = peers.share("a", range(20), 2)
+    assert sorted([*begun, *second]) == list(range(20))
+    assert list(first) == []
+    loop = peers.share("a", range(50))
     assert [next(loop), next(loop)] == [0, 1]
     peers.over = True
     assert list(loop) == []
 
 
-def test_a_second_call_ends_the_first() -> None:
-    peers = Peers("a")
-    first = peers.shares["a"].share(range(20), "", 2, lambda: False)
-    begun = [next(first) for _ in range(3)]
-    second = peers.shares["a"].share(range(20), "", 2, lambda: False)
-    assert sorted([*begun, *second]) == list(range(20))
-    assert list(first) == []
-
-
 def test_two_data_sets_of_one_length_need_names() -> None:
-    shares = Peers("a").shares["a"]
-    train, other = loader(), loader()
-    shares.share(train, "", None, lambda: False)
+    peers, train, other = Peers("a"), loader(), loader()
+    peers.share("a", train)
     with pytest.raises(UsageError, match="name='validation'"):
-        shares.share(other, "", None, lambda: False)
-    shares.share(other, "validation", None, lambda: False)
+        peers.share("a", other)
+    peers.share("a", other, stream="validation")
     with pytest.raises(UsageError, match="block=0"):
-        shares.share(train, "", 0, lambda: False)
-
-
-@pytest.mark.parametrize(
-    ("samples", "block"), [(12_800, 100), (64, 1), (10**6, 1024)], ids=["part", "few", "many"]
-)
-def test_a_block_is_a_part_of_the_epoch_and_never_large(samples: int, block: int) -> None:
-    peers = Peers("a")
-    assert peers.shares["a"]._stream(range(samples), "", samples, "", None).block == block
+        peers.share("a", train, 0)

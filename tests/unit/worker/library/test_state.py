@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from murmuration import Swarm, UsageError
 from murmuration.worker.training.outer_state import load_state, save_state, unpacked
 from murmuration.worker.wire import tensor_hash
+from tests.support.refusals import one_line
 
 H, STEPS = 6, 15
 PRESETS: dict[str, dict[str, Any]] = {
@@ -62,94 +63,83 @@ def swarm_of(loop: Loop, preset: str, **changes: Any) -> Swarm:
 def ends(loop: Loop, swarm: Swarm) -> list[str]:
     fragments = swarm.state_dict()["fragments"]
     kinds = [[each[kind] for each in fragments] for kind in ("anchor", "momentum")]
-    values: list[list[Tensor]] = [
-        *kinds,
-        [v.float().flatten() for v in loop.model.state_dict().values()],
-    ]
-    return [tensor_hash(each) for each in values]
+    own = [value.float().flatten() for value in loop.model.state_dict().values()]
+    return [tensor_hash(each) for each in (*kinds, own)]
+
+
+def run(loop: Loop, swarm: Swarm, steps: int = 99) -> list[Saved]:
+    """In the swarm to its end, or for so many steps; what was saved after each."""
+    saved = []
+    while not swarm.done and len(saved) < steps:
+        loop.step(swarm.step)
+        saved.append(loop.saved(swarm))
+    return saved
+
+
+def resumed(preset: str, saved: Saved, state: Any = None, **changes: Any) -> tuple[Loop, Swarm]:
+    """Another process, to the end of the run."""
+    loop = Loop()
+    loop.load(saved)
+    swarm = swarm_of(loop, preset, **changes)
+    swarm.load_state_dict(saved["swarm"] if state is None else state)
+    with swarm:
+        run(loop, swarm)
+    return loop, swarm
 
 
 @pytest.mark.parametrize("preset", RESUMED)
 def test_a_loop_goes_on_to_the_same_bits(preset: str, tmp_path: Path) -> None:
-    whole, saved = Loop(), []
-    with swarm_of(whole, preset) as swarm:
-        while not swarm.done:
-            whole.step(swarm.step)
-            saved.append(whole.saved(swarm))
+    whole = Loop()
+    with swarm_of(whole, preset) as first:
+        saved = run(whole, first)
     for number in (1, H, H + 1, 2 * H + 1):  # before a round, at one, and with one on its way
         each = saved[number - 1]
-        again = Loop()
-        again.load(each)
-        swarm = swarm_of(again, preset)
-        swarm.load_state_dict(load_state(save_state(tmp_path / str(number), each["swarm"]).parent))
-        with swarm:
-            assert swarm.step == number
-            while not swarm.done:
-                again.step(swarm.step)
-        assert ends(again, swarm) == ends(whole, swarm), number
+        state = load_state(save_state(tmp_path / str(number), each["swarm"]).parent)
+        assert unpacked(state)["step"] == number
+        assert ends(*resumed(preset, each, state)) == ends(whole, first), number
 
 
 @pytest.mark.parametrize("preset", RESUMED)
 def test_a_run_can_be_prolonged(preset: str) -> None:
     """From a step on the way to the bits of a run that was as long from the beginning; and from its
     end, after which there is a round at each of the schedule's steps again."""
-    longer, whole, saved = STEPS + 9, Loop(), []
-    with swarm_of(whole, preset, steps=longer) as run:
-        while not run.done:
-            whole.step(run.step)
-    first = Loop()
+    whole, first = Loop(), Loop()
+    with swarm_of(whole, preset, steps=STEPS + 9) as longer:
+        run(whole, longer)
     with swarm_of(first, preset) as swarm:
-        while not swarm.done:
-            first.step(swarm.step)
-            saved.append(first.saved(swarm))
+        saved = run(first, swarm)
     for each in (saved[7], saved[-1], first.saved(swarm)):
-        again = Loop()
-        again.load(each)
-        swarm = swarm_of(again, preset, steps=longer)
-        swarm.load_state_dict(each["swarm"])
-        with swarm:
-            while not swarm.done:
-                again.step(swarm.step)
-        there, here = (unpacked(each.state_dict())["fragments"] for each in (run, swarm))
+        again, swarm = resumed(preset, each, steps=STEPS + 9)
+        there, here = (unpacked(each.state_dict())["fragments"] for each in (longer, swarm))
         assert [f["version"] for f in here] == [f["version"] for f in there]
         assert swarm.metrics["rounds_failed"] == 0
-        assert each is not saved[7] or ends(again, swarm) == ends(whole, run)
+        assert each is not saved[7] or ends(again, swarm) == ends(whole, longer)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_a_state_that_does_not_fit_is_refused_with_the_setting_that_differs() -> None:
+    loop = Loop()
+    with swarm_of(loop, "diloco") as swarm:
+        saved = run(loop, swarm, 5)[-1]["swarm"]
+    for changes, says in [
         ({"inner_steps": 4}, "diloco.inner_steps: 6 in it, 4 asked for"),
         ({"preset": "noloco"}, "diloco.consensus: False in it, True asked for"),
         ({"settings": {"run.seed": 1}}, "run.seed: 0 in it, 1 asked for"),
         ({"settings": {"diloco.codec": "int8"}}, "diloco.codec: 'fp32' in it, 'int8' asked for"),
         ({"steps": 3}, "is of step 5, and run.steps is 3"),
         ({"wider": True}, r"tensors\.0\.bias\[0\]: 8 in it, 9 asked for"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_with_the_setting_that_differs(
-    changes: dict[str, Any], says: str
-) -> None:
-    loop, other = Loop(), Loop()
-    with swarm_of(loop, "diloco") as swarm:
-        for number in range(5):
-            loop.step(number)
-        saved = swarm.state_dict()
-    if changes.pop("wider", False):
-        other.model = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1))
-        other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)
-    given = {"preset": "diloco", "inner_steps": H, "steps": STEPS, **changes}
-    again = Swarm(other.model, other.optimizer, **given)
-    with pytest.raises(UsageError, match=says) as refused:
-        again.load_state_dict(saved)
-    assert "\n" not in str(refused.value)
-
-
-def test_what_is_no_state_is_refused() -> None:
+    ]:
+        other = Loop()
+        if changes.pop("wider", False):
+            other.model = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1))
+            other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)
+        given = {"preset": "diloco", "inner_steps": H, "steps": STEPS, **changes}
+        again = Swarm(other.model, other.optimizer, **given)
+        with one_line(UsageError, says):
+            again.load_state_dict(saved)
     with pytest.raises(UsageError, match="empty, as on all ranks of a site but the first"):
-        swarm_of(Loop(), "diloco").load_state_dict({})
+        again.load_state_dict({})
     with pytest.raises(UsageError, match=r"no state of swarm\.state_dict"):
-        swarm_of(Loop(), "diloco").load_state_dict({"step": 3})
+        again.load_state_dict({"step": 3})
 
 
 def test_a_state_is_not_taken_where_the_model_holds_the_anchor() -> None:
@@ -169,9 +159,7 @@ def test_a_state_beside_another_model_is_told_and_only_what_it_lacks_counts(
     """The model was saved with the anchor's values, as for evaluation, and the state without."""
     loop, again = Loop(), Loop()
     with swarm_of(loop, preset) as swarm:
-        for number in range(8):
-            loop.step(number)
-        saved = swarm.state_dict()
+        saved = run(loop, swarm, 8)[-1]["swarm"]
         with swarm.anchor():
             again.model.load_state_dict(loop.model.state_dict())
     second = swarm_of(again, preset)
