@@ -73,22 +73,15 @@ def test_a_copy_that_is_not_whole_leads_to_the_one_before(
             assert load(tmp_path / "b")[0].values["step"] == expected
 
 
-def test_a_fresh_run_does_not_mix_with_copies_of_before(
+def test_of_two_workers_at_one_place_the_later_one_copies_and_a_fresh_run_does_not_mix_with_it(
     config: CheckpointConfig, tmp_path: Path
 ) -> None:
-    begun(config, tmp_path / "a", fresh=True)
-    copied(config, tmp_path / "a", 1)
-    with pytest.raises(CheckpointError, match="step-00000001 of an earlier run; name another"):
-        begun(config, tmp_path / "a", fresh=True)
-
-
-def test_of_two_workers_at_one_place_the_later_one_copies(
-    config: CheckpointConfig, tmp_path: Path
-) -> None:
-    first = begun(config, tmp_path / "a")
+    first = begun(config, tmp_path / "a", fresh=True)
     begun(config, tmp_path / "b").put(save_step(tmp_path / "b", 1))
     with pytest.raises(NotCopied, match="another worker copies there now"):
         first.put(save_step(tmp_path / "a", 2))
+    with pytest.raises(CheckpointError, match="step-00000001 of an earlier run; name another"):
+        begun(config, tmp_path / "a", fresh=True)
 
 
 def test_a_place_that_nothing_writes_to_is_refused_in_one_line(tmp_path: Path) -> None:

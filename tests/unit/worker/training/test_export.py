@@ -1,7 +1,6 @@
 """What is exported comes back, by the names that others know; what cannot be is one line."""
 
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ def build(*, seed): return Numbers()
 
 
 def llama(folder: Path, run: str = "run") -> nn.Module:
-    """The model that a run's checkpoint below the folder holds."""
     config = tiny_llama(folder)
     save_run(config, model := trained(config), folder / run / "checkpoints", step=5)
     return model
@@ -43,6 +41,8 @@ def test_a_model_with_a_class_in_transformers_is_laid_out_for_it(tmp_path: Path)
     assert "model.layers.0.self_attn.q_proj.weight" in tensors
     for name, value in model.state_dict().items():
         assert torch.equal(tensors[name], value), name
+    with pytest.raises(UsageError, match=r"cannot be written: .*; choose another folder"):
+        export(tmp_path / "run", path, None)
 
 
 def test_any_other_model_is_tensors_by_name(
@@ -60,19 +60,11 @@ def test_any_other_model_is_tensors_by_name(
         export(tmp_path / "run", tmp_path / "out", "hf")
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    llama(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cannot be written: .*; choose another folder"):
-        export(tmp_path / "run", tmp_path / "file", None)
-
-
 @pytest.mark.parametrize("source", ["out", "out/model.safetensors", "run"])
 def test_a_run_begins_where_another_has_ended(tmp_path: Path, source: str) -> None:
     model = llama(tmp_path)
     export(tmp_path / "run", tmp_path / "out", None)
-    config = tiny_llama(tmp_path)
-    task = load_task("llama-bytes", seed=0, options=config.task.options)
+    task = load_task("llama-bytes", seed=0, options=tiny_llama(tmp_path).task.options)
     again = task.model()
     with torch.no_grad():
         for parameter in again.parameters():
@@ -99,11 +91,8 @@ def test_first_values_of_another_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path: Path) -> None:
-    def compiled() -> nn.Module:
-        model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
-        return cast(nn.Module, torch.compile(model, backend="eager"))
-
-    model, other = compiled(), compiled()
+    plain = [nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)) for _ in range(2)]
+    model, other = (torch.compile(each, backend="eager") for each in plain)
     with torch.no_grad():
         model.state_dict()["_orig_mod.1.running_mean"].fill_(3.0)
     tensors = distinct_tensors(model)

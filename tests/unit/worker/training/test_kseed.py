@@ -10,14 +10,9 @@ from torch import nn
 from murmuration.worker.config import load_config
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.tasks import Batch, Cursor, TaskError
-from murmuration.worker.training.kseed import (
-    SeedReplica,
-    SeedSpace,
-    drawn_seed,
-    give_seed_space,
-    seed_space_of,
-    take_seed_space,
-)
+from murmuration.worker.training import kseed
+from murmuration.worker.training.kseed import SeedReplica, give_seed_space
+from murmuration.worker.training.kseed import seed_space_of as space_of
 from murmuration.worker.training.model import schema_of, trained_parameters
 from murmuration.worker.training.optimizers import InnerConfig
 
@@ -51,10 +46,11 @@ def replica(task: Line, **changes: float) -> SeedReplica:
     return SeedReplica(task, model, changed, Cursor(seed=0, stream="a"), 100)
 
 
-def space_of(model: nn.Module) -> SeedSpace:
-    space = seed_space_of(model)
-    assert space is not None
-    return space
+def set_coefficients(model: nn.Module, values: dict[int, float]) -> None:
+    with torch.no_grad():
+        for index, value in values.items():
+            space_of(model).coefficients[index] = value
+    space_of(model).follow()
 
 
 def test_what_travels_is_a_vector_of_coefficients_named_after_the_first_values() -> None:
@@ -73,17 +69,14 @@ def test_what_travels_is_a_vector_of_coefficients_named_after_the_first_values()
 def test_parameters_are_the_first_values_and_the_sum_over_seeds() -> None:
     model, before = Line().model(), Line().model()
     give_seed_space(model, 8)
-    space = space_of(model)
-    with torch.no_grad():
-        space.coefficients[2], space.coefficients[7] = 0.5, -1.5
-    space.follow()
+    set_coefficients(model, {2: 0.5, 7: -1.5})
     directions = {index: torch.Generator().manual_seed(index) for index in (2, 7)}
     for now, first in zip(model[0].parameters(), before[0].parameters(), strict=True):
         drawn = {k: torch.randn(now.shape, generator=g) for k, g in directions.items()}
         assert torch.allclose(now, first + 0.5 * drawn[2] - 1.5 * drawn[7])
     with torch.no_grad():
-        space.coefficients.zero_()
-    take_seed_space(model)
+        space_of(model).coefficients.zero_()
+    kseed.take_seed_space(model)
     assert [*model.state_dict()] == [*before.state_dict()]
     for now, first in zip(model.parameters(), before.parameters(), strict=True):
         assert torch.allclose(now, first, atol=1e-6)
@@ -94,17 +87,14 @@ def test_the_slope_is_the_gradient_along_the_direction() -> None:
     trained = replica(task, clip=0.0)
     torch.manual_seed(5)
     (gradient,) = trained.backward(1).values()
-    index = drawn_seed(Cursor(seed=0, stream="a"), 16)
+    index = kseed.drawn_seed(Cursor(seed=0, stream="a"), 16)
     assert torch.nonzero(gradient).flatten().tolist() == [index]
     model = task.model()
     torch.manual_seed(5)
     task.loss(model, next(task.batches("train", Cursor(seed=0, stream="a")))).backward()
     generator = torch.Generator().manual_seed(index)
-    slope = sum(
-        float((p.grad * torch.randn(p.shape, generator=generator)).sum())
-        for p in model.parameters()
-        if p.grad is not None
-    )
+    drawn = [(p.grad, torch.randn(p.shape, generator=generator)) for p in model.parameters()]
+    slope = sum(float((gradient * direction).sum()) for gradient, direction in drawn)
     assert gradient[index].item() == pytest.approx(slope, rel=0.01)
 
 
@@ -135,19 +125,12 @@ def test_a_coefficient_that_was_absurd_for_a_while_leaves_no_trace() -> None:
     model, sound = Line().model(), Line().model()
     for each in (model, sound):
         give_seed_space(each, 8)
-        with torch.no_grad():
-            space_of(each).coefficients[2] = 0.01
-        space_of(each).follow()
-    space = space_of(model)
-    for values in ((3, 1e6), (3, -1e6), (5, 0.02), (3, 0.01)):
-        with torch.no_grad():
-            space.coefficients[values[0]] = values[1]
-        with space.kept():
-            space.follow()
-        space.follow()
-    with torch.no_grad():
-        space_of(sound).coefficients[3], space_of(sound).coefficients[5] = 0.01, 0.02
-    space_of(sound).follow()
+        set_coefficients(each, {2: 0.01})
+    for index, value in ((3, 1e6), (3, -1e6), (5, 0.02), (3, 0.01)):
+        with space_of(model).kept():
+            set_coefficients(model, {index: value})
+        space_of(model).follow()
+    set_coefficients(sound, {3: 0.01, 5: 0.02})
     for one, other in zip(model.parameters(), sound.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 

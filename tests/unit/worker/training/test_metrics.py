@@ -14,17 +14,10 @@ from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training import metrics as metrics_module
 from murmuration.worker.training.device import flops_peak, memory_peak
 from murmuration.worker.training.fragment import FragmentReplica
-from murmuration.worker.training.mailbox import Mailbox, Published, ToIO, TrainingEvent
+from murmuration.worker.training.mailbox import Mailbox, ToIO, TrainingEvent
 from murmuration.worker.training.metrics import Metrics, Reporter, Stall
 from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica, Pace
-
-
-def stalled(*stalls: Stall) -> Metrics:
-    metrics = Metrics()
-    for stall in stalls:
-        metrics.stalled(stall)
-    return metrics
 
 
 def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() -> None:
@@ -62,26 +55,24 @@ STEPS = 20
 
 
 class Told:
-    """A reporter of one fragment, and what it has told."""
-
-    def __init__(self, position: int = 0, replica: UserReplica | None = None) -> None:
+    def __init__(self, replica: UserReplica | None = None) -> None:
         parameters = {"x": torch.zeros(4)}
         fragment = Fragment(0, (TensorSpec("x", (4,)),))
         self.fragment, self.now = FragmentReplica(fragment, Plan(), parameters), 0.0
         self.task, mailbox = LlamaBytes(seed=0), Mailbox()
         self.posted: list[ToIO] = []
         mailbox.connect(self.posted.append)
-        cursor = Cursor(seed=0, stream="w0", position=position)
+        cursor = Cursor(seed=0, stream="w0")
         self.replica = InnerReplica(self.task, nn.Linear(2, 2), InnerConfig(), cursor, STEPS)
         pace = Pace(Plan(inner_steps=3))
         self.reporter = Reporter(
             mailbox, replica or self.replica, [self.fragment], pace, STEPS, lambda: self.now
         )
 
-    def published(self) -> Published:
-        last = self.posted[-1]
-        assert isinstance(last, Published)
-        return last
+    def progress(self, now_s: float, step: int, samples: int) -> None:
+        self.now = now_s
+        self.replica.cursor = Cursor(seed=0, stream="w0", position=samples)
+        self.reporter.progress(step)
 
     def events(self) -> list[dict[str, object]]:
         return [each.event for each in self.posted if isinstance(each, TrainingEvent)]
@@ -90,9 +81,7 @@ class Told:
 def test_progress_tells_what_a_second_brings_waits_included() -> None:
     told = Told()
     for second, samples in enumerate((0, 8, 24)):
-        told.now = float(second)
-        told.replica.cursor = Cursor(seed=0, stream="w0", position=samples)
-        told.reporter.progress(3 * second)
+        told.progress(second, 3 * second, samples)
     first, *_, last = told.events()
     assert (first["steps_per_s"], first["samples"]) == (None, 0)
     assert (last["steps_per_s"], last["samples"], last["samples_per_s"]) == (3.0, 24, 12.0)
@@ -110,17 +99,16 @@ def test_what_a_card_holds_and_how_much_of_it_is_used_is_told(
     told = Told()
     monkeypatch.setattr(told.reporter, "_parameters", 10**9)
     for second, samples in enumerate((0, 50)):
-        told.now = float(second)
-        told.replica.cursor = Cursor(seed=0, stream="w0", position=samples)
-        told.reporter.progress(second)
+        told.progress(second, second, samples)
     last = told.events()[-1]
     used = 6e9 * 50 * told.task.tokens_per_sample / 312e12
     assert (last["device_memory_bytes"], last["mfu"]) == (3 << 30, round(used, 4))
 
 
-@pytest.mark.parametrize(
-    ("name", "tflops"),
-    [
+def test_only_cards_that_are_known_by_name_have_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: names[-1])
+    for name, tflops in [
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA A10", 125),
@@ -128,13 +116,9 @@ def test_what_a_card_holds_and_how_much_of_it_is_used_is_told(
         ("Tesla V100-SXM2-16GB", 125),
         ("NVIDIA GeForce RTX 4090", 165),
         ("NVIDIA L400", None),
-    ],
-)
-def test_only_cards_that_are_known_by_name_have_a_peak(
-    name: str, tflops: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    assert flops_peak(torch.device("cuda")) == (tflops and 1e12 * tflops)
+    ]:
+        names.append(name)
+        assert flops_peak(torch.device("cuda")) == (tflops and 1e12 * tflops), name
     assert flops_peak(torch.device("cpu")) is memory_peak(torch.device("cpu")) is None
 
 
@@ -159,9 +143,13 @@ def test_where_the_loop_is_the_users_there_are_no_samples_to_tell_of() -> None:
     assert event.keys().isdisjoint({"samples", "samples_per_s", "tokens", "tokens_per_s"})
 
 
-@pytest.mark.parametrize(("loss", "said"), [(1.5, 1.5), (math.nan, None)])
-def test_a_stage_without_a_loss_says_none(loss: float, said: float | None) -> None:
+def test_a_stage_without_a_loss_says_none() -> None:
     told = Told()
-    told.replica.loss = loss
-    told.reporter.iteration(2, visits=8)
-    assert told.events() == [{"event": "iteration", "iteration": 2, "visits": 8, "loss": said}]
+    for told.replica.loss, said in ((1.5, 1.5), (math.nan, None)):
+        told.reporter.iteration(2, visits=8)
+        assert told.events()[-1] == {
+            "event": "iteration",
+            "iteration": 2,
+            "visits": 8,
+            "loss": said,
+        }

@@ -19,15 +19,10 @@ def test_saved_buffers_travel_with_integers_last_and_others_do_not() -> None:
     model = normalised()
     model.register_buffer("table", torch.ones(4), persistent=False)
     model.register_buffer("places", torch.arange(4).expand(3, 4))  # nothing can write to it
-    assert [(s.name, s.averaged) for s in schema_of(model)] == [
-        ("0.weight", False),
-        ("0.bias", False),
-        ("1.weight", False),
-        ("1.bias", False),
-        ("1.running_mean", True),
-        ("1.running_var", True),
-        ("1.num_batches_tracked", True),
-    ]
+    own = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    averaged = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    names = [(name, False) for name in own] + [(name, True) for name in averaged]
+    assert [(s.name, s.averaged) for s in schema_of(model)] == names
     assert [s.integers for s in schema_of(model) if s.integers] == [torch.int64]
     assert not any(spec.averaged for spec in schema_of(model, statistics=False))
 
@@ -89,8 +84,6 @@ INF, NAN = torch.inf, torch.nan
 
 
 class Placeholders(nn.Module):
-    """Parameters beside a buffer of the given values."""
-
     def __init__(self, values: list[float], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))
@@ -99,10 +92,8 @@ class Placeholders(nn.Module):
 
 def rounds_of(*peers: FragmentReplica) -> None:
     """A round of all of them, which are in one plan of means."""
-    sent = []
-    for each in peers:
-        g = each.as_held(each.state.anchor) - each.local
-        sent.append(each.contribute(g, step=1).values)
+    gs = [each.as_held(each.state.anchor) - each.local for each in peers]
+    sent = [each.contribute(g, step=1).values for each, g in zip(peers, gs, strict=True)]
     for each in peers:
         mean = torch.stack(sent).mean(0)
         each.finish(RoundResult(each.state.version, mean, len(peers), ("a", "b"), ()))

@@ -38,29 +38,24 @@ class Drawing:
             yield Batch(inputs, inputs.sum(1), cursor)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        drawn = torch.rand(()) + random.random() + float(np.random.rand())
-        noise = drawn if self._noise else 0.0
+        noise = self._noise * (torch.rand(()) + random.random() + float(np.random.rand()))
         return nn.functional.mse_loss(model(batch.inputs).squeeze(1), batch.targets + noise)
 
 
 class Caching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1)
-        )
+        parts = (nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.layers = nn.Sequential(*parts)
         self._scale: Tensor | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training or self._scale is None:
             self._scale = torch.ones(1)  # what is cached in an evaluation is used in training
-        out: Tensor = self.layers(inputs) * self._scale
-        return out
+        return self.layers(inputs) * self._scale
 
 
 class Run(LoneTrainer):
-    """One peer that trains by itself from a seed."""
-
     def __init__(
         self, every_steps: int, *, noise: bool = True, wanted: Callable[[], bool] = lambda: True
     ) -> None:
@@ -73,9 +68,8 @@ class Run(LoneTrainer):
             evaluation.evaluate_if_due(trainer, wanted)
 
         super().__init__(self.task, PRESETS["local"], STEPS, inner, between_steps=evaluate)
-        evaluation = PeriodicEvaluation(
-            self.task, self.model, seed=0, every_steps=every_steps, step=0
-        )
+        given = {"seed": 0, "every_steps": every_steps, "step": 0}
+        evaluation = PeriodicEvaluation(self.task, self.model, **given)
         self.run()
 
 
@@ -84,10 +78,9 @@ def test_the_training_is_the_same_to_the_bit() -> None:
     after = torch.rand(()), random.random(), np.random.rand()
     often = Run(every_steps=3)
     assert (torch.rand(()), random.random(), np.random.rand()) == after
-    for (name, value), other in zip(
-        never.model.state_dict().items(), often.model.state_dict().values(), strict=True
-    ):
-        assert torch.equal(value, other), name
+    other = often.model.state_dict()
+    for name, value in never.model.state_dict().items():
+        assert torch.equal(value, other[name]), name
     assert often.model.training
 
 

@@ -32,19 +32,14 @@ class Line:
         return nn.functional.mse_loss(model(batch.inputs), batch.targets)
 
 
-def replica(config: InnerConfig, steps: int = 20, model: nn.Module | None = None) -> InnerReplica:
-    task = Line()
-    cursor = Cursor(seed=0, stream="a")
-    return InnerReplica(task, model or task.model(), config, cursor, steps)
+def replica(config: InnerConfig, model: nn.Module | None = None) -> InnerReplica:
+    return InnerReplica(Line(), model or Line().model(), config, Cursor(seed=0, stream="a"), 20)
 
 
 def trained(each: InnerReplica, steps: int) -> InnerReplica:
     for step in range(1, steps + 1):
         each.inner_step(step, each.backward(step))
     return each
-
-
-# -------------------------------------------------------------------------------------- replica
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e9])
@@ -75,14 +70,13 @@ def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() ->
     config = InnerConfig(lr=0.1, warmup_steps=0)
     used = trained(replica(config), 5)
     used.reset_moments()
-    fresh = replica(config, model=Line().model())
+    fresh = replica(config)
     for name, value in fresh.parameters.items():
         value.copy_(used.parameters[name])
     gradients = {name: torch.ones_like(value) for name, value in fresh.parameters.items()}
     for each in (used, fresh):
         each.inner_step(6, {name: g.clone() for name, g in gradients.items()})
-    for name, value in fresh.parameters.items():
-        assert torch.equal(value, used.parameters[name])
+    assert all(map(torch.equal, fresh.parameters.values(), used.parameters.values()))
 
 
 def test_a_mean_of_gradients_in_fp32_serves_parameters_in_bf16() -> None:
@@ -116,27 +110,16 @@ def test_a_peer_that_rounds_close_without_sends_earlier() -> None:
 
 def test_others_are_told_of_changes_that_matter() -> None:
     pace = measured(20, 0.5, 0.5)
-    assert pace.step_s == 0.5
-    for _ in range(16):
-        pace.stepped(0.53)
-    assert pace.step_s == 0.5
-    for _ in range(16):
-        pace.stepped(0.6)
-    assert pace.step_s == 0.6
+    for took_s, told_s in ((0.5, 0.5), (0.53, 0.5), (0.6, 0.6)):
+        for _ in range(16):
+            pace.stepped(took_s)
+        assert pace.step_s == told_s
 
 
 def test_autocast_computes_in_bf16_and_trains_in_fp32() -> None:
     seen: list[torch.dtype] = []
-
-    class Watched(Line):
-        def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-            out = model(batch.inputs)
-            seen.append(out.dtype)
-            return nn.functional.mse_loss(out.float(), batch.targets)
-
-    task = Watched()
-    config = InnerConfig(precision="bf16")
-    each = InnerReplica(task, task.model(), config, Cursor(seed=0, stream="a"), 20)
+    each = replica(InnerConfig(precision="bf16"), model := Line().model())
+    model.register_forward_hook(lambda _model, _inputs, out: seen.append(out.dtype) or out.float())
     trained(each, 2)
     assert seen == [torch.bfloat16] * 2
     assert {p.dtype for p in each.parameters.values()} == {torch.float32}

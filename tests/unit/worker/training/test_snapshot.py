@@ -1,10 +1,8 @@
 """A trainer's state goes into a checkpoint and comes back, what it still owes included."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -14,15 +12,8 @@ from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import Task
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.training import checkpoint
+from murmuration.worker.training import checkpoint, outer_state
 from murmuration.worker.training.loop import Trainer
-from murmuration.worker.training.outer_state import (
-    FORMAT,
-    plain_state,
-    refusal,
-    restore_trainer,
-    snapshot,
-)
 from tests.support.lone_trainer import LoneTrainer
 from tests.support.statistics_task import Normalised
 
@@ -36,22 +27,13 @@ def trainer_of(plan: Plan = PLAN, *, task: Task | None = None) -> LoneTrainer:
     return LoneTrainer(task or tiny, plan, steps=20)
 
 
-def manifest(plan: Plan = PLAN) -> Manifest:
-    return Manifest.of(Config(run=RunConfig(steps=20), plan=plan), [])
+def manifest() -> Manifest:
+    return Manifest.of(Config(run=RunConfig(steps=20), plan=PLAN), [])
 
 
-def saved(trainer: Trainer, folder: Path) -> checkpoint.Checkpoint:
-    checkpoint.save(folder, trainer.step, *snapshot_of(trainer))
-    return checkpoint.load(folder)[0]
-
-
-def snapshot_of(trainer: Trainer, plan: Plan = PLAN) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    outer = plain_state(trainer, manifest(plan), lambda question: question(), Residuals())
-    return snapshot(trainer, outer)
-
-
-def restore(trainer: Trainer, from_: checkpoint.Checkpoint) -> None:
-    restore_trainer(trainer, from_, 20, Residuals())
+def snapshot_of(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    outer = outer_state.plain_state(trainer, manifest(), lambda question: question(), Residuals())
+    return outer_state.snapshot(trainer, outer)
 
 
 def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
@@ -61,10 +43,11 @@ def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
     for each in before.fragments:
         each.commit(anchor=each.local)
     before.replica.inner_step(3, before.replica.backward(3))
-    checkpointed = saved(before, tmp_path)
+    checkpoint.save(tmp_path, before.step, *snapshot_of(before))
+    checkpointed, _ = checkpoint.load(tmp_path)
     assert checkpointed.tensors["anchor/1.num_batches_tracked"] == 2
     assert checkpointed.tensors["local/1.num_batches_tracked"] == 3
-    restore(after, checkpointed)
+    outer_state.restore_trainer(after, checkpointed, 20, Residuals())
     for name in ("num_batches_tracked", "positive", "seen"):
         was, comes = (getattr(t.replica.model[1], name) for t in (before, after))
         assert torch.equal(was, comes), name
@@ -72,20 +55,23 @@ def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
         assert one.hash == other.hash
 
 
-@pytest.mark.parametrize(
-    ("format_", "protocol", "refused"),
-    [(FORMAT, 99, False), (99, FORMAT, True), (None, FORMAT, False), (None, 9, True)],
-)
-def test_a_run_goes_on_from_states_of_its_format_only(
-    format_: int | None, protocol: int, refused: bool
-) -> None:
+def test_a_run_goes_on_from_states_of_its_format_only() -> None:
     """Whatever protocol its peers speak; an earlier state has the number of its protocol."""
     _, values = snapshot_of(trainer_of())
-    assert values.pop("format") == FORMAT
-    values["manifest"]["protocol"] = protocol
-    problem = refusal(values if format_ is None else {**values, "format": format_}, manifest())
-    held = protocol if format_ is None else format_
-    assert problem == (f"has format {held}, and this version reads {FORMAT}" if refused else None)
+    assert values.pop("format") == outer_state.FORMAT
+    for format_, protocol, held in [
+        ({"format": outer_state.FORMAT}, 99, outer_state.FORMAT),
+        ({"format": 99}, outer_state.FORMAT, 99),
+        ({}, outer_state.FORMAT, outer_state.FORMAT),
+        ({}, 9, 9),
+    ]:
+        values["manifest"]["protocol"] = protocol
+        said = (
+            f"has format {held}, and this version reads {outer_state.FORMAT}"
+            if held != outer_state.FORMAT
+            else None
+        )
+        assert outer_state.refusal({**values, **format_}, manifest()) == said
 
 
 def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
@@ -99,14 +85,9 @@ def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
         assert torch.equal(tensor, before[name]), name
 
 
-@pytest.mark.parametrize(
-    ("changes", "momentum"),
-    [({}, True), ({"payload": "gradient", "inner_steps": 1}, False), ({"exchange": "none"}, False)],
-    ids=["pseudo-gradients", "gradients", "none"],
-)
-def test_only_an_outer_update_has_a_momentum(changes: dict[str, object], momentum: bool) -> None:
-    plan = replace(Plan(), **changes)
-    trainer = trainer_of(plan)
-    (state,) = trainer.states
-    assert (state.version, state.contributors, state.group) == (0, 0, ())
-    assert state.momentum.numel() == (state.anchor.numel() if momentum else 0)
+def test_only_an_outer_update_has_a_momentum() -> None:
+    gradients = {"payload": "gradient", "inner_steps": 1}
+    for changes, momentum in (({}, True), (gradients, False), ({"exchange": "none"}, False)):
+        (state,) = trainer_of(Plan(**changes)).states
+        assert (state.version, state.contributors, state.group) == (0, 0, ())
+        assert state.momentum.numel() == (state.anchor.numel() if momentum else 0), changes
