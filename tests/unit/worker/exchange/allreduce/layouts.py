@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from murmuration.worker.simulation.virtual_loop import VirtualLoop, running
 from murmuration.worker.transport import Unreachable
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Context)
 
 ELEMENTS = 10
 BYTES = 4 * ELEMENTS
@@ -63,6 +64,13 @@ class ByName(Context):
         return work()
 
 
+def context_of(kind: type[C], clock: Callable[[], float], **given: Any) -> C:
+    """Without compression; it tells nobody anything."""
+    compression = Compression(ExchangeConfig(compression="never"))
+    given |= {"compression": compression, "log": lambda event: None, "detection_s": 6.0}
+    return kind(clock=clock, arrivals=Arrivals(clock), **given)
+
+
 class Bench:
     """The loop and the context of one peer. Args: passes_s: while somebody reads the clock, as on
     a real one."""
@@ -71,20 +79,10 @@ class Bench:
 
     def __init__(self, me: str, clock: VirtualLoop, order: Sequence[str] = ()) -> None:
         self.now, self._clock = 0.0, clock
-        self.context = ByName(
-            me=me,
-            run=7,
-            elements=[100] * 3,
-            plan=Plan(reduction_codec="bf16"),
-            compression=Compression(ExchangeConfig(compression="never")),
-            arrivals=Arrivals(lambda: self.now),
-            config=CONFIG,
-            detection_s=6.0,
-            clock=self._read,
-            offload=None,  # type: ignore[arg-type]  # `worked` takes its place
-            log=lambda event: None,
-            order=order,
-        )
+        given = {"run": 7, "elements": [100] * 3, "config": CONFIG, "order": order, "me": me}
+        plan = Plan(reduction_codec="bf16")
+        # `worked` takes the place of `offload`.
+        self.context = context_of(ByName, self._read, plan=plan, offload=None, **given)
         self.context.gate.set()
 
     def _read(self) -> float:
@@ -92,7 +90,6 @@ class Bench:
         return self.now
 
     def settle(self) -> None:
-        """Runs what is ready."""
         self._clock.settle()
 
 
@@ -114,11 +111,9 @@ class FakeStream:
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody waits for the next message."""
         return self._waits is not None and not self._waits.done()
 
     def gives(self, message: bytes | Unreachable | None) -> None:
-        """To who reads."""
         self._come.append(message)
         if self._waits is not None and not self._waits.done():
             self._waits.set_result(None)
@@ -143,7 +138,6 @@ class FakeStream:
 
 
 def encoded(value: float) -> memoryview:
-    """A shard of one value."""
     return memoryview(bytearray(np.full(ELEMENTS, value, "<f4").tobytes()))
 
 

@@ -23,8 +23,6 @@ LEARNED = wire.Reduction(
 
 
 class Contribution(FakeStream):
-    """One peer's stream to the reducer."""
-
     def __init__(self, bench: "Reducing", opening: bytes, raw: memoryview) -> None:
         super().__init__()
         self._bench, self._raw, self._sent = bench, raw, 0
@@ -75,23 +73,17 @@ class Contribution(FakeStream):
 
     @property
     def mean(self) -> set[float]:
-        """The values that came back, each once."""
         frames = (pb.ExchangeDown.FromString(raw).frame.payload for raw in self.sent)
         raw = bytearray(b"".join(frames))
         return {*torch.frombuffer(raw, dtype=torch.bfloat16).tolist()}
 
     @property
     def answer(self) -> pb.ReductionHeader:
-        return next(
-            down.header
-            for down in map(pb.ExchangeDown.FromString, self.sent)
-            if down.HasField("header")
-        )
+        came = map(pb.ExchangeDown.FromString, self.sent)
+        return next(down.header for down in came if down.HasField("header"))
 
 
 class Reducing(Bench):
-    """One reducer, and its contributors."""
-
     def __init__(
         self, clock: Clock, me: str = "a", seen: View | None = None, version: int | None = 0
     ) -> None:
@@ -126,7 +118,6 @@ class Reducing(Bench):
         value: float | None = None,
         **changes: Any,
     ) -> Contribution:
-        """A peer wants to contribute."""
         raw = encoded(ord(peer) if value is None else value)
         return Contribution(self, self.header(raw, peer, key, group, **changes), raw)
 
@@ -140,26 +131,15 @@ class Reducing(Bench):
     ) -> bytes:
         codecs = self.context.codec, self.context.reduction_codec
         leaves = wire.Leaves.of(10, codecs)
-        plain: dict[str, Any] = {
-            "root": wire.Commitment(codecs[0], leaves, raw, changes.get("weight", 1)).root,
-            "run": self.context.run,
-            "fragment": key.fragment,
-            "round": key.round,
-            "shard": key.shard,
-            "sender": peer,
-            "group": wire.group_hash(group),
-            "codec": self.context.codec.wire_id,
-            "elements": 10,
-            "total_bytes": BYTES,
-            "hash": wire.hash64(raw),
-            "norm": 1000.0,
-            "weight": 1,
-        }
+        root = wire.Commitment(codecs[0], leaves, raw, changes.get("weight", 1)).root
+        plain = {"fragment": key.fragment, "round": key.round, "shard": key.shard, "sender": peer}
+        plain |= {"group": wire.group_hash(group), "codec": self.context.codec.wire_id}
+        plain |= {"run": self.context.run, "weight": 1, "norm": 1000.0, "elements": 10}
+        plain |= {"total_bytes": BYTES, "hash": wire.hash64(raw), "root": root}
         header = pb.ContributionHeader(**(plain | changes))
         return pb.ExchangeUp(header=header).SerializeToString()
 
     def contribute(self, peers: str, group: Group = GROUP) -> list[Contribution]:
-        """Whole contributions."""
         return [self.offer(peer, group=group).send_up_to(BYTES) for peer in peers]
 
     def answer(self, key: ShardKey = KEY, group: Group = GROUP) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -17,28 +17,20 @@ from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Unreachable
 from tests.protocol.views import view
-from tests.unit.worker.exchange.allreduce.layouts import (
-    BYTES,
-    CONFIG,
-    ELEMENTS,
-    ROUND_S,
-    TRANSFER_S,
-    Bench,
-    FakeStream,
-    frame,
-)
+from tests.unit.worker.exchange.allreduce import layouts
+from tests.unit.worker.exchange.allreduce.layouts import ELEMENTS, ROUND_S, FakeStream
 
+T = TypeVar("T", RoundDone, RoundFailed)
 ORDERS = ("abc", "bca", "cab")
 FROM_AFAR = ("bca",)
 GROUP = ("a", "b", "c")
-SIZE = BYTES // 2  # of a reduction
+SIZE = layouts.BYTES // 2  # of a reduction
 MEAN = memoryview(bytearray(b"\x80\x3f" * ELEMENTS))  # ones, in bf16
-RETRY_S = CONFIG.retry_s
+RETRY_S = layouts.CONFIG.retry_s
+OVERDUE_S = 1.5 * 8.0 + layouts.TRANSFER_S
 
 
 class Try(FakeStream):
-    """A stream to a reducer, at which the test speaks."""
-
     def __init__(self, peer: str, settle: Callable[[], None]) -> None:
         super().__init__()
         self.peer, self._settle = peer, settle
@@ -54,7 +46,6 @@ class Try(FakeStream):
 
     @property
     def frames(self) -> list[int]:
-        """The offsets of those that came."""
         return [pb.ExchangeUp.FromString(raw).frame.offset for raw in self.sent[1:]]
 
     def says(self, **body: Any) -> None:
@@ -66,25 +57,18 @@ class Try(FakeStream):
         self._settle()
 
     def refuses(self, kind: Any, reason: str = "no room") -> None:
-        self.gives(pb.ExchangeDown(refusal=wire.refusal(kind, reason)).SerializeToString())
-        self._settle()
+        self.says(refusal=wire.refusal(kind, reason))
 
     def begins(self, contributors: str = "abc", last: str = "c", **changes: Any) -> None:
-        plain = {
-            "contributors": tuple(contributors),
-            "roots": (bytes(wire.HASH_BYTES),) * len(contributors),
-            "lefts": (bytes(wire.HASH_BYTES),),
-            "joiners": (),
-            "codec": 2,
-            "total_bytes": SIZE,
-            "hash": wire.hash64(MEAN),
-            "last": last,
-        }
+        root = bytes(wire.HASH_BYTES)
+        plain = {"contributors": tuple(contributors), "joiners": (), "last": last, "lefts": (root,)}
+        plain |= {"roots": (root,) * len(contributors), "codec": 2, "total_bytes": SIZE}
+        plain |= {"hash": wire.hash64(MEAN)}
         self.gives(wire.reduction_to_message(wire.ReductionHeader(**(plain | changes))))
         self._settle()
 
     def brings(self, start: int = 0, stop: int = SIZE) -> None:
-        self.gives(frame(pb.ExchangeDown, MEAN[start:stop], start))
+        self.gives(layouts.frame(pb.ExchangeDown, MEAN[start:stop], start))
         self._settle()
 
     def reduces(self, contributors: str = "abc", last: str = "c") -> None:
@@ -112,23 +96,15 @@ class OwnReducer(Reducer):
         self.passed_over.append((key.shard, peer))
 
 
-class Contributing(Bench):
-    """One round of a peer."""
-
-    def __init__(
-        self,
-        clock: Clock,
-        seen: View | None = None,
-        orders: tuple[str, ...] = ORDERS,
-        me: str = "a",
-    ) -> None:
-        super().__init__(me, clock, orders)
+class Contributing(layouts.Bench):
+    def __init__(self, clock: Clock, orders: tuple[str, ...] = ORDERS) -> None:
+        super().__init__("a", clock, orders)
         self.tries: list[Try] = []
         self.suspected: list[str] = []
         self.results: list[RoundDone | RoundFailed] = []
         self.own = OwnReducer(self.context)
         self.contributor = Contributor(self.context, self.own, self, self)
-        self.on_view(seen or view("abc"))
+        self.on_view(view("abc"))
         self.begin(Begin(2, 7, GROUP, torch.ones(ELEMENTS * len(orders)), weight=5))
 
     def begin(self, begin: Begin) -> None:
@@ -161,24 +137,10 @@ class Contributing(Bench):
         self.own.tries[-1].set_result(wire.Reduction(header, payload))
         self.settle()
 
-    @property
-    def keys(self) -> list[tuple[int, str, bool]]:
-        return [each.key for each in self.tries]
-
-    @property
-    def failed(self) -> RoundFailed:
+    def ended(self, kind: type[T]) -> T:
         (result,) = self.results
-        assert isinstance(result, RoundFailed)
+        assert isinstance(result, kind)
         return result
-
-    @property
-    def done(self) -> RoundDone:
-        (result,) = self.results
-        assert isinstance(result, RoundDone)
-        return result
-
-
-# ------------------------------------------------------------------------------- another try
 
 
 @pytest.mark.parametrize(
@@ -208,9 +170,6 @@ def test_a_try_that_came_to_nothing_is_resumed_at_the_same_peer(
     assert again.frames == [12]
 
 
-OVERDUE_S = 1.5 * 8.0 + TRANSFER_S
-
-
 def test_a_reducer_that_is_overdue_is_passed_over(clock: Clock) -> None:
     """Counted from when half of the round is here: before, all may wait for the same late peer."""
     made = Contributing(clock)
@@ -229,22 +188,15 @@ def test_a_reducer_that_is_overdue_is_passed_over(clock: Clock) -> None:
 def test_a_reducer_whose_answers_are_of_no_use_is_passed_over(clock: Clock) -> None:
     made = Contributing(clock, orders=FROM_AFAR)
     for number in range(3):
-        assert made.keys[-1][:2] == (0, "b")
+        assert made.tries[-1].key[:2] == (0, "b")
         made.tries[number].begins(codec=99)
         made.tick(number + 1.0)
     assert made.own.passed_over == [(0, "b")]
-    assert made.keys[3] == (0, "c", False)
+    assert made.tries[3].key == (0, "c", False)
 
 
-# -------------------------------------------------------------------------------- the reduction
-
-
-BAD_FACTORS = [{"factors": (0.5,)}, {"factors": (0.0, 1.0, 1.0)}, {"factors": (1.0, 1.5, 1.0)}]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(clock: Clock) -> None:
+    for wrong in [
         {"total_bytes": 24},
         {"codec": 99},
         {"last": "d"},
@@ -253,23 +205,16 @@ BAD_FACTORS = [{"factors": (0.5,)}, {"factors": (0.0, 1.0, 1.0)}, {"factors": (1
         {"joiners": tuple("defgh")},
         {"joiners": ("d", "d")},
         {"contributors": "aabc"},
-        *BAD_FACTORS,
-    ],
-)
-def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(
-    clock: Clock, wrong: dict[str, Any]
-) -> None:
-    made = Contributing(clock, orders=FROM_AFAR)
-    made.tries[0].begins()
-    made.tries[0].brings(0, 14)
-    made.tries[0].breaks()
-    made.tick(1.0)
-    made.tries[1].begins(**wrong)
-    made.tick(2.0)
-    assert made.tries[2].header.reduction_offset == 0
-
-
-# ------------------------------------------------------------------------------- how rounds end
+        *({"factors": bad} for bad in ((0.5,), (0.0, 1.0, 1.0), (1.0, 1.5, 1.0))),
+    ]:
+        made = Contributing(clock, orders=FROM_AFAR)
+        made.tries[0].begins()
+        made.tries[0].brings(0, 14)
+        made.tries[0].breaks()
+        made.tick(1.0)
+        made.tries[1].begins(**wrong)
+        made.tick(2.0)
+        assert made.tries[2].header.reduction_offset == 0, wrong
 
 
 def test_what_a_round_came_to(clock: Clock) -> None:
@@ -279,7 +224,7 @@ def test_what_a_round_came_to(clock: Clock) -> None:
     made.tries[1].reduces("bc")
     assert made.results == []
     made.reduced_here()
-    done = made.done
+    done = made.ended(RoundDone)
     assert (done.contributors, done.next_group) == (2, ("a", "b", "c", "d"))
     assert (done.missed, done.waited_for) == (((20, 30),), "c")
     assert [peers for *_, peers in done.parts] == [GROUP, GROUP, ("b", "c")]
@@ -289,12 +234,19 @@ def test_what_a_round_came_to(clock: Clock) -> None:
 
 @pytest.mark.parametrize("kind", ["group", "pruned", "invalid", "run"])
 def test_the_refusals_of_most_end_the_round_and_the_other_streams(clock: Clock, kind: Any) -> None:
+    """In a swarm of two that of the other one."""
     made = Contributing(clock)
     made.tries[0].refuses(kind, "no")
     assert made.results == []
     made.tries[1].refuses(kind, "no")
-    assert (made.failed.reason, made.failed.waiting_for) == ("c: no", ("a", "b", "c"))
+    failed = made.ended(RoundFailed)
+    assert (failed.reason, failed.waiting_for) == ("c: no", ("a", "b", "c"))
     assert made.own.tries[0].cancelled()
+    made = Contributing(clock, orders=("abc", "bca"))
+    made.reduced_here()
+    made.tries[0].refuses(kind, "no")
+    failed = made.ended(RoundFailed)
+    assert (failed.reason, failed.counted) == ("b: no", ((0, 10),))
 
 
 def test_one_of_two_that_refuses_is_passed_over(clock: Clock) -> None:
@@ -306,20 +258,12 @@ def test_one_of_two_that_refuses_is_passed_over(clock: Clock) -> None:
     assert (made.results, made.own.passed_over) == ([], [(2, "c")])
 
 
-@pytest.mark.parametrize("kind", ["group", "pruned", "invalid", "run"])
-def test_in_a_swarm_of_two_the_refusal_of_the_other_ends_the_round(clock: Clock, kind: Any) -> None:
-    made = Contributing(clock, orders=("abc", "bca"))
-    made.reduced_here()
-    made.tries[0].refuses(kind, "no")
-    assert (made.failed.reason, made.failed.counted) == ("b: no", ((0, 10),))
-
-
 def test_a_round_that_is_begun_again_ends_the_one_before_without_a_word(clock: Clock) -> None:
     made = Contributing(clock, orders=FROM_AFAR)
     made.begin(Begin(2, 8, GROUP, torch.ones(ELEMENTS)))
     assert made.tries[0].cancelled
     made.tries[1].reduces()
-    assert made.done.round == 8
+    assert made.ended(RoundDone).round == 8
 
 
 def test_the_deadline_ends_the_round_with_the_reasons_and_who_did_not_answer(clock: Clock) -> None:
@@ -329,5 +273,6 @@ def test_the_deadline_ends_the_round_with_the_reasons_and_who_did_not_answer(clo
     made.tick(ROUND_S - 0.01)
     assert made.results == []
     made.tick(ROUND_S)
-    assert made.failed.reason == "the round's deadline has passed; b: reset"
-    assert made.failed.waiting_for == ("b", "c")
+    failed = made.ended(RoundFailed)
+    assert failed.reason == "the round's deadline has passed; b: reset"
+    assert failed.waiting_for == ("b", "c")

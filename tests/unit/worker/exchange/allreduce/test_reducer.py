@@ -13,24 +13,10 @@ from murmuration.worker.exchange.allreduce.closing import Patience
 from murmuration.worker.exchange.view import ShardKey
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from tests.protocol.views import view
-from tests.unit.worker.exchange.allreduce.layouts import (
-    BYTES,
-    CONFIG,
-    ROUND_S,
-    TRANSFER_S,
-)
+from tests.unit.worker.exchange.allreduce.layouts import BYTES, CONFIG, ROUND_S, TRANSFER_S
 from tests.unit.worker.exchange.allreduce.reducing import Reducing, told
 
 GRACE_S = CONFIG.grace_s + TRANSFER_S
-
-
-def closed(clock: Clock) -> Reducing:
-    made = Reducing(clock)
-    assert told(made.contribute("abcd")) == {"mean of abcd"}
-    return made
-
-
-# ---------------------------------------------------------------------------------- closing
 
 
 def test_equal_contributions_are_named_and_equal_shards_of_others_are_not(clock: Clock) -> None:
@@ -41,7 +27,7 @@ def test_equal_contributions_are_named_and_equal_shards_of_others_are_not(clock:
     assert made.context.counts.alike == {("a", "c")}
 
 
-def test_the_grace_is_three_usual_rounds() -> None:
+def test_the_grace_is_three_usual_rounds_within_bounds() -> None:
     """A round counts from the end of the one before to its own quorum: the late lengthen none."""
     patience = Patience(20.0, Plan(dylu=False))
     assert patience.usual_s(0, 0, 4) == 20.0
@@ -55,14 +41,11 @@ def test_the_grace_is_three_usual_rounds() -> None:
     assert patience.usual_s(0, 5, 4) == 12.0
     patience.has_quorum(0, 9, now + 1)  # it has reduced nothing meanwhile
     assert (patience.usual_s(0, 9, 4), patience.usual_s(1, 9, 4)) == (12.0, 20.0)
-
-
-@pytest.mark.parametrize(("took_s", "grace_s"), [(0.1, 5.0), (90.0, 20.0)])
-def test_the_grace_is_bounded(took_s: float, grace_s: float) -> None:
-    patience = Patience(20.0, Plan(dylu=False))
-    patience.ends(0, 0, 0.0)
-    patience.has_quorum(0, 1, took_s)
-    assert patience.usual_s(0, 1, 4) == grace_s
+    for took_s, grace_s in ((0.1, 5.0), (90.0, 20.0)):
+        patience = Patience(20.0, Plan(dylu=False))
+        patience.ends(0, 0, 0.0)
+        patience.has_quorum(0, 1, took_s)
+        assert patience.usual_s(0, 1, 4) == grace_s
 
 
 def test_two_rounds_of_many_are_waited_for_longer_than_three_usual_ones() -> None:
@@ -152,9 +135,6 @@ def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again(
     assert told(made.contribute("abcd")) == {"mean of abcd"}
 
 
-# ------------------------------------------------------------------------------- what is taken
-
-
 def test_values_that_were_replaced_while_they_were_verified_do_not_count(clock: Clock) -> None:
     """Else the mean would be of bytes that are only half here."""
     made = Reducing(clock)
@@ -167,9 +147,6 @@ def test_values_that_were_replaced_while_they_were_verified_do_not_count(clock: 
     assert (first.told, made.awaited) == (["again"], "b")
 
 
-# ------------------------------------------------------------------------------ who may contribute
-
-
 def test_a_learned_reduction_is_answered_and_ends_the_own_attempt(clock: Clock) -> None:
     made = Reducing(clock, "b", view("bcd", suspect="a"))
     streams = made.contribute("b")
@@ -180,7 +157,8 @@ def test_a_learned_reduction_is_answered_and_ends_the_own_attempt(clock: Clock) 
 
 
 def test_a_peer_that_goes_back_forgets_what_it_has_closed_since(clock: Clock) -> None:
-    made, later = closed(clock), ShardKey(0, 1, 0)
+    made, later = Reducing(clock), ShardKey(0, 1, 0)
+    made.contribute("abcd")
     made.advanced(1)
     made.learned(later)
     made.advanced(2)

@@ -49,12 +49,10 @@ def test_another_layout_takes_what_it_still_reduces() -> None:
     closed(each, key(0, shard=1), 64, 128, 2.0)
     closed(each, key(0, fragment=1), 0, 64, 4.0)
     for round_ in (0, 1):  # the shards of the new layout, one of them done over
-        assert holds(
-            closed(each, key(1), 32, 96, 5.0 + round_), torch.cat((left(1.0, 32), left(2.0, 32)))
-        )
-    assert holds(
-        closed(each, key(1, shard=1), 96, 192, 7.0), torch.cat((left(2.0, 32), left(0.0, 64)))
-    )
+        before = closed(each, key(1), 32, 96, 5.0 + round_)
+        assert holds(before, torch.cat((left(1.0, 32), left(2.0, 32))))
+    before = closed(each, key(1, shard=1), 96, 192, 7.0)
+    assert holds(before, torch.cat((left(2.0, 32), left(0.0, 64))))
     for at, start, stop, value in (
         (key(2), 32, 96, 6.0),
         (key(2, shard=1), 96, 192, 7.0),

@@ -13,21 +13,17 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION
 from murmuration.worker.exchange.round_context import Context, RoundConfig
-from murmuration.worker.exchange.view import View
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
-from murmuration.worker.transport import Unreachable
 from murmuration.worker.wire.tensors import tensor_bytes
 from tests.protocol.views import view
-from tests.unit.worker.exchange.allreduce.layouts import FakeStream
+from tests.unit.worker.exchange.allreduce.layouts import FakeStream, context_of
 
 T = TypeVar("T")
 
-CONFIG = RoundConfig()
 FP32 = codec_by_name("fp32")
 VALUES = 4
 SIZE = 4 * VALUES
@@ -41,17 +37,11 @@ def raw(peer: str, part: int) -> memoryview:
     return tensor_bytes(values(peer, part))
 
 
-def hash_of(peer: str, part: int) -> int:
-    return wire.hash64(raw(peer, part))
-
-
 async def at_once(work: Callable[[], T], /) -> T:
     return work()
 
 
 class Line(FakeStream):
-    """A stream to `peer`, at whose other end the test speaks."""
-
     def __init__(self, peer: str, clock: Clock) -> None:
         super().__init__()
         self.peer, self._clock = peer, clock
@@ -66,11 +56,8 @@ class Line(FakeStream):
         """By kind: of parts their index, of refusals the code; frames are left out."""
         kinds = ((each, each.WhichOneof("body")) for each in self.messages)
         found = {"part": lambda m: m.part.part, "refusal": lambda m: m.refusal.code}
-        return [
-            found[kind](each) if kind in found else kind
-            for each, kind in kinds
-            if kind is not None and kind != "frame"
-        ]
+        said = [found[kind](each) if kind in found else kind for each, kind in kinds]
+        return [each for each in said if each not in (None, "frame")]
 
     @property
     def is_over(self) -> bool:
@@ -80,35 +67,15 @@ class Line(FakeStream):
         self.gives(pb.PairMessage(**body).SerializeToString())
         self._clock.settle()
 
-    def stages(self) -> None:
-        self.hears(staged=pb.Staged())
-
-    def ends(self, reason: str = "") -> None:
-        self.gives(Unreachable(reason) if reason else None)
-        self._clock.settle()
-
     def announces(self, part: int, **changes: int) -> None:
-        fields = {
-            "codec": FP32.wire_id,
-            "total_bytes": SIZE,
-            "hash": hash_of(self.peer, part),
-            "weight": 1,
-        }
-        self.hears(part=pb.PartHeader(**{"part": part, **fields, **changes}))
+        fields = {"part": part, "codec": FP32.wire_id, "total_bytes": SIZE, "weight": 1}
+        fields |= {"hash": wire.hash64(raw(self.peer, part)), **changes}
+        self.hears(part=pb.PartHeader(**fields))
 
-    def brings(self, part: int, start: int = 0, stop: int = SIZE, **changes: int) -> None:
-        piece = bytes(raw(self.peer, part)[start:stop])
-        frame = {"offset": start, "hash": wire.hash64(piece), **changes}
-        self.hears(frame=pb.Frame(payload=piece, **frame))
-
-    def gives_part(self, part: int, start: int = 0) -> None:
-        self.announces(part, offset=start)
-        self.brings(part, start)
-
-    def gives_all(self) -> None:
-        for part in (ANCHOR, CONTRIBUTION):
-            self.gives_part(part)
-        self.stages()
+    def gives_part(self, part: int) -> None:
+        self.announces(part)
+        piece = bytes(raw(self.peer, part))
+        self.hears(frame=pb.Frame(payload=piece, hash=wire.hash64(piece)))
 
 
 class Pair:
@@ -122,24 +89,11 @@ class Pair:
         self.told = list[PrefetchedAnchor]()
         self.suspected, self.opened = list[str](), list[Line]()
         plan = replace(PRESETS["noloco"], inner_steps=1, group_size=len(peers))
-        self.context = Context(
-            me=me,
-            run=77,
-            elements=[VALUES] * fragments,
-            plan=plan,
-            config=CONFIG,
-            detection_s=6.0,
-            clock=lambda: clock.now,
-            offload=at_once,
-            log=lambda event: None,
-            compression=Compression(ExchangeConfig(compression="never")),
-            arrivals=Arrivals(lambda: clock.now),
-        )
+        given = {"run": 77, "elements": [VALUES] * fragments, "plan": plan, "config": RoundConfig()}
+        self.context = context_of(Context, lambda: clock.now, me=me, offload=at_once, **given)
         schedule = replace(plan.schedule(fragments=1, steps=9), fragments=fragments, together=True)
         self.pairs = Pairs(self.context, schedule, self, self, self.told.append)
         self.pairs.on_view(view(peers))
-
-    # ------------------------------------------------------------------- what is around its rounds
 
     def open(self, peer: str, method: str) -> Line:
         self.opened.append(Line(peer, self.clock))
@@ -163,13 +117,6 @@ class Pair:
         asyncio.get_running_loop().create_task(in_turn())
         self.clock.settle()
 
-    def passes(self, seconds: float) -> None:
-        until = self.clock.now + seconds
-        self.clock.at(until, lambda: None)
-        self.clock.run(lambda: self.clock.now >= until, until)
-
-    # --------------------------------------------------------------------------------- its own side
-
     def advanced(
         self, fragment: int = 0, version: int = 0, anchor: torch.Tensor | None = None
     ) -> Coroutine[None, None, None]:
@@ -177,22 +124,13 @@ class Pair:
         state = FragmentState(version, 0, (), anchor, torch.zeros(VALUES), 0)
         return self.pairs.advanced(fragment, state)
 
-    def begun(self, fragment: int = 0) -> Coroutine[None, None, None]:
-        anchor, mine = (values(self.me, part) for part in (ANCHOR, CONTRIBUTION))
-        return self.pairs.begin(Begin(fragment, 0, (), mine, anchor))
-
     def lay(self) -> "Pair":
         self.run(self.advanced())
         return self
 
     def begin(self) -> None:
-        self.run(self.begun())
-
-    def views(self, seen: View) -> None:
-        self.pairs.on_view(seen)
-        self.clock.settle()
-
-    # ------------------------------------------------------------------------------------- partners
+        anchor, mine = (values(self.me, part) for part in (ANCHOR, CONTRIBUTION))
+        self.run(self.pairs.begin(Begin(0, 0, (), mine, anchor)))
 
     def header(self, sender: str, **changes: Any) -> pb.PairHeader:
         group = wire.group_hash(tuple(self.peers))
@@ -207,23 +145,13 @@ class Pair:
         return line
 
     def calls(self, sender: str = "a", **changes: Any) -> Line:
-        """A partner calls this peer."""
         line = self.accepts(sender)
         line.hears(header=self.header(sender, **changes))
         return line
 
     def answers(self, line: Line) -> Line:
-        """A partner that was called lets this peer in."""
         line.hears(header=self.header(line.peer))
         return line
-
-
-def held(line: Line) -> list[tuple[int, int]]:
-    """What this peer has said that it holds."""
-    return [(each.hash, each.offset) for each in line.messages[0].header.held]
-
-
-# -------------------------------------------------------------------------- a round that goes well
 
 
 def test_an_anchor_goes_ahead_only_while_no_round_is_on_its_way(clock: Clock) -> None:
@@ -242,9 +170,6 @@ def test_without_an_anchor_nobody_waits(clock: Clock) -> None:
     pair.context.__dict__["plan"] = replace(pair.context.plan, anchor_codec="bf16")
     pair.run(pair.advanced(anchor=torch.full((VALUES,), float("nan"))))
     assert pair.told == [PrefetchedAnchor(0, 0, None)]
-
-
-# ------------------------------------------------------------------------------------- admission
 
 
 def test_a_stream_that_does_not_say_what_it_is_for_is_ended(clock: Clock) -> None:
@@ -269,7 +194,6 @@ AGAIN, INVALID = CODES.REFUSAL_AGAIN, CODES.REFUSAL_INVALID
 
 
 def refusal(line: Line) -> pb.Refusal:
-    """With which the stream has ended."""
     assert line.is_over
     return line.messages[-1].refusal
 
@@ -279,18 +203,13 @@ def refusal(line: Line) -> pb.Refusal:
     [
         ({"run": 5}, CODES.REFUSAL_RUN, "another run", "declined"),
         ({"group": 1}, CODES.REFUSAL_GROUP, "another partner", "declined"),
-        ({"sender": "c"}, CODES.REFUSAL_GROUP, "another partner", "declined"),
-        ({"sender": "b"}, CODES.REFUSAL_GROUP, "another partner", "declined"),
+        ({"sender": "c"}, CODES.REFUSAL_GROUP, "another partner", "declined"),  # is called
+        ({"sender": "b"}, CODES.REFUSAL_GROUP, "another partner", "declined"),  # itself
         ({"round": 0}, CODES.REFUSAL_PRUNED, "round 0 is over", "declined"),
         ({"fragment": 1}, INVALID, "fragment 1 of 1", "invalid"),
         ({"sender": "x"}, AGAIN, "x is not a member", "again"),
         ({"sender": "x", "round": 9}, AGAIN, "x is not a member", "again"),
         ({"sender": ""}, AGAIN, "nobody is not a member", "again"),
-    ],
-    ids=[
-        *("another run", "another group", "who is called, not who calls", "itself"),
-        *("a round that is over", "a fragment that does not exist", "a stranger"),
-        *("a stranger to a round to come", "nobody"),
     ],
 )
 def test_a_header_that_does_not_fit_is_refused(
@@ -311,7 +230,6 @@ def test_a_header_that_does_not_fit_is_refused(
         (b"", INVALID, "begin with its header"),
         (pb.PairMessage(staged=pb.Staged()).SerializeToString(), INVALID, "begin with its header"),
     ],
-    ids=["garbage", "an empty message", "no header"],
 )
 def test_what_is_no_header_is_refused(clock: Clock, message: bytes, code: int, reason: str) -> None:
     line = Pair(clock).lay().accepts()
@@ -336,7 +254,6 @@ def of_number(number: float) -> bytes:
         ({}, of_number(float("nan")), "NaN"),
         ({}, of_number(1e38), "large"),
     ],
-    ids=["another size", "a terabyte", "another codec", "no such part", "NaN", "too large"],
 )
 def test_a_contribution_that_does_not_fit_ends_the_round_at_once(
     clock: Clock, me: str, changes: dict[str, int], payload: bytes, reason: str
@@ -352,9 +269,6 @@ def test_a_contribution_that_does_not_fit_ends_the_round_at_once(
     assert reason in line.messages[-1].refusal.reason
     assert pair.context.counts.refused == {"invalid": 1}
     assert len(pair.reasons) == 1
-
-
-# ------------------------------------------------------------------------------------- resumption
 
 
 def test_a_part_that_goes_on_elsewhere_is_wanted_again(clock: Clock) -> None:

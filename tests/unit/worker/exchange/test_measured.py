@@ -1,16 +1,19 @@
-"""Whether zstd pays, decided by a clock that the test holds."""
+"""Whether zstd pays, by a clock that the test holds; the time of what comes from one peer; and what
+travelled, in bits per value."""
 
 import time
 
 import pytest
 import torch
 
-from murmuration.algorithms.codecs import codec_by_name
+from murmuration.algorithms.codecs import CODECS, Codec, codec_by_name
 from murmuration.worker import wire
-from murmuration.worker.exchange.measured import Compression, ExchangeConfig
+from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
+from murmuration.worker.exchange.round_context import Flow
 from murmuration.worker.wire import Payload
+from tests.support.fake_clock import FakeClock
 
-E3M0, FP32, BF16 = (codec_by_name(name) for name in ("e3m0", "fp32", "bf16"))
+E3M0 = codec_by_name("e3m0")
 VALUES = torch.randn(64 * 500, generator=torch.Generator().manual_seed(0)) ** 3
 RAW = wire.encode(E3M0, VALUES)
 SAVED_BYTES = len(RAW) - Payload.of(RAW, compress=True).packed_bytes
@@ -34,8 +37,8 @@ def compression(mode: str = "auto", takes_s: float = 1.0) -> tuple[Compression, 
     return Compression(ExchangeConfig(compression=mode), clock), clock
 
 
-def compresses(each: Compression, codec_name: str = "e3m0") -> bool:
-    return bool(each.payload(codec_by_name(codec_name), RAW).packed)
+def compresses(each: Compression) -> bool:
+    return bool(each.payload(E3M0, RAW).packed)
 
 
 def link_of(each: Compression, bytes_per_s: float) -> None:
@@ -99,8 +102,58 @@ def test_an_empty_shard_is_a_payload_and_measures_nothing() -> None:
     assert each.payload(E3M0, memoryview(b"")).raw == b""
     link_of(each, 1e12)
     assert not compresses(each)  # a sample of the next one told
-
-
-def test_an_unknown_mode_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ValueError, match=r"^compression is 'zip'; use one of auto, always, never$"):
         ExchangeConfig(compression="zip")
+
+
+def test_payloads_at_a_time_share_their_seconds() -> None:
+    clock = FakeClock()
+    arrivals = Arrivals(clock)
+    with arrivals.payload() as first, arrivals.payload() as second:
+        first.begins("a")
+        clock.now_s = 1.0
+        second.begins("a")
+        first.came(100)
+        clock.now_s = 3.0
+        second.came(50)
+        first.came(50)
+    assert arrivals.taken() == {"a": (200, pytest.approx(3.0))}
+    assert arrivals.taken() == {}
+
+
+def test_time_between_payloads_and_before_their_announcement_does_not_count() -> None:
+    clock = FakeClock()
+    arrivals = Arrivals(clock)
+    for began_s in (10.0, 20.0):
+        with arrivals.payload() as payload:
+            clock.now_s = began_s
+            payload.begins("a")
+            payload.begins("a")  # its second header says nothing new
+            clock.now_s = began_s + 2.0
+            payload.came(1000)
+            clock.now_s = began_s + 5.0  # nothing came of it any more
+    assert arrivals.taken() == {"a": (2000, pytest.approx(4.0))}
+
+
+def test_what_may_have_lain_here_is_not_measured_and_others_are_told_apart() -> None:
+    clock = FakeClock()
+    arrivals = Arrivals(clock)
+    with arrivals.payload() as held, arrivals.payload() as other:
+        held.came(1000)  # that it begins was never said
+        other.begins("b")
+        clock.now_s = 1.0
+        other.came(10)
+        assert arrivals.taken() == {"b": (10, pytest.approx(1.0))}
+        clock.now_s = 2.0
+        other.came(20)
+    assert arrivals.taken() == {"b": (20, pytest.approx(1.0))}
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_encoded_bytes_stand_for_values_however_few_travelled(codec: Codec) -> None:
+    values = 1 << 20  # whole blocks of any codec
+    flow, size = Flow(), codec.encoded_bytes(values)
+    flow.add(size // 2, size // 2, codec)
+    flow.add(0, size - size // 2, codec)
+    assert flow.values == pytest.approx(values)
+    assert (flow.encoded_bytes, flow.payload_bytes) == (size, size // 2)
