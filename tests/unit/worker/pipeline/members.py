@@ -16,14 +16,11 @@ T = TypeVar("T")
 
 def members_of(*stages: int) -> list[Member]:
     """A peer for each, named by where it stands."""
-    return [
-        Member(f"p{n}", f"p{n}", epoch=1, phase=Phase.TRAINING, stage=stage)
-        for n, stage in enumerate(stages)
-    ]
+    given = {"epoch": 1, "phase": Phase.TRAINING}
+    return [Member(f"p{n}", f"p{n}", stage=stage, **given) for n, stage in enumerate(stages)]
 
 
 def telling(member: Member, profile: Profile) -> Member:
-    """With what the peer has measured."""
     return replace(member, profile=profile.pack())
 
 

@@ -29,10 +29,7 @@ async def test_what_holds_nothing_passes_those_that_wait() -> None:
 async def test_who_gives_up_waiting_leaves_the_queue_to_others() -> None:
     budget = MemoryBudget(10)
     await budget.acquire(6)
-    large, small = (
-        asyncio.create_task(budget.acquire(9)),
-        asyncio.create_task(budget.acquire(4)),
-    )
+    large, small = (asyncio.create_task(budget.acquire(size)) for size in (9, 4))
     await let_others_run()
     large.cancel()
     await let_others_run()
@@ -50,9 +47,6 @@ async def test_who_is_let_in_while_giving_up_gives_its_memory_back() -> None:
     await let_others_run()
     assert waiting.cancelled()
     assert budget.held_bytes == 0
-
-
-# ------------------------------------------------------------------------------------ by caller
 
 
 async def test_a_caller_that_keeps_what_it_holds_leaves_others_their_share() -> None:

@@ -15,7 +15,12 @@ from torch import Tensor
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline import lifecycle
-from murmuration.worker.pipeline.part import part_of, stage_fragments
+from murmuration.worker.pipeline.part import (
+    neighbour_weights,
+    part_of,
+    rebuilt_stage,
+    stage_fragments,
+)
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.training.loop import Trainer
@@ -33,10 +38,8 @@ class OneThread:
             stage=stage, members=lambda: members, transport=None, run=0, me="me"
         )
         self.given: set[str] = set()  # whose results are here
-        self.node = SimpleNamespace(
-            stages=SimpleNamespace(context=context),
-            results=SimpleNamespace(has=self.given.__contains__),
-        )
+        results = SimpleNamespace(has=self.given.__contains__)
+        self.node = SimpleNamespace(stages=SimpleNamespace(context=context), results=results)
 
     def ask(self, question: Callable[[], Any]) -> Any:
         return question()
@@ -47,8 +50,6 @@ class OneThread:
 
 @dataclass
 class Rebuilt:
-    """What has become of stage 1."""
-
     events: list[dict[str, Any]]
     before: dict[str, Tensor]
     parameters: Mapping[str, Tensor]
@@ -64,14 +65,10 @@ def member(stage: int, norm: float) -> Member:
 def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, list[Tensor]]]]:
     """Stands for `fetch_stages`: all values of stage n are n + 1."""
 
+    cut = {stage: stage_fragments(PROBLEM.task, PROBLEM.config, stage) for stage in there}
+
     async def fetch_stages(*_: object) -> dict[int, list[Tensor]]:
-        return {
-            stage: [
-                torch.full((fragment.elements,), stage + 1.0)
-                for fragment in stage_fragments(PROBLEM.task, PROBLEM.config, stage)
-            ]
-            for stage in there
-        }
+        return {n: [torch.full((each.elements,), n + 1.0) for each in cut[n]] for n in cut}
 
     return fetch_stages
 
@@ -79,10 +76,8 @@ def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, l
 def lifecycle_of(
     io: OneThread, events: list[dict[str, Any]], out: Path, problem: StagedProblem = PROBLEM
 ) -> lifecycle.StageLifecycle:
-    thread: Any = io
-    return lifecycle.StageLifecycle(
-        *(problem.task, problem.config, problem.manifest), thread, out, events.append
-    )
+    of_run = (problem.task, problem.config, problem.manifest)
+    return lifecycle.StageLifecycle(*of_run, io, out, events.append)
 
 
 def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "diloco") -> Rebuilt:
@@ -93,18 +88,15 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     part = part_of(problem.task, problem.config, 1)
     replica = part.replica(problem.task, problem.config, problem.cursor("me"), Mailbox())
     before = {name: value.clone() for name, value in replica.parameters.items()}
-    anchors: list[Tensor] = []
-    fragments = [
-        FragmentReplica(f, problem.plan, replica.parameters) for f in problem.fragments(part)
-    ]
+    cut = problem.fragments(part)
+    fragments = [FragmentReplica(each, problem.plan, replica.parameters) for each in cut]
     trainer: Any = SimpleNamespace(replica=replica, fragments=fragments)
     first = [each.state for each in fragments]
     io = OneThread((member(0, 1.0), member(2, 3.0)))
     events: list[dict[str, Any]] = []
     lifecycle_of(io, events, Path(), problem).rebuild(trainer, lambda: False)
-    for each, state in zip(fragments, first, strict=True):
-        if each.state is not state:
-            anchors.append(each.state.anchor)
+    both = zip(fragments, first, strict=True)
+    anchors = [each.state.anchor for each, state in both if each.state is not state]
     parameters = {name: value.clone() for name, value in replica.parameters.items()}
     step = problem.inner.warmup_steps
     replica.inner_step(step, {name: torch.ones_like(v) for name, v in before.items()})
@@ -112,29 +104,36 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     return Rebuilt(events, before, parameters, anchors, lr)
 
 
-@pytest.mark.parametrize(
-    ("there", "weights", "value"),
-    [([0, 2], {0: 0.25, 2: 0.75}, 2.5), ([0], {0: 1.0}, 1.0), ([2], {2: 1.0}, 3.0)],
-)
-def test_made_from_the_neighbours_that_came(
-    there: list[int],
-    weights: dict[int, float],
-    value: float,
+def test_neighbours_count_by_the_norms_of_their_gradients() -> None:
+    members = [member(0, 9.0), member(1, 1.0), member(3, 3.0), member(2, 7.0), member(4, 5.0)]
+    assert neighbour_weights(2, members) == pytest.approx({1: 0.25, 3: 0.75})
+
+
+def test_a_neighbour_with_fewer_layers_lends_its_last_one() -> None:
+    problem = StagedProblem(count=3, cut=(1, 3, 2), layers=6)
+    task, config = problem.task, problem.config
+    values = {name: value.detach() for name, value in task.model().named_parameters()}
+    cut = {stage: stage_fragments(task, config, stage) for stage in (0, 2)}
+    anchors = {stage: [each.flatten(values) for each in cut[stage]] for stage in cut}
+    made = rebuilt_stage(task, config, 1, anchors, {0: 0.25, 2: 0.75})
+    for layer, behind in ((1, 4), (2, 5), (3, 5)):
+        name = "model.layers.{}.mlp.down_proj.weight"
+        expected = 0.25 * values[name.format(0)] + 0.75 * values[name.format(behind)]
+        torch.testing.assert_close(made[name.format(layer)], expected)
+
+
+def test_made_from_the_neighbours_that_came_and_learns_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = made_from(there, monkeypatch)
-    assert made.events == [{"event": "rebuilt", "stage": 1, "from": weights}]
-    for values in (*made.parameters.values(), *made.anchors):
-        assert torch.equal(values, torch.full_like(values, value))
-    assert sum(map(torch.numel, made.anchors)) == sum(map(torch.numel, made.before.values()))
-
-
-@pytest.mark.parametrize(("plan", "lr"), [("diloco", 1.1), ("noloco", 1.1), ("ddp", 1.0)])
-def test_a_rebuilt_stage_learns_faster(
-    plan: str, lr: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
     """But for ddp: its replicas take equal steps, and some of them may not have rebuilt it."""
-    assert made_from([0, 2], monkeypatch, plan).lr == pytest.approx(lr)
+    for weights, value in (({0: 0.25, 2: 0.75}, 2.5), ({0: 1.0}, 1.0), ({2: 1.0}, 3.0)):
+        made = made_from([*weights], monkeypatch)
+        assert made.events == [{"event": "rebuilt", "stage": 1, "from": weights}]
+        for values in (*made.parameters.values(), *made.anchors):
+            assert torch.equal(values, torch.full_like(values, value))
+        assert sum(map(torch.numel, made.anchors)) == sum(map(torch.numel, made.before.values()))
+    for plan, lr in (("diloco", 1.1), ("noloco", 1.1), ("ddp", 1.0)):
+        assert made_from([0, 2], monkeypatch, plan).lr == pytest.approx(lr)
 
 
 def test_begins_afresh_where_no_neighbour_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,9 +146,6 @@ def test_begins_afresh_where_no_neighbour_came(monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(values, made.before[name])
 
 
-# ------------------------------------------------------------------------------------- the end
-
-
 class Ending:
     """A peer of a stage, called "me", that has trained to the end of the schedule."""
 
@@ -159,15 +155,9 @@ class Ending:
         mailbox.connect(self._posted.append)
         part = part_of(PROBLEM.task, PROBLEM.config, stage)
         replica = part.replica(PROBLEM.task, PROBLEM.config, PROBLEM.cursor("me"), mailbox)
+        of_run = {"plan": PROBLEM.plan, "steps": PROBLEM.steps, "between_steps": lambda _: None}
         fragments = PROBLEM.fragments(part)
-        self.trainer = Trainer(
-            replica=replica,
-            fragments=fragments,
-            plan=PROBLEM.plan,
-            steps=PROBLEM.steps,
-            mailbox=mailbox,
-            between_steps=lambda _: None,
-        )
+        self.trainer = Trainer(replica=replica, fragments=fragments, mailbox=mailbox, **of_run)
         self.trainer.step = PROBLEM.steps
         mailbox.answer(Started(("me",)))
         self.trainer.run()

@@ -10,21 +10,12 @@ import pytest
 
 from murmuration.algorithms.skippipe.search import search_routes
 from murmuration.worker.membership import Member
-from murmuration.worker.pipeline.planner import (
-    RoutePlanner,
-    planned_rules,
-    snapshot_name,
-    snapshot_of,
-)
+from murmuration.worker.pipeline import planner
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
-# ------------------------------------------------------------------------------------- routes
-
-
 T = TypeVar("T")
-
 CONFIG = StagesConfig(count=3, routing="skip", skip=0.0, microbatches=2)
 
 
@@ -48,21 +39,12 @@ class Searches:
 
 
 class Peer:
-    """An origin that hears of `members`."""
-
     def __init__(self, members: list[Member], name: str = "p0") -> None:
         self.members, self.searches = members, Searches()
         self.events: list[dict[str, object]] = []
-        self.now = 0.0
-        self.context = context_of(
-            name,
-            lambda: self.members,
-            config=CONFIG,
-            offload=self.searches,
-            clock=lambda: self.now,
-            log=self.events.append,
-        )
-        self.planner = RoutePlanner(self.context)
+        given = {"config": CONFIG, "offload": self.searches, "log": self.events.append}
+        self.context = context_of(name, lambda: self.members, **given)
+        self.planner = planner.RoutePlanner(self.context)
 
 
 def measured(seconds: float) -> list[Member]:
@@ -79,24 +61,18 @@ def crossed(*, near: str, far: str) -> list[Member]:
 
 def on_plan(peer: Peer, iteration: int) -> bool:
     """Whether the peer's routes are those that a search finds for what it knows."""
-    routes, snapshot = peer.planner.routes(iteration)[0], snapshot_of(peer.members)
+    routes, snapshot = peer.planner.routes(iteration)[0], planner.snapshot_of(peer.members)
     assert snapshot is not None
-    found = search_routes(
-        snapshot.pipeline,
-        planned_rules(CONFIG, snapshot, iteration),
-        [0, 1, 0, 1],
-        seed=peer.context.seed - 1,
-        effort_s=0.5,
-        shared_uplinks=True,
-    )
+    rules = planner.planned_rules(CONFIG, snapshot, iteration)
+    given = {"seed": peer.context.seed - 1, "effort_s": 0.5, "shared_uplinks": True}
+    found = search_routes(snapshot.pipeline, rules, [0, 1, 0, 1], **given)
     me = snapshot.peers.index(peer.context.me)
     expected = [r.peers[1:] for r in found if r.origin == me]
     return [tuple(snapshot.peers.index(hop.peer) for hop in route) for route in routes] == expected
 
 
 def test_the_snapshots_that_are_known_are_bounded() -> None:
-    peer = Peer([])
-    names = []
+    peer, names = Peer([]), []
     for n in range(1, 400):
         peer.members = measured(float(n))
         names.append(peer.planner.on_view())
@@ -157,22 +133,19 @@ async def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
 
 async def test_who_does_not_serve_sends_nothing() -> None:
     members = measured(0.1)
-    assert Peer(members, "p9").planner.routes(1) == ([(), ()], snapshot_name(members))
+    assert Peer(members, "p9").planner.routes(1) == ([(), ()], planner.snapshot_name(members))
     assert Peer(members_of(1, 2), "p0").planner.routes(1)[0] == [(), ()]
 
 
-@pytest.mark.parametrize(
-    ("count", "skip"),
-    [(2, 0.0), (2, 0.25), *product((4, 6, 9), (0.0, 0.25, 0.5))],
-)
-def test_rules_can_be_kept_whatever_stages_are_left(count: int, skip: float) -> None:
-    config = StagesConfig(count=count, routing="random", skip=skip)
-    whole = config.rules(1)
-    for left in range(1, count + 1):
-        snapshot = snapshot_of(members_of(*range(left)))
-        assert snapshot is not None
-        rules = planned_rules(config, snapshot, 1)
-        assert rules.stages == left
-        assert (rules.visited > 1) == (left > 1)
-        assert rules.stages - rules.visited <= whole.stages - whole.visited
-        assert left < count or rules == whole
+def test_rules_can_be_kept_whatever_stages_are_left() -> None:
+    for count, skip in [(2, 0.0), (2, 0.25), *product((4, 6, 9), (0.0, 0.25, 0.5))]:
+        config = StagesConfig(count=count, routing="random", skip=skip)
+        whole = config.rules(1)
+        for left in range(1, count + 1):
+            snapshot = planner.snapshot_of(members_of(*range(left)))
+            assert snapshot is not None, count
+            rules = planner.planned_rules(config, snapshot, 1)
+            assert rules.stages == left, count
+            assert (rules.visited > 1) == (left > 1), count
+            assert rules.stages - rules.visited <= whole.stages - whole.visited, count
+            assert left < count or rules == whole

@@ -4,32 +4,21 @@ which link it measures when."""
 from dataclasses import replace
 
 import msgpack
-import pytest
 
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline.profile import LinkProber, Profile, StageMeasurements, call_bytes
 from tests.support.fake_clock import FakeClock
 from tests.unit.worker.pipeline.members import members_of
 
-FULL = Profile(
-    latency_s={"b": 0.01},
-    rate_bytes_per_s={"b": 1e6, "c": 2e6},
-    forward_s=0.02,
-    backward_s=0.05,
-    loss_s=0.005,
-    activation_bytes=4096,
-    memory=7,
-)
+LINKS = {"latency_s": {"b": 0.01}, "rate_bytes_per_s": {"b": 1e6, "c": 2e6}}
+TIMES = {"forward_s": 0.02, "backward_s": 0.05, "loss_s": 0.005}
+FULL = Profile(**LINKS, **TIMES, activation_bytes=4096, memory=7)
 
 
-def test_a_profile_comes_back_as_it_was() -> None:
+def test_a_profile_comes_back_as_it_was_and_nonsense_is_an_empty_one() -> None:
     assert Profile.unpack(FULL.pack()) == FULL
     assert Profile.unpack(b"") == Profile()
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
+    for raw in [
         b"\xc1",
         FULL.pack()[:-3],
         msgpack.packb([1, 2]),
@@ -38,41 +27,38 @@ def test_a_profile_comes_back_as_it_was() -> None:
         msgpack.packb({"memory": float("inf")}),
         msgpack.packb({"latency_s": [1.0]}),
         msgpack.packb({"latency_s": {"b": float("nan")}}),
-    ],
-)
-def test_nonsense_is_an_empty_profile(raw: bytes) -> None:
-    assert Profile.unpack(raw) == Profile()
+    ]:
+        assert Profile.unpack(raw) == Profile()
+
+
+def news_at(measurements: StageMeasurements, now_s: float) -> Profile:
+    news = measurements.poll(now_s)
+    assert news is not None
+    return news
 
 
 def test_memory_is_how_many_calls_fit_and_at_least_one() -> None:
     measurements = StageMeasurements(1000)
     measurements.activation_bytes = 100
-    news = measurements.poll(0.0)
-    assert news is not None
+    news = news_at(measurements, 0.0)
     assert (news.activation_bytes, news.memory) == (100, 1000 // call_bytes(100))
     measurements.activation_bytes = 10_000
-    news = measurements.poll(60.0)
-    assert news is not None
-    assert news.memory == 1
+    assert news_at(measurements, 60.0).memory == 1
 
 
 def test_small_changes_are_no_news() -> None:
     measurements = StageMeasurements(1000)
     assert measurements.poll(0.0) is None  # nothing is known
     measurements.computed("forward_s", 1.0)
-    assert measurements.poll(1.0) is not None
+    assert news_at(measurements, 1.0)
     measurements.computed("forward_s", 1.5)  # counts a fifth: 1.1 s
     assert measurements.poll(60.0) is None
     measurements.computed("forward_s", 3.0)  # 1.48 s
-    news = measurements.poll(120.0)
-    assert news is not None
-    assert news.forward_s == 1.5
+    assert news_at(measurements, 120.0).forward_s == 1.5
 
 
 def rates(measurements: StageMeasurements, now_s: float) -> dict[str, float]:
-    news = measurements.poll(now_s)
-    assert news is not None
-    return dict(news.rate_bytes_per_s)
+    return dict(news_at(measurements, now_s).rate_bytes_per_s)
 
 
 def test_what_is_sent_before_any_round_trip_tells_no_rate() -> None:
@@ -133,8 +119,7 @@ def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None
     for clock.now_s in (600.0, 1200.0):
         measurements.round_trip("b", 0.1)
         measurements.sent("b", 1000, 0.2)
-    news = measurements.poll(1200.0)
-    assert news is not None
+    news = news_at(measurements, 1200.0)
     assert news.latency_s.keys() == news.rate_bytes_per_s.keys() == {"b"}
     assert measurements.measured_at("c") is None
     assert measurements.poll(1300.0) is None
@@ -147,13 +132,9 @@ def test_who_is_gone_or_has_started_again_is_not_remembered() -> None:
         measurements.round_trip(peer, 0.1)
         measurements.sent(peer, 1000, 0.2)
     measurements.on_view({"b": 1, "c": 2})
-    news = measurements.poll(0.0)
-    assert news is not None
+    news = news_at(measurements, 0.0)
     assert news.latency_s.keys() == news.rate_bytes_per_s.keys() == {"b"}
     assert measurements.measured_at("c") is None
-
-
-# ------------------------------------------------------------------------------------- probes
 
 
 class Measuring:

@@ -1,21 +1,13 @@
 """Which stage is orphaned, which one peer moves there, and the stage that a newcomer serves."""
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.pipeline import rebalancing
 from murmuration.worker.pipeline.profile import Profile
-from murmuration.worker.pipeline.rebalancing import (
-    Rebalancer,
-    members_at,
-    mover_to_slowest,
-    movers_to,
-    slowest_stage,
-)
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import StageMove
 from murmuration.worker.transport import Caller, Stream
@@ -25,24 +17,17 @@ from tests.unit.worker.pipeline.members import members_of, telling
 STAGES = 3
 
 
-def member(
-    peer: str,
-    health: Health = Health.ALIVE,
-    phase: Phase = Phase.TRAINING,
-    visit_s: float = 0.0,
-) -> Member:
+def member(peer: str, health: Health = Health.ALIVE, visit_s: float = 0.0) -> Member:
     """Of the stage that the name begins with."""
-    profile = replace(Profile.unpack(b""), forward_s=visit_s / 2, backward_s=visit_s / 2)
-    return Member(
-        peer, peer, 1, stage=int(peer[0]), health=health, phase=phase, profile=profile.pack()
-    )
+    made = Member(peer, peer, 1, stage=int(peer[0]), health=health, phase=Phase.TRAINING)
+    return telling(made, Profile(forward_s=visit_s / 2, backward_s=visit_s / 2))
 
 
 def movers(members: list[Member], *times: float) -> dict[str, StageMove]:
     """Who moves where, when all have looked at these times."""
     found: dict[str, StageMove] = {}
     for each in members:
-        rebalancer = Rebalancer(each.peer, STAGES)
+        rebalancer = rebalancing.Rebalancer(each.peer, STAGES)
         for now in times:
             if each.live and (to := rebalancer.tick(members, now)) is not None:
                 found[each.peer] = to
@@ -51,7 +36,7 @@ def movers(members: list[Member], *times: float) -> dict[str, StageMove]:
 
 def test_who_does_not_go_in_its_turn_is_passed_over_for_another() -> None:
     members = [member("0a"), member("0b"), member("1a", Health.DEAD), member("2a"), member("2b")]
-    rebalancer = Rebalancer("0b", STAGES)
+    rebalancer = rebalancing.Rebalancer("0b", STAGES)
     assert rebalancer.tick(members, 0.0) is None
     frozen = [*members[:-1], member("2b", Health.DEAD)]
     assert rebalancer.tick(frozen, 10.0) is None
@@ -68,23 +53,18 @@ def test_one_peer_leaves_a_fast_stage_for_a_slow_one() -> None:
     assert movers([*members[:-1], member("2c", Health.SUSPECT, visit_s=0.1)], 0.0, 20.0) == {}
 
 
-# ---------------------------------------------------------------------------------- who it is
-
-
 def members_at_speed(visit_s: dict[int, float], *stages: int) -> list[Member]:
     """Members of these stages; by number, what a visit takes (0.2 s)."""
     times = [visit_s.get(n, 0.2) / 2 for n in range(len(stages))]
-    return [
-        telling(member, Profile(forward_s=half_s, backward_s=half_s))
-        for member, half_s in zip(members_of(*stages), times, strict=True)
-    ]
+    told = [Profile(forward_s=half_s, backward_s=half_s) for half_s in times]
+    return list(map(telling, members_of(*stages), told))
 
 
 def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared() -> None:
     members = members_of(0, 3, 3, 3)
-    assert movers_to([1, 2], members) == {1: "p3", 2: "p2"}
-    assert movers_to([1, 2], members[:3]) == {1: "p2"}
-    assert movers_to([1, 2], members[:2]) == {}
+    assert rebalancing.movers_to([1, 2], members) == {1: "p3", 2: "p2"}
+    assert rebalancing.movers_to([1, 2], members[:3]) == {1: "p2"}
+    assert rebalancing.movers_to([1, 2], members[:2]) == {}
 
 
 @pytest.mark.parametrize(
@@ -99,16 +79,13 @@ def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared(
 def test_a_peer_moves_for_a_real_gain_and_never_orphans_a_stage(
     visit_s: dict[int, float], stages: tuple[int, ...], moves: tuple[str, int] | None
 ) -> None:
-    assert mover_to_slowest(members_at_speed(visit_s, *stages), 3) == moves
+    assert rebalancing.mover_to_slowest(members_at_speed(visit_s, *stages), 3) == moves
 
 
 def test_a_peer_that_is_too_slow_to_help_does_not_go() -> None:
     visits_s = {1: 0.8, 2: 0.1, 3: 0.1, 4: 9.0}
     members = members_at_speed(visits_s, 0, 1, 2, 2, 2)
-    assert mover_to_slowest(members, 3) == ("p3", 1)
-
-
-# --------------------------------------------------------------------------------- a newcomer
+    assert rebalancing.mover_to_slowest(members, 3) == ("p3", 1)
 
 
 def row(stage: object, health: str = "alive", speed: object = None) -> dict[str, object]:
@@ -117,12 +94,10 @@ def row(stage: object, health: str = "alive", speed: object = None) -> dict[str,
 
 def test_what_is_no_member_of_a_stage_is_passed_over() -> None:
     odd = [row(0), "x", row(None), row("1"), row(7), row(-1), {"stage": 1}]
-    assert slowest_stage(odd, StagesConfig(count=2)) == 1
+    assert rebalancing.slowest_stage(odd, StagesConfig(count=2)) == 1
 
 
 class Answering:
-    """Answers with one status document."""
-
     def __init__(self, kind: str, members: object) -> None:
         self.document = {"kind": kind, "members": members}
 
@@ -134,27 +109,20 @@ class Answering:
         raise AssertionError("nobody opens one")
 
 
-def asked(address: str, answers: dict[str, Answering]) -> Sequence[object]:
-    """What a newcomer hears that asks there."""
-
-    async def scenario() -> Sequence[object]:
-        network = MemoryNetwork()
-        for name, handler in answers.items():
-            await MemoryTransport(network, name).listen(handler)
-        return await members_at(MemoryTransport(network, "new"), address)
-
-    return asyncio.run(scenario())
+async def asked(address: str, answers: dict[str, Answering]) -> Sequence[object]:
+    network = MemoryNetwork()
+    for name, handler in answers.items():
+        await MemoryTransport(network, name).listen(handler)
+    return await rebalancing.members_at(MemoryTransport(network, "new"), address)
 
 
-def test_a_coordinator_is_asked_for_a_peer_that_has_measured() -> None:
+async def test_a_coordinator_is_asked_for_a_peer_that_has_measured() -> None:
+    """An answer that is no document has no members."""
     rows = [{"address": name, **row(0, health)} for name, health in
             (("gone", "lost"), ("cut", "alive"), ("there", "alive"))]  # fmt: skip
     measured = [row(0, speed=2.0)]
     coordinator, peer = Answering("coordinator", rows), Answering("worker", measured)
-    assert asked("it", {"it": coordinator, "there": peer}) == measured
-    assert asked("there", {"it": coordinator, "there": peer}) == measured
-    assert asked("it", {"it": coordinator}) == rows
-
-
-def test_an_answer_that_is_no_document_has_no_members() -> None:
-    assert asked("it", {"it": Answering("coordinator", "many")}) == []
+    assert await asked("it", {"it": coordinator, "there": peer}) == measured
+    assert await asked("there", {"it": coordinator, "there": peer}) == measured
+    assert await asked("it", {"it": coordinator}) == rows
+    assert await asked("it", {"it": Answering("coordinator", "many")}) == []

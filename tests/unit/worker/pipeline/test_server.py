@@ -11,7 +11,6 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member
 from murmuration.worker.pipeline.barrier import IterationTracker
-from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner, snapshot_name
 from murmuration.worker.pipeline.profile import Profile
@@ -21,18 +20,10 @@ from murmuration.worker.pipeline.stage_call import (
     StageCall,
     StageCallKey,
     StageReply,
-    TryElsewhere,
     call_header,
 )
 from murmuration.worker.pipeline.stages_config import StagesConfig
-from murmuration.worker.training.mailbox import (
-    IterationOver,
-    JobKind,
-    StageJob,
-    StageJobDone,
-    Stop,
-    ToTrain,
-)
+from murmuration.worker.training.mailbox import IterationOver, JobKind, StageJob, StageJobDone
 from tests.protocol.virtual_time import run
 from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
@@ -45,13 +36,10 @@ VALUES = memoryview(bytes(16))
 
 
 def measured(seconds: float) -> list[Member]:
-    """p2 has taken so long."""
     return [*PLACED[:2], telling(PLACED[2], Profile(forward_s=seconds)), PLACED[3]]
 
 
 class Stream:
-    """One call's, whose sender has said this and no more."""
-
     def __init__(self, messages: Sequence[bytes]) -> None:
         self._messages, self.answers = list(messages), list[pb.StageCallDown]()
 
@@ -67,14 +55,7 @@ class Stream:
 
 
 class Next(Forwarder):
-    """The rest of a route: fails as often as it is told to."""
-
-    failures = 0
-
     async def send(self, call: StageCall, values: memoryview) -> StageReply:
-        if self.failures:
-            self.failures -= 1
-            raise TryElsewhere("the link is down")
         return StageReply(values, ("p3",))
 
 
@@ -84,29 +65,18 @@ class Peer:
     def __init__(self, me: str = "p2", memory_bytes: int = 1000) -> None:
         self.members, self.now, self.suspected = measured(0.1), 0.0, list[str]()
         self.problems: dict[JobKind, str] = {}
-        self.stops, self.warnings = list[Stop](), list[str]()
-        self.context: StageContext = context_of(
-            me,
-            lambda: self.members,
-            config=StagesConfig(count=3, microbatches=2, memory_mib=memory_bytes / 2**20),
-            suspect=self.suspected.append,
-            clock=lambda: self.now,
-            post=self._post,
-            log=lambda event: self.warnings.append(str(event["text"])),
-        )
+        config = StagesConfig(count=3, microbatches=2, memory_mib=memory_bytes / 2**20)
+        given = {"config": config, "suspect": self.suspected.append, "clock": lambda: self.now}
+        self.context = context_of(me, lambda: self.members, post=self._post, **given)
         self.tracker = IterationTracker(ITERATION)
-        self.next = Next(self.context)
         planner, self.reports = RoutePlanner(self.context), 0
-        self.server = StageServer(self.context, self.tracker, self.next, planner, self._hear)
+        following = Next(self.context)
+        self.server = StageServer(self.context, self.tracker, following, planner, self._hear)
 
     def _hear(self) -> None:
         self.reports += 1
 
-    def _post(self, message: ToTrain) -> None:
-        if isinstance(message, Stop):
-            self.stops.append(message)
-            return
-        assert isinstance(message, StageJob)
+    def _post(self, message: StageJob) -> None:
         problem = self.problems.get(message.kind, "")
         answer = StageJobDone(message.number, message.values, problem=problem)
         self.context.computed(answer)
@@ -148,9 +118,6 @@ class Peer:
         return self.tracker.over(PLACED[:1], 0.0)
 
 
-# ------------------------------------------------------------------------------- measurements
-
-
 def test_the_origin_is_asked_and_not_who_has_passed_its_call_on() -> None:
     """p2 only forwards the name; once for each origin and iteration."""
     peer, others = Peer("p3"), snapshot_name(measured(0.3))
@@ -171,9 +138,6 @@ def test_figures_that_change_while_an_iteration_runs_are_no_disagreement() -> No
     peer.now = 60.0  # the origin has not heard of it in all this time
     peer.refuses("p0", "p2", before)
     assert peer.gossiped == (["p0"], 1)
-
-
-# -------------------------------------------------------------------------------------- calls
 
 
 async def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
@@ -199,27 +163,20 @@ async def test_a_call_from_far_ahead_is_not_waited_with() -> None:
     assert await soon == "gradient"
 
 
-@pytest.mark.parametrize("before", [(), (0, 1)])
-async def test_a_backward_that_fails_leaves_what_was_counted_before(
-    before: tuple[int, ...],
-) -> None:
-    peer = Peer(memory_bytes=len(VALUES))  # one answer is kept
-    for microbatch in before:
-        assert await peer.called(microbatch) == "gradient"
-    peer.problems[JobKind.BACKWARD] = "damaged"
-    assert await peer.called(0) == "dropped"
-    peer.tracker.reported(ITERATION, ORIGIN, before)
-    assert peer.over() == IterationOver(ITERATION, discard=False)
+async def test_a_backward_that_fails_leaves_what_was_counted_before() -> None:
+    for before in [(), (0, 1)]:
+        peer = Peer(memory_bytes=len(VALUES))  # one answer is kept
+        for microbatch in before:
+            assert await peer.called(microbatch) == "gradient", before
+        peer.problems[JobKind.BACKWARD] = "damaged"
+        assert await peer.called(0) == "dropped", before
+        peer.tracker.reported(ITERATION, ORIGIN, before)
+        assert peer.over() == IterationOver(ITERATION, discard=False), before
 
 
-# ------------------------------------------------------------------------ reports and answers
-
-
-def report(run_id: int = 1, counted: Sequence[int] = (0,)) -> bytes:
-    request = pb.FinishedRequest(
-        run=run_id, origin="p0", epoch=1, iteration=ITERATION, counted=counted
-    )
-    return request.SerializeToString()
+def report(run_id: int = 1) -> bytes:
+    said = pb.FinishedRequest(run=run_id, origin="p0", epoch=1, iteration=ITERATION, counted=[0])
+    return said.SerializeToString()
 
 
 def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
@@ -243,12 +200,8 @@ def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
         assert await answered() == (True, pytest.approx(waited_s / 2))
         assert await answered() == (True, 0)
         assert peer.reports == 3
+        with pytest.raises(wire.WireError, match="another run"):
+            await peer.server.finished(report(run_id=2))
+        assert peer.reports == 3
 
     run(scenario())
-
-
-async def test_a_report_on_another_run_is_refused() -> None:
-    peer = Peer()
-    with pytest.raises(wire.WireError, match="another run"):
-        await peer.server.finished(report(run_id=2))
-    assert peer.reports == 0

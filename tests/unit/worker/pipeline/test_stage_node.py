@@ -1,6 +1,5 @@
 """What a worker has counted on one stage stays counted when it moves to another."""
 
-import asyncio
 from dataclasses import replace
 
 from murmuration.algorithms.fragments import Fragment, TensorSpec
@@ -15,8 +14,7 @@ from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 PROBLEM = StagedProblem(count=3, layers=3)
 
 
-async def served_by(options: NodeConfig, events: list[dict[str, object]]) -> StageNode:
-    """By a node that listens; what it logs goes to `events`."""
+async def served_by(options: NodeConfig) -> StageNode:
     node = Node(
         node=options,
         config=PROBLEM.config,
@@ -24,18 +22,18 @@ async def served_by(options: NodeConfig, events: list[dict[str, object]]) -> Sta
         fragments=[Fragment(0, (TensorSpec("w", (1,)),))],
         transport=MemoryTransport(MemoryNetwork(), options.peer),
         mailbox=Mailbox(),
-        environment=Environment(offload=inline, log=events.append),
+        environment=Environment(offload=inline, log=lambda _: None),
     )
     await node.listen()
     assert node.stages is not None
     return node.stages
 
 
-def test_a_move_keeps_the_counts() -> None:
+async def test_a_move_keeps_the_counts() -> None:
     options = NodeConfig(peer="w", stage=1)
-    before = asyncio.run(served_by(options, []))
+    before = await served_by(options)
     before.context.counts.dropped += 3
-    after = asyncio.run(served_by(replace(options, stage=2), []))
+    after = await served_by(replace(options, stage=2))
     assert (after.context.stage, after.context.counts.dropped) == (2, 3)
-    other = asyncio.run(served_by(NodeConfig(peer="x", stage=1), []))
+    other = await served_by(NodeConfig(peer="x", stage=1))
     assert other.context.counts.dropped == 0

@@ -8,7 +8,6 @@ from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.pipeline.stage_replica import StageReplica
-from murmuration.worker.tasks import StageModule
 from murmuration.worker.training.mailbox import (
     NO_VALUES,
     IterationOver,
@@ -28,17 +27,12 @@ FP32 = codec_by_name("fp32")
 
 
 class Stage:
-    """A replica, what it has answered, and short ways to ask."""
-
     def __init__(self, stage: int) -> None:
         task, config = PROBLEM.task, PROBLEM.config
         module = part_of(task, config, stage).module
-        assert isinstance(module, StageModule)
         self.module, self.answers = module, list[StageJobDone]()
-        cursor, begins = PROBLEM.cursor("x"), stage == 0
-        self.replica = StageReplica(
-            task, module, config, cursor, self.answers.append, begins=begins
-        )
+        given = (task, module, config, PROBLEM.cursor("x"), self.answers.append)
+        self.replica = StageReplica(*given, begins=stage == 0)
         self._number = 0
         self.replica.begin(1)
 
@@ -50,18 +44,12 @@ class Stage:
         gradient: Tensor | None = None,
         iteration: int = 1,
     ) -> int:
-        """Leaves a job, and returns its number."""
         self._number += 1
-        shape = tuple(values.shape if values is not None else (1, 12, 16))
-        self.replica.handle(
-            StageJob(
-                self._number, iteration, job, microbatch, shape, encoded(values), encoded(gradient)
-            )
-        )
+        sent = ((BATCH, CONTEXT, HIDDEN), encoded(values), encoded(gradient))
+        self.replica.handle(StageJob(self._number, iteration, job, microbatch, *sent))
         return self._number
 
     def done(self) -> list[int]:
-        """Works until there is nothing more; the numbers in the order of the answers."""
         self.answers.clear()
         while self.replica.work():
             pass
@@ -73,7 +61,7 @@ def encoded(values: Tensor | None) -> memoryview:
 
 
 def hidden(seed: int = 0) -> Tensor:
-    return torch.randn((1, 12, 16), generator=torch.Generator().manual_seed(seed))
+    return torch.randn((BATCH, CONTEXT, HIDDEN), generator=torch.Generator().manual_seed(seed))
 
 
 def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused() -> None:
@@ -147,9 +135,6 @@ def test_a_backward_that_fails_half_way_costs_the_iteration() -> None:
     assert any(bool(each.any()) for each in stage.replica.backward(2).values())
 
 
-# --------------------------------------------------------------------------------- iterations
-
-
 class Scripted(Mailbox):
     """Its messages come one by one, each when it is waited for."""
 
@@ -165,20 +150,15 @@ class Scripted(Mailbox):
 class Training:
     """A loop that is at a step, and hands jobs on as a trainer does; a message takes a second."""
 
-    def __init__(self, step: int = 1) -> None:
-        self.step, self.moved, self.now = step, False, 0.0
+    def __init__(self) -> None:
+        self.step, self.moved, self.now = 1, False, 0.0
         self.stopped: Stop | None = None
         self.posted: list[object] = []
         self._mailbox = Scripted()
         self._mailbox.connect(self.posted.append)
-        config = PROBLEM.config
-        module = part_of(PROBLEM.task, config, 1).module
-        assert isinstance(module, StageModule)
-        self.stage = StageReplica(
-            *(PROBLEM.task, module, config, PROBLEM.cursor("1a"), self._mailbox.post),
-            begins=False,
-            clock=lambda: self.now,
-        )
+        task, config, cursor = PROBLEM.task, PROBLEM.config, PROBLEM.cursor("1a")
+        given = (task, part_of(task, config, 1).module, config, cursor, self._mailbox.post)
+        self.stage = StageReplica(*given, begins=False, clock=lambda: self.now)
 
     def handle(self, message: ToTrain | None) -> None:
         self.now += 1.0
@@ -202,17 +182,14 @@ class Training:
 
     @property
     def begun(self) -> list[int]:
-        """The iterations that others were told of."""
         return [each.iteration for each in self.posted if isinstance(each, IterationStarted)]
 
     @property
     def answered(self) -> list[int]:
-        """The jobs that were done."""
         return [each.number for each in self.posted if isinstance(each, StageJobDone)]
 
 
 def forward(number: int, iteration: int) -> StageJob:
-    """Of a microbatch on its way to the next stage."""
     values = memoryview(bytearray(ACTIVATION_BYTES))
     return StageJob(number, iteration, JobKind.FORWARD, 0, (BATCH, CONTEXT, HIDDEN), values)
 
@@ -227,18 +204,12 @@ def test_an_iteration_lasts_until_word_comes_that_it_is_over() -> None:
     assert training.answered == [1, 2]
 
 
-def test_another_peers_state_ends_it_and_the_next_step_begins_there() -> None:
+def test_another_peers_state_ends_it_and_back_in_the_schedule_nothing_is_waited_for() -> None:
+    """The visits of these iterations are in the parameters that were taken over."""
     training = Training()
     training.serve(SkipAhead(5))
     assert training.begun == [1]
-    training.serve(IterationOver(5))
-    assert training.begun == [1, 5]
-
-
-def test_back_in_the_schedule_nothing_is_waited_for() -> None:
-    """The visits of these iterations are in the parameters that were taken over."""
-    training = Training(step=5)
-    training.serve(IterationOver(5))
+    training.serve(IterationOver(5))  # the next step begins there
     training.step = 3
     assert training.serve() == 0.0
-    assert (training.stage.iteration, training.begun) == (3, [5])
+    assert (training.stage.iteration, training.begun) == (3, [1, 5])

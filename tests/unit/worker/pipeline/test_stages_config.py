@@ -1,7 +1,5 @@
 """The section [stages]: what is refused, and what routes keep to."""
 
-from typing import Any
-
 import pytest
 
 from murmuration.worker.config import load_config, parse_config, to_document
@@ -9,9 +7,8 @@ from murmuration.worker.errors import ConfigError
 from murmuration.worker.pipeline.stages_config import StagesConfig
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
+def test_what_cannot_be_is_refused() -> None:
+    for settings, reason in [
         ({"count": 0}, "count is 0"),
         ({"count": 3, "layers": (3, 2)}, r"layers is \[3, 2\], of 2 stages, but count is 3"),
         ({"layers": (3, 2)}, r"layers is \[3, 2\], of 2 stages, but count is 1"),
@@ -28,19 +25,15 @@ from murmuration.worker.pipeline.stages_config import StagesConfig
         ({"count": 12, "routing": "skip", "skip": 0.8}, "do not reach stage 11"),
         ({"count": 4, "routing": "skip", "skip": 0.9}, "at most 2: set skip to 0.50 or less"),
         ({"count": 2, "routing": "skip", "skip": 0.5}, "it can leave out none: leave skip out"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        StagesConfig(**settings)
+    ]:
+        with pytest.raises(ValueError, match=reason):
+            StagesConfig(**settings)
 
 
-@pytest.mark.parametrize(
-    ("count", "skip", "visited"), [(4, 0.25, 3), (6, 0.33, 4), (6, 0.0, 6), (4, 0.5, 2)]
-)
-def test_a_skip_leaves_so_many_stages(count: int, skip: float, visited: int) -> None:
-    rules = StagesConfig(count=count, routing="skip", skip=skip).rules(1)
-    assert (rules.stages, rules.visited) == (count, visited)
+def test_a_skip_leaves_so_many_stages() -> None:
+    for count, skip, visited in [(4, 0.25, 3), (6, 0.33, 4), (6, 0.0, 6), (4, 0.5, 2)]:
+        rules = StagesConfig(count=count, routing="skip", skip=skip).rules(1)
+        assert (rules.stages, rules.visited) == (count, visited)
 
 
 def test_every_so_many_iterations_no_stage_is_skipped() -> None:
