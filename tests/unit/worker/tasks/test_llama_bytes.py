@@ -9,13 +9,8 @@ import torch
 from murmuration.worker.tasks import Batch, Cursor, TaskError, TextError
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 START = Cursor(seed=3, stream="peer-a")
 
 
@@ -46,27 +41,21 @@ def test_no_sample_of_one_split_holds_text_of_the_other(task: LlamaBytes) -> Non
         for batch in islice(task.batches(split, START), 100):
             for rows in (batch.inputs, batch.targets):
                 assert known(bytes(rows.flatten().tolist()).decode())
-
-
-def test_a_split_of_another_name_is_refused(task: LlamaBytes) -> None:
     with pytest.raises(ValueError, match="'train' or 'validation', not 'test'"):
         task.batches("test", START)
 
 
-def test_generation_depends_on_its_seed_and_outlives_the_context(task: LlamaBytes) -> None:
+def test_generation_depends_on_its_seed_and_outlives_the_context_and_is_streamed(
+    task: LlamaBytes,
+) -> None:
     model = task.model()
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    text = task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=1)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert text == task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=1)
-    assert text != task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=2)
-    assert 1 <= len(text) <= 50
-
-
-def test_text_is_streamed_while_it_is_made(task: LlamaBytes) -> None:
-    model = task.model()
     whole = task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert whole == task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=1)
+    assert whole != task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=2)
+    assert 1 <= len(whole) <= 50
     read = 0
     forward = model.forward
 

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from murmuration.worker.tasks import (
-    Cursor,
-    Generates,
-    Task,
-    TaskError,
-    TextError,
-    load_task,
-)
+from murmuration.worker.tasks import Cursor, Generates, Task, TaskError, TextError, load_task
 
 OWN_TASK = '''
 import torch
@@ -87,6 +80,7 @@ def message(name: str, /, **options: object) -> str:
 
 
 def test_a_task_of_ones_own_is_found_in_the_working_directory() -> None:
+    assert load_task("own_task:open_ended", seed=1, options={"slope": 5.0}).slope == 5.0
     task = load_task("own_task:build", seed=7, options={"slope": 3.0})
     assert isinstance(task, Task)
     assert not isinstance(task, Generates)
@@ -98,13 +92,8 @@ def test_a_task_of_ones_own_is_found_in_the_working_directory() -> None:
         assert task.loss(model, batch).item() == 0.0
 
 
-def test_a_factory_may_take_any_option() -> None:
-    assert load_task("own_task:open_ended", seed=1, options={"slope": 5.0}).slope == 5.0
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
+def test_a_wrong_name_says_what_to_do() -> None:
+    for name, expected in [
         ("llama-byte", "unknown task 'llama-byte'; did you mean 'llama-bytes'?"),
         ("zzz", "unknown task 'zzz'; choose from huggingface, llama-bytes"),
         (":build", "write it as 'package.module:factory'"),
@@ -117,26 +106,19 @@ def test_a_factory_may_take_any_option() -> None:
         ("own_task:needs", "needs the option 'path'"),
         ("own_task:without_seed", "its factory must accept a keyword 'seed'"),
         ("own_task:empty", "returned 'object', which lacks model, batches, loss"),
-    ],
-)
-def test_a_wrong_name_says_what_to_do(name: str, expected: str) -> None:
-    assert expected in message(name)
+    ]:
+        assert expected in message(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
+def test_a_wrong_option_says_so() -> None:
+    for name, options, expected in [
         ("llama-bytes", {"batchsize": 4}, "no option 'batchsize'; did you mean 'batch_size'?"),
         ("own_task:build", {"slop": 4}, "no option 'slop'; did you mean 'slope'?"),
         ("llama-bytes", {"seed": 4}, "'seed' is the run's own setting"),
         ("own_task:build", {"slope": 0}, "task 'own_task:build': slope must not be 0"),
-    ],
-)
-def test_a_wrong_option_says_so(name: str, options: dict[str, object], expected: str) -> None:
-    assert expected in message(name, **options)
+    ]:
+        assert expected in message(name, **options)
 
-
-def test_missing_text_is_a_text_error() -> None:
     with pytest.raises(TextError, match=r"'nowhere\.txt': no such file or folder"):
         load_task("llama-bytes", seed=1, options={"text": "nowhere.txt"})
 
@@ -145,8 +127,5 @@ def test_a_cursor_advances_by_samples_and_leaves_the_first_one_alone() -> None:
     first = Cursor(seed=1, stream="peer-a", position=5)
     assert first.advance(16) == Cursor(seed=1, stream="peer-a", position=21)
     assert first.position == 5
-
-
-def test_a_cursor_refuses_a_negative_position() -> None:
     with pytest.raises(ValueError, match="counts samples from 0, got -1"):
         Cursor(seed=1, stream="peer-a", position=-1)
