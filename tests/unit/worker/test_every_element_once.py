@@ -17,12 +17,9 @@ from murmuration.worker import wire
 from murmuration.worker.wire import tensors
 
 NAMES = tuple(codec.name for codec in CODECS)
-PLANS = st.builds(
-    Plan,
-    codec=st.sampled_from(NAMES),
-    reduction_codec=st.sampled_from(NAMES),
-    merge=st.just("keep"),  # few bits need it
-)
+CODEC = st.sampled_from(NAMES)
+PLANS = st.builds(Plan, codec=CODEC, reduction_codec=CODEC, merge=st.just("keep"))  # for few bits
+BLOCKS = st.sampled_from([4096, 8192, tensors.BLOCK_ELEMENTS])
 PATTERNS = st.sampled_from(["strided", "sequential"])
 GROUPS = st.lists(st.text("abcxyz", min_size=1, max_size=3), min_size=1, max_size=7, unique=True)
 SIDES = st.one_of(st.integers(0, 3), st.integers(60, 70))
@@ -65,9 +62,8 @@ def test_every_element_has_one_shard_and_every_shard_one_reducer(
         for start, stop in bounds:
             taken[start:stop] += 1
         assert torch.equal(taken, own)
-        assert Counter(order[0] for order in orders) == Counter(
-            dict.fromkeys(group, chunks_per_peer)
-        )
+        first = Counter(order[0] for order in orders)
+        assert first == dict.fromkeys(group, chunks_per_peer)
 
 
 @given(PLANS, st.integers(0, 20_000) | st.integers(0, 10**9), GROUPS)
@@ -92,13 +88,7 @@ def test_shards_are_even_and_begin_where_blocks_of_both_codecs_do(
 
 @pytest.mark.parametrize("codec", NAMES)
 @settings(max_examples=8)
-@given(
-    st.sampled_from(NAMES),
-    st.integers(0, 9_000),
-    st.integers(1, 6),
-    st.sampled_from([4096, 8192, tensors.BLOCK_ELEMENTS]),
-    st.integers(0, 99),
-)
+@given(CODEC, st.integers(0, 9_000), st.integers(1, 6), BLOCKS, st.integers(0, 99))
 def test_the_mean_of_each_element_is_that_of_the_whole_whatever_the_shards_and_blocks(
     codec: str, reduction_codec: str, elements: int, peers: int, block: int, seed: int
 ) -> None:
@@ -122,7 +112,7 @@ def test_the_mean_of_each_element_is_that_of_the_whole_whatever_the_shards_and_b
     assert torch.equal(arrived, expected)
 
 
-@given(st.sampled_from(NAMES), st.integers(0, 9_000))
+@given(CODEC, st.integers(0, 9_000))
 def test_what_an_encoding_has_left_out_makes_it_whole(codec: str, elements: int) -> None:
     values = torch.randn(elements, generator=torch.Generator().manual_seed(elements))
     own = codec_by_name(codec)
@@ -135,13 +125,7 @@ def test_what_an_encoding_has_left_out_makes_it_whole(codec: str, elements: int)
 
 @pytest.mark.parametrize("codec", NAMES)
 @settings(max_examples=8)
-@given(
-    st.sampled_from(NAMES),
-    st.integers(0, 5_000),
-    st.integers(1, 5),
-    st.integers(1, 9),
-    st.integers(0, 99),
-)
+@given(CODEC, st.integers(0, 5_000), st.integers(1, 5), st.integers(1, 9), st.integers(0, 99))
 def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
     codec: str, reduction_codec: str, coded: int, peers: int, exact: int, seed: int
 ) -> None:
@@ -173,15 +157,10 @@ def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
 
 def test_limbs_that_are_not_finite_are_refused() -> None:
     e3m0, values = codec_by_name("e3m0"), torch.tensor([1.0, 2.0, torch.nan])
-    payload = tensors.tensor_bytes(
-        torch.cat((e3m0.encode(values[:2]), values[2:].view(torch.uint8)))
-    )
-    for read in (
-        lambda: wire.check_values(e3m0, payload, 3, exact=1),
-        lambda: wire.decode(e3m0, payload, 3, exact=1),
-    ):
+    coded = torch.cat((e3m0.encode(values[:2]), values[2:].view(torch.uint8)))
+    for read in (wire.check_values, wire.decode):
         with pytest.raises(wire.WireError, match="NaN"):
-            read()
+            read(e3m0, tensors.tensor_bytes(coded), 3, exact=1)
 
 
 def test_a_fragment_without_elements_is_covered_by_empty_shards() -> None:

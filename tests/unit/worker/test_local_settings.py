@@ -1,6 +1,5 @@
 """Code is loaded and files are read if the user has named them, never on a peer's word."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +64,9 @@ def test_initial_values_come_from_the_others_or_from_what_was_typed(tmp_path: Pa
     assert typed.task.init == str(tmp_path)
 
 
-def test_a_section_that_is_none_is_refused() -> None:
+def test_a_section_that_is_none_is_refused_and_loops_of_their_own_load_nothing() -> None:
     with pytest.raises(ManifestRefused, match=r"without a section \[task\]"):
         join_config(run_of() | {"task": [1, 2]}, None, (), "host:1")
-
-
-def test_loops_of_their_own_load_nothing() -> None:
     join_config(run_of(f"task.name={OWN_LOOP}", "inner.optimizer=os:system"), None, (), "host:1")
 
 
@@ -85,9 +81,8 @@ def test_of_a_checkpoint_only_its_task_may_be_said_otherwise() -> None:
         restored_config(run, ("diloco.fragments=2",), "runs/x", own=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
+def test_what_a_model_of_transformers_could_load() -> None:
+    for options, found in [
         ({"model": LLAMA}, ()),
         ({"model": LLAMA, "tokenizer": "bytes", "text": "stdlib"}, ()),
         ({"model": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}}, ()),
@@ -98,33 +93,23 @@ def test_of_a_checkpoint_only_its_task_may_be_said_otherwise() -> None:
         ({"model": LLAMA | {"attn_implementation": "org/kernel"}}, ("model",)),
         ({"model": LLAMA, "lora": {"megatron_core": "evil", "megatron_config": {}}}, ("lora",)),
         ({"model": LLAMA, "text": "/etc/*"}, ("text",)),
-    ],
-)
-def test_what_a_model_of_transformers_could_load(
-    options: Mapping[str, Any], found: tuple[str, ...]
-) -> None:
-    assert HuggingFace.local_options(options) == found
-    assert local_settings("huggingface", options) == found
+    ]:
+        assert HuggingFace.local_options(options) == found
+        assert local_settings("huggingface", options) == found
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
+def test_a_model_that_this_machine_cannot_hold_is_not_built_on_others_word() -> None:
+    for task in [
         {"architecture": {"num_hidden_layers": 10**9}},
         {"architecture": {"hidden_size": 3_000_000}},
         {"context_bytes": 10**12},
         {"batch_size": 10**12},
         {"name": "huggingface", "model": {**LLAMA, "num_hidden_layers": 10**12}},
-    ],
-    ids=str,
-)
-def test_a_model_that_this_machine_cannot_hold_is_not_built_on_others_word(
-    task: dict[str, Any],
-) -> None:
-    run = run_of()
-    run["task"] |= task
-    with pytest.raises(TaskError, match=r"training its model takes .*GB of memory at least"):
-        join_config(run, None, (), "host:1")
+    ]:
+        run = run_of()
+        run["task"] |= task
+        with pytest.raises(TaskError, match=r"training its model takes .*GB of memory at least"):
+            join_config(run, None, (), "host:1")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -42,10 +42,12 @@ print(count)
 """
 
 
+def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
 def test_no_module_asks_at_import_for_what_windows_lacks() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=False
-    )
+    done = run(sys.executable, "-c", _IMPORTS)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 150
 
@@ -55,22 +57,12 @@ def test_users_own_modules_of_names_of_ours_are_in_nobodys_way(tmp_path: Path) -
         (tmp_path / hides).parent.mkdir(exist_ok=True)
         (tmp_path / hides).write_text("raise SystemExit('not this')")
     script = tmp_path / "train.py"
-    script.write_text(
-        "import murmuration\nprint(murmuration.Swarm.__name__, *murmuration.__all__)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    names = "import murmuration\nprint(murmuration.Swarm.__name__, *murmuration.__all__)\n"
+    script.write_text(names)
+    done = run(sys.executable, script, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     names = done.stdout.split()
     assert names[0] == "Swarm"
     assert all(hasattr(murmuration, name) for name in names)
-
-
-def test_the_commands_do_not_mind_what_is_in_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text("raise SystemExit('not this')")
-    murmur = Path(sys.executable).with_name("murmur")
-    done = subprocess.run(
-        [murmur, "join", "--help"], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = run(Path(sys.executable).with_name("murmur"), "join", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

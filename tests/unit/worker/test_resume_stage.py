@@ -27,14 +27,7 @@ def test_a_checkpoint_of_another_stage_is_refused(tmp_path: Path) -> None:
     manifest = Manifest.of(config, part_of(task, config, 0).whole)
     values = {"manifest": manifest.plain(), "stage": 2, "step": 5, "format": FORMAT}
     saved = checkpoint.save(tmp_path / "checkpoints", 5, {}, values)
-    options = WorkerOptions(
-        node=NodeConfig(peer="w", stage=1),
-        out=tmp_path,
-        resume=True,
-        announce=lambda _: None,
-    )
-    with pytest.raises(CheckpointError) as refused:
-        run_worker(config, options)
-    assert str(refused.value) == (
-        f"{saved} is of stage 2, this worker serves stage 1; resume with --stage 2 or another --out"
-    )
+    node, given = NodeConfig(peer="w", stage=1), {"resume": True, "announce": lambda _: None}
+    says = "is of stage 2, this worker serves stage 1; resume with --stage 2 or another --out"
+    with pytest.raises(CheckpointError, match=f"^{saved} {says}$"):
+        run_worker(config, WorkerOptions(node=node, out=tmp_path, **given))
