@@ -109,16 +109,6 @@ def test_a_round_without_overlap_ends_on_the_new_anchor() -> None:
     assert ANCHOR.tolist() == [10, 10, 10, 10]  # nothing known outside was written
 
 
-def test_the_outer_step_is_nesterovs() -> None:
-    outer = optimizer(replace(PLAIN, outer_lr=0.5, outer_momentum=0.5))
-    local = end(outer, done(0), send(outer, LOCAL))
-    assert outer.state.momentum.tolist() == [4] * 4
-    assert outer.state.anchor.tolist() == [10 - 0.5 * (4 + 0.5 * 4)] * 4 == [7] * 4
-    end(outer, done(1), send(outer, local))
-    assert outer.state.momentum.tolist() == [6] * 4
-    assert outer.state.anchor.tolist() == [7 - 0.5 * (4 + 0.5 * 6)] * 4
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
 def test_advancing_and_merging_is_applying(alpha: float) -> None:
     plan = replace(PLAIN, merge_alpha=alpha)

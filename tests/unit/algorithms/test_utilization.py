@@ -107,14 +107,6 @@ class TestClosedForms:
         found = at(SMALL, rounds(SMALL, inner_steps, tau), mbps, latency_s)
         assert found == pytest.approx(computes_s / (computes_s + waits_s), rel=1e-9)
 
-    @given(cases(), SPEEDS)
-    def test_no_plan_computes_faster_than_its_link_carries(
-        self, case: tuple[Workload, PlannedRounds], mbps: float
-    ) -> None:
-        workload, sent = case
-        bound = sent.inner_steps * workload.step_s / (sent.bits_per_period / (mbps * 1e6))
-        assert at(*case, mbps) <= bound * (1 + 1e-9)
-
     @given(cases(), SPEEDS, LATENCIES)
     def test_it_is_what_the_engines_schedule_gives_step_by_step(
         self, case: tuple[Workload, PlannedRounds], mbps: float, latency_s: float

@@ -206,8 +206,7 @@ def test_the_same_document_in_other_bytes_is_the_same_run() -> None:
     other = zstandard.ZstdCompressor(level=19, write_checksum=True).compress(plain)
     assert packed != other
     assert manifest_difference(packed, other) is None
-    line = manifest_difference(pack({"x": 1}), pack({"x": 2}))
-    assert line == "the manifest is not this run's: x: 1 in this run, 2 in yours"
+
     assert run_name(packed) == run_name(other)
 
 

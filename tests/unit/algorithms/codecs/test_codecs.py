@@ -44,8 +44,6 @@ def round_trip(codec: Codec, values: Tensor) -> Tensor:
 def test_names_and_wire_ids_never_change() -> None:
     assert {codec.name: codec.wire_id for codec in CODECS} == WIRE_IDS
     assert all(codec_by_name(codec.name) is codec for codec in CODECS)
-    with pytest.raises(ValueError, match=r"^unknown codec 'fp7'; use one of fp32, bf16"):
-        codec_by_name("fp7")
 
 
 @every_codec

@@ -14,7 +14,7 @@ from murmuration.worker.leases.ledger import (
     ShareMessage,
     StreamsDiffer,
 )
-from murmuration.worker.membership import Health, Member
+from murmuration.worker.membership import Member
 
 
 class Tables:
@@ -22,8 +22,7 @@ class Tables:
 
     Attributes:
         received: by peer, what its train thread is told.
-        differing: by peer, the others whose samples are said to be others.
-        held_back: peers that messages to and from wait for.
+        gone: peers that answer no more.
     """
 
     def __init__(self, *names: str) -> None:
@@ -31,8 +30,6 @@ class Tables:
         self.received: dict[str, deque[LeaseMessage]] = {}
         self.members: dict[str, Member] = {}
         self.silent: list[PeerSilent] = []
-        self.differing: dict[str, list[StreamsDiffer]] = {}
-        self.held_back: set[str] = set()
         self.gone: set[str] = set()
         self.now = 0.0
         self._under_way: list[tuple[str, Announce]] = []
@@ -46,62 +43,39 @@ class Tables:
         self.members[name] = Member(name, f"{name}:1", epoch)
         self.all_see()
 
-    def kill(self, name: str, *, seen: bool = True) -> None:
-        self.gone.add(name)
-        if seen:
-            self.members[name] = Member(name, f"{name}:1", epoch=1, health=Health.DEAD)
-            self.all_see()
-
     def all_see(self) -> None:
-        for name in self.tables:
-            self.see(name, self.members.values())
-
-    def see(self, name: str, members: Iterable[Member]) -> None:
-        view = View({member.peer: member for member in members})
-        self._done(name, self.tables[name].on_view(view, self.members[name].epoch))
+        for name, table in self.tables.items():
+            view = View({member.peer: member for member in self.members.values()})
+            self._done(name, table.on_view(view, self.members[name].epoch))
 
     def handle(self, name: str, message: ShareMessage) -> None:
         """Its train thread says something, and all messages arrive that it gives rise to."""
         self._done(name, self.tables[name].heard(message))
-
-    def close(self, name: str) -> None:
-        self._done(name, self.tables[name].close())
 
     def tick(self, *names: str) -> None:
         for name in names or [name for name in self.tables if name not in self.gone]:
             self._done(name, self.tables[name].tick(self.now))
 
     def _done(self, name: str, actions: Iterable[LeaseAction]) -> None:
-        self._carry_out(name, actions)
-        self.deliver()
-
-    def deliver(self) -> None:
         """What is under way arrives everywhere before any answer does: all speak at once."""
-        waiting: list[tuple[str, Announce]] = []
+        self._carry_out(name, actions)
         while self._under_way:
             sent, self._under_way = self._under_way, []
             answers: list[tuple[str, str, int, LeaseNews | None]] = []
             for sender, announce in sent:
-                peer = announce.peer
-                if {sender, peer} & self.held_back:
-                    waiting.append((sender, announce))
-                elif peer in self.gone:
-                    answers.append((sender, peer, announce.number, None))
-                else:
+                peer, reply = announce.peer, None
+                if peer not in self.gone:
                     reply, actions = self.tables[peer].answer(announce.news)
                     self._carry_out(peer, actions)
-                    answers.append((sender, peer, announce.number, reply))
+                answers.append((sender, peer, announce.number, reply))
             for sender, peer, number, news in answers:
                 table = self.tables[sender]
-                if sender not in self.gone:
-                    lost = news is None
-                    actions = (
-                        table.unanswered(peer, self.now)
-                        if lost
-                        else table.answered(peer, number, news)
-                    )
-                    self._carry_out(sender, actions)
-        self._under_way = waiting
+                if sender in self.gone:
+                    continue
+                if news is None:
+                    self._carry_out(sender, table.unanswered(peer, self.now))
+                else:
+                    self._carry_out(sender, table.answered(peer, number, news))
 
     def _carry_out(self, name: str, actions: Iterable[LeaseAction]) -> None:
         for action in actions:
@@ -111,6 +85,6 @@ class Tables:
                 case PeerSilent():
                     self.silent.append(action)
                 case StreamsDiffer():
-                    self.differing.setdefault(name, []).append(action)
+                    pass  # the user is told
                 case _:
                     self.received[name].append(action)

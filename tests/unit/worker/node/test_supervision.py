@@ -57,13 +57,6 @@ class Metadata(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-def test_a_file_that_exists_is_a_notice(tmp_path: Path) -> None:
-    notice = tmp_path / "notice"
-    assert not is_noticed(str(notice))
-    notice.touch()
-    assert is_noticed(str(notice))
-
-
 def test_a_url_that_says_so_is_a_notice() -> None:
     asked = "200/terminate 200/TRUE google/TRUE amazon/terminate 200/FALSE 200/none 200/0 200/"
     asked += " 404/x 500/x google/FALSE amazon/"

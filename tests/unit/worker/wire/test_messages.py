@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -42,15 +41,6 @@ KINDS = [
     pb.StatusReply, pb.Frame, pb.ExchangeUp, pb.ExchangeDown, pb.FetchRequest, pb.FetchReply,
     pb.IntroduceRequest, pb.IntroduceReply,
 ]  # fmt: skip
-
-
-@given(st.binary(max_size=200))
-def test_garbage_is_a_message_or_a_wire_error_and_so_is_its_member(raw: bytes) -> None:
-    for kind in KINDS:
-        with suppress(WireError):
-            message = parse(kind, raw)
-            if isinstance(message, pb.Member):
-                wire.member_from_message(message)
 
 
 @pytest.mark.parametrize("kind", ["run", "group", "pruned", "invalid", "again"])
