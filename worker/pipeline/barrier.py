@@ -27,7 +27,7 @@ from murmuration.worker.training.mailbox import IterationOver
 from murmuration.worker.transport import Method, TransportError
 
 _PATIENCE_S = 2.0
-_STAGE_S = 15.0  # for each stage of the model, from the first report on, until the last is in
+_STAGE_S = 4.5  # for each stage of the model, from the first report on, until the last is in
 _USUAL, _LATELY = 4, 16  # or so many times the longest of late
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for
 _REPORT_S = 2.0

@@ -11,7 +11,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
-from murmuration.worker.membership import Member
+from murmuration.worker.membership import Health, Member
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_call import (
     Hop,
@@ -28,7 +28,7 @@ from murmuration.worker.transport import Method, Stream, TransportError, Unreach
 _MAX_REASON = 200  # characters
 _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
 # A replica has so long for each stage to come, or so many times the longest of the last calls.
-_LEAST_HOP_S, _USUAL_HOPS, _LATELY = 10.0, 4, 64
+_LEAST_HOP_S, _USUAL_HOPS, _LATELY = 3.0, 4, 64
 _FIRST_HOP_S = 30.0  # as the longest, before there was one
 _BEFORE_S = 30.0  # for each stage of the model, until it has the activations
 _PASSED_S, _MOST_DOUBLED = 60.0, 3  # a replica that took longer is passed over so long at first
@@ -191,8 +191,10 @@ class Forwarder:
             stream.cancel()
             if self._limits[limit] is None:
                 raise Unreachable(f"{member.peer} is gone") from None
-            held_s = context.clock() - began_s
-            self._pass_over(member.peer, f"has held a microbatch for {held_s:.0f} s")
+            now = context.member(member.peer)
+            if now is not None and now.health is Health.ALIVE:  # not silent, maybe for a while
+                held_s = context.clock() - began_s
+                self._pass_over(member.peer, f"has held a microbatch for {held_s:.0f} s")
             raise Unreachable(f"{member.peer} has held it for {most_s:.0f} s") from None
         except BaseException:
             stream.cancel()
