@@ -202,7 +202,7 @@ def test_what_is_told_before_the_block_is_in_the_log(
     (address,) = free_addresses(1)
     (tmp_path / "members.json").write_text("{")
     with pytest.raises(PeersUnreachable):
-        Swarm(*model_of(), join=address, wait_s=0.1, out=tmp_path)
+        Swarm(*model_of(), join=address, wait_s=2.0, out=tmp_path)
     told = events(tmp_path)
     assert "members.json is damaged or cannot be read" in told[0]["text"]
     assert told[1]["text"].startswith(f"nobody answers yet: {address}")
