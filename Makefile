@@ -48,8 +48,8 @@ check: $(READY)  ## format, lint, types, import rules, freshness of the generate
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	out=$$(mktemp -d); $(PROTOC) $(PROTO_KINDS:%=--%_out=$$out) 2>/dev/null || exit 1; \
-	! diff -q $$out/murmuration/protos protos | grep _pb2 || { echo "run: make proto"; exit 1; }; rm -r $$out
+	out=$$(mktemp -d); trap 'rm -r $$out' EXIT; $(PROTOC) $(PROTO_KINDS:%=--%_out=$$out) 2>/dev/null || exit 1; \
+	! diff -q $$out/murmuration/protos protos | grep _pb2 || { echo "run: make proto"; exit 1; }
 	$(RUN) -m tests.size
 	$(BIN)/pytest -n $(TEST_PROCESSES) tests/unit tests/protocol
 

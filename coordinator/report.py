@@ -37,11 +37,12 @@ def build_report(
     `val_loss val_loss_error val_metrics compute_s stall_s wall_s compute_utilization` are means
     over the workers that reported them. They evaluate on the same batches, so `val_loss_error` is
     the standard error of each. `rounds_completed` is the most that one worker saw, `rounds_failed`
-    the sum over workers. The mean that ends a run is part of both that and `stall_s`. `spread` is
-    how far replicas in pairs were from their group's mean when they last met, relative to its size.
-    `loop_lag_ms` is the worst worker's. `bytes_ratio` says how many times more DDP would have sent.
-    A worker that ended without a result stands in `peers` with what was last heard of it. What
-    differs with a model in stages: see `staged_figures`.
+    the sum over workers. The mean that ends a run is part of `rounds_completed` and `stall_s`, and
+    stands apart in `final_mean_rounds final_mean_stall_s`. `spread` is how far replicas in pairs
+    were from their group's mean when they last met, relative to its size. `loop_lag_ms` is the
+    worst worker's. `bytes_ratio` says how many times more DDP would have sent. A worker that ended
+    without a result stands in `peers` with what was last heard of it, its counts null where it
+    could not be asked. What differs with a model in stages: see `staged_figures`.
 
     Args:
         settings: preset, steps, inner_steps and seed as typed, where no worker has reported them;
@@ -124,7 +125,7 @@ class _Results:
         return [value for each in self.all if (value := int_of(each, key)) is not None]
 
     def pairs(self, key: str, other: str) -> list[tuple[int, int]]:
-        """Both figures of each report that has the one, and the other but as 0."""
+        """Both figures of each report that has the one, and of the other more than 0."""
         return [
             (value, more)
             for each in self.all
@@ -239,13 +240,16 @@ def _mean_of_each(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     """Figures that take the place of a whole model's, and `stages`; empty where nothing is cut.
 
-    `params` are the whole model's, None unless every stage has reported; `bytes_ratio` compares
-    what the exchange within the stages has sent with DDP within them. In `stages`, `iteration_s` is
-    the mean of the workers' medians, `iteration_p95_s` that of the slowest,
+    `params` are the whole model's, None unless every stage has reported; `hashes_agree` says
+    whether each stage's replicas do; `bytes_ratio` compares what the exchange within the stages has
+    sent with DDP within them; `checkpoint` is that of the whole model. In `stages`, `iteration_s`
+    is the mean of the workers' medians, `iteration_p95_s` that of the slowest,
     `activation_bytes_per_iteration` is what a worker has sent of activations and gradients on
     average; the peak in flight is that of the worker nearest to its limit. `counts` are sums:
     `unconfirmed` of workers that have not reported, the others of those that have. `rest` are
-    shares of the time from first to last inner step in which nothing was computed, on average.
+    shares of the time from first to last inner step in which nothing was computed, on average:
+    waiting for microbatches, for rounds, and the rest. `moves` and `rebuilds` count the peers that
+    went to another stage and the stages that they rebuilt.
     """
     if all(record.stage is None for record in records):
         return {}

@@ -71,7 +71,8 @@ class ReservedPorts(ExitStack):
 
     A port that is merely looked up can be lost to any outgoing connection before its worker
     listens. Linux lets a listener bind next to a socket that does not listen, if both set
-    SO_REUSEADDR, as gRPC does; so there the sockets stay open.
+    SO_REUSEADDR, as gRPC does; so there the sockets stay open. Elsewhere they are
+    closed once all ports are chosen.
     """
 
     def __init__(self, count: int) -> None:

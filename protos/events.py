@@ -1,8 +1,8 @@
 """What a worker reports of itself: JSON lines on stdout and in its log, documents on the wire.
 
 Each is a map with `event`, its kind, `peer`, `at`, the time of day, `time_s`, seconds since the
-start, and the fields of its kind. It may be of another version: it is read field by field, and what
-does not fit counts as missing.
+start, and the fields of its kind. It may be of another version: it is read
+field by field, and what does not fit counts as missing.
 """
 
 import math
@@ -16,14 +16,65 @@ EVENTS = "events.jsonl"  # the log, in a worker's folder
 NO_END = 1 << 40  # steps of a run that ends when its loops do
 
 EventKind = Literal[
-    "run", "relayed", "router_port", "listening", "metrics", "page", "started", "progress",
-    "validation", "round", "round_failed", "put_back", "stalled", "head_start", "refused", "member",
-    "enrolled", "awaiting", "renewed", "unreachable", "left", "handed_in", "preempted", "adopted",
-    "skipped", "resumed", "checkpoint", "located", "warning", "result", "exit", "report",
+    # parameters, preset, inner_steps (null: without rounds), steps, tokens of a step (null: the
+    # task does not count in them), device
+    "run",
+    "relayed",  # by: names of relays; address: others reach the peer there, for they cannot dial it
+    "router_port",  # address: others dial that, from where the router leads them here
+    "listening",  # address, pid, origin: how the address was found, if it was not given
+    "metrics",  # url
+    "page",  # url; token_file, where readers show one
+    "started",  # group, step
+    # step, steps, loss, rounds: completed by this process, state, bytes_sent, bytes_received,
+    # learning_rate, gradient_norm, steps_per_s; where they are known, of this process: samples,
+    # samples_per_s, tokens, tokens_per_s; peers: that live, this one among them
+    "progress",
+    "validation",  # step, val_loss, val_loss_error and val_metrics: of the anchors, seconds
+    # fragment, round, contributors, missed, stall_s, exchange_s, waited_for; work_steps: that this
+    # peer's contribution stands for; since the last one: steps, and step_s, what one of them has
+    # computed for on average
+    "round",
+    "round_failed",  # fragment, round, reason, waiting_for
+    # step, fragments, steps: that are lost, steps_lost: of all times so far, times; parameters,
+    # moments or a gradient were not finite, and are what they were before
+    "put_back",
+    "stalled",  # fragment, round, waiting_for, seconds so far, last_s: of the round before
+    "head_start",  # fragment, round, step: an anchor that was fetched early is used
+    "refused",  # reason, again, sender, round: a message that was not taken
+    "member",  # peer_changed, health
+    "enrolled",  # name, token: a peer was given its certificate
+    "awaiting",  # here, wanted: the number of peers that the start waits for; null: for the others
+    "renewed",  # expires: this peer's own certificate was, until that day
+    "unreachable",  # peers: that this one does not reach, though they are alive
+    # step, others: that go on; unsent_steps: that are in no round; apart: its model is its own
+    "left",
+    "handed_in",  # fragment, round, steps: that others have of this peer's, which leaves
+    "preempted",  # source: of the notice that this machine will go away
+    # donor, step, reason, confirmed_by: another peer's state was taken over; rounds_given_up: of
+    # this peer's; kept_steps: inner steps of these that it contributes again; apart
+    "adopted",
+    "skipped",  # step, reason
+    "resumed",  # path, step: goes on from a checkpoint of this peer's own
+    "checkpoint",  # path, step, seconds
+    "located",  # found or gone, verdict: as in a status document; see `verdict_words`
+    "warning",  # text; stage
+    "result",  # the final event of a worker: see worker/training/result.py
+    "exit",  # exit_code, text: of a process, by its launcher
+    "report",  # the final event of the coordinator: see coordinator/report.py
     # Of a model in stages:
-    "iteration", "late", "dropped", "discarded", "rerouted", "orphaned", "unconfirmed", "confirmed",
-    "lost", "moves", "rebuilt", "assembled",
-]  # fmt: skip
+    "iteration",  # iteration, visits, loss
+    "late",  # iteration
+    "dropped",  # iteration, microbatch, reason
+    "discarded",  # iteration
+    "rerouted",  # iteration, microbatch, stage
+    "orphaned",  # iteration, microbatch, stage
+    "unconfirmed",  # iteration, replica, microbatches: that may be lost with the replica
+    "confirmed",  # iteration, replica, microbatches
+    "lost",  # iteration, replica, microbatches
+    "moves",  # stage, to
+    "rebuilt",  # stage, from: the weight of each stage that it was made of
+    "assembled",  # path, step
+]
 
 Event = Mapping[str, object]
 Log = Callable[[dict[str, object]], None]  # takes events

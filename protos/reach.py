@@ -32,12 +32,12 @@ CHECK_ADDRESS = "check the address, that a worker runs there, and that its port 
 def listening_problem(listen: str) -> OSError | None:
     """Why nothing can listen at HOST:PORT now; None where something can."""
     host, port = split_address(listen)
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((host, port))
-        except OSError as error:
-            return error
+    except OSError as error:
+        return error
     return None
 
 

@@ -268,11 +268,11 @@ def _check_together(config: Config) -> None:
             raise source.refused(section, key, why)
     alike = (plan.exchange, plan.weighting, plan.mean_over) == ("mean", "uniform", "all")
     if config.rounds.aggregation != "mean" and not alike:
-        why = "is for means over all in which all count alike"
         why = (
-            f'aggregation = "{config.rounds.aggregation}" {why}; leave out exchange, weighting and'
+            f'aggregation = "{config.rounds.aggregation}" is for means over all in which all count '
+            "alike; leave out exchange, weighting and mean_over"
         )
-        raise source.refused("rounds", "aggregation", f"{why} mean_over")
+        raise source.refused("rounds", "aggregation", why)
 
 
 def _task(options: dict[str, Any], source: ConfigOrigin) -> TaskConfig:

@@ -40,11 +40,11 @@ def main() -> int:
     settings = dict(setting.split("=", 1) for setting in asked.set)
     out = Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (out / "pid").write_text(str(os.getpid()))
-        steps = int(asked.steps or settings.get("run.steps", 20))
-        return run(asked.name, asked.listen, settings, len(asked.join) + 1, steps)
+    # The kernel lets it go, once the exit code is there.
+    fcntl.flock(os.open(out / "lock", os.O_CREAT | os.O_WRONLY), fcntl.LOCK_EX)
+    (out / "pid").write_text(str(os.getpid()))
+    steps = int(asked.steps or settings.get("run.steps", 20))
+    return run(asked.name, asked.listen, settings, len(asked.join) + 1, steps)
 
 
 def run(name: str, listen: str, settings: dict[str, str], workers: int, steps: int) -> int:

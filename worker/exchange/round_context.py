@@ -13,7 +13,7 @@ from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.reducers import reducer_orders
 from murmuration.algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation, Quarantine
-from murmuration.protos.events import new_event
+from murmuration.protos.events import Log, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
@@ -172,7 +172,7 @@ class Context:
     detection_s: float  # how long a dead peer takes to be noticed
     clock: Callable[[], float]  # monotonic seconds
     offload: Offload
-    log: Callable[[dict[str, object]], None]
+    log: Log
     compression: Compression
     arrivals: Arrivals
     counts: Counts = field(default_factory=Counts)

@@ -494,7 +494,8 @@ class Swarm(StepListener):
         return found | (self._session.carried if self._session is not None else {})
 
     def report(self, loss: float | Tensor) -> None:
-        """Tells the swarm the loss of the step to come. Raises UsageError: it is not one number."""
+        """Tells the swarm the loss of the step to come. Of a tensor the value is read at once,
+        which on a GPU waits for it. Raises UsageError: it is not one number."""
         try:
             self._replica.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -568,8 +569,9 @@ class Swarm(StepListener):
         """The outer state, to be saved beside the model's and the optimizer's own of the same
         moment.
 
-        Rounds on their way and the samples that are used are in it. Tensors are not copied: they
-        are never written again. On a site all but rank 0's are empty, so that
+        Rounds on their way and the samples that are used are in it. Values are numbers, lists and
+        tensors, and the states of streams that have one. Tensors are not copied: they are never
+        written again. On a site all but rank 0's are empty, so that
         `torch.distributed.checkpoint` saves one, for any number of ranks. Raises UsageError: in a
         block of `anchor`.
         """

@@ -270,19 +270,22 @@ class CoordinatorClient:
         while True:
             if self._refusal is not None:
                 raise self._refusal
-            started = self._node.published is not None
             try:
                 await self._introduce()
                 self._silent, self._first_contact.introduced = False, True
             except (TransportError, wire.WireError, ManifestRefused) as error:
                 self._first_contact.introduced = False
-                if isinstance(error, ManifestRefused) and not started:
+                if isinstance(error, ManifestRefused) and not self._started:
                     raise
-                if started and not self._silent:
+                if self._started and not self._silent:
                     self._silent = True
                     text = f"coordinator: {error}; going on without"
                     self._node.log(new_event("warning", text=text))
-            await asyncio.sleep(_PERIOD_S if started and not self._silent else _EAGER_S)
+            await asyncio.sleep(_PERIOD_S if self._started and not self._silent else _EAGER_S)
+
+    @property
+    def _started(self) -> bool:  # maybe while the coordinator is asked
+        return self._node.published is not None
 
     async def leave(self) -> None:
         with suppress(TransportError, wire.WireError, ManifestRefused):

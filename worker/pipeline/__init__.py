@@ -19,6 +19,6 @@ profile.py        what is measured of links and stage, when, and what gossip car
 planner.py        from all profiles to this peer's routes
 stage_call.py     a call's key, its route, its reply, and all of it on the wire
 forwarder.py      a call of the next stage; of another replica, or past a stage
-server.py         calls that arrive here
+server.py         calls and reports that arrive here
 barrier.py        when an iteration is over, and whether its gradient can be vouched for
 """

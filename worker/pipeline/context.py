@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from murmuration.algorithms.codecs import Codec
-from murmuration.protos.events import EventKind, new_event
+from murmuration.protos.events import EventKind, Log, new_event
 from murmuration.worker.background import Offload
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.profile import StageMeasurements
@@ -72,7 +72,7 @@ class StageContext:
     post: Callable[[ToTrain], None]
     offload: Offload
     clock: Callable[[], float]
-    log: Callable[[dict[str, object]], None]
+    log: Log
     counts: StageCounts = field(default_factory=StageCounts)
     activation_shape: tuple[int, int, int] | None = None
     ended: bool = field(default=False, init=False)

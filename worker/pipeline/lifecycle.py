@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from murmuration.protos.events import new_event
+from murmuration.protos.events import Log, new_event
 from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
@@ -25,8 +25,6 @@ from murmuration.worker.tasks import Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.loop import Trainer
 from murmuration.worker.training.result import WholeModel
-
-Log = Callable[[dict[str, object]], None]
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.1

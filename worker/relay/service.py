@@ -50,7 +50,8 @@ class RelayTable:
         return {"for": list(self._places), "tunnels": self.tunnels, "relayed_bytes": relayed_bytes}
 
     def reserve(self, peer: str, now: float, *, relayed: bool) -> None:
-        """Gives a place, or keeps it. Args: relayed: this peer is itself. Raises Refused."""
+        """Gives a place, or keeps it. Raises Refused. Args: relayed: this relay is itself reached
+        through one."""
         if not self._rate_mbps:
             raise Refused("it relays for nobody (--relay-mbps 0)")
         if relayed:

@@ -193,6 +193,8 @@ class Tunnels:
                 async with asyncio.timeout(_FIRST_S):
                     await stream.answered.wait()
                 await asyncio.Event().wait()
+            if stream.unanswered:  # before the connection ends, and gRPC dials again
+                self._failed(relay, "it drops what it is given")
 
         await first_of(pump(stream, reader, writer), watch())
         if stream.unanswered:

@@ -146,14 +146,14 @@ class HuggingFace:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             if isinstance(source, str) and any(Path(source).glob("*.safetensors")):
-                with _refusals(f"model {source!r}"):
+                with _refusals(f"model {source!r}", kinds=(OSError, ValueError, RuntimeError)):
                     made = auto.from_pretrained(source, dtype=torch.float32, local_files_only=True)
             else:
                 made = auto.from_config(self._config, dtype=torch.float32)
             model: nn.Module = made.train()
             if self._lora is not None:
                 peft = _library("peft")
-                with _refusals("lora"):
+                with _refusals("lora", kinds=(TypeError, ValueError)):
                     settings = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **self._lora})
                     model = peft.get_peft_model(model, settings)
             return model
@@ -218,7 +218,7 @@ class HuggingFace:
         auto, source = self._transformers.AutoConfig, self._source
         instead = "; name a folder with config.json, or give the config as a table with model_type"
         instead += ', such as { model_type = "llama" }'
-        with _refusals(f"model {source!r}", instead):
+        with _refusals(f"model {source!r}", instead, (OSError, ValueError, TypeError, KeyError)):
             if isinstance(source, str):
                 return auto.from_pretrained(source, local_files_only=True)
             return auto.for_model(**source)
@@ -271,10 +271,12 @@ def _harmless(value: object, words: Container[str], key: str = "") -> bool:
 
 
 @contextmanager
-def _refusals(what: str, instead: str = "") -> Iterator[None]:
+def _refusals(
+    what: str, instead: str = "", kinds: tuple[type[Exception], ...] = (OSError, ValueError)
+) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+    except kinds as error:
         raise TaskError(f"{what}: {one_line(error)[:300]}{instead}") from error
 
 

@@ -195,7 +195,7 @@ def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
         matches = globbing.iglob(str(path), recursive=True)
         found = (match for match in matches if _is_file(match) or _leads_nowhere(match))
         names = [Path(match).relative_to(root).as_posix() for match in found]
-        missing = f"no file matches: check the pattern (it is read relative to {Path.cwd()})"
+        missing = ""
     elif path.is_symlink():
         to = os.readlink(path)
         why = f"the link leads to {to}, and from there nowhere: mend it, or name the file itself"
@@ -204,6 +204,9 @@ def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
         why = f"no such file or folder (looked at {path.absolute()}): name one that exists"
         raise _refused(source, f"{why}, or {STDLIB!r} for Python's own sources")
     if not names:
+        missing = (
+            missing or f"no file matches: check the pattern (it is read relative to {Path.cwd()})"
+        )
         raise _refused(source, missing)
     return root, sorted(names)
 

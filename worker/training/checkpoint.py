@@ -186,7 +186,8 @@ def set_aside(folder: Path) -> Path | None:
 
 
 def load(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """Loads the newest that is whole, with a line for each newer one. Raises CheckpointError."""
+    """Loads the newest that is whole, with a line for each newer one that is not. Raises
+    CheckpointError: there is none."""
     problems: list[str] = []
     for path in _newest_first(folder):
         try:

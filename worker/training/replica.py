@@ -117,9 +117,12 @@ class InnerReplica(Replica):
         ]
         self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
         self.lr_factor = 1.0
-        self.tokens_per_sample = getattr(task, "tokens_per_sample", None)
         self._norm: Tensor | None = None  # as clipping has measured it
         self._device = device_of(model)
+
+    @property
+    def tokens_per_sample(self) -> int | None:  # type: ignore[override]  # a task may say it late
+        return getattr(self._task, "tokens_per_sample", None)
 
     @property
     def samples(self) -> int | None:
@@ -163,8 +166,8 @@ class InnerReplica(Replica):
         if self._config.clip > 0:
             self._norm = nn.utils.clip_grad_norm_(self._named.values(), self._config.clip)
         for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                if not self._schedulers:
+            if not self._schedulers:
+                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                     group["lr"] = self._config.lr_at(step, self._steps, peak * self.lr_factor)
             optimizer.step()
         for parameter in self._named.values():

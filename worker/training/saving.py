@@ -22,7 +22,7 @@ from typing import Any
 import fsspec
 from torch import Tensor
 
-from murmuration.protos.events import new_event
+from murmuration.protos.events import Log, new_event
 from murmuration.protos.figures import duration
 from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.errors import CheckpointError, ConfigError
@@ -163,7 +163,7 @@ class Saver:
         folder: Path,
         config: CheckpointConfig,
         expected_bytes: int,
-        log: Callable[[dict[str, object]], None],
+        log: Log,
         saved: Callable[[float], None],
         copies: RemoteCopies | None = None,
     ) -> None:

@@ -108,7 +108,7 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         """What refused streams had sent ahead is free by now. glibc would keep it for this process:
         0.7 GB after 2,000 of them at once."""
         self._returning = False
-        with suppress(AttributeError):  # another libc
+        with suppress(AttributeError, TypeError, OSError, RuntimeError):  # another libc; the end
             trim = ctypes.CDLL(None).malloc_trim
             asyncio.get_running_loop().run_in_executor(None, trim, 0)
 

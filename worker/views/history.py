@@ -1,8 +1,9 @@
-"""A history of what the peers of a swarm say of themselves, for the page.
+"""A history of what the peers of a swarm say of themselves, for the page and
+`murmur status`.
 
-Everything is bounded, whatever peers say: 128 peers, of each 512 points and 128 rounds, in all at
-most 30 MB. Points are thinned out, so that they span the whole run; of rounds the latest are kept.
-Of documents, known fields are taken, each checked.
+Everything is bounded, whatever peers say and however long the run is: 128 peers, of each 512 points
+and 128 rounds, in all at most 30 MB. Points are thinned out, so that they span the whole run; of
+rounds the latest are kept. Of documents, known fields are taken, each checked.
 """
 
 import math

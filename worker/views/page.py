@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
-from murmuration.protos.reach import cannot_listen, listening_problem
+from murmuration.protos.reach import cannot_listen
 from murmuration.worker.identity.certificates import FOLDER, write_secret
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import History, Look
@@ -92,9 +92,10 @@ class WebServer:
         host, port = split_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        if (problem := listening_problem(address)) is not None:
-            raise OSError(cannot_listen(option, address, problem)) from problem
-        self._socket = socket.create_server((host, port), family=family, dualstack_ipv6=both)
+        try:
+            self._socket = socket.create_server((host, port), family=family, dualstack_ipv6=both)
+        except OSError as error:
+            raise OSError(cannot_listen(option, address, error)) from error
         config = uvicorn.Config(
             app,
             log_config=None,  # requests are logged nowhere

@@ -247,7 +247,7 @@ class Checks:
         for peer in others:
             hidden = {hides for each in drawn if (hides := _hides(peer, each, answers)) is not None}
             if hidden and self.doubts.hides(peer, hidden=any(hidden)):
-                self._context.caught(peer, "it does not show what it contributes")
+                self._context.caught(peer, "it does not show what it contributes or has left over")
         for each in drawn:
             for liar, why in await self._judged(each, answers):
                 if self._context.caught(liar, why) and liar == each.given.header.reducer:

@@ -437,6 +437,8 @@ class Contributor:
         leaves_some = part.commitment and self._context.plan.keeps_reduction_residual
         if len(header.lefts) not in ((1, 2) if leaves_some else (0,)):
             raise wire.WireError(f"{key}: {len(header.lefts)} roots of what encodings leave out")
+        if any(len(root) != wire.HASH_BYTES for root in (*header.roots, *header.lefts)):
+            raise wire.WireError(f"{key}: a root is not of {wire.HASH_BYTES} bytes")
         if header.weights and len(header.weights) != len(header.contributors):
             raise wire.WireError(f"{key}: {len(header.weights)} weights of contributions")
         for weight in header.weights:

@@ -22,7 +22,7 @@ class AnchorPrefetch:
 
     def __init__(self, config: "RoundConfig", plan: "Plan", round_bytes: Sequence[int]) -> None:
         self._config, self._round_bytes = config, round_bytes
-        self._told = plan.shared_momentum  # the train side uses the means, and waits for them
+        self._told = plan.shared_momentum  # the train side uses the means
         self.awaited = self._told and plan.overlap_steps == 0
         self._met: dict[int, Group] = {}  # by fragment, with whom the last round was held
         self._s_per_byte = 0.0

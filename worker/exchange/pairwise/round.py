@@ -184,7 +184,7 @@ class PairRound:
         self.patience_until = min(now + self._patience_s, self.deadline)
 
     def heard_of(self, peer: str, now: float) -> None:
-        """It is not late, its link is slow."""
+        """Something of the partner's arrives: it is not late, its link is slow."""
         self.heard = now
         self._show_life(peer, now)
 

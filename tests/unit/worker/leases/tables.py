@@ -22,6 +22,7 @@ class Tables:
 
     Attributes:
         received: by peer, what its train thread is told.
+        differing: by peer, the others whose samples are said to be others.
         gone: peers that answer no more.
     """
 
@@ -30,6 +31,7 @@ class Tables:
         self.received: dict[str, deque[LeaseMessage]] = {}
         self.members: dict[str, Member] = {}
         self.silent: list[PeerSilent] = []
+        self.differing: dict[str, list[StreamsDiffer]] = {}
         self.gone: set[str] = set()
         self.now = 0.0
         self._under_way: list[tuple[str, Announce]] = []
@@ -85,6 +87,6 @@ class Tables:
                 case PeerSilent():
                     self.silent.append(action)
                 case StreamsDiffer():
-                    pass  # the user is told
+                    self.differing.setdefault(name, []).append(action)
                 case _:
                     self.received[name].append(action)
