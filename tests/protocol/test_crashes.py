@@ -51,6 +51,16 @@ async def test_a_peer_killed_amid_its_exchange(peers: int, round_: int) -> None:
             assert max(e["stall_s"] for e in peer.of_kind("round")) < MEMBERSHIP.detection_s(peers)
 
 
+async def test_all_but_one_are_killed() -> None:
+    """The last one asks for no other state, and ends the run by itself."""
+    async with Swarm(Problem(steps=15), NAMES, at=1) as swarm:
+        for name in "bcd":
+            swarm.kill(name)
+        await swarm.finished(60)
+        assert (swarm["a"].versions, swarm["a"].of_kind("adopted")) == ((5,), [])
+        assert swarm["a"].of_kind("round")[-1]["contributors"] == 1
+
+
 @pytest.mark.parametrize(
     ("answered", "shard", "last_round"), [(0, 0, False), (2, 1, False), (0, 1, True), (2, 0, True)]
 )
