@@ -30,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -650,6 +651,7 @@ def run_checks(names: Sequence[str], device: torch.device, results: Results) -> 
                 figures = {"result": "skipped", "error": str(error)}
             except Exception as error:
                 figures = {"result": "failed", "error": first_line(error)}
+                traceback.print_exc()
             if device.type == "cuda":
                 figures["card_gb"] = torch.cuda.max_memory_allocated() / 1e9
                 torch.cuda.reset_peak_memory_stats()
