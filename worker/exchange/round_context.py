@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -238,11 +238,11 @@ class Context:
             )
             self.log(new_event("warning", text=text))
 
-    @property
+    @cached_property
     def codec(self) -> Codec:
         return codec_by_name(self.plan.codec)
 
-    @property
+    @cached_property
     def reduction_codec(self) -> Codec:
         return codec_by_name(self.plan.reduction_codec)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import inf
+from typing import NamedTuple
 
 from murmuration.algorithms.reducers import Pair, reached_by_all
 from murmuration.worker.membership import Health, Member, Phase
@@ -14,8 +15,7 @@ Group = tuple[str, ...]
 _MOST_LATE = 1 / 2  # of the live peers; of more the others would not be enough
 
 
-@dataclass(frozen=True, order=True)
-class ShardKey:
+class ShardKey(NamedTuple):
     """Shard `shard` of a round of a fragment; there are one or more for each peer of the group."""
 
     fragment: int

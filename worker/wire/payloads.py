@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 import zstandard
@@ -257,8 +258,10 @@ class Commitment:
     what it counts."""
 
     def __init__(self, codec: Codec, leaves: Leaves, payload: memoryview, weight: int) -> None:
-        self._codec, self._leaves, self._payload = codec, leaves, payload
-        level = [_hash(b"leaf", self._values(leaf)) for leaf in range(leaves.count)]
+        starts = range(0, leaves.elements, leaves.size)
+        cuts = [codec.encoded_bytes(at) for at in (*starts, leaves.elements)]
+        self._values = [payload[start:stop] for start, stop in pairwise(cuts)]
+        level = [_hash(b"leaf", values) for values in self._values]
         self._levels = [level]
         while len(level) > 1:
             level = [_parent(level[at : at + 2]) for at in range(0, len(level), 2)]
@@ -271,11 +274,7 @@ class Commitment:
         for level in self._levels[:-1]:
             path += level[at ^ 1 : (at ^ 1) + 1]
             at //= 2
-        return bytes(self._values(leaf)), path
-
-    def _values(self, leaf: int) -> memoryview:
-        start, stop = map(self._codec.encoded_bytes, self._leaves.bounds(leaf))
-        return self._payload[start:stop]
+        return bytes(self._values[leaf]), path
 
 
 def root_of(payload: bytes, leaf: int, path: Sequence[bytes], count: int, weight: int) -> bytes:

@@ -19,7 +19,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import Codec, has_few_bits
@@ -232,7 +232,7 @@ class Checks:
     def _follows(self, given: Given) -> bool:
         """Whether a mean takes up nothing, or what its reducer has left in the round before, as far
         as that is known."""
-        at, taken = replace(given.key, round=given.key.round - 1), given.header.lefts[:-1]
+        at, taken = given.key._replace(round=given.key.round - 1), given.header.lefts[:-1]
         before = self._reductions.get(at)
         if not taken or before is None or before.header.reducer != given.header.reducer:
             return True

@@ -238,8 +238,8 @@ class ReducedShards:
         """How long it takes to get to the slowest of these and back, by their last contributions.
         It is at most what the payload takes at the floor."""
         floor_s = self._layout.transfer_s(fragment)
-        others = (peer for peer in peers if peer != self._me)
-        took_s = (2 * self._took_s.get((fragment, peer), floor_s) for peer in others)
+        others = {*peers} - {self._me}
+        took_s = [2 * self._took_s.get((fragment, peer), floor_s) for peer in others]
         return min(floor_s, max(took_s, default=0.0))
 
     def awaited(self, key: ShardKey) -> set[str]:
