@@ -10,7 +10,6 @@ Behind links, which a relay in a process of its own makes, also the part of its 
 """
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
@@ -29,6 +28,7 @@ from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.link import parse_link
 from murmuration.algorithms.plan import PRESETS
 from murmuration.coordinator.processes import RelayProcess
+from murmuration.worker.background import workers
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Phase
@@ -78,9 +78,6 @@ def peer(index: int, options: Exchanged) -> None:
     transport = GrpcTransport(addresses[index], proxies[index])
 
     def make() -> Node:
-        async def offload(work):
-            return await asyncio.get_running_loop().run_in_executor(None, work)
-
         others = tuple(address for at, address in enumerate(addresses) if at != index)
         return Node(
             node=NodeConfig(peer=f"p{index}", joins=others, min_peers=len(addresses)),
@@ -89,7 +86,7 @@ def peer(index: int, options: Exchanged) -> None:
             fragments=[Fragment(0, (TensorSpec("w", (elements,)),))],
             transport=transport,
             mailbox=mailbox,
-            environment=Environment(offload=offload, log=lambda event: None),
+            environment=Environment(offload=workers(), log=lambda event: None),
         )
 
     io = IOThread(make, mailbox, lambda event: None)

@@ -360,44 +360,58 @@ def encode(name: str, at: Place) -> Figures:
 def stages(at: Place) -> Figures:
     """What a round does to one fragment in this process, a stage at a time."""
     from murmuration.algorithms.codecs import codec_by_name
-    from murmuration.algorithms.diloco import pseudo_gradient
-    from murmuration.algorithms.fragment_state import RoundResult
     from murmuration.algorithms.fragments import Fragment, TensorSpec
     from murmuration.algorithms.plan import PRESETS
     from murmuration.worker import wire
-    from murmuration.worker.training.device import copies_for
+    from murmuration.worker.training.device import staged
     from murmuration.worker.training.fragment import FragmentReplica
+    from murmuration.worker.training.mailbox import RoundDone
 
     side, count = (256, 4) if at.small else (2048, 16)
     there = {f"{n}": torch.randn(side, side, device=at.device) for n in range(count)}
     fragment = Fragment(0, tuple(TensorSpec(name, (side, side)) for name in there))
     plan, codec = PRESETS["streaming"], codec_by_name("e3m0")
-    each, copies = FragmentReplica(fragment, plan, there), copies_for(there.values())
+    each, here = FragmentReplica(fragment, plan, there), list(there.values())
     start, g = each.state.anchor, torch.randn(fragment.elements)
     payload = memoryview(bytearray(wire.encode(codec, g)))
     mean = wire.decode(codec, payload, fragment.elements)
 
-    def finished() -> None:
+    def closed() -> RoundDone:
         each.contribute(g, 1)
-        each.finish(RoundResult(each.state.version, mean.clone(), _PEERS, ("a", "b"), ()))
+        return RoundDone(each.state.version, mean, _PEERS, ("a", "b"), (), fragment=0)
 
     work: dict[str, Callable[[], object]] = {
         "finite": lambda: each.is_finite,
-        "read": lambda: [None for _ in copies.read(there.values())],
         "local": lambda: each.local,
-        "pseudo_gradient": lambda: pseudo_gradient(start, g),
+        "learned": each.learned,
         "encode": lambda: wire.encode(codec, g),
         "mean": lambda: wire.average(codec, [payload] * _PEERS, fragment.elements),
         "decode": lambda: wire.decode(codec, payload, fragment.elements),
         "hash": lambda: wire.state_hash(start, g, ()),
-        "finish": finished,
+        "outer": lambda: each._prepared(each.outcome(closed())),
+        "staged": lambda: staged(g, here),
         "write": lambda: each.write(g),
-        "pageable_read": lambda: [p.cpu() for p in there.values()],
+        "pageable_read": lambda: [p.cpu() for p in here],
     }
     gb = fragment.elements * 4 / 1e9
-    took = {name: at.seconds(one) for name, one in work.items()}
-    ms = {f"{name}_ms": round(1e3 * s, 3) for name, s in took.items()}
-    return {"gb": gb, **ms, "read_gb_s": gb / took["read"], "write_gb_s": gb / took["write"]}
+    figures = {f"{name}_ms": round(1e3 * at.seconds(one), 3) for name, one in work.items()}
+    took_ms = []
+    for _ in range(2 if at.small else 5):  # its outer step was made beside inner steps
+        each.handle(done := closed())
+        each._prepared(each.outcome(done))  # takes longer
+        at.synchronize()
+        began = time.perf_counter()
+        each.finish(done)
+        took_ms.append([1e3 * (time.perf_counter() - began)])
+        at.synchronize()
+        took_ms[-1].append(1e3 * (time.perf_counter() - began))
+    ordered, done_ms = (statistics.median(each) for each in zip(*took_ms, strict=True))
+    return {
+        "gb": gb,
+        **figures,
+        "finish_ms": round(ordered, 3),
+        "finish_there_ms": round(done_ms, 3),
+    }
 
 
 # ---------------------------------------------------------------------------------------- overlap
@@ -445,7 +459,7 @@ def overlap(preset: str, size: str, at: Place) -> Figures:
         return time.perf_counter() - began
 
     plain = [stepped(number) for number in range(_FREE + (2 if at.small else 16))][_FREE:]
-    took: dict[str, list[float]] = {"idle": [], "in_flight": [], "exchange": []}
+    took: list[tuple[str, float]] = []
     optimizer.param_groups[0]["lr"] = 1e-4
     try:
         with pcie_bytes() as moved, murmuration.Swarm(model, optimizer, **meet) as peer:
@@ -453,7 +467,7 @@ def overlap(preset: str, size: str, at: Place) -> Figures:
             while not peer.done:
                 seconds, now = stepped(peer.step), flights(peer)
                 kind = "exchange" if now != before else "in_flight" if any(now[0]) else "idle"
-                took[kind].append(seconds)
+                took.append(("end" if peer.done else kind, 1e3 * seconds))
                 before = now
             metrics = peer.metrics
     except murmuration.MurmurError:
@@ -461,19 +475,18 @@ def overlap(preset: str, size: str, at: Place) -> Figures:
             other.result()  # that one's error says more
         raise
     other.result()
-    step_s, stall_s = statistics.median(plain), metrics["stall_s"]
-    assert isinstance(stall_s, float)
-    figures = {"params": sum(p.numel() for p in model.parameters()), "plain_ms": step_s * 1e3}
-    for kind, each_s in took.items():
-        figures[f"{kind}_steps"] = len(each_s)
-        figures[f"{kind}_ms"] = statistics.median(each_s) * 1e3 if each_s else None
-    whole_s, steps = sum(map(sum, took.values())), sum(map(len, took.values()))
-    figures["of_plain"] = whole_s / steps / step_s  # the mean of all steps
-    figures["of_plain_without_stalls"] = (whole_s - stall_s) / steps / step_s
+    plain_ms, stall_s = 1e3 * statistics.median(plain), metrics["stall_s"]
+    figures: Figures = {"params": sum(p.numel() for p in model.parameters()), "plain_ms": plain_ms}
+    for kind in ("idle", "in_flight", "exchange", "end"):
+        each_ms = [ms for one, ms in took if one == kind]
+        figures[f"{kind}_steps"] = len(each_ms)
+        figures[f"{kind}_ms"] = statistics.median(each_ms) if each_ms else None
+    training_ms = statistics.fmean(ms for kind, ms in took if kind != "end")
+    figures["of_plain"] = training_ms / plain_ms  # the mean of all steps but the last
     figures |= {"stall_s": stall_s, "rounds": metrics["rounds_completed"]}
-    figures["pcie_mb"] = sum(moved) / 1e6
+    figures |= {"pcie_mb": sum(moved) / 1e6, "timeline": [(k, round(ms, 1)) for k, ms in took]}
     flying = figures["in_flight_ms"]
-    if not at.small and flying is not None and flying > _SLOWER * figures["plain_ms"]:
+    if not at.small and flying is not None and flying > _SLOWER * plain_ms:
         figures[_MISSED] = f"a step with a round in flight is at most {_SLOWER:g} of a plain one"
     return figures
 
@@ -486,20 +499,25 @@ def flights(peer: Any) -> tuple[list[bool], list[int]]:
 
 @contextmanager
 def pcie_bytes() -> Iterator[list[int]]:
-    """Of each copy between a card and pinned memory meanwhile."""
-    from murmuration.worker.training import device
+    """Of each fragment that is copied to the host or from it meanwhile, as fp32."""
+    from murmuration.worker.training import fragment
 
-    copy, found = device._CudaStreams.copy, list[int]()
+    found = list[int]()
+    there, back = fragment.staged, fragment.empty_on_host
 
-    def counted(side: Any, into: Tensor, source: Tensor) -> Any:
-        found.append(source.numel() * source.element_size())
-        return copy(side, into, source)
+    def counted(values: Tensor, like: Sequence[Tensor]) -> Tensor:
+        found.append(4 * values.numel() * like[0].is_cuda)
+        return there(values, like)
 
-    device._CudaStreams.copy = counted
+    def counted_back(elements: int, like: Sequence[Tensor]) -> Tensor:
+        found.append(4 * elements * like[0].is_cuda)
+        return back(elements, like)
+
+    fragment.staged, fragment.empty_on_host = counted, counted_back
     try:
         yield found
     finally:
-        device._CudaStreams.copy = copy
+        fragment.staged, fragment.empty_on_host = there, back
 
 
 # ------------------------------------------------------------------------------------ site, losses
@@ -621,7 +639,7 @@ def line_of(name: str, figures: Mapping[str, Any]) -> str:
     told = [
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in figures.items()
-        if key not in ("result", "seconds")
+        if key not in ("result", "seconds", "timeline")
     ]
     return f"{name:<28} {figures['result']:<8} {figures['seconds']:6.1f} s  {', '.join(told)}"
 
