@@ -24,7 +24,7 @@ from torch import Tensor
 
 MeanOver = Literal["all", "senders"]
 
-_BLOCK = 1 << 16  # values of an outer step that stay in the cache
+_BLOCK = 1 << 16  # values of an outer step that stay in the cache of a thread
 _TINY = 2.0**-126  # the smallest normal fp32
 
 AT_HOME = -(2.0**-120)  # of an anchor's statistics: each peer has its own value, which is no number
@@ -104,19 +104,16 @@ class Nesterov:
                 f"staleness_penalty is {self.penalty}; it must be at least 0 (0: no penalty)"
             )
 
-    def step(
-        self, anchor: Tensor, buffer: Tensor, g: Tensor, *, reuse: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """One outer step; returns fresh (anchor, buffer), all fp32 and of one shape. With `reuse`
-        the new buffer takes the memory of `g`.
+    def step(self, anchor: Tensor, buffer: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """One outer step; returns fresh (anchor, buffer), all fp32 and of one shape.
 
         Only single multiplications and additions: a fused kernel could round differently on another
         peer, and anchors must agree bit for bit. Block by block, which fits the cache.
         """
-        new_anchor = torch.empty_like(anchor)
-        new_buffer = g if reuse else torch.empty_like(buffer)
-        for start in range(0, len(anchor), _BLOCK):
-            here = slice(start, start + _BLOCK)
+        new_anchor, new_buffer = torch.empty_like(anchor), torch.empty_like(buffer)
+        block = _BLOCK * torch.get_num_threads()
+        for start in range(0, len(anchor), block):
+            here = slice(start, start + block)
             fresh = g[here]
             if self.penalty:
                 before = buffer[here].abs()

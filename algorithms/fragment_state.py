@@ -308,44 +308,68 @@ class FragmentOptimizer:
     # ------------------------------------------------------------------------- the end of a round
 
     def only_merges(self, result: RoundResult) -> bool:
-        """Whether the local parameters after a round that closed are, value by value, a `merge` of
-        those before it and the new anchor; then `advance` will do, and `apply` is not needed."""
+        """Whether the local parameters after a round that closed follow value by value from those
+        before it; then `outcome`, `advance` and `merged` will do, and `apply` is not needed."""
         again = self.in_flight is not None and self.in_flight.again
-        special = self._plan.keeps or self._update is not None or self._exact
+        special = self._update is not None or self._exact
         return not (special or again or result.missed or self._start is not None)
 
-    def advance(self, result: RoundResult) -> None:
-        """Commits a round that closed and `only_merges`. The memory of its mean is used again."""
-        self._note_apart(self._closed(), result)
-        self._commit_round(result, *self._outer_step(result, reuse=not self._averaged))
+    def outcome(
+        self, result: RoundResult
+    ) -> Callable[[], tuple[FragmentState, tuple[Tensor, ...]]]:
+        """What a round leads to that closed and `only_merges`: the state, and what `merged` takes
+        beside the local parameters. To be computed in any thread; nothing is changed."""
+        state, kept = self.state, self._keeping(result)
+
+        def computed() -> tuple[FragmentState, tuple[Tensor, ...]]:
+            after = self._after(state, result, *self._outer_step(state, result))
+            return after, (after.anchor, *kept)
+
+        return computed
+
+    def advance(self, result: RoundResult, after: FragmentState) -> None:
+        """Commits such a round. Args: after: its `outcome`."""
+        self._note_sent(self._closed(), result)
+        self.state = after
+
+    def merged(self, local: Tensor, anchor: Tensor, *kept: Tensor) -> Tensor:
+        """The local parameters to go on from after such a round, fresh; or those of any range."""
+        if kept:
+            start, g, error = kept
+            anchor = keep_unsent(local, start, anchor, g, error)
+        return merge(local, anchor, self._plan.merge_alpha)
+
+    def _keeping(self, result: RoundResult) -> tuple[Tensor, ...]:
+        """(start, g, error) of `keep_unsent`, where replicas keep what was not sent."""
+        if not self._plan.keeps:
+            return ()
+        assert self.in_flight is not None, "its round has closed"
+        assert result.error is not None, "replicas keep it"
+        return self.start, self.in_flight.g, result.error
 
     def apply(self, result: RoundResult, local: Tensor) -> Tensor:
         """Commits a round that closed, and returns the local parameters to go on from."""
-        old, begun, contribution = self.state, self.start, self._closed()
+        old, kept, contribution = self.state, self._keeping(result), self._closed()
         own = self._from_anchor(local)
-        anchor, momentum = self._outer_step(result)
+        anchor, momentum = self._outer_step(old, result)
         if contribution.again and not self._plan.keeps:
             merged = carry_over(own + contribution.g, old.anchor, anchor)
         else:
-            base = anchor
-            if self._plan.keeps:
-                assert result.error is not None, "replicas keep it"
-                base = keep_unsent(local, begun, anchor, contribution.g, result.error)
-            merged = merge(local, base, self._plan.merge_alpha)
+            merged = self.merged(local, anchor, *kept)
         for start, stop in result.missed:
             here = slice(start, stop)
             merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
         if result.missed:
             self.work_steps += contribution.work_steps
-        self._note_apart(contribution, result)
-        if self._plan.keeps and result.sent is not None:
-            taken = complement(result.missed, len(merged))
-            self._sent.append(SentRound(result.round, result.sent, taken))
-        self._commit_round(result, anchor, momentum)
+        self._note_sent(contribution, result)
+        self.state = self._after(old, result, anchor, momentum)
         return go_on_with_integers(merged, local, old.anchor, contribution.g, anchor, self._exact)
 
-    def _note_apart(self, sent: Contribution, result: RoundResult) -> None:
-        """Before a round that closed is committed; where replicas keep the rest, `_sent` has it."""
+    def _note_sent(self, sent: Contribution, result: RoundResult) -> None:
+        """Before a round that closed is committed."""
+        if self._plan.keeps and result.sent is not None:
+            taken = complement(result.missed, len(sent.g))
+            self._sent.append(SentRound(result.round, result.sent, taken))
         apart = self._apart or _Apart(result.round, len(self.state.group))
         if self._plan.exchange == "pairs" or 2 * result.contributors > apart.peers:
             self._apart = None
@@ -356,14 +380,17 @@ class FragmentOptimizer:
             work_steps = apart.work_steps + (0 if result.missed else sent.work_steps)
             self._apart = replace(apart, rounds=rounds, work_steps=work_steps, g=g)
 
-    def _commit_round(self, result: RoundResult, anchor: Tensor, momentum: Tensor) -> None:
-        state = self.state
-        self.commit(
+    def _after(
+        self, state: FragmentState, result: RoundResult, anchor: Tensor, momentum: Tensor
+    ) -> FragmentState:
+        group = result.next_group or state.group
+        return FragmentState(
             version=max(state.version, result.round + 1),  # the schedule's may be further in pairs
             contributors=result.contributors,
-            group=result.next_group or state.group,
+            group=group,
             anchor=anchor,
             momentum=momentum,
+            hash=self._state_hash(anchor, momentum, group),
             history=recorded(state.history, result.round, result.parts),
         )
 
@@ -467,11 +494,10 @@ class FragmentOptimizer:
         self._failed_try, self.failed = None, False
         return self._ended()
 
-    def _outer_step(self, result: RoundResult, *, reuse: bool = False) -> tuple[Tensor, Tensor]:
-        """Fresh (anchor, momentum); with `reuse` in the memory of the mean."""
-        state = self.state
+    def _outer_step(self, state: FragmentState, result: RoundResult) -> tuple[Tensor, Tensor]:
+        """Fresh (anchor, momentum)."""
         if self._update is None or result.mean_anchor is None:
-            stepped = self._nesterov.step(state.anchor, state.momentum, result.mean, reuse=reuse)
+            stepped = self._nesterov.step(state.anchor, state.momentum, result.mean)
             return take_mean(stepped, state.anchor, result.mean, self._averaged)
         if result.contributors > 1:  # a peer that sits out meets nobody
             values = slice(len(state.anchor) - self._exact)

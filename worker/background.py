@@ -1,6 +1,7 @@
 """What a coroutine starts beside itself: other coroutines, and heavy work off the loop."""
 
 import asyncio
+import concurrent.futures
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -14,6 +15,17 @@ class Offload(Protocol):
     """Runs a function of numpy and torch calls off the loop."""
 
     async def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+def workers(threads: int = 2) -> Offload:
+    """Works on so many threads. Each call of torch has Python's lock for a moment: a training loop
+    that gives a card its work would stand in line for it with many threads at once."""
+    pool = concurrent.futures.ThreadPoolExecutor(threads, "murmur-work")
+
+    async def offload(work: Callable[[], T], /) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    return offload
 
 
 async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:

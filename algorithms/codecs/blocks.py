@@ -15,7 +15,7 @@ twice as much.
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -25,14 +25,15 @@ from murmuration.algorithms.codecs.codec import Codec
 BLOCK = 128
 SCALE_BYTES = 2
 LIMIT = 2.0**127  # above, a rounded scale could overflow
-_CACHED_ELEMENTS = 256 * 1024  # 3 MiB of temporaries; with less, the calls cost more than they do
+_CACHED_ELEMENTS = 256 * 1024  # a thread; 3 MiB of temporaries; with less, calls cost more
 _DEVICE_ELEMENTS = 4 * 1024 * 1024  # accelerators want long kernels
 
 
 def pieces(rows: int, row_elements: int, device: torch.device) -> Iterator[slice]:
     """Cuts rows into the pieces in which they are worked on: their temporaries stay in the cache.
     The first is the largest."""
-    step = (_CACHED_ELEMENTS if device.type == "cpu" else _DEVICE_ELEMENTS) // row_elements
+    cached = _CACHED_ELEMENTS * torch.get_num_threads()
+    step = (cached if device.type == "cpu" else _DEVICE_ELEMENTS) // row_elements
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 
@@ -59,7 +60,7 @@ class BlockCodec(Codec):
     def _values(self, codes: Tensor, out: Tensor) -> None:
         """Writes what code bytes of n blocks stand for, before scaling, into `out` (n, 128)."""
 
-    @property
+    @cached_property
     def _record_bytes(self) -> int:
         return SCALE_BYTES + self.code_bytes(BLOCK)
 
@@ -69,7 +70,7 @@ class BlockCodec(Codec):
 
     def encoded_bytes(self, elements: int) -> int:
         whole, rest = divmod(elements, BLOCK)
-        return whole * self._record_bytes + (rest > 0) * SCALE_BYTES + self.code_bytes(rest)
+        return whole * self._record_bytes + (SCALE_BYTES + self.code_bytes(rest) if rest else 0)
 
     def encode(self, values: Tensor) -> Tensor:
         elements = values.numel()

@@ -3,7 +3,6 @@
 The daemon has one, and so has `murmuration.Swarm`; what they train with is their own affair.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import FORKS_CRASH
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import Log, new_event
+from murmuration.worker.background import workers
 from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
@@ -179,6 +179,6 @@ class Session:
             transport=self.transport,
             mailbox=self._mailbox,
             environment=Environment(
-                offload=asyncio.to_thread, log=self._log, credentials=self._credentials
+                offload=workers(), log=self._log, credentials=self._credentials
             ),
         )

@@ -1,20 +1,17 @@
 """Where a model is trained, how batches get there, and how parameters get to the host and back.
 
-What is exchanged is on the host. With CUDA a parameter is copied through pinned memory, on a stream
-beside the model's:
+What is exchanged is on the host. With CUDA a fragment is copied through pinned memory. The
+host waits for what it reads, and for nothing that it writes:
 
-    model's stream   step t | ........................ waits | step t + 1
-    side stream             | out 1, out 2 | in 1, out 3 | in 2 ..
-    host                           | merge 1     | merge 2
+    model    step t | out ........ | step t + 1  ..  step t + tau | in, merge | step t + tau + 1
+    train           |  waits | g   |                              | orders    |
+    beside                                 outer step, hash |
 
-The host waits for what it reads, the model's stream for what is written, and nothing else does.
-
-Never tried on an accelerator: this module is all that names one.
+This module is all that names an accelerator. Tried on CUDA alone: docs/evidence/gpu.md.
 """
 
 import random
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -107,80 +104,34 @@ def random_states_kept(device: torch.device) -> Iterator[None]:
         np.random.set_state(arrays)
 
 
-class Copies:
-    """Copies of parameters to the host and back, a tensor at a time. train thread only. Args: side:
-    the stream for them; None where each copy is waited for, or none is needed."""
-
-    def __init__(self, side: "_CudaStreams | None" = None) -> None:
-        self._side = side
-
-    def read(self, parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The values of each on the host, in its own type (on the CPU the parameters themselves);
-        the next are on their way meanwhile."""
-        side = self._side
-        if side is None:
-            yield from (each.cpu() for each in parameters)
-            return
-        side.follow()
-        ordered: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-        for each in parameters:
-            host = side.pinned(each)
-            ordered.append((host, side.copy(host, each)))
-            if len(ordered) > 1:
-                yield _arrived(*ordered.popleft())
-        while ordered:
-            yield _arrived(*ordered.popleft())
-
-    def write(self, parameter: Tensor, values: Tensor) -> None:
-        """Makes `values`, on the host and of the same shape, those of the parameter."""
-        side = self._side
-        if side is None:
-            parameter.copy_(values)
-            return
-        host = side.pinned(parameter)
-        host.copy_(values)
-        side.follow()
-        side.copy(parameter, host)
-        side.lead()
+# Copies are on the model's own streams, in order with what it computes. With CUDA they go through
+# pinned memory, of which torch keeps what is freed until its copies are done.
 
 
-def copies_for(parameters: Iterable[Tensor]) -> Copies:
-    devices = {each.device for each in parameters if each.is_cuda}
-    return Copies(_CudaStreams(devices)) if devices else Copies()
+def empty_on_host(elements: int, like: Iterable[Tensor]) -> Tensor:
+    """Fresh 1-D fp32 memory on the host, pinned where one of `like` is on CUDA."""
+    pinned = any(each.is_cuda for each in like)
+    return torch.empty(elements, dtype=torch.float32, device="cpu", pin_memory=pinned)
 
 
-def _arrived(host: Tensor, done: torch.cuda.Event) -> Tensor:
-    done.synchronize()
-    return host
+def copy_to_host(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copies each second tensor into the first, which is on the host; waits once for all."""
+    devices = set()
+    for into, source in copies:
+        into.copy_(source, non_blocking=source.is_cuda and into.is_pinned())
+        devices |= {source.device} if source.is_cuda else set()
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
 
 
-class _CudaStreams:
-    """A stream of copies beside the model's own, on each device: a copy is on the stream of its own
-    device alone, in order. torch keeps a pinned tensor's memory until its copies are done."""
+def staged(values: Tensor, like: Sequence[Tensor]) -> Tensor:
+    """Values on the host (1-D fp32), where copies to the devices of `like` need not be waited for:
+    a copy, if need be. Any thread."""
+    if not any(each.is_cuda for each in like) or values.is_pinned():
+        return values
+    return empty_on_host(values.numel(), like).copy_(values)
 
-    def __init__(self, devices: Iterable[torch.device]) -> None:
-        streams = {each: torch.cuda.Stream(each) for each in devices}  # type: ignore[no-untyped-call]  # torch leaves it so
-        self._streams: dict[torch.device, torch.cuda.Stream] = streams
 
-    def pinned(self, like: Tensor) -> Tensor:
-        """A fresh tensor on the host of the same shape and type, which copies need not wait for."""
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
-
-    def follow(self) -> None:
-        """Copies that are ordered from now on come after all that the model's stream has now."""
-        for device, stream in self._streams.items():
-            stream.wait_stream(torch.cuda.current_stream(device))
-
-    def copy(self, into: Tensor, source: Tensor) -> torch.cuda.Event:
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        stream = self._streams.get(source.device if into.device.type == "cpu" else into.device)
-        with torch.cuda.stream(stream):
-            into.copy_(source, non_blocking=True)
-        if stream is not None:  # else both are on the host, and it has been done
-            done.record(stream)
-        return done
-
-    def lead(self) -> None:
-        """What the model's stream is given from now on comes after all copies ordered so far."""
-        for device, stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
+def on_device_of(parameter: Tensor, values: Tensor) -> Tensor:
+    """Brings `staged` values to where the parameter is; what is computed there waits for them."""
+    return values.to(parameter.device, non_blocking=values.is_pinned())

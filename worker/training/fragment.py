@@ -4,18 +4,24 @@ train thread only.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.diloco import AT_HOME, merge
+from murmuration.algorithms.diloco import AT_HOME, pseudo_gradient
 from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from murmuration.algorithms.fragments import Fragment, Ranges, complement, integers_of
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.errors import UsageError
-from murmuration.worker.training.device import Copies, copies_for
+from murmuration.worker.training.device import (
+    copy_to_host,
+    empty_on_host,
+    on_device_of,
+    staged,
+)
 from murmuration.worker.training.mailbox import OfRounds, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.wire import are_finite, is_finite, state_hash
 
@@ -25,6 +31,11 @@ if TYPE_CHECKING:
 _VARIANCE = "running_var"  # of torch's normalisations
 _NORMALISATION = ("running_mean", _VARIANCE)
 _SANE = 2.0**50  # larger ones stand for infinity, as in masks
+_BESIDE_ELEMENTS = 1 << 18  # from so many values on an outer step takes longer than a thread's turn
+
+# Outer steps beside inner steps, one at a time.
+_beside = ThreadPoolExecutor(1, "murmur-outer-step")
+_Outcome = tuple[FragmentState, tuple[Tensor, ...]]
 
 
 class FragmentReplica(FragmentOptimizer):
@@ -33,7 +44,6 @@ class FragmentReplica(FragmentOptimizer):
     Args:
         parameters: the local ones by name, detached; at first the anchor too.
         accessor: reads and writes them; None where they are all in this process.
-        copies: between their device and the host.
 
     Attributes:
         at_home: statistics of which some values are no numbers, or were: those are not exchanged.
@@ -48,10 +58,9 @@ class FragmentReplica(FragmentOptimizer):
         plan: Plan,
         parameters: Mapping[str, Tensor],
         accessor: "Site | None" = None,
-        copies: Copies | None = None,
     ) -> None:
-        self.fragment, self._accessor = fragment, accessor
-        self._parameters, self._copies = parameters, copies or copies_for(parameters.values())
+        self.fragment, self._accessor, self._parameters = fragment, accessor, parameters
+        self._here = [parameters[spec.name] for spec in fragment.specs]
         self._statistics = [s for s in fragment.specs if s.averaged and s.integers is None]
         self._odd_at_first: dict[str, Tensor] = {}
         self.at_home: set[str] = set()
@@ -62,6 +71,7 @@ class FragmentReplica(FragmentOptimizer):
         started = FragmentState(0, 0, (), anchor, momentum, hashed)
         super().__init__(plan, started, state_hash, fragment.averaged, fragment.exact)
         self.arrived: RoundDone | RoundFailed | None = None
+        self._outcome: tuple[FragmentState, RoundResult, Future[_Outcome]] | None = None
         self._prefetched: PrefetchedAnchor | None = None
 
     @property
@@ -72,10 +82,14 @@ class FragmentReplica(FragmentOptimizer):
     def _flat(self) -> Tensor:
         if self._accessor is not None:
             return self._accessor.read(self.fragment)
-        flat = self.fragment.empty()
-        for view, values in zip(self.fragment.views(flat).values(), self._read(), strict=True):
-            view.copy_(values)
+        flat = empty_on_host(self.fragment.elements, self._here)
+        copy_to_host(zip(self.fragment.views(flat).values(), self._here, strict=True))
         return flat
+
+    def learned(self) -> Tensor:
+        """The pseudo-gradient of the local parameters by now, 1-D fp32, fresh."""
+        local = self.local
+        return pseudo_gradient(self.as_held(self.start), local, out=local)
 
     def held(self, *, copied: bool) -> dict[str, Tensor]:
         """The local parameters by name: copies, or they may be the parameters themselves."""
@@ -103,35 +117,41 @@ class FragmentReplica(FragmentOptimizer):
         if self._accessor is not None:
             self._accessor.write(self.fragment, self._kept_in(values))
             return
-        for name, value in self.fragment.views(values).items():
-            self._write_one(name, value)
-
-    def _read(self) -> Iterator[Tensor]:
-        return self._copies.read(self._parameters[spec.name] for spec in self.fragment.specs)
+        for name, value in self.fragment.views(staged(values, self._here)).items():
+            self._write_one(name, on_device_of(self._parameters[name], value))
 
     def _write_one(self, name: str, value: Tensor) -> None:
         parameter = self._parameters[name]
         value = fitting(value, parameter.dtype)
         if name in self._odd_at_first:
-            value = self._kept(name, parameter.to("cpu", torch.float32), value)
-        self._copies.write(parameter, value)
+            value = self._kept(name, parameter.to("cpu", torch.float32), value.cpu())
+        parameter.copy_(value)
         if name.endswith(_VARIANCE):  # few bits may have put it below 0
-            self._parameters[name].clamp_(min=0)
+            parameter.clamp_(min=0)
 
     def finish(self, result: RoundResult) -> None:
         """Commits a round that closed, and goes on from it, a tensor at a time if that will do."""
         if not self.only_merges(result):
             self.write(self.apply(result, self.local))
             return
-        self.advance(result)
-        anchor, alpha = self.state.anchor, self._plan.merge_alpha
+        known, self._outcome = self._outcome, None
+        if known is not None and known[0] is self.state and known[1] is result:
+            after, kept = known[2].result()
+        else:
+            after, kept = self._prepared(self.outcome(result))
+        self.advance(result, after)
         if self._accessor is not None:
-            self.write(merge(self._flat(), anchor, alpha) if alpha else anchor)
+            needed = self._plan.merge_alpha or self._plan.keeps
+            self.write(self.merged(self._flat() if needed else after.anchor, *kept))
             return
-        anchors = self.fragment.views(anchor)
-        locals_ = self._read() if alpha else anchors.values()  # nothing of them stays with 0
-        for (name, anchor), local in zip(anchors.items(), locals_, strict=True):
-            self._write_one(name, merge(local.to(torch.float32), anchor, alpha))
+        views = [self.fragment.views(each) for each in kept]
+        for spec, parameter in zip(self.fragment.specs, self._here, strict=True):
+            there = (on_device_of(parameter, each[spec.name]) for each in views)
+            self._write_one(spec.name, self.merged(parameter.to(torch.float32), *there))
+
+    def _prepared(self, outcome: Callable[[], _Outcome]) -> _Outcome:
+        after, kept = outcome()
+        return after, tuple(staged(each, self._here) for each in kept)
 
     def as_held(self, values: Tensor) -> Tensor:
         """`values` (1-D) as the local parameters hold them: rounded where they are not fp32. So a
@@ -208,11 +228,16 @@ class FragmentReplica(FragmentOptimizer):
         return torch.where(stays, own, value) if stays.any() else value
 
     def handle(self, message: OfRounds) -> None:
-        """Takes the end of the round in flight, or the anchor to start the next one from."""
+        """Takes the end of the round in flight, or the anchor to start the next one from. The outer
+        step begins at once, beside the inner steps that are still to come."""
         if isinstance(message, PrefetchedAnchor):
             self._prefetched = message
         elif self.in_flight is not None and self.in_flight.round == message.round:
             self.arrived = message
+            large = self.fragment.elements >= _BESIDE_ELEMENTS and not self.in_flight.everyone
+            if large and isinstance(message, RoundDone) and self.only_merges(message):
+                found = _beside.submit(self._prepared, self.outcome(message))
+                self._outcome = self.state, message, found
 
     @property
     def in_flight_round(self) -> int | None:

@@ -14,14 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.diloco import pseudo_gradient
 from murmuration.algorithms.fragments import Fragment
 from murmuration.algorithms.noloco import relative_distance
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.schedule import Due, Schedule
 from murmuration.worker.membership import Phase
 from murmuration.worker.training import mailbox as mail
-from murmuration.worker.training.device import copies_for
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.training.metrics import Metrics, Reporter, Stall
 from murmuration.worker.training.replica import Pace, Replica
@@ -126,10 +124,8 @@ class OuterLoop:
         self.moved = False
         self.stopped: mail.Stop | None = None
         self.moves_to: mail.StageMove | None = None
-        copies = copies_for(replica.parameters.values())
         self.fragments = [
-            FragmentReplica(each, plan, replica.parameters, replica.accessor, copies)
-            for each in fragments
+            FragmentReplica(each, plan, replica.parameters, replica.accessor) for each in fragments
         ]
         self.metrics, self.pace = Metrics(), Pace(plan)
         self.reporter = Reporter(mailbox, replica, self.fragments, self.pace, steps, clock)
@@ -347,12 +343,10 @@ class OuterLoop:
                 self.reporter.event("handed_in", **where, steps=given.work_steps)
 
     def _send(self, each: FragmentReplica, *, leaves: bool = False) -> None:
-        start = each.as_held(each.start)
-        local = each.local
-        g = pseudo_gradient(start, local, out=local)
+        g = each.learned()
         if not is_finite(g):  # in a shard that another process of the site holds
             self._put_back([each])
-            g = pseudo_gradient(start, each.local)
+            g = each.learned()
         self._begin_round(each, g, leaves=leaves)
 
     def _put_back(self, known: Sequence[FragmentReplica] = ()) -> None:

@@ -148,15 +148,6 @@ class TestOuterStep:
         for whole, cut_off in zip(outer.step(*parts), piece, strict=True):
             assert torch.equal(whole[cut:], cut_off)
 
-    def test_the_memory_of_the_gradient_can_be_used_again(self) -> None:
-        parts = torch.randn(3, 100_001, generator=torch.Generator().manual_seed(1))
-        anchor, buffer = Nesterov(0.7, 0.9).step(*parts)
-        g = parts[2].clone()
-        again = Nesterov(0.7, 0.9).step(parts[0], parts[1], g, reuse=True)
-        assert torch.equal(again[0], anchor)
-        assert torch.equal(again[1], buffer)
-        assert again[1].data_ptr() == g.data_ptr()
-
     def test_a_penalty_and_a_clip_by_hand(self) -> None:
         """Values: the last move as large as what comes; none; against it; both nothing."""
         outer = Nesterov(lr=1.0, momentum=0.5, clip=3.0, penalty=2.0)

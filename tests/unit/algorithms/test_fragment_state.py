@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from murmuration.algorithms.counted import CountedRound, History
-from murmuration.algorithms.diloco import merge
 from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from murmuration.algorithms.fragments import Ranges
 from murmuration.algorithms.plan import PRESETS, Plan
@@ -118,8 +117,9 @@ def test_advancing_and_merging_is_applying(alpha: float) -> None:
     result = done(0, MEAN.clone())
     applied = end(one, result, local)
     assert other.only_merges(result)
-    other.advance(result)
-    assert torch.equal(merge(local, other.state.anchor, plan.merge_alpha), applied)
+    after, kept = other.outcome(result)()
+    other.advance(result, after)
+    assert torch.equal(other.merged(local, *kept), applied)
     assert other.state.hash == one.state.hash
     assert (other.state.version, other.state.group) == (one.state.version, one.state.group)
 

@@ -1,25 +1,20 @@
-"""Devices by name, batches on their way there, and copies of parameters to the host and back.
+"""Devices by name, batches on their way there, and outer steps beside inner ones."""
 
-`meta` stands for an accelerator, and a stream that copies as late as it may for CUDA's.
-"""
-
-import weakref
-from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from murmuration.algorithms.fragment_state import RoundResult
-from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.fragments import Fragment, Ranges, TensorSpec
+from murmuration.algorithms.plan import Merge, Plan
 from murmuration.worker.errors import UsageError
 from murmuration.worker.tasks import Batch, Cursor
-from murmuration.worker.training.device import Copies, chosen_device, copies_for, device_of, moved
+from murmuration.worker.training import fragment
+from murmuration.worker.training.device import chosen_device, device_of, moved
 from murmuration.worker.training.fragment import FragmentReplica
+from murmuration.worker.training.mailbox import RoundDone
+from murmuration.worker.wire import state_hash
 
 
 def test_auto_is_there_everywhere_and_devices_that_are_none_are_refused() -> None:
@@ -52,115 +47,44 @@ def test_tensors_are_moved_however_they_are_nested() -> None:
     assert device_of(nn.Linear(1, 1, device="meta")).type == "meta"
 
 
-class LateStream:
-    """A side stream whose copies happen as late as they may; the model's stream is at once."""
-
-    def __init__(self) -> None:
-        self.ordered: list[tuple[Tensor, Tensor]] = []
-        self.following = False
-        self.pinned_tensors: list[weakref.ref[Tensor]] = []
-
-    def pinned(self, like: Tensor) -> Tensor:
-        fresh = torch.full_like(like, torch.nan)
-        self.pinned_tensors.append(weakref.ref(fresh))
-        return fresh
-
-    def follow(self) -> None:
-        self.following = True
-
-    def copy(self, into: Tensor, source: Tensor) -> "Copied":
-        assert self.following, "a copy must wait for what the model's stream has before it"
-        self.ordered.append((into, source))
-        return Copied(self, len(self.ordered))
-
-    def lead(self) -> None:
-        self.happen(len(self.ordered))
-        self.following = False  # the model's stream goes on
-
-    def happen(self, count: int) -> None:
-        for into, source in self.ordered[:count]:
-            into.copy_(source)
-        self.ordered[:count] = [(torch.empty(0), torch.empty(0))] * count
-
-
-@dataclass(frozen=True)
-class Copied:
-    stream: LateStream
-    count: int
-
-    def synchronize(self) -> None:
-        self.stream.happen(self.count)
-
-
-def test_what_is_read_has_arrived_and_the_next_is_on_its_way() -> None:
-    stream = LateStream()
-    values = Copies(stream).read([torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])])
-    assert next(values).tolist() == [1.0]
-    waiting = [source.tolist() for _, source in stream.ordered if source.numel()]
-    assert waiting == [[2.0]]
-    assert [value.tolist() for value in values] == [[2.0], [3.0]]
-
-
-def test_the_host_holds_two_tensors_of_a_model_and_no_more() -> None:
-    stream = LateStream()
-    for _ in Copies(stream).read([torch.ones(3) for _ in range(9)]):
-        held = sum(each() is not None for each in stream.pinned_tensors)
-        assert held <= 3  # used, arrived next, and the one used before, until it is dropped
-
-
-@pytest.mark.parametrize("stream", [LateStream(), None])
-def test_the_models_stream_waits_for_what_is_written(stream: LateStream | None) -> None:
-    parameter = torch.zeros(2, dtype=torch.bfloat16)
-    Copies(stream).write(parameter, torch.tensor([1.0, 2.0]))
-    assert parameter.tolist() == [1.0, 2.0]
-    assert stream is None or not stream.following
-    [read] = Copies(stream).read([parameter])
-    assert (read is parameter) == (stream is None)  # nothing is copied that is on the host
-
-
-class CudaStream(NamedTuple):
-    """A stream of CUDA's, and its event; notes what it is told."""
-
-    index: int
-    told: list[str]
-
-    def wait_stream(self, other: "CudaStream") -> None:
-        self.told.append(f"{self.index} waits for {other.index}")
-
-    def record(self, stream: "CudaStream") -> None:
-        self.told.append(f"copied on {stream.index}")
-
-
-def test_each_device_of_a_model_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    for name in ("Stream", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda device: CudaStream(device.index, told))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: CudaStream(-1, told))
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    monkeypatch.setattr(Tensor, "copy_", lambda *_, **__: None)  # there is no CUDA
-    with FakeTensorMode():
-        host, *there = (torch.empty(2, device=name) for name in ("cpu", "cuda:0", "cuda:1"))
-        side = copies_for([*there, host])._side
-        assert side is not None
-        for into, source in ((host, there[0]), (host, there[1]), (there[1], host), (host, host)):
-            side.copy(into, source)
-        assert told == ["copied on 0", "copied on 1", "copied on 1"]
-        side.follow()
-    assert sorted(told[3:]) == ["0 waits for 0", "1 waits for 1"]
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_a_fragment_through_a_stream_ends_as_without_one(alpha: float) -> None:
+@pytest.mark.parametrize("merge", ["reset", "keep"])
+@pytest.mark.parametrize("missed", [(), ((1, 3),)])
+def test_a_round_ends_with_the_same_bits_beside_inner_steps_and_by_the_long_way(
+    alpha: float, merge: Merge, missed: Ranges, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends = []
-    for copies in (Copies(), Copies(LateStream())):
+    for way in ("beside", "in place", "whole"):
+        monkeypatch.setattr(fragment, "_BESIDE_ELEMENTS", 0 if way == "beside" else 99)
+        if way == "whole":
+            monkeypatch.setattr(FragmentReplica, "only_merges", lambda *_: False)
         parameters = {"x": torch.full((1, 2), 10.0), "y": torch.full((2,), 10.0)}
         specs = (TensorSpec("x", (1, 2)), TensorSpec("y", (2,)))
-        plan = Plan(outer_lr=1.0, outer_momentum=0.5, merge_alpha=alpha)
-        fragment = FragmentReplica(Fragment(0, specs), plan, parameters, copies=copies)
-        for parameter in parameters.values():
-            parameter.fill_(8.0)
-        fragment.contribute(fragment.start - fragment.local, 1)
-        mean = torch.tensor([1.0, 2.0, 3.0, 4.0])
-        fragment.finish(RoundResult(0, mean, 2, ("a", "b"), ()))
-        ends.append([value.tolist() for value in parameters.values()])
-    assert ends[0] == ends[1]
+        plan = Plan(outer_lr=1.0, outer_momentum=0.5, merge_alpha=alpha, merge=merge)
+        each = FragmentReplica(Fragment(0, specs), plan, parameters)
+        parameters["y"].mul_(0.8)
+        each.contribute(each.learned(), 1)
+        parameters["x"].mul_(0.7)
+        mean, error = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.1, 0.2, 0.3, 0.4])
+        done = RoundDone(0, mean, 2, ("a", "b"), missed, error, fragment=0)
+        each.handle(done)
+        assert (each._outcome is not None) == (way == "beside" and not missed)
+        each.finish(done)
+        assert each.state.hash == state_hash(each.state.anchor, each.state.momentum, ("a", "b"))
+        ends.append((each.state.anchor.tolist(), [p.tolist() for p in parameters.values()]))
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_an_outer_step_that_was_begun_from_another_state_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fragment, "_BESIDE_ELEMENTS", 0)
+    parameters = {"x": torch.zeros(3)}
+    plan = Plan(outer_lr=1.0, outer_momentum=0.0)
+    each = FragmentReplica(Fragment(0, (TensorSpec("x", (3,)),)), plan, parameters)
+    each.contribute(each.learned(), 1)
+    done = RoundDone(0, torch.ones(3), 2, ("a", "b"), (), fragment=0)
+    each.handle(done)
+    each.commit(anchor=torch.full((3,), 5.0))  # another peer's, of the same version
+    each.finish(done)
+    assert each.state.anchor.tolist() == parameters["x"].tolist() == [4.0] * 3
