@@ -159,7 +159,12 @@ class Worker:
         restored = self._restore() if found else None
         own = self._config.inner.optimizer != KSEED  # else the part has loaded them
         if restored is None and self._config.task.init and own:
-            self._initialise(Path(self._config.task.init))
+            source = Path(self._config.task.init)
+            if options.node.min_peers is None and not source.exists():
+                text = f"[task] init = {source} is not on this machine: the others have the model"
+                self.warn(text)
+            else:  # one that joins gets them from the others too
+                load_initial(self._model, source, self._task)
         trainer, session, stage = self._trainer(restored), self._session, None
         leaving = supervision.leaving_on(options.leave_on, self._leave)
         try:
@@ -236,13 +241,6 @@ class Worker:
     def _between_steps(self, trainer: Trainer) -> None:
         self._saver.save_if_due(trainer.step, partial(self._snapshot, trainer))
         self._evaluation.evaluate_if_due(trainer, lambda: not self._leaves)
-
-    def _initialise(self, source: Path) -> None:
-        """First values of the model from a file; one that joins gets them from the others too."""
-        if self._options.node.min_peers is None and not source.exists():
-            self.warn(f"[task] init = {source} is not on this machine: the others have the model")
-            return
-        load_initial(self._model, source, self._task)
 
     def _restore(self) -> checkpoint.Checkpoint:
         restored, problems = checkpoint.load(self._folder)

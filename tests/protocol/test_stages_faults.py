@@ -125,33 +125,24 @@ async def test_an_origin_without_other_stages_waits_for_one() -> None:
         swarm.assert_counted_once()
 
 
-# Microbatches that came back, and died with the replica that had counted them, are told.
-
-
-async def test_microbatches_that_came_back_and_died_with_their_replica_are_told() -> None:
-    """1a is killed when its answer has left: it is done for the origin, and in no sum."""
-    async with StageSwarm(three_stages(6), 2) as swarm:
-        await swarm.until(lambda: swarm["0a"].replica.jobs[JobKind.LEAVE, 3, 0] > 0, 60)
-        swarm.kill("1a")
-        await swarm.ends_accounted()
-        (event,) = swarm["0a"].of_kind("lost")
-        assert (event["iteration"], event["replica"]) == (3, "1a")
-        assert swarm.total("lost") == len(numbers_in(event)) > 0
-        assert (swarm.total("dropped"), swarm.total("discarded")) == (0, 0)
-
-
-async def test_microbatches_that_died_after_the_report_on_them_are_told() -> None:
-    """0a is through with the iteration, and 1a has its word; then 1a is killed while it computes
-    for the slower 0b. What it had of 0a's dies with it, although 0a is further on by then."""
-    async with StageSwarm(three_stages(6, forward_s={"0b": 0.1}), 2) as swarm:
-        await swarm.until(lambda: len(swarm["0a"].replica.iterations) == 3, 60)
-        await swarm.sleep(0.05)
-        assert swarm["1a"].trainer.step == 3 > len(swarm["1a"].replica.iterations)
+@pytest.mark.parametrize("reported", [False, True])
+async def test_microbatches_that_died_with_their_replica_are_told(reported: bool) -> None:
+    """1a is killed when its answer has left: it is done for the origin, and in no sum. Or it has
+    0a's word on it too, and computes for the slower 0b; 0a is further on by then."""
+    async with StageSwarm(three_stages(6, forward_s={"0b": 0.1} if reported else {}), 2) as swarm:
+        replica = swarm["0a"].replica
+        if reported:
+            await swarm.until(lambda: len(replica.iterations) == 3, 60)
+            await swarm.sleep(0.05)
+            assert swarm["1a"].trainer.step == 3 > len(swarm["1a"].replica.iterations)
+        else:
+            await swarm.until(lambda: replica.jobs[JobKind.LEAVE, 3, 0] > 0, 60)
         swarm.kill("1a")
         await swarm.ends_accounted()
         (event,) = swarm["0a"].of_kind("lost")
         assert (event["iteration"], event["replica"]) == (3, "1a")
         assert swarm.total("lost") >= len(numbers_in(event)) > 0
+        assert reported or (swarm.total("dropped"), swarm.total("discarded")) == (0, 0)
 
 
 async def test_microbatches_are_told_whose_replica_dies_and_then_their_origin() -> None:

@@ -9,11 +9,11 @@ An origin that is gone reports nothing, nor does one that has started again for 
 incarnation. Their microbatches are lost, but a gradient that another stage has counted stays in its
 sum. Calls of a new incarnation may be here before gossip tells of it, or be anybody's: it is not
 waited for for long. An origin that is there and does not report is waited for longer than a
-microbatch that is held up, and then no more, until it reports in time.
+microbatch that is held up, and then no more, until it reports in time. So is one late often.
 """
 
 import asyncio
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,8 @@ from murmuration.worker.transport import Method, TransportError
 
 _PATIENCE_S = 2.0
 _STAGE_S = 4.5  # for each stage of the model, from the first report on, until the last is in
-_USUAL, _LATELY = 4, 16  # or so many times the longest of late
+_USUAL, _LATELY = 4, 16  # or so many times as long as the first report took of late
+_SOON_S, _STRIKES = 2.0, 3  # late for so many microbatches a stage: a late replica is noticed first
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for
 _REPORT_S = 2.0
 _AGAIN_S = 0.25
@@ -42,11 +43,13 @@ class IterationTracker:
     """The iterations of one peer; sans-I/O. Times are monotonic seconds. `ended` is the latest that
     is over; origins that are `given_up` have not reported in time, and are not waited for."""
 
-    def __init__(self, iteration: int = 0, stages: int = 1) -> None:
+    def __init__(self, iteration: int = 0, stages: int = 1, microbatches: int = 1) -> None:
         self.iteration, self._stages = iteration, stages
         self.ended, self.given_up = 0, set[str]()
-        self._first_at: float | None = None  # when the first report of this iteration was here
-        self._spread_s: deque[float] = deque(maxlen=_LATELY)  # until the last one was
+        self._seen_at = list[float]()  # this iteration, and its first report
+        self._first_s = deque[float](maxlen=_LATELY)  # from the one to the other
+        self._awaited, self._late = set[str](), Counter[str]()
+        self._most_late = 3 * (2 + -(-_STRIKES * stages // microbatches))
         self._mine = defaultdict[_Share, set[int]](set)
         self._began = defaultdict[_Share, set[int]](set)
         self._reported: dict[_Share, frozenset[int]] = {}
@@ -59,7 +62,8 @@ class IterationTracker:
         """This peer goes on to an iteration, or back to one; earlier ones are forgotten."""
         self.iteration, self.ended = iteration, min(self.ended, iteration - 1)
         self._missed_since.clear()
-        self._first_at = None
+        self._seen_at, self._awaited = [], set()
+        self._late -= Counter([*self._late])  # a late iteration is made up for by three others
         for shares in (self._mine, self._began):
             for key in [key for key in shares if key[0] < iteration]:
                 del shares[key]
@@ -113,14 +117,14 @@ class IterationTracker:
         self._orphans.pop((iteration, origin), None)
         self.heard(iteration, origin)
         if not self.iteration:  # not begun yet: of each origin the latest report may be of use
-            kept = {k: v for k, v in self._reported.items() if k[1].peer != origin.peer}
-            self._reported = kept
+            self._reported = {k: v for k, v in self._reported.items() if k[1].peer != origin.peer}
         if iteration >= self.iteration and not self.is_far(iteration):
             self._reported[iteration, origin] = frozenset(counted)
 
     def over(self, origins: Iterable[Member], now: float) -> IterationOver | None:
         """Whether every origin that is still there has finished the iteration. `origins` are all
         replicas of stage 0, gone or not; others, and earlier incarnations, count as gone."""
+        self._seen_at = self._seen_at or [now]
         someone = discard = False
         gone: list[_Share] = []
         awaited: list[_Share] = []
@@ -150,13 +154,16 @@ class IterationTracker:
 
     def _waits(self, origins: set[str], now: float) -> bool:
         """Whether these origins, which are there and have not reported, are waited for."""
-        if self._first_at is None:
-            self._first_at = now
-        waited_s = now - self._first_at
-        if waited_s >= max(_STAGE_S * self._stages, _USUAL * max(self._spread_s, default=0.0)):
+        if len(self._seen_at) < 2:
+            self._seen_at.append(now)
+            self._first_s.append(now - self._seen_at[0])
+        waited_s, usual_s = now - self._seen_at[1], _USUAL * max(self._first_s)
+        if waited_s >= max(_STAGE_S * self._stages, usual_s):
             self.given_up |= origins
-        if not origins:
-            self._spread_s.append(waited_s)
+        if waited_s >= max(_SOON_S, usual_s):
+            self._late.update(dict.fromkeys(self._awaited - origins, 4))
+            self.given_up |= {peer for peer, late in self._late.items() if late > self._most_late}
+        self._awaited = origins
         return not origins <= self.given_up
 
     def _newest(self, member: Member, now: float) -> Member:

@@ -35,6 +35,7 @@ _PASSED_S, _MOST_DOUBLED = 60.0, 3  # a replica that took longer is passed over 
 # So is one whose calls are late again and again: so long for each stage to come, or so many times
 # the lower quartile of the last calls.
 _SOON_HOP_S, _STRIKES = 0.1, 3
+_LATE, _HOLDS = 1, 2
 
 
 class Forwarder:
@@ -43,7 +44,7 @@ class Forwarder:
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self.under_way: dict[StageCallKey, tuple[int, ...]] = {}
-        self._acknowledgements = Tasks()
+        self.acknowledgements = Tasks()
         # Of calls under way, with the peer that is called; None once that is gone.
         self._limits: dict[asyncio.Timeout, Incarnation | None] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
@@ -51,10 +52,7 @@ class Forwarder:
         self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
         self._held: Counter[str] = Counter()  # how often a replica has held a microbatch too long
         self._strikes: Counter[str] = Counter()  # late calls of a replica, less those in time
-        self._passed_until: dict[str, float] = {}
-
-    async def close(self) -> None:
-        await self._acknowledgements.close()
+        self._passed_until: dict[str, tuple[float, int]] = {}  # and why
 
     def on_view(self) -> None:
         """The swarm has changed: calls to peers that are gone end."""
@@ -93,10 +91,10 @@ class Forwarder:
                 if not rest:  # asked in vain for the loss: another may reach an origin that lives
                     member = context.member(origin.peer)
                     lives = member is not None and member.live and member.epoch <= origin.epoch
-                    there = lives and origin.peer != context.me
-                    elsewhere = there and not isinstance(error, TryElsewhere)
+                    other = origin.peer != context.me and not isinstance(error, TryElsewhere)
                     reason = f"its origin {origin.peer} does not answer {context.me}: {error}"
-                    raise (TryElsewhere if elsewhere else MicrobatchDropped)(reason) from error
+                    kind = TryElsewhere if lives and other else MicrobatchDropped
+                    raise kind(reason) from error
                 tried.add(hop.peer)
                 left = [p for p in context.replicas(hop.stage) if p not in tried]
                 if left:
@@ -140,9 +138,9 @@ class Forwarder:
         member = self._context.member(peer)
         if member is None or not member.live:
             raise Unreachable(f"{peer} is gone")
-        others = [each for each in self._context.replicas(call.stage) if not self._passes(each)]
-        if self._passes(peer) and others and call.stage > 0:
-            raise TryElsewhere(f"{peer} has held a microbatch for too long")
+        others = map(self._passed, self._context.replicas(call.stage))
+        if call.stage > 0 and min(others, default=_HOLDS) < self._passed(peer):
+            raise TryElsewhere(f"{peer} is passed over")
         return await self._answer_in_time(member, call, values)
 
     async def _answer_in_time(
@@ -193,42 +191,44 @@ class Forwarder:
                 raise Unreachable(f"{member.peer} is gone") from None
             now = context.member(member.peer)
             if now is not None and now.health is Health.ALIVE:  # not silent, maybe for a while
-                held_s = context.clock() - began_s
-                self._pass_over(member.peer, f"has held a microbatch for {held_s:.0f} s")
+                text = f"has held a microbatch for {context.clock() - began_s:.0f} s"
+                self._pass_over(member.peer, _HOLDS, text)
             raise Unreachable(f"{member.peer} has held it for {most_s:.0f} s") from None
         except BaseException:
             stream.cancel()
             raise
         finally:
             del self._limits[limit]
-        self._acknowledgements.spawn(_acknowledge(stream))
+        self.acknowledgements.spawn(_acknowledge(stream))
         self._took(member.peer, call.stage, hops, context.clock() - received_s)
         return StageReply(incoming.buffer, tuple(header.path))
 
     def _took(self, peer: str, stage: int, hops: int, seconds: float) -> None:
-        """A replica that is late again and again is passed over too, where another serves its
-        stage. Whoever comes after it on the route is so sooner: it has fewer stages to come."""
+        """A replica that is late again and again is passed over too, where another serves its stage
+        that is not. Whoever comes after it is so sooner: it has fewer stages to come."""
         lately, strikes = [*self._hops_s], self._strikes
         self._hops_s.append(seconds / hops)
-        if len(self._context.replicas(stage)) < 2 or len(lately) < _LATELY // 4:
+        others = [p for p in self._context.replicas(stage) if p != peer and not self._passed(p)]
+        if not (stage and others) or len(lately) < _LATELY // 4:
             return
         late = seconds > hops * max(_SOON_HOP_S, _USUAL_HOPS * quantiles(lately, n=4)[0])
-        strikes[peer] = max(0, strikes[peer] + (1 if late else -1))
+        strikes[peer] = max(0, strikes[peer] + 2 * late - 1)
         if strikes[peer] >= _STRIKES * hops:
             del strikes[peer]
-            self._pass_over(peer, f"takes {seconds:.1f} s for what others do sooner")
+            self._pass_over(peer, _LATE, f"takes {seconds:.1f} s for what others do sooner")
 
-    def _passes(self, peer: str) -> bool:
-        """Whether a replica is asked for nothing that another can do."""
-        return self._context.clock() < self._passed_until.get(peer, -math.inf)
+    def _passed(self, peer: str) -> int:
+        """Why it is asked for nothing that another can do; 0: it is. Late is better than held."""
+        until, why = self._passed_until.get(peer, (-math.inf, 0))
+        return why if self._context.clock() < until else 0
 
-    def _pass_over(self, peer: str, why: str) -> None:
+    def _pass_over(self, peer: str, why: int, text: str) -> None:
         """It takes microbatches, and does not give them back, or late."""
-        if not self._passes(peer):
+        if why > self._passed(peer):
             passed_s = _PASSED_S * 2 ** min(self._held[peer], _MOST_DOUBLED)
             self._held[peer] += 1
-            self._passed_until[peer] = self._context.clock() + passed_s
-            text = f"{peer} {why}: it is passed over for {passed_s:g} s"
+            self._passed_until[peer] = self._context.clock() + passed_s, why
+            text = f"{peer} {text}: it is passed over for {passed_s:g} s"
             self._context.event("warning", text=text)
 
 

@@ -36,7 +36,7 @@ class StageNode:
 
     def __init__(self, context: StageContext, publish: Callable[[bytes], None]) -> None:
         self.context, self._publish = context, publish
-        self.tracker = IterationTracker(stages=context.config.count)
+        self.tracker = IterationTracker(0, context.config.count, context.config.microbatches)
         self.planner = RoutePlanner(context)
         self._forwarder = Forwarder(context)
         self.server = StageServer(context, self.tracker, self._forwarder, self.planner, self.tick)
@@ -53,8 +53,8 @@ class StageNode:
     def on_view(self, view: View) -> None:
         """The swarm has changed."""
         self._forwarder.on_view()
-        live = (member for member in self.context.members() if member.live)
-        self.context.measurements.on_view({member.peer: member.epoch for member in live})
+        epochs = {m.peer: m.epoch for m in self.context.members() if m.live}
+        self.context.measurements.on_view(epochs)
         self.tick()
 
     async def handle(self, message: IterationStarted | StageJobDone) -> None:
@@ -89,7 +89,7 @@ class StageNode:
         await self._tasks.close()
         await self.planner.close()
         await self.server.close()
-        await self._forwarder.close()
+        await self._forwarder.acknowledgements.close()
 
     # ------------------------------------------------------------ the microbatches that begin here
 
@@ -106,9 +106,7 @@ class StageNode:
                 self.tracker.reported(iteration, me, [])
                 return
             routes, snapshot = self.planner.routes(iteration)
-            begun = (
-                self._microbatch(iteration, n, rest, snapshot) for n, rest in enumerate(routes)
-            )
+            begun = (self._microbatch(iteration, n, way, snapshot) for n, way in enumerate(routes))
             paths = await asyncio.gather(*begun)
             others = [each.peer for each in context.members() if each.live and each.stage > 0]
             counted: dict[str, list[int]] = {peer: [] for peer in others}
@@ -150,12 +148,10 @@ class StageNode:
             key = StageCallKey(iteration, self._incarnation, number)
             call = StageCall(key, 0, rest, entered.shape, snapshot, self.context.me)
             reply = await self._forwarder.send(call, entered.values)
-            leave = (JobKind.LEAVE, iteration, number, entered.shape)
-            await compute(*leave, gradient=reply.gradient)
+            await compute(JobKind.LEAVE, iteration, number, entered.shape, gradient=reply.gradient)
         except MicrobatchDropped as error:
             self.context.counts.dropped += 1
-            about = {"iteration": iteration, "microbatch": number, "reason": str(error)}
-            self.context.event("dropped", **about)
+            self.context.event("dropped", iteration=iteration, microbatch=number, reason=str(error))
             return None
         finally:
             self._shown.set()

@@ -124,7 +124,7 @@ class Peer(ABC):
 
     def compute(self) -> None:
         """The inner steps up to the next round."""
-        taken_s = self._taken_s()
+        taken_s = self._chance.lognormvariate(*self._time)
 
         def end() -> None:
             self.account.compute_s += taken_s
@@ -133,9 +133,6 @@ class Peer(ABC):
             self.begin()
 
         self.later(taken_s, end)
-
-    def _taken_s(self) -> float:
-        return self._chance.lognormvariate(*self._time)
 
     def waited(self) -> float:
         """Ends the time without computing; returns it, in seconds."""

@@ -19,6 +19,7 @@ from murmuration.worker.leases.ledger import LeaseMessage, ShareMessage
 from murmuration.worker.membership import Phase
 
 NO_VALUES = memoryview(b"")
+_LOOK_S = 0.5  # a signal that comes just before a wait is dealt with after it
 
 # ------------------------------------------------------------------------- train thread -> I/O
 
@@ -261,15 +262,17 @@ class Mailbox:
         return None
 
     def wait(self, timeout_s: float | None = None) -> ToTrain | None:
-        """train: the next message; None when there is none in time."""
-        try:
-            return self._to_train.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+        """train: the next message; None when there is none in time, or a signal may have come."""
+        with suppress(queue.Empty):
+            return self._to_train.get(timeout=min(_LOOK_S, timeout_s or _LOOK_S))
+        return None
 
     def wait_lease(self) -> LeaseMessage | Stop:
         """train: the next message of a stream of samples; at the end of the run always a Stop."""
-        message = self._to_share.get()
+        message = None
+        while message is None:
+            with suppress(queue.Empty):
+                message = self._to_share.get(timeout=_LOOK_S)
         if isinstance(message, Stop):
             self._to_share.put(message)
         return message

@@ -186,3 +186,17 @@ def test_a_second_signal_ends_a_worker_at_once(monkeypatch: pytest.MonkeyPatch) 
         assert ended == []
         signal.raise_signal(signal.SIGTERM)
     assert ended == [128 + signal.SIGTERM]
+
+
+def test_a_signal_that_does_not_wake_the_train_thread_is_heard() -> None:
+    """Another thread gets it here, as one that comes just before this thread waits."""
+    mailbox, number = Mailbox(), signal.SIGUSR1
+    before = signal.signal(number, lambda *_: mailbox.answer(Stop("SIGUSR1")))
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        while mailbox.wait() != Stop("SIGUSR1"):
+            pass
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        signal.signal(number, before)

@@ -80,9 +80,7 @@ def test_an_incarnation_that_gossip_never_tells_of_is_waited_for_once() -> None:
 @pytest.mark.parametrize("begun", [0, 5], ids=["before", "after"])
 def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
     """Nor does it have this iteration left out, as that of an origin that has gone on."""
-    tracker = IterationTracker()
-    if begun:
-        tracker.begin(begun)
+    tracker = tracker_at(5) if begun else IterationTracker()
     for incarnation in (A, Incarnation("a", 2**63), Incarnation("b", 2**63)):
         tracker.reported(2**60, incarnation, [])
     if not begun:
