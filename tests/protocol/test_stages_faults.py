@@ -34,9 +34,6 @@ class Answered:
         return self._now == self._iteration and down.HasField("gradient")
 
 
-# -------------------------------------------------------------------------------------- deaths
-
-
 @pytest.mark.parametrize(
     ("victim", "routing"), [("0b", "full"), ("1a", "full"), ("2b", "full"), ("1a", "random")]
 )
@@ -281,9 +278,6 @@ async def test_a_damaged_call_is_made_to_another() -> None:
         await swarm.ends_accounted()
         assert (swarm.total("rerouted"), swarm.total("dropped")) == (1, 0)
         assert sum(swarm.counted(1, 1).values()) == 4
-
-
-# ------------------------------------------------------------------------------- anything at all
 
 
 @pytest.mark.parametrize("seed", range(2))

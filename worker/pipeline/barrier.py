@@ -216,9 +216,7 @@ async def report_iteration(
         iteration=iteration,
         counted=counted,
     ).SerializeToString()
-    log_event = partial(
-        context.event, iteration=iteration, replica=peer, microbatches=list(counted)
-    )
+    log = partial(context.event, iteration=iteration, replica=peer, microbatches=list(counted))
     unconfirmed = over = False
     while not over and member is not None and member.live:
         try:
@@ -229,7 +227,7 @@ async def report_iteration(
         except (TransportError, wire.WireError):
             context.suspect(peer)
             if counted and not unconfirmed:
-                log_event("unconfirmed")
+                log("unconfirmed")
                 unconfirmed = True
             await asyncio.sleep(_AGAIN_S)
         member = context.member(peer)
@@ -237,6 +235,6 @@ async def report_iteration(
             member = None  # a later incarnation has counted nothing
     if counted and not over and (member is None or member.step < iteration):
         context.counts.lost += len(counted)
-        log_event("lost")
+        log("lost")
     elif unconfirmed:
-        log_event("confirmed")
+        log("confirmed")

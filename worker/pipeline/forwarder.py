@@ -11,7 +11,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
-from murmuration.worker.membership import Health, Member
+from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_call import (
     Hop,
@@ -30,12 +30,12 @@ _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
 # A replica has so long for each stage to come, or so many times the longest of the last calls.
 _LEAST_HOP_S, _USUAL_HOPS, _LATELY = 3.0, 4, 64
 _FIRST_HOP_S = 30.0  # as the longest, before there was one
-_BEFORE_S = 30.0  # for each stage of the model, until it has the activations
+_BEFORE_S = 30.0  # for each stage of the model, until it has the activations, where it is alone
 _PASSED_S, _MOST_DOUBLED = 60.0, 3  # a replica that took longer is passed over so long at first
 # So is one whose calls are late again and again: so long for each stage to come, or so many times
 # the lower quartile of the last calls.
 _SOON_HOP_S, _STRIKES = 0.1, 3
-_LATE, _HOLDS = 1, 2
+_SILENT, _LATE, _HOLDS = 1, 2, 3
 
 
 class Forwarder:
@@ -50,6 +50,7 @@ class Forwarder:
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._warned: set[int] = set()
         self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
+        self._before_s: deque[float] = deque(maxlen=_LATELY)  # until these had the activations
         self._held: Counter[str] = Counter()  # how often a replica has held a microbatch too long
         self._strikes: Counter[str] = Counter()  # late calls of a replica, less those in time
         self._passed_until: dict[str, tuple[float, int]] = {}  # and why
@@ -104,14 +105,9 @@ class Forwarder:
                     rest.pop(0)
                     context.counts.skipped += 1
                     self._warn_of_skip(hop.stage, error)
-                context.event(
-                    "rerouted",
-                    **call.key.plain(),
-                    stage=hop.stage,
-                    lost=hop.peer,
-                    instead=rest[0].peer if left else None,
-                    reason=str(error),
-                )
+                instead = rest[0].peer if left else None
+                about = {"stage": hop.stage, "lost": hop.peer, "instead": instead}
+                context.event("rerouted", **call.key.plain(), **about, reason=str(error))
                 if not rest and origin.peer == context.me:
                     # Stage 0 by itself would learn to be a model of its own.
                     raise MicrobatchDropped(f"no stage takes it; the last: {error}") from error
@@ -138,23 +134,27 @@ class Forwarder:
         member = self._context.member(peer)
         if member is None or not member.live:
             raise Unreachable(f"{peer} is gone")
-        others = map(self._passed, self._context.replicas(call.stage))
+        others = [self._passed(p) for p in self._context.replicas(call.stage) if p != peer]
         if call.stage > 0 and min(others, default=_HOLDS) < self._passed(peer):
             raise TryElsewhere(f"{peer} is passed over")
-        return await self._answer_in_time(member, call, values)
+        return await self._answer_in_time(member, call, values, 0 not in others)
 
     async def _answer_in_time(
-        self, member: Member, call: StageCall, values: memoryview
+        self, member: Member, call: StageCall, values: memoryview, alone: bool
     ) -> StageReply:
         """The client of `server.py`: activations up, their gradient down on the same stream. The
         last message goes out in the background. A replica has its time from when it has the
-        activations: until then it may wait for its own stage, which waits for a late origin."""
+        activations. Until then it may wait for a late origin: as long as usual, if not `alone`."""
         context, hops = self._context, len(call.rest) + 1 + (call.stage > 0)
         payload, measurements = wire.Payload.of(values), context.measurements
         most_s = hops * max(_LEAST_HOP_S, _USUAL_HOPS * max(self._hops_s, default=_FIRST_HOP_S))
         received_s = began_s = context.clock()
         stream = context.transport.open(member.address, Method.STAGE_CALL, member.peer)
-        limit = asyncio.timeout(_BEFORE_S * context.config.count + most_s)
+        before_s = _BEFORE_S * context.config.count + most_s
+        if call.stage and not alone:
+            usual_s = max(self._before_s, default=_FIRST_HOP_S)
+            before_s = min(before_s, max(hops * _LEAST_HOP_S, _USUAL_HOPS * usual_s))
+        limit = asyncio.timeout(before_s)
         self._limits[limit] = Incarnation.of(member)
         try:
             async with limit:
@@ -167,6 +167,7 @@ class Forwarder:
                     seconds = context.clock() - began_s
                 if first.HasField("received"):
                     received_s = context.clock()
+                    self._before_s.append(seconds)
                     if self._limits[limit] is not None:
                         limit.reschedule(asyncio.get_running_loop().time() + most_s)
                     if not first.received.waited:
@@ -189,11 +190,11 @@ class Forwarder:
             stream.cancel()
             if self._limits[limit] is None:
                 raise Unreachable(f"{member.peer} is gone") from None
-            now = context.member(member.peer)
-            if now is not None and now.health is Health.ALIVE:  # not silent, maybe for a while
-                text = f"has held a microbatch for {context.clock() - began_s:.0f} s"
-                self._pass_over(member.peer, _HOLDS, text)
-            raise Unreachable(f"{member.peer} has held it for {most_s:.0f} s") from None
+            held_s = context.clock() - began_s
+            if member.peer in context.replicas(call.stage):  # not silent, maybe for a while
+                why, did = (_HOLDS, "held") if received_s > began_s else (_SILENT, "not taken")
+                self._pass_over(member.peer, why, f"has {did} a microbatch for {held_s:.0f} s")
+            raise Unreachable(f"{member.peer} has held it for {held_s:.0f} s") from None
         except BaseException:
             stream.cancel()
             raise
@@ -218,7 +219,7 @@ class Forwarder:
             self._pass_over(peer, _LATE, f"takes {seconds:.1f} s for what others do sooner")
 
     def _passed(self, peer: str) -> int:
-        """Why it is asked for nothing that another can do; 0: it is. Late is better than held."""
+        """Why it is asked for nothing that another can do, more for what is worse; 0: it is."""
         until, why = self._passed_until.get(peer, (-math.inf, 0))
         return why if self._context.clock() < until else 0
 
@@ -229,7 +230,8 @@ class Forwarder:
             self._held[peer] += 1
             self._passed_until[peer] = self._context.clock() + passed_s, why
             text = f"{peer} {text}: it is passed over for {passed_s:g} s"
-            self._context.event("warning", text=text)
+            if why > _SILENT or self._held[peer] > 1:
+                self._context.event("warning", text=text)
 
 
 async def _acknowledge(stream: Stream) -> None:
