@@ -22,8 +22,6 @@ from murmuration.worker.exchange.view import ShardRange
 from murmuration.worker.transport import Stream
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 
 T = TypeVar("T")
@@ -245,18 +243,6 @@ class Context:
     @cached_property
     def reduction_codec(self) -> Codec:
         return codec_by_name(self.plan.reduction_codec)
-
-    async def encoded(
-        self, codec: Codec, values: "Tensor", *, exact: int, error: bool
-    ) -> "tuple[wire.Payload, Tensor | None]":
-        """(values as they travel, what the encoding leaves out if asked for). Raises ValueError."""
-
-        def work() -> "tuple[wire.Payload, Tensor | None]":
-            raw = wire.encode(codec, values, exact=exact)
-            left_out = wire.encoding_error(codec, raw, values, exact=exact) if error else None
-            return self.compression.payload(codec, raw), left_out
-
-        return await self.worked(values.numel(), work)
 
     async def worked(self, elements: int, work: Callable[[], T]) -> T:
         """Works with numpy and torch on this many values: off the loop, unless the way there takes

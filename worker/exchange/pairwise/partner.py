@@ -65,7 +65,13 @@ class PairValues:
         """A part as it goes to partners. Raises ValueError: it is not for the codec."""
         context, codec, exact = self._context, self.codec(part), self._context.limbs(fragment)
         error = codec.name != "fp32" if part == ANCHOR else context.plan.keeps
-        encoded = await context.encoded(codec, values, exact=exact, error=error)
+
+        def encode() -> "tuple[wire.Payload, Tensor | None]":
+            raw = wire.encode(codec, values, exact=exact)
+            left_out = wire.encoding_error(codec, raw, values, exact=exact) if error else None
+            return context.compression.payload(codec, raw), left_out
+
+        encoded = await context.worked(values.numel(), encode)
         return OwnPart(*encoded, context.weight(weight) if part == CONTRIBUTION else 1)
 
     async def check(self, fragment: int, part: int, incoming: wire.Incoming) -> None:
