@@ -267,7 +267,7 @@ class FragmentOptimizer:
 
     @property
     def last_contribution(self) -> Contribution | None:
-        """Of what was learned since the start: what is on its way, or will be sent again."""
+        """The part of what was learned since the start that is on its way or will be sent again."""
         if self.in_flight is None:
             return self._to_send_again()
         return None if self.in_flight.everyone else self.in_flight

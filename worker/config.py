@@ -58,7 +58,7 @@ class ConfigOrigin:
     typed: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def of(self, section: str, keys: Iterable[str]) -> str:
-        """Where these are from: the file, flags as typed, or both."""
+        """Says where these are from: the file, flags as typed, or both."""
         places = [(section, key) for key in keys]
         flags = dict.fromkeys(self.typed[place] for place in places if place in self.typed)
         names = [] if flags and self.written.isdisjoint(places) else [self.name]

@@ -195,7 +195,7 @@ class Worker:
             session.close()
 
     def _tokens(self) -> int | None:
-        """Of an inner step; None where the task does not say."""
+        """Tokens of an inner step; None where the task does not say."""
         task, config = self._task, self._config
         sizes: Any = getattr(task, "batch_size", None), getattr(task, "tokens_per_sample", None)
         whole = self._part.stage is None

@@ -240,8 +240,8 @@ class E3M0(BlockCodec):
 
 
 def _squared_error(values: Tensor, ratio: float, scratch: Tensor) -> Tensor:
-    """Of rounding fp32 (n, 128), at most 1.5, to `ratio` times powers of two: int32 (n, 1), in
-    steps of 2^-21, whose sum is the same in any order."""
+    """The error of rounding fp32 (n, 128), at most 1.5, to `ratio` times powers of two: int32
+    (n, 1), in steps of 2^-21, whose sum is the same in any order."""
     # What reaches 1.5 * ratio carries into the exponent.
     powers = torch.add(
         values.view(torch.int32), round((2 - 1.5 * ratio) * _ONE), out=scratch.view(torch.int32)

@@ -83,7 +83,7 @@ class TopK(Codec):
         return -(-elements * self.k // CHUNK)
 
     def _bits(self, elements: int) -> int:
-        """Of a chunk, levels aside."""
+        """The bits of a chunk without its levels."""
         return self._kept(elements) * (self._low_bits + 3) + -(-elements >> self._low_bits)
 
     def _chunk_bytes(self, elements: int) -> int:
@@ -214,7 +214,7 @@ def _at_least(magnitudes: Tensor, least: Tensor, kept: int) -> Tensor:
 
 
 def _bytes_of_bits(bits: Tensor) -> Tensor:
-    """Of uint8 (n, 8 m), each 0 or 1, the first in the lowest bit: uint8, 1-D."""
+    """Packs uint8 (n, 8 m), each 0 or 1, the first in the lowest bit: uint8, 1-D."""
     if _is_on_host(bits):
         return torch.from_numpy(np.packbits(bits.numpy().reshape(-1), bitorder="little"))
     # Sums of powers of two below 2^8: exact in any order.

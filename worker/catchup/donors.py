@@ -129,7 +129,7 @@ class Donors:
     async def _given_up(
         self, donor: Member, published: Published, states: Iterable[int]
     ) -> dict[int, int]:
-        """By fragment, this peer's rounds that the donor's state has not got; none in pairs."""
+        """This peer's rounds that the donor's state lacks, by fragment; none in pairs."""
         pairs = self._plan.exchange == "pairs"
         versions = {} if pairs else {index: published.states[index].version for index in states}
         found = {i: await self._rounds_apart(donor, i, at) for i, at in versions.items()}
@@ -224,7 +224,7 @@ class Donors:
             raise wire.WireError(problem)
 
     def voters(self) -> Electorate:
-        """Whose word counts: of those that are reached, and have given no false mean."""
+        """The peers whose word counts: they are reached, and have given no false mean."""
         gossip, published = self._gossip, self._node.published
         assert published is not None, "this peer knows what it has"
         mine, out = gossip.me.digests, gossip.view.cut_off | self._node.context.quarantine.liars

@@ -104,7 +104,7 @@ class HeldStates:
         return tuple(map(max, *means))
 
     def measured(self, index: int, state: FragmentState) -> "tuple[Tensor, Tensor]":
-        """Of an anchor and its momentum, all but limbs of integers."""
+        """Anchor and momentum without the limbs of integers."""
         end = len(state.anchor) - (self.exact[index] if self.exact else 0)
         return state.anchor[:end], state.momentum[:end]
 

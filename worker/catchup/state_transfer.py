@@ -230,7 +230,7 @@ async def _header(
 async def _state(
     header: pb.StateHeader, incoming: wire.Incoming, sizes: tuple[int, int], offload: Offload
 ) -> FragmentState:
-    """Of what has arrived. Raises WireError: it does not fit together."""
+    """Makes a state of what has arrived. Raises WireError: it does not fit together."""
     index, group = header.fragment, tuple(header.group)
     history = wire.history_from_message(header.history, sizes[0], MAX_MEMBERS)
     anchor, momentum = wire.split_state(incoming.buffer, sizes)

@@ -83,7 +83,7 @@ _DECOMPRESSION = 2.0  # compressing and decompressing, and neither while sending
 
 @dataclass
 class _Measured:
-    """Of one codec: share of the bytes saved, and seconds of a core that each byte took."""
+    """What zstd does for a codec: share of bytes saved, seconds of a core for each byte."""
 
     saved: float
     s_per_byte: float

@@ -44,7 +44,7 @@ class Peers(Protocol):
 
 
 class Results(Protocol):
-    """Where the ends of rounds go. io thread only."""
+    """The receiver of how rounds end. io thread only."""
 
     def finished(self, result: "RoundDone | RoundFailed") -> None: ...
 

@@ -270,7 +270,7 @@ class LeaseTable:
                     self._actions.append(StreamsDiffer(holding.peer, stream, theirs))
 
     def _live_holdings(self) -> list[Holding]:
-        """Of the others that are not gone. A peer that is no known member counts: it may be new."""
+        """What others hold that are not gone. An unknown peer counts: it may be new."""
         members = self._view.members
         return [
             each

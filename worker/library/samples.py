@@ -257,7 +257,7 @@ def _content_of(data: Any, order: _Order, *, in_workers: bool) -> str:
 
 
 def _items_of(data: Any, places: list[Any]) -> str:
-    """Of items that are the same each time they are read; empty where they are random."""
+    """A text of items that are the same each time they are read; empty where they are random."""
     found = []
     for seed in range(2):
         with _seeded(seed, ()):

@@ -169,7 +169,7 @@ class Site:
         return value
 
     def _held_of(self, index: int, by: Callable[[tuple[int, ...]], bool]) -> list[Tensor]:
-        """Of a fragment's parameters the parts here, where this rank is to hold them."""
+        """The parts here of a fragment's parameters, of those that this rank is to hold."""
         names = [spec.name for spec in self._fragments[index].specs]
         return [self._own(n) for n in names if any(by(s.ranks) for s in self._shards[n])]
 

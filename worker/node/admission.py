@@ -124,7 +124,7 @@ class Credentials:
 
     @classmethod
     def of(cls, identity: Identity | None, folder: Path | None) -> "Credentials":
-        """With the authority of an encrypted run, if the folder has it. Raises IdentityError."""
+        """Adds the authority of an encrypted run, if the folder has it. Raises IdentityError."""
         encrypted = identity is not None and folder is not None
         return cls(identity, Authority.load(folder) if encrypted and folder else None, folder)
 

@@ -218,7 +218,7 @@ class Newcomer:
             await asyncio.sleep(min(pause_s, left_s))
 
     async def _glances(self, looks: bool, timeout_s: float = _GLANCE_S) -> list[FirstAnswer]:
-        """Of those that answer one call. Raises IdentityError: only of another run do."""
+        """The answers to one call of each. Raises IdentityError: only another run answers."""
         addresses = (*dict.fromkeys((*self.contacts, *self._known.members)),)
         asked = (self._glance(address, looks, timeout_s) for address in addresses)
         found = await asyncio.gather(*asked, return_exceptions=True)

@@ -509,7 +509,7 @@ class Node:
         return self._pairs.partners if self._pairs is not None else ()
 
     def log(self, event: dict[str, object]) -> None:
-        """To the log. A text that a peer may have written is cut, and made fit for a terminal."""
+        """Logs it. A text that a peer may have written is cut, and made fit for a terminal."""
         if event["event"] in _TOLD:
             event = {k: shown(v, _MAX_TEXT) if isinstance(v, str) else v for k, v in event.items()}
         if event["event"] == "warning":

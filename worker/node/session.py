@@ -45,7 +45,7 @@ _FORKS_TEXT = (
 
 
 class Session:
-    """The way of what trains to its node: of the daemon and of `Swarm`. train thread only."""
+    """A training loop's access to its node, for the daemon and `Swarm`. train thread only."""
 
     def __init__(
         self,

@@ -187,7 +187,7 @@ def rebuilt_stage(
     first, last = cut[stage]
 
     def part(name: str, neighbour: int) -> Tensor:
-        """Of the neighbour's layer at the same place; of its last one, if it has fewer."""
+        """The values of the neighbour's layer at the same place, or of its last if it has fewer."""
         begin, end = cut[neighbour]
         there = _LAYER.sub(lambda found: str(min(begin + int(found[0]) - first, end)), name, 1)
         return weights[neighbour] * known[there]

@@ -38,7 +38,7 @@ class StageCallKey:
 
     @property
     def number(self) -> int:
-        """Of the microbatch among all origins', by which its gradient is counted once."""
+        """A number of the microbatch among all origins': its gradient is counted once by it."""
         return xxhash.xxh3_64_intdigest(
             f"{self.microbatch}/{self.origin.epoch}/{self.origin.peer}".encode()
         )

@@ -84,7 +84,7 @@ class StagesConfig:
 
     @property
     def most_visits(self) -> int:
-        """Of a stage in one iteration, with as many origins as a swarm could have."""
+        """The most visits of a stage in an iteration, with as many origins as can be."""
         return self.microbatches * _MOST_ORIGINS if self.count > 1 else 1
 
     def rules(self, iteration: int) -> Rules:

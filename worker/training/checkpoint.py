@@ -256,7 +256,7 @@ def _record_hash(record: object) -> str:
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """Of these, the names of checkpoints, that of the last step first."""
+    """The names of checkpoints among these, that of the last step first."""
     named = [(_NAME.fullmatch(name), name) for name in names]
     ours = [(int(match[1]), match[2] == "", name) for match, name in named if match]
     return [name for *_, name in sorted(ours, reverse=True)]

@@ -30,7 +30,7 @@ _LAST_TRIES = 2  # of a last round: what an earlier try has sent goes first
 
 
 class RoundOrder:
-    """Whose round it is: what to apply and to send after an inner step, and in which order.
+    """The order of rounds: what to apply and to send after an inner step.
 
     The schedule says when and how many. With a mean over all, which round it is follows from the
     states' versions, so that a round that came to nothing is made up for at the next occasion. In

@@ -91,7 +91,7 @@ class Replica:
             optimizer.state.clear()
 
     def _present_gradients(self) -> dict[str, Tensor]:
-        """By parameter, zeros where there is none; and the running statistics, averaged too."""
+        """Gradients by parameter, zeros where there is none; and copies of running statistics."""
         found = {
             n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()
         }

@@ -36,7 +36,7 @@ class NotCopied(Exception):
 
 
 class RemoteCopies:
-    """Where this process copies checkpoints to. any thread, one at a time.
+    """The place to which this process copies checkpoints. any thread, one at a time.
 
     Args:
         url: of one worker alone, as `checkpoint.copy_to` names it.

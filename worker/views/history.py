@@ -289,7 +289,7 @@ def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
 
 
 def _verdicts(look: Look) -> list[dict[str, Any]]:
-    """By how many peers tell of each: one alone may be wrong."""
+    """Sorts them by how many peers tell of each: one alone may be wrong."""
     found = [maps_of(own, "verdicts")[:_MOST_LISTED] for own in look.answers.values()]
     tellers = Counter(place for said in found for place in {place_of(each) for each in said})
     ranked = costliest(found or [maps_of(look.first, "verdicts")[:_MOST_LISTED]])

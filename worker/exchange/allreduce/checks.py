@@ -116,12 +116,12 @@ class Checks:
                 del of_shards[key]
 
     def commits(self, key: ShardKey, commitment: wire.Commitment) -> None:
-        """To what it contributes in the round that it has begun last."""
+        """Commits this peer to what it contributes in the round that it has begun last."""
         self.shows(key, commitment)
         self._announced.setdefault(key, set()).add(commitment.root)
 
     def shows(self, key: ShardKey, *commitments: wire.Commitment) -> None:
-        """For as long as what it has contributed in the round that it has begun last."""
+        """Keeps what this peer can show for as long as its contributions to its last round."""
         last = self._own.setdefault(key.fragment, [{}])[-1]
         last.setdefault(key, {}).update((each.root, each) for each in commitments)
 

@@ -33,8 +33,8 @@ class AnchorPrefetch:
             self._s_per_byte = max(took_s / size_bytes, self._s_per_byte / 2)
 
     def lead_s(self, fragment: int) -> float:
-        """By how long peers that this one has not exchanged with may be behind: what a round takes,
-        at first on the slowest link that is planned for."""
+        """How far peers may be behind that this one has not exchanged with: as long as a round
+        takes, at first on the slowest link that is planned for."""
         size_bytes = self._round_bytes[fragment]
         if self._s_per_byte == 0.0:
             return self._config.transfer_s(size_bytes)
