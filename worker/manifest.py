@@ -34,7 +34,7 @@ PROTOCOL = 12
 
 @dataclass(frozen=True)
 class Manifest:
-    """Plain nested values: protocol, run, task, inner, diloco, tensors (name -> shape), advice."""
+    """Plain nested values: protocol, the run-wide sections, tensors (name -> shape), advice."""
 
     document: Mapping[str, Any]
 
