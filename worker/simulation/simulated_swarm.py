@@ -36,10 +36,15 @@ class _Members(Mapping[str, Member]):
 
     def __init__(self, known: Mapping[str, Member], believed: Mapping[str, Belief]) -> None:
         self._known, self._believed = known, believed
+        self._seen: dict[str, tuple[Member, Member]] = {}  # as known, and as believed to be
 
     def __getitem__(self, name: str) -> Member:
         member, believed = self._known[name], self._believed.get(name)
-        return member if believed is None else replace(member, **believed)
+        if believed is None:
+            return member
+        if self._seen.get(name, (None,))[0] is not member:
+            self._seen[name] = member, replace(member, **believed)
+        return self._seen[name][1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)
