@@ -10,9 +10,9 @@ A check has `missed` where all runs, and a figure is not what was asked for.
 swarm     anchors beside the CPU's: fp32, bf16, autocast, compiled, fused, in CUDA graphs
 codecs    the same bytes and values on both
 stages    copies, encoding, means, outer step and hash of a fragment, one by one
-overlap   steps with a round in flight beside a plain loop's; the other peer is on the CPU
-encode    encoding where the parameters are beside encoding on the host
 site      two ranks of torchrun with Gloo beside one process
+encode    encoding where the parameters are beside encoding on the host
+overlap   steps with a round in flight beside a plain loop's; the other peer is on the CPU
 losses    four workers in one process: alone, data-parallel, and two presets
 
 The checks run in a process of their own. One that fails on a card ends it, for a card that has
@@ -333,8 +333,7 @@ def codecs(at: Place) -> Figures:
 
 
 def encode(name: str, at: Place) -> Figures:
-    """GB/s of fp32 on the host, on the device, and there compiled; from the parameters' place to
-    bytes on the host either way."""
+    """GB/s of fp32 on the host and on the device, with and without the copy to the host."""
     from murmuration.algorithms.codecs import codec_by_name
 
     codec, gb = codec_by_name(name), (1 << 18 if at.small else 1 << 26) * 4 / 1e9
@@ -347,13 +346,6 @@ def encode(name: str, at: Place) -> Figures:
         "device_and_copy_gb_s": gb / at.seconds(lambda: codec.encode(there).cpu()),
         "device_same_bytes": torch.equal(codec.encode(there).cpu(), want),
     }
-    if not at.small:  # on a CPU its compiler takes a minute
-        compiled = torch.compile(codec.encode)
-        try:
-            figures["compiled_gb_s"] = gb / at.seconds(lambda: compiled(there))
-            figures["compiled_same_bytes"] = torch.equal(compiled(there).cpu(), want)
-        except Exception as error:  # the product does not compile it
-            figures["compiled_error"] = first_line(error)
     return figures if figures["device_same_bytes"] else {**figures, _MISSED: "the same bytes"}
 
 
@@ -588,13 +580,13 @@ def checks(small: bool) -> dict[str, Check]:
     found: dict[str, Check] = {f"swarm-{n}": partial(swarm, way) for n, way in WAYS.items()}
     found |= {"swarm-graphed-step": graphed_step, "swarm-two": two_peers}
     found |= {"codecs": codecs, "stages": stages}
+    found |= {f"site-{kind}": partial(site, kind) for kind in ("ddp", "fsdp")}
+    found |= {f"encode-{n}": partial(encode, n) for n in ("sign", "e3m0", "topk128")}
     first = "tiny" if small else "100m"
     found |= {f"overlap-{first}-{n}": partial(overlap, n, first) for n in OVERLAPS}
-    found |= {} if small else {f"overlap-500m-{n}": partial(overlap, n, "500m") for n in LARGE}
-    found |= {f"encode-{n}": partial(encode, n) for n in ("sign", "e3m0", "topk128")}
-    found |= {f"site-{kind}": partial(site, kind) for kind in ("ddp", "fsdp")}
     for size in ("tiny",) if small else ("10m", "30m", "100m"):
         found |= {f"losses-{size}-{line}": partial(losses, line, size) for line in LINES}
+    found |= {} if small else {f"overlap-500m-{n}": partial(overlap, n, "500m") for n in LARGE}
     return found
 
 
