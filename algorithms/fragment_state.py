@@ -140,6 +140,9 @@ class _Apart:
     g: Tensor | float = 0.0
 
 
+Outcome = tuple[FragmentState, tuple[Tensor, ...]]  # and what `merged` takes beside the local ones
+
+
 class FragmentOptimizer:
     """The outer optimizer of one fragment on one peer.
 
@@ -314,14 +317,12 @@ class FragmentOptimizer:
         special = self._update is not None or self._exact
         return not (special or again or result.missed or self._start is not None)
 
-    def outcome(
-        self, result: RoundResult
-    ) -> Callable[[], tuple[FragmentState, tuple[Tensor, ...]]]:
+    def outcome(self, result: RoundResult) -> Callable[[], Outcome]:
         """What a round leads to that closed and `only_merges`: the state, and what `merged` takes
         beside the local parameters. To be computed in any thread; nothing is changed."""
         state, kept = self.state, self._keeping(result)
 
-        def computed() -> tuple[FragmentState, tuple[Tensor, ...]]:
+        def computed() -> Outcome:
             after = self._after(state, result, *self._outer_step(state, result))
             return after, (after.anchor, *kept)
 

@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -492,24 +492,25 @@ def flights(peer: Any) -> tuple[list[bool], list[int]]:
 @contextmanager
 def pcie_bytes() -> Iterator[list[int]]:
     """Of each fragment that is copied to the host or from it meanwhile, as fp32."""
-    from murmuration.worker.training import fragment
+    from murmuration.worker.training import device
 
     found = list[int]()
-    there, back = fragment.staged, fragment.empty_on_host
+    there, back = device.staged, device.copy_to_host
 
     def counted(values: Tensor, like: Sequence[Tensor]) -> Tensor:
-        found.append(4 * values.numel() * like[0].is_cuda)
+        found.append(values.nbytes * like[0].is_cuda)
         return there(values, like)
 
-    def counted_back(elements: int, like: Sequence[Tensor]) -> Tensor:
-        found.append(4 * elements * like[0].is_cuda)
-        return back(elements, like)
+    def counted_back(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+        ordered = list(copies)
+        found.extend(source.nbytes * source.is_cuda for _, source in ordered)
+        back(ordered)
 
-    fragment.staged, fragment.empty_on_host = counted, counted_back
+    device.staged, device.copy_to_host = counted, counted_back
     try:
         yield found
     finally:
-        fragment.staged, fragment.empty_on_host = there, back
+        device.staged, device.copy_to_host = there, back
 
 
 # ------------------------------------------------------------------------------------ site, losses

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from murmuration.algorithms.diloco import AT_HOME, pseudo_gradient
-from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
+from murmuration.algorithms.fragment_state import (
+    FragmentOptimizer,
+    FragmentState,
+    Outcome,
+    RoundResult,
+)
 from murmuration.algorithms.fragments import Fragment, Ranges, complement, integers_of
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.errors import UsageError
-from murmuration.worker.training.device import (
-    copy_to_host,
-    empty_on_host,
-    on_device_of,
-    staged,
-)
+from murmuration.worker.training import device
 from murmuration.worker.training.mailbox import OfRounds, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.wire import are_finite, is_finite, state_hash
 
@@ -35,7 +35,6 @@ _BESIDE_ELEMENTS = 1 << 18  # from so many values on an outer step takes longer 
 
 # Outer steps beside inner steps, one at a time.
 _beside = ThreadPoolExecutor(1, "murmur-outer-step")
-_Outcome = tuple[FragmentState, tuple[Tensor, ...]]
 
 
 class FragmentReplica(FragmentOptimizer):
@@ -71,7 +70,7 @@ class FragmentReplica(FragmentOptimizer):
         started = FragmentState(0, 0, (), anchor, momentum, hashed)
         super().__init__(plan, started, state_hash, fragment.averaged, fragment.exact)
         self.arrived: RoundDone | RoundFailed | None = None
-        self._outcome: tuple[FragmentState, RoundResult, Future[_Outcome]] | None = None
+        self._outcome: tuple[FragmentState, RoundResult, Future[Outcome]] | None = None
         self._prefetched: PrefetchedAnchor | None = None
 
     @property
@@ -82,8 +81,8 @@ class FragmentReplica(FragmentOptimizer):
     def _flat(self) -> Tensor:
         if self._accessor is not None:
             return self._accessor.read(self.fragment)
-        flat = empty_on_host(self.fragment.elements, self._here)
-        copy_to_host(zip(self.fragment.views(flat).values(), self._here, strict=True))
+        flat = device.empty_on_host(self.fragment.elements, self._here)
+        device.copy_to_host(zip(self.fragment.views(flat).values(), self._here, strict=True))
         return flat
 
     def learned(self) -> Tensor:
@@ -117,8 +116,8 @@ class FragmentReplica(FragmentOptimizer):
         if self._accessor is not None:
             self._accessor.write(self.fragment, self._kept_in(values))
             return
-        for name, value in self.fragment.views(staged(values, self._here)).items():
-            self._write_one(name, on_device_of(self._parameters[name], value))
+        for name, value in self.fragment.views(device.staged(values, self._here)).items():
+            self._write_one(name, device.on_device_of(self._parameters[name], value))
 
     def _write_one(self, name: str, value: Tensor) -> None:
         parameter = self._parameters[name]
@@ -146,12 +145,12 @@ class FragmentReplica(FragmentOptimizer):
             return
         views = [self.fragment.views(each) for each in kept]
         for spec, parameter in zip(self.fragment.specs, self._here, strict=True):
-            there = (on_device_of(parameter, each[spec.name]) for each in views)
+            there = (device.on_device_of(parameter, each[spec.name]) for each in views)
             self._write_one(spec.name, self.merged(parameter.to(torch.float32), *there))
 
-    def _prepared(self, outcome: Callable[[], _Outcome]) -> _Outcome:
+    def _prepared(self, outcome: Callable[[], Outcome]) -> Outcome:
         after, kept = outcome()
-        return after, tuple(staged(each, self._here) for each in kept)
+        return after, tuple(device.staged(each, self._here) for each in kept)
 
     def as_held(self, values: Tensor) -> Tensor:
         """`values` (1-D) as the local parameters hold them: rounded where they are not fp32. So a
