@@ -274,7 +274,7 @@ class FragmentReplica(FragmentOptimizer):
             error = self.arrived.error
         own = self.release(theirs.version, self.local, counted, error)
         if self.in_flight is None:
-            self.arrived = None
+            self.arrived = self._outcome = None
         own = self.take_back(lost, own) if keep else own
         keep = keep and not torch.equal(own, self.state.anchor)
         self.write(self.adopt(theirs, own, keep=keep, me=me))

@@ -264,7 +264,9 @@ class Mailbox:
     def wait(self, timeout_s: float | None = None) -> ToTrain | None:
         """train: the next message; None when there is none in time, or a signal may have come."""
         with suppress(queue.Empty):
-            return self._to_train.get(timeout=min(_LOOK_S, timeout_s or _LOOK_S))
+            return self._to_train.get(
+                timeout=_LOOK_S if timeout_s is None else min(_LOOK_S, timeout_s)
+            )
         return None
 
     def wait_lease(self) -> LeaseMessage | Stop:
