@@ -23,7 +23,7 @@ _EXPLAINS = 0.5  # of two directions of a peer, one that is so much worse explai
 _BUSY = 1.3  # times the usual step: such a machine also sends and takes slowly
 _DISK_S = 0.5  # longer than usual: less is nothing to speak of
 _LEAST_SAVES = 2
-_HOLD_S, _HOLD_ROUNDS = 10.0, 4
+_HOLD_S, _HOLD_ROUNDS, _HOLD_SAVES = 10.0, 4, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def diagnose(
 ) -> list[Verdict]:
     """The faults now; for peers that train the same. With `in_turn` a peer sends to one at a time,
     as in pairs. Faults that are `known` are kept until they are clearly gone."""
-    look = _Look({each.peer: each for each in swarm}, in_turn, frozenset(known))
+    look = _Look({each.peer: each for each in swarm}, in_turn, known)
     ways = look.ways()
     return [*ways, *look.links(ways), *look.machines(), *look.disks()]
 
@@ -99,7 +99,7 @@ class _Look:
     """One look at the swarm. Args: as `diagnose`, the peers by name."""
 
     def __init__(
-        self, swarm: Mapping[str, PeerFigures], in_turn: bool, known: frozenset[FaultPlace]
+        self, swarm: Mapping[str, PeerFigures], in_turn: bool, known: Collection[FaultPlace]
     ) -> None:
         self._swarm, self._in_turn, self._known = swarm, in_turn, known
         self._rates = {
@@ -156,8 +156,7 @@ class _Look:
 
     def _whole(self, peer: str, side: int) -> float | None:
         """Mbit/s of all that a peer sends (side 0) or receives (1) at a time."""
-        own = [mbps for pair, (mbps, _) in self._rates.items() if pair[side] == peer]
-        if not own:
+        if not (own := [mbps for pair, (mbps, _) in self._rates.items() if pair[side] == peer]):
             return None
         return median(own) if self._in_turn else fmean(own) * (len(self._swarm) - 1)
 
@@ -170,8 +169,7 @@ class _Look:
             if explained or not self._busy.isdisjoint((sender, receiver)):
                 continue
             pair = (sender, receiver)
-            others = [came for other, came in self._rates.items() if other != pair]
-            if not others:
+            if not (others := [came for other, came in self._rates.items() if other != pair]):
                 continue
             usual_mbps, usual_s = (median(each) for each in zip(*others, strict=True))
             place = FaultPlace("link", *pair)
@@ -206,8 +204,6 @@ class _Look:
             if save_s > max(limit * usual_s, usual_s + _DISK_S):
                 found.append(Verdict(place=place, measured=save_s, usual=usual_s, cost=0.0))
         return found
-
-    # --------------------------------------------------------------------------------- inside
 
     def _limits(self, place: FaultPlace) -> Limits:
         return KEPT if place in self._known else FOUND
@@ -266,44 +262,32 @@ class Diagnosis:
         by_name = {each.peer: each for each in swarm}
         changes = []
         for place in dict.fromkeys((*self._cases, *seen)):
+            case, verdict = self._cases.get(place), seen.get(place)
             figures = by_name.get(place.peer)
-            if figures is None:
-                changes += self._gone(place)
+            disk = place.kind == "disk"
+            evidence = 0 if figures is None else figures.saves if disk else figures.rounds
+            least = _HOLD_SAVES if disk else _HOLD_ROUNDS
+            if verdict is not None and (case is None or evidence < case.at):
+                self._cases[place] = _Case(replace(verdict, since_s=now_s), evidence)
+                if case is not None and case.found:  # the peer has begun anew
+                    changes.append(Change(case.verdict, False))
                 continue
-            evidence = figures.saves if place.kind == "disk" else figures.rounds
-            if place in seen:
-                changes += self._is_seen(place, seen[place], now_s, evidence)
-            else:
-                changes += self._not_seen(place, now_s, evidence)
-        return changes
-
-    def _is_seen(
-        self, place: FaultPlace, verdict: Verdict, now_s: float, evidence: int
-    ) -> list[Change]:
-        case = self._cases.get(place)
-        if case is None or evidence < case.at:  # the peer has begun anew
-            self._cases[place] = _Case(replace(verdict, since_s=now_s), evidence)
-            return [] if case is None or not case.found else [Change(case.verdict, False)]
-        case.verdict, case.well = replace(verdict, since_s=case.verdict.since_s), None
-        if case.found or not self._held(place, now_s - case.verdict.since_s, evidence - case.at):
-            return []
-        case.found = True
-        return [Change(case.verdict, True)]
-
-    def _not_seen(self, place: FaultPlace, now_s: float, evidence: int) -> list[Change]:
-        case = self._cases[place]
-        if not case.found:
+            assert case is not None, "it was seen now or before"
+            if verdict is not None:
+                since_s = case.verdict.since_s
+                case.verdict, case.well = replace(verdict, since_s=since_s), None
+                lasts = now_s - since_s >= _HOLD_S and evidence - case.at >= least
+                if lasts and not case.found:
+                    case.found = True
+                    changes.append(Change(case.verdict, True))
+                continue
+            if case.found and figures is not None:
+                if case.well is None or evidence < case.well[1]:
+                    case.well = (now_s, evidence)
+                well_s, at = case.well
+                if now_s - well_s < _HOLD_S or evidence - at < least:
+                    continue
             del self._cases[place]
-            return []
-        if case.well is None or evidence < case.well[1]:
-            case.well = (now_s, evidence)
-        well_s, at = case.well
-        return self._gone(place) if self._held(place, now_s - well_s, evidence - at) else []
-
-    def _gone(self, place: FaultPlace) -> list[Change]:
-        case = self._cases.pop(place)
-        return [Change(case.verdict, False)] if case.found else []
-
-    def _held(self, place: FaultPlace, seconds: float, evidence: int) -> bool:
-        most = 2 if place.kind == "disk" else _HOLD_ROUNDS
-        return seconds >= _HOLD_S and evidence >= most
+            if case.found:
+                changes.append(Change(case.verdict, False))
+        return changes

@@ -60,11 +60,8 @@ class Schedule:
 
     def rounds(self, fragment: int) -> int:
         """The number of rounds that a fragment has in the whole run, the closing one included."""
-        beyond = self.steps - self.offset(fragment)
-        if beyond < 0:
-            return 1
-        regular, left = divmod(beyond, self.inner_steps)
-        return regular + 1 + bool(left)
+        beyond = max(0, self.steps - self.offset(fragment))
+        return 1 + -(-beyond // self.inner_steps)
 
     def send_step(self, due: Due) -> int:
         """The step after which a round is sent."""
@@ -72,9 +69,8 @@ class Schedule:
 
     def next_round(self, fragment: int, step: int) -> int:
         """The first round of a fragment that is sent after `step`, which is before the last."""
-        beyond = step - self.offset(fragment)
-        regular = beyond // self.inner_steps + 1 if beyond >= 0 else 0
-        return min(regular, self.rounds(fragment) - 1)
+        regular = (step - self.offset(fragment)) // self.inner_steps + 1
+        return min(max(0, regular), self.rounds(fragment) - 1)
 
     def sends(self, step: int) -> tuple[Due, ...]:
         """The rounds that start after inner step `step`."""

@@ -125,8 +125,12 @@ class TopK(Codec):
         offset = torch.arange(low_bits, low_bits + kept, dtype=torch.int64, device=device)
         row.scatter_(1, (places >> planes) + offset, 1)
         levels = torch.cat((low, high), 1).to(torch.bfloat16).view(torch.uint8)
+        if _is_on_host(row):
+            packed = torch.from_numpy(np.packbits(row.numpy().reshape(-1), bitorder="little"))
+        else:  # sums of powers of two below 2^8: exact in any order
+            packed = torch.mv(row.view(-1, 8).to(torch.float32), bit_values(device)).to(torch.uint8)
         records[:, :_LEVEL_BYTES] = levels
-        records[:, _LEVEL_BYTES:] = _bytes_of_bits(row).view(rows, -1)
+        records[:, _LEVEL_BYTES:] = packed.view(rows, -1)
 
     def _decode(self, records: Tensor, chunks: Tensor) -> None:
         """Writes what records (n, bytes) keep into chunks (n, m) of zeros."""
@@ -213,14 +217,6 @@ def _at_least(magnitudes: Tensor, least: Tensor, kept: int) -> Tensor:
     return _places_set(above | equal & (equal.cumsum(1) <= lacking))
 
 
-def _bytes_of_bits(bits: Tensor) -> Tensor:
-    """Packs uint8 (n, 8 m), each 0 or 1, the first in the lowest bit: uint8, 1-D."""
-    if _is_on_host(bits):
-        return torch.from_numpy(np.packbits(bits.numpy().reshape(-1), bitorder="little"))
-    # Sums of powers of two below 2^8: exact in any order.
-    return torch.mv(bits.view(-1, 8).to(torch.float32), bit_values(bits.device)).to(torch.uint8)
-
-
 def _places_set(bits: Tensor) -> Tensor:
     """The flat indices of what is not zero, in order: int64, 1-D."""
     if _is_on_host(bits):
@@ -258,7 +254,10 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
     below = above[:, -1:] - above
     count, count_below = rank.to(torch.float64), (total - rank).clamp_(min=1).to(torch.float64)
     gain = (above * above).div_(count).add_((below * below).div_(count_below))
-    split = _first_largest(gain)
+    if _is_on_host(gain):
+        split = torch.from_numpy(gain.numpy().argmax(1, keepdims=True))
+    else:  # the first of equal ones
+        split = (gain == gain.amax(1, keepdim=True)).to(torch.uint8).argmax(1, keepdim=True)
     high = above.gather(1, split) / (split + 1)
     low = below.gather(1, split) / (total - split - 1).clamp_(min=1)
     high, low = ((mean * unit_back).to(torch.bfloat16) for mean in (high, low))
@@ -268,10 +267,3 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
     is_high = (magnitudes >= least_high) | one
     low = torch.where(one, high, low)
     return low.to(torch.float32), high.to(torch.float32), is_high, is_kept
-
-
-def _first_largest(values: Tensor) -> Tensor:
-    """Where the first of the largest of each row is: int64 (n, 1)."""
-    if _is_on_host(values):
-        return torch.from_numpy(values.numpy().argmax(1, keepdims=True))
-    return (values == values.amax(1, keepdim=True)).to(torch.uint8).argmax(1, keepdim=True)

@@ -35,14 +35,11 @@ class Arrivals:
 
     def taken(self) -> dict[str, tuple[int, float]]:
         """(bytes, seconds) by sender, since this was last asked; of what has come only."""
-        each_sender = self.senders.items()
-        found = {
-            p: (each.payload_bytes, each.seconds) for p, each in each_sender if each.payload_bytes
-        }
-        self.senders = {peer: each for peer, each in each_sender if each.under_way}
+        found = {p: (e.payload_bytes, e.seconds) for p, e in self.senders.items()}
+        self.senders = {peer: each for peer, each in self.senders.items() if each.under_way}
         for each in self.senders.values():
             each.payload_bytes, each.seconds = 0, 0.0
-        return found
+        return {peer: came for peer, came in found.items() if came[0]}
 
 
 class Arrival:

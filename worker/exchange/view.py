@@ -169,13 +169,10 @@ class View:
         """The peer to reduce a shard now: the first usable one of its order that everybody reaches,
         else the first usable. Where the whole order is gone another live peer stands in: else those
         that the group left out would wait for ever."""
-        usable = (peer for peer in order if self.usable(peer))
-        if not self.apart:
-            first = next(usable, None)
-        else:
-            able = list(usable)
+        first = next((peer for peer in order if self.usable(peer)), None)
+        if self.apart and first is not None:
             reached = _reached(frozenset(order), self.apart)
-            first = next((peer for peer in able if peer in reached), next(iter(able), None))
+            first = next((peer for peer in order if peer in reached and self.usable(peer)), first)
         if first is not None or not self.gone(order):
             return first
         return min((peer for peer in self.joinable() if self.usable(peer)), default=None)

@@ -264,9 +264,8 @@ def _rotary_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     """
     half = config.head_size // 2
     frequency_E = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle_TE = torch.outer(
-        torch.arange(config.max_position_embeddings, dtype=torch.float64), frequency_E
-    )
+    positions_T = torch.arange(config.max_position_embeddings, dtype=torch.float64)
+    angle_TE = torch.outer(positions_T, frequency_E)
     cos_TE, sin_TE = angle_TE.cos().float(), angle_TE.sin().float()
     return torch.cat([cos_TE, cos_TE], dim=1), torch.cat([-sin_TE, sin_TE], dim=1)
 

@@ -110,9 +110,7 @@ class LlamaBytes:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the batch in nats per byte: scalar, fp32."""
-        device = next(model.parameters()).device
-        logits_BTV = model(batch.inputs.to(device))
-        return llama.next_token_loss(logits_BTV, batch.targets)
+        return llama.next_token_loss(model(batch.inputs), batch.targets)
 
     def to_huggingface(self, model: nn.Module, folder: Path) -> nn.Module:
         """Write the `config.json` of transformers' LlamaForCausalLM, which has the same names."""

@@ -39,7 +39,17 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _check_field(field.name, str(field.type), getattr(self, field.name))
+            name, kind, value = field.name, str(field.type), getattr(self, field.name)
+            if value is None and kind.endswith("| None"):
+                continue
+            if kind == "bool":
+                if not isinstance(value, bool):
+                    raise TaskError(f"model: {name} must be true or false, got {value!r}")
+                continue
+            number = (int,) if kind == "int" else (int, float)
+            if not isinstance(value, number) or isinstance(value, bool) or value <= 0:
+                described = "an integer" if kind == "int" else "a number"
+                raise TaskError(f"model: {name} must be {described} above 0, got {value!r}")
         if self.hidden_size % self.num_attention_heads:
             raise TaskError(
                 f"model: hidden_size {self.hidden_size} is no multiple of num_attention_heads "
@@ -71,20 +81,6 @@ class LlamaConfig:
         """Parameters outside the layers: embedding, head and last norm."""
         tables = 1 if self.tie_word_embeddings else 2
         return (tables * self.vocab_size + 1) * self.hidden_size
-
-
-def _check_field(name: str, kind: str, value: object) -> None:
-    """Raise TaskError unless a value that came from a TOML file is of the field's type."""
-    if value is None and kind.endswith("| None"):
-        return
-    if kind == "bool":
-        if not isinstance(value, bool):
-            raise TaskError(f"model: {name} must be true or false, got {value!r}")
-        return
-    number = (int,) if kind == "int" else (int, float)
-    if not isinstance(value, number) or isinstance(value, bool) or value <= 0:
-        described = "an integer" if kind == "int" else "a number"
-        raise TaskError(f"model: {name} must be {described} above 0, got {value!r}")
 
 
 # 'tiny' was chosen by trial: four workers on two cores, 100 s of DiLoCo on Python's own sources.
@@ -122,7 +118,6 @@ def llama_config(model: str, **changes: Any) -> LlamaConfig:
     if model not in MODELS:
         raise TaskError(f"unknown model {model!r}{nearest(model, MODELS)}")
     known = {field.name for field in fields(LlamaConfig)}
-    for name in changes:
-        if name not in known:
-            raise TaskError(f"model {model!r} has no setting {name!r}{nearest(name, known)}")
+    if unknown := next((name for name in changes if name not in known), None):
+        raise TaskError(f"model {model!r} has no setting {unknown!r}{nearest(unknown, known)}")
     return replace(MODELS[model], **changes)

@@ -104,21 +104,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object
     whole, size = xxhash.xxh3_128(), 0
     with path.open("wb", buffering=0) as file:
         head = memoryview(len(text).to_bytes(8, "little") + text)
-        for left in itertools.chain((head,), _pieces(named)):
-            whole.update(left)
-            size += len(left)
-            while left:  # a disk that is about to be full takes a part
-                left = left[file.write(left) :]
+        flat = (each.detach().cpu().contiguous().view(-1).view(torch.uint8) for _, each in named)
+        for content in itertools.chain((head,), (each.numpy().data for each in flat)):
+            size += len(content)
+            for begin in range(0, len(content), _PIECE_BYTES):
+                left = content[begin : begin + _PIECE_BYTES]
+                whole.update(left)
+                while left:  # a disk that is about to be full takes a part
+                    left = left[file.write(left) :]
         os.fsync(file.fileno())
     return {"bytes": size, "xxh3_128": whole.hexdigest()}
-
-
-def _pieces(named: Iterable[tuple[str, Tensor]]) -> Iterator[memoryview]:
-    for _, tensor in named:
-        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        content = flat.numpy().data
-        for begin in range(0, len(content), _PIECE_BYTES):
-            yield content[begin : begin + _PIECE_BYTES]
 
 
 def below(run: Path) -> Iterator[Checkpoint]:

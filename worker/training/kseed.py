@@ -31,7 +31,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
-from murmuration.worker.tasks import Batch, Cursor, Task, TaskError, next_batch
+from murmuration.worker.tasks import Cursor, Task, TaskError, next_batch
 from murmuration.worker.training.device import moved
 from murmuration.worker.training.model import trained_parameters
 from murmuration.worker.training.optimizers import InnerConfig
@@ -167,8 +167,10 @@ class SeedReplica(InnerReplica):
         losses = []
         for by, last in ((reach, False), (-reach, True)):
             space.perturb(index, by)
-            with nullcontext() if last else torch.random.fork_rng(devices):
-                losses.append(statistics.fmean(self._loss_of(batch) for batch in batches))
+            draws = nullcontext() if last else torch.random.fork_rng(devices)
+            with draws, torch.no_grad(), self._precision():
+                found = [float(self._task.loss(self.model, batch)) for batch in batches]
+            losses.append(statistics.fmean(found))
         self.cursor = batches[-1].cursor
         self.loss = statistics.fmean(losses)
         slope = (losses[0] - losses[1]) / (2 * reach)
@@ -176,11 +178,6 @@ class SeedReplica(InnerReplica):
         gradient[index] = slope if math.isfinite(slope) else 0.0
         (name,) = trained_parameters(self.model)
         return {name: gradient} | {n: s.clone() for n, s in self._statistics.items()}
-
-    @torch.no_grad()
-    def _loss_of(self, batch: Batch) -> float:
-        with self._precision():
-            return float(self._task.loss(self.model, batch))
 
 
 def drawn_seed(cursor: Cursor, seeds: int) -> int:

@@ -199,15 +199,8 @@ class Reporter:
         if now < self._progress_at and state == "training" and step < self._steps:
             return
         self._progress_at = now + _PROGRESS_S
-        self.event(
-            "progress",
-            step=step,
-            steps=self._steps,
-            loss=self._loss,
-            rounds=self._rounds,
-            state=state,
-            **self._pace_figures(step),
-        )
+        at = {"step": step, "steps": self._steps, "loss": self._loss, "rounds": self._rounds}
+        self.event("progress", **at, state=state, **self._pace_figures(step))
         if state == "training":
             self.publish(step)
 
@@ -238,13 +231,8 @@ class Reporter:
         )
 
     def round_failed(self, result: mail.RoundFailed) -> None:
-        self.event(
-            "round_failed",
-            fragment=result.fragment,
-            round=result.round,
-            reason=result.reason,
-            waiting_for=list(result.waiting_for),
-        )
+        at = {"fragment": result.fragment, "round": result.round, "reason": result.reason}
+        self.event("round_failed", **at, waiting_for=list(result.waiting_for))
 
     def _pace_figures(self, step: int) -> dict[str, object]:
         """What the training takes in: of this process, and a second, waits included. Samples are

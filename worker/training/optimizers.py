@@ -158,22 +158,22 @@ class Muon(Optimizer):
             loss = closure() if closure is not None else None
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._one(parameter, parameter.grad, group)
+                if (gradient := parameter.grad) is None:
+                    continue
+                if gradient.is_sparse:
+                    raise UsageError(
+                        "Muon got a sparse gradient; say sparse=False, or use SparseAdam"
+                    )
+                state, momentum = self.state[parameter], group["momentum"]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(gradient)
+                buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+                matrix = gradient.lerp(buffer, momentum).flatten(1)
+                direction = orthogonal(matrix).reshape(parameter.shape)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                scale = _RMS * math.sqrt(max(matrix.shape))
+                parameter.add_(direction.to(parameter.dtype), alpha=-group["lr"] * scale)
         return loss
-
-    def _one(self, parameter: nn.Parameter, gradient: Tensor, group: Mapping[str, Any]) -> None:
-        if gradient.is_sparse:
-            raise UsageError("Muon got a sparse gradient; say sparse=False, or use SparseAdam")
-        state, momentum = self.state[parameter], group["momentum"]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        matrix = gradient.lerp(buffer, momentum).flatten(1)
-        direction = orthogonal(matrix).reshape(parameter.shape)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        scale = _RMS * math.sqrt(max(matrix.shape))
-        parameter.add_(direction.to(parameter.dtype), alpha=-group["lr"] * scale)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -250,13 +250,8 @@ class AdamW(torch.optim.AdamW):
 
 
 def _adamw(parameters: Sequence[nn.Parameter], config: InnerConfig) -> Optimizer:
-    return AdamW(
-        _decayed(parameters),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    groups, betas, decay = _decayed(parameters), (config.beta1, config.beta2), config.weight_decay
+    return AdamW(groups, lr=config.lr, betas=betas, weight_decay=decay, fused=True)
 
 
 def _checked(made: object, parameters: Iterable[nn.Parameter], source: str) -> Optimizer:

@@ -241,14 +241,6 @@ class Pace:
             self._published_s = own_s
         return self._published_s
 
-    @property
-    def steps_per_period(self) -> int:
-        own_s = self._own_s
-        if not (self._unequal and own_s and self.fastest_s):
-            return self._inner_steps
-        speed = self.fastest_s / own_s
-        return self._inner_steps if speed >= _ALIKE else max(1, int(speed * self._inner_steps))
-
     def stepped(self, seconds: float) -> None:
         self._seen += 1
         self._since += 1
@@ -257,7 +249,10 @@ class Pace:
 
     def stride(self) -> int:
         """Steps of the schedule that the next inner step counts for, at least 1."""
-        ahead = self._inner_steps / self.steps_per_period + self._rest
+        own_s, per_period = self._own_s, self._inner_steps
+        if self._unequal and own_s and 0 < (speed := self.fastest_s / own_s) < _ALIKE:
+            per_period = max(1, int(speed * self._inner_steps))
+        ahead = self._inner_steps / per_period + self._rest
         whole = math.floor(ahead + 1e-9)
         self._rest = max(0.0, ahead - whole)
         return whole

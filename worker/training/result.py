@@ -60,10 +60,8 @@ def build_result(
     peers = sum(part.stage is None or member.stage == part.stage for member in members)
     # Ctrl-C is of somebody that looks on: then what is quick.
     until_s = time.monotonic() + (math.inf if trainer.stopped is None else _LAST_WORDS_S)
-    found, sample = None, None
-    if not hurried():
-        wanted = lambda: not hurried() and time.monotonic() <= until_s  # noqa: E731
-        found, sample = _evaluate(task, config, part, trainer, whole, wanted)
+    wanted = lambda: not hurried() and time.monotonic() <= until_s  # noqa: E731
+    found, sample = _evaluate(task, config, part, trainer, whole, wanted)
     result = {
         "preset": config.preset,
         "inner_steps": config.plan.inner_steps,
@@ -116,6 +114,8 @@ def _evaluate(
     wanted: Callable[[], bool],
 ) -> tuple[Evaluation | None, str | None]:
     """Validation and a sample of the anchors; None without a whole model, or once not wanted."""
+    if not wanted():
+        return None, None
     if whole is not None:
         model = task.model()
         model.load_state_dict(dict(whole.anchors), strict=False)

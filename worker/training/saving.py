@@ -49,7 +49,7 @@ class RemoteCopies:
         ConfigError: nothing here can write to such a URL.
     """
 
-    fetched: Path | None = None
+    fetched: Path | None = None  # the copy that was brought here
 
     def __init__(self, url: str, keep: int) -> None:
         self._said = f"checkpoint.copy_to = {url!r}"

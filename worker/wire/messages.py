@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -98,20 +98,14 @@ def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
     return ReductionHeader(**(plain | groups))
 
 
-# Kinds of refusals. `run`: another run; `group`, `pruned`: the sender must repair its state first;
-# `invalid`: it does not fit; `again`: trying again helps.
-_REFUSAL_CODES = {
-    "run": pb.RefusalCode.REFUSAL_RUN,
-    "group": pb.RefusalCode.REFUSAL_GROUP,
-    "pruned": pb.RefusalCode.REFUSAL_PRUNED,
-    "invalid": pb.RefusalCode.REFUSAL_INVALID,
-    "again": pb.RefusalCode.REFUSAL_AGAIN,
-}
-_REFUSAL_KINDS = {code: kind for kind, code in _REFUSAL_CODES.items()}
+# `run`: another run; `group`, `pruned`: the sender must repair its state first; `invalid`: it does
+# not fit; `again`: trying again helps.
+_REFUSALS = ("run", "group", "pruned", "invalid", "again")
+_REFUSAL_KINDS = {pb.RefusalCode.Value(f"REFUSAL_{kind.upper()}"): kind for kind in _REFUSALS}
 
 
 def refusal(kind: str, reason: str) -> pb.Refusal:
-    return pb.Refusal(code=_REFUSAL_CODES[kind], reason=reason)
+    return pb.Refusal(code=pb.RefusalCode.Value(f"REFUSAL_{kind.upper()}"), reason=reason)
 
 
 def refusal_kind(refused: pb.Refusal) -> str:
@@ -233,23 +227,20 @@ def history_from_message(message: pb.History, elements: int, most_peers: int) ->
     names = tuple(message.peers)
     for name in names:
         check_name(name)
-    return tuple(
-        CountedRound(each.round, tuple(_parts(each, names, elements))) for each in message.rounds
-    )
-
-
-def _parts(message: pb.CountedRound, names: tuple[str, ...], elements: int) -> list[Part]:
-    parts: list[Part] = []
-    if len(message.parts) > MOST_PARTS:
-        raise WireError(f"a history of {len(message.parts)} ranges in round {message.round}")
-    for part in message.parts:
-        at = parts[-1][1] if parts else 0
-        if not at <= part.start < part.stop <= elements:
-            raise WireError(f"a history of values {part.start} to {part.stop} of {elements}")
-        if len(part.contributors) > len(names) or max(part.contributors, default=0) >= len(names):
-            raise WireError(f"a history of more than its {len(names)} peers")
-        parts.append((part.start, part.stop, tuple(names[place] for place in part.contributors)))
-    return parts
+    history = []
+    for each in message.rounds:
+        parts: list[Part] = []
+        if len(each.parts) > MOST_PARTS:
+            raise WireError(f"a history of {len(each.parts)} ranges in round {each.round}")
+        for part in each.parts:
+            at, places = parts[-1][1] if parts else 0, part.contributors
+            if not at <= part.start < part.stop <= elements:
+                raise WireError(f"a history of values {part.start} to {part.stop} of {elements}")
+            if len(places) > len(names) or max(places, default=0) >= len(names):
+                raise WireError(f"a history of more than its {len(names)} peers")
+            parts.append((part.start, part.stop, tuple(names[place] for place in places)))
+        history.append(CountedRound(each.round, tuple(parts)))
+    return tuple(history)
 
 
 _MOST_HOLDINGS = 4096
@@ -271,8 +262,8 @@ def lease_news_to_message(news: LeaseNews, run: int) -> pb.LeaseNews:
     message = pb.LeaseNews(run=run, ledgers=ledgers.values())
     for each in news.holdings:
         said = message.holdings.add(peer=each.peer, epoch=each.epoch, sequence=each.sequence)
-        said.held.extend(_messages(each.held))
-        said.asked.extend(_messages(each.asked))
+        for blocks, told in ((each.held, said.held), (each.asked, said.asked)):
+            told.extend(pb.SampleBlock(stream=stream, number=number) for stream, number in blocks)
         said.streams.extend(pb.OpenedStream(**stream._asdict()) for stream in each.streams)
     return message
 
@@ -305,10 +296,6 @@ def _holding(message: pb.BlockHolding) -> Holding:
         raise WireError(f"{len(message.streams)} streams of one peer; at most {_MOST_OPENED}")
     streams = tuple(OpenedStream(each.id, each.name, each.length) for each in message.streams)
     return Holding(message.peer, message.epoch, message.sequence, held, asked, streams)
-
-
-def _messages(blocks: Iterable[Block]) -> list[pb.SampleBlock]:
-    return [pb.SampleBlock(stream=block.stream, number=block.number) for block in blocks]
 
 
 def _blocks(messages: Sequence[pb.SampleBlock]) -> tuple[Block, ...]:

@@ -45,11 +45,9 @@ class Payload:
         """Hashes, and compresses frame by frame if asked to, `Codec.unit_bytes` regarded."""
         if not compress:
             return cls(raw, hash64(raw))
-        pieces = (
-            raw[start : start + MAX_FRAME_BYTES] for start in range(0, len(raw), MAX_FRAME_BYTES)
-        )
-        packed = ((pack(piece, unit_bytes), len(piece)) for piece in pieces)
-        smaller = tuple(z if len(z) < size else None for z, size in packed)
+        pieces = [raw[at : at + MAX_FRAME_BYTES] for at in range(0, len(raw), MAX_FRAME_BYTES)]
+        packed = zip((pack(piece, unit_bytes) for piece in pieces), pieces, strict=True)
+        smaller = tuple(z if len(z) < len(piece) else None for z, piece in packed)
         return cls(raw, hash64(raw), smaller, unit_bytes)
 
     def unpacked(self) -> "Payload":
@@ -61,10 +59,8 @@ class Payload:
         if not self.packed:
             return len(self.raw)
         starts = range(0, len(self.raw), MAX_FRAME_BYTES)
-        return sum(
-            len(self.raw[start : start + MAX_FRAME_BYTES]) if piece is None else len(piece)
-            for start, piece in zip(starts, self.packed, strict=True)
-        )
+        frames = zip(starts, self.packed, strict=True)
+        return sum(len(piece or self.raw[at : at + MAX_FRAME_BYTES]) for at, piece in frames)
 
 
 def frame_messages(
@@ -133,11 +129,8 @@ class Incoming:
         size = frame.raw_bytes or len(carried)
         if frame.offset != self.received_bytes:
             raise Again(f"a frame at {frame.offset}, expected {self.received_bytes}")
-        if (
-            size == 0
-            or max(size, len(carried)) > MAX_FRAME_BYTES
-            or frame.offset + size > self.total_bytes
-        ):
+        fits = 0 < size <= min(MAX_FRAME_BYTES, self.total_bytes - frame.offset)
+        if not fits or len(carried) > MAX_FRAME_BYTES:
             raise Again(f"a frame of {size} bytes at {frame.offset} of {self.total_bytes}")
         if hash64(carried) != frame.hash:
             raise Again(f"the frame at {frame.offset} is damaged: its hash differs")

@@ -330,10 +330,9 @@ class ReducedShards:
         self.versions[fragment] = version
         self._groups[fragment, version] = group
         for of_rounds in (self._groups, self._norms):
-            for at in [
-                at for at in of_rounds if at[0] == fragment and at[1] < oldest - _LEFT_ROUNDS
-            ]:
-                del of_rounds[at]
+            for at in list(of_rounds):
+                if at[0] == fragment and at[1] < oldest - _LEFT_ROUNDS:
+                    del of_rounds[at]
         return forgotten
 
     def learned(self, key: ShardKey) -> bool:

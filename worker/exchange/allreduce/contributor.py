@@ -82,8 +82,7 @@ class _Round:
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        sizes = (part.shard.contribution_bytes for part in self.parts)
-        large = max(sizes, default=0) > WINDOW_BYTES
+        large = any(part.shard.contribution_bytes > WINDOW_BYTES for part in self.parts)
         at_once = -(-_FILLING // max(1, len(self.begin.group) - 1)) if large else 1
         self.lanes = defaultdict(partial(asyncio.Semaphore, at_once))
 
@@ -319,7 +318,7 @@ class Contributor:
     async def _ask(
         self, round_: _Round, part: _Part, payload: wire.Payload, opening: pb.ContributionHeader
     ) -> Answer:
-        context, peer = self._context, part.target
+        context, me, peer = self._context, self._context.me, part.target
         header: wire.ReductionHeader | None = None
         sending: asyncio.Task[None] | None = None
         stream = self._peers.open(peer, self._method)
@@ -341,11 +340,14 @@ class Contributor:
                             header = wire.reduction_from_message(answer.header)
                             arrival.begins(peer)
                             self._expect(round_, part, header)
-                        case "resume" if header is None and _is_receipt(opening, answer):
+                        case "resume" if header is None and (
+                            opening.receipt and answer.resume.offset == opening.total_bytes
+                        ):
                             part.handed_in = True
-                            others = (each for each in round_.open if each.target != context.me)
-                            if all(each.handed_in for each in others):
-                                self._leave_to_others(round_)
+                            if all(each.handed_in or each.target == me for each in round_.open):
+                                self._drop(round_)
+                                at = part.key.fragment, part.key.round, "left to the others"
+                                self._results.finished(RoundFailed(*at, (), handed_in=True))
                         case "resume" if header is None and sending is None:
                             offset = min(answer.resume.offset, part.shard.contribution_bytes)
                             send = partial(self._send, round_, peer, payload, stream, offset)
@@ -391,11 +393,6 @@ class Contributor:
             root=part.commitment.root if part.commitment else b"",
             receipt=begin.leaves,
         )
-
-    def _leave_to_others(self, round_: _Round) -> None:
-        self._drop(round_)
-        at, left = round_.begin, "left to the others"
-        self._results.finished(RoundFailed(at.fragment, at.round, left, (), handed_in=True))
 
     async def _send(
         self, round_: _Round, peer: str, payload: wire.Payload, stream: Stream, offset: int = 0
@@ -495,12 +492,10 @@ class Contributor:
             self._end(part)
 
     def _fail(self, round_: _Round, reason: str) -> None:
-        begin, waiting_for = round_.begin, round_.waiting_for
+        at, waiting_for = (round_.begin.fragment, round_.begin.round), round_.waiting_for
         self._drop(round_)
         counted = self._where(round_, counted=True)
-        self._results.finished(
-            RoundFailed(begin.fragment, begin.round, reason, waiting_for, counted, round_.error)
-        )
+        self._results.finished(RoundFailed(*at, reason, waiting_for, counted, round_.error))
 
     def _succeed(self, round_: _Round) -> None:
         context, begin, reductions = self._context, round_.begin, round_.reductions
@@ -645,16 +640,6 @@ class Contributor:
         whole = wire.encode(codec, values, exact=limbs)
         ends = [wire.encoded_bytes(codec, shard.stop, shard.exact) for shard in shards]
         raws = [whole[start:stop] for start, stop in itertools.pairwise([0, *ends])]
-        error = values.new_empty(values.shape) if plan.keeps else None
-        if error is not None:
-            for raw, shard in zip(raws, shards, strict=True):
-                part = values[shard.start : shard.stop]
-                error[shard.start : shard.stop] = wire.encoding_error(
-                    codec, raw, part, exact=shard.exact
-                )
+        error = wire.encoding_error(codec, whole, values, exact=limbs) if plan.keeps else None
         own_norm = norm(values[: len(values) - limbs]) if plan.compares_norms else 0.0
         return raws, error, own_norm
-
-
-def _is_receipt(opening: pb.ContributionHeader, answer: pb.ExchangeDown) -> bool:
-    return opening.receipt and answer.resume.offset == opening.total_bytes

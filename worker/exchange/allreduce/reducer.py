@@ -89,10 +89,9 @@ class _Offer:
     @property
     def is_current(self) -> bool:
         """Whether its frames are to be kept: not where a later stream took over."""
-        if self.shard is None or self.contribution is None:
-            return False
-        mine = self.shard.contributions.get(self.header.sender) is self.contribution
-        return mine and self.contribution.stream is self
+        shard, mine = self.shard, self.contribution
+        held = None if shard is None else shard.contributions.get(self.header.sender)
+        return mine is not None and held is mine and mine.stream is self
 
 
 class Reducer:
@@ -297,10 +296,9 @@ class Reducer:
         await _send_refusal(stream, kind, reason)
 
     async def _give(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
-        context = self._context
+        context, payload = self._context, reduction.payload
         await stream.send(wire.reduction_to_message(reduction.header))
-        frames = wire.payload_messages(pb.ExchangeDown, reduction.payload, offset)
-        for message, size, raw in frames:
+        for message, size, raw in wire.payload_messages(pb.ExchangeDown, payload, offset):
             context.reductions_sent.add(size, raw, context.reduction_codec)
             await context.sent(stream, message)
 
@@ -387,28 +385,22 @@ class Reducer:
             return None
         self.shards.announced(key, header.sender, offer.norm)
         entry = offer.shard = self.shards.open.setdefault(key, OpenShard())
-        earlier = entry.contributions.get(header.sender)
-        if own is not None:
-            earlier = None
-        elif earlier is not None and earlier.incoming.hash != header.hash:
+        given = None if own is not None else entry.contributions.get(header.sender)
+        if given is not None and given.incoming.hash != header.hash:
             if entry.computing is None:
                 entry.contributors.pop(header.sender, None)
-            earlier = None
-        elif earlier is not None and not earlier.whole and not header.resumed:
-            earlier = None
-        if earlier is None:
-            whole = own is not None
+            given = None
+        if given is None or not (given.whole or header.resumed):
+            incoming = wire.Incoming(header.total_bytes, header.hash)
             if own is not None:
                 incoming = wire.Incoming.held(own.raw, own.hash)
-            else:
-                incoming = wire.Incoming(header.total_bytes, header.hash)
-            earlier = PeerContribution(incoming, weight, offer.norm, header.root, whole=whole)
-            entry.contributions[header.sender] = earlier
-        offer.contribution = earlier
-        if not earlier.whole or own is not None:
-            earlier.stream = offer
-        if own is not None:
-            entry.contributed(header.sender, self._context.clock())
+                entry.contributed(header.sender, self._context.clock())
+            whole = own is not None
+            given = PeerContribution(incoming, weight, offer.norm, header.root, whole=whole)
+            entry.contributions[header.sender] = given
+        offer.contribution = given
+        if not given.whole or own is not None:
+            given.stream = offer
         offer.decided.set()
         return None
 
@@ -417,21 +409,20 @@ class Reducer:
         header, key, codec = offer.header, offer.key, self._context.codec
         shard = self._context.shards(key.fragment, group)[key.shard]
         elements = shard.stop - shard.start
+        size = shard.contribution_bytes
         announced = (header.codec, header.elements, header.total_bytes)
-        if announced != (codec.wire_id, elements, shard.contribution_bytes):
+        if announced != (codec.wire_id, elements, size):
             raise ValueError(
-                f"{offer}: {header.elements} values in {header.total_bytes} "
-                f"bytes of codec {header.codec}; expected {elements} in {shard.contribution_bytes} "
-                f"bytes of {codec.name}"
+                f"{offer}: {header.elements} values in {header.total_bytes} bytes of codec "
+                f"{header.codec}; expected {elements} in {size} bytes of {codec.name}"
             )
         known = self.shards.view.live(header.sender)  # gossip may not have told of it yet
         return "" if known else f"{key}: {header.sender} is not a member"
 
     def _closed_or_moved(self, offer: _Offer) -> Answer | None:
-        key = offer.key
-        if key in self.shards.closed:
-            return self._reductions[key]
-        return None if self.shards.open.get(key) is offer.shard else self._moved(offer)
+        if offer.key in self.shards.closed:
+            return self._reductions[offer.key]
+        return None if self.shards.open.get(offer.key) is offer.shard else self._moved(offer)
 
     def _moved(self, offer: _Offer) -> Answer:
         decision = self._decision(offer.key, self.shards.group(offer.key))
@@ -484,8 +475,7 @@ def _taken_over(offer: _Offer) -> Refusal:
 
 
 async def _send_refusal(stream: Stream, kind: str, reason: str) -> None:
-    down = pb.ExchangeDown(refusal=wire.refusal(kind, reason))
-    await stream.send(down.SerializeToString())
+    await stream.send(pb.ExchangeDown(refusal=wire.refusal(kind, reason)).SerializeToString())
 
 
 def _kind(error: wire.WireError) -> str:
