@@ -45,12 +45,11 @@ History = tuple[CountedRound, ...]
 
 @dataclass(frozen=True)
 class SentRound:
-    """A contribution to a round that is over. `values` gives it as others have decoded it (1-D
-    fp32); in the ranges `taken` the local parameters do not keep it."""
+    """A contribution to a round that is over."""
 
     round: int
-    values: Callable[[], Tensor]
-    taken: Ranges
+    values: Callable[[], Tensor]  # gives it as others have decoded it (1-D fp32)
+    taken: Ranges  # the ranges in which the local parameters do not keep it
 
 
 def recorded(history: History, round_: int, parts: Sequence[Part]) -> History:

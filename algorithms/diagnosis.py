@@ -28,13 +28,12 @@ _HOLD_S, _HOLD_ROUNDS, _HOLD_SAVES = 10.0, 4, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """From where on something is a fault: a link has less than this share of the usual `rate`, a
-    `step` or a `save` takes so many times the usual; and it is worth this share of the rounds."""
+    """From where on something is a fault."""
 
-    rate: float
-    step: float
-    save: float
-    cost: float
+    rate: float  # of a link: less than this share of the usual
+    step: float  # so many times the usual
+    save: float  # likewise
+    cost: float  # and it is worth this share of the rounds
 
 
 FOUND = Limits(rate=0.5, step=1.5, save=4.0, cost=0.02)
@@ -43,24 +42,17 @@ KEPT = Limits(rate=0.67, step=1.25, save=2.0, cost=0.01)  # of one that is known
 
 @dataclass(frozen=True, kw_only=True)
 class PeerFigures:
-    """What a peer has measured lately, medians over its last rounds; None is not known.
-
-    Args:
-        rounds, saves: how many there have been of rounds and of checkpoints.
-        round_s: from the end of one round to that of the next; stall_s: of it, stood still.
-        step_s: an inner step's computing; steps: from round to round.
-        save_s: writing a checkpoint.
-        received: by sender, (Mbit/s while something of its came, seconds of that a round).
-    """
+    """What a peer has measured lately, medians over its last rounds; None is not known."""
 
     peer: str
-    rounds: int = 0
-    round_s: float | None = None
-    stall_s: float | None = None
-    step_s: float | None = None
-    steps: float = 0.0
-    saves: int = 0
-    save_s: float | None = None
+    rounds: int = 0  # how many there have been
+    round_s: float | None = None  # from the end of one round to that of the next
+    stall_s: float | None = None  # of it, stood still
+    step_s: float | None = None  # an inner step's computing
+    steps: float = 0.0  # from round to round
+    saves: int = 0  # how many checkpoints there have been
+    save_s: float | None = None  # writing a checkpoint
+    # By sender, (Mbit/s while something of its came, seconds of that a round).
     received: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -75,13 +67,12 @@ class FaultPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One fault: Mbit/s of a link, or seconds of a step or a checkpoint, `measured` and `usual`;
-    and the share of the rounds' time that the others lose by it, 0 of a disk."""
+    """One fault."""
 
     place: FaultPlace
-    measured: float
+    measured: float  # Mbit/s of a link, or seconds of a step or a checkpoint
     usual: float
-    cost: float
+    cost: float  # the share of the rounds' time that the others lose by it, 0 of a disk
     since_s: float = 0.0  # when it was first seen, by the caller's clock
 
 

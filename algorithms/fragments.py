@@ -19,13 +19,12 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One parameter, as every peer of a run must have it. An `averaged` one is a running statistic.
-    `integers` is the type of one that travels bit for bit in limbs: the first contributor's are
-    taken."""
+    """One parameter, as every peer of a run must have it."""
 
     name: str
     shape: tuple[int, ...]
-    averaged: bool = False
+    averaged: bool = False  # a running statistic
+    # The type of one that travels bit for bit in limbs: the first contributor's are taken.
     integers: torch.dtype | None = None
 
     @property
@@ -114,14 +113,11 @@ def partition(
     schema: Sequence[TensorSpec], fragments: int, pattern: str = "strided"
 ) -> tuple[Fragment, ...]:
     """Cuts a model into fragments; every parameter is in exactly one. Raises ValueError: fewer
-    layers than fragments.
-
-    Args:
-        schema: every parameter, in the model's order.
-        fragments: 1 puts all into one; P > 1 makes P fragments of layers and, after them, one of
-            what is outside the layers; 0 takes three layers a fragment as the paper does, but at
-            least four fragments where there are as many layers.
-        pattern: `strided` puts layer l into fragment l mod P, `sequential` cuts runs of layers.
+    layers than fragments. Args: schema: every parameter, in the model's order; fragments: 1 puts
+    all into one; P > 1 makes P fragments of layers and, after them, one of what is outside the
+    layers; 0 takes three layers a fragment as the paper does, but at least four fragments where
+    there are as many layers; pattern: `strided` puts layer l into fragment l mod P, `sequential`
+    cuts runs of layers.
 
     Ref: arXiv:2501.18512 section 2.2.
     """

@@ -67,15 +67,11 @@ class SharedMomentum(GroupUpdate):
     below 1, as long as their mean does not diverge. And as the mean anchor is known early, inner
     steps start from it, with half of the replica's own noise.
 
-    Args:
-        a: share of the momentum that lives on, in 0..1, below 1.
-        b: outer learning rate, above 0.
-
     Ref: ours (docs/adr/0013); pairs, and the exchange of both halves, are arXiv:2506.10911's.
     """
 
-    a: float
-    b: float
+    a: float  # share of the momentum that lives on, in 0..1, below 1
+    b: float  # outer learning rate, above 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.a < 1:
@@ -115,19 +111,13 @@ class ModifiedMomentum(GroupUpdate):
     The momentum belongs to one fragment of one replica and never leaves it; the means are over the
     group, the replica included. The default a and b are the paper's, c is that of its code.
 
-    Args:
-        a: share of the momentum that lives on, in 0..1, below 1.
-        b: outer learning rate, above 0.
-        c: pull to the group's mean, above 0.
-        size: peers in a group, at least 2; it only decides what is stable.
-
     Ref: arXiv:2506.10911 eq. 2 with D = -g (eq. 2 prints the middle term with the other sign).
     """
 
-    a: float = 0.5
-    b: float = 0.7
-    c: float = 0.7
-    size: int = 2
+    a: float = 0.5  # share of the momentum that lives on, in 0..1, below 1
+    b: float = 0.7  # outer learning rate, above 0
+    c: float = 0.7  # pull to the group's mean, above 0
+    size: int = 2  # peers in a group, at least 2; it only decides what is stable
 
     def __post_init__(self) -> None:
         if not 0 <= self.a < 1:

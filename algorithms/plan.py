@@ -76,23 +76,42 @@ class Plan:
     pattern: str = "strided"
     overlap_steps: int = 0
     overlap: Overlap = "fixed"
+    # What a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the anchor
+    # minus what it has learned that is not in its contribution, encoded.
     merge: Merge = "reset"
-    merge_alpha: float = 0.0
+    merge_alpha: float = 0.0  # share of the local parameters that survives a merge
+    # Inner steps per period by speed: a peer that is half as fast as the fastest makes half as
+    # many, so that nobody waits for it (arXiv:2401.09135; of three or more peers, as the second
+    # fastest).
     dylu: bool = False
+    # `uniform` means, or by `work`: the inner steps that a contribution stands for.
     weighting: Weighting = "uniform"
+    # Each value's mean is over `all`, or over its `senders`: those whose contribution has it, for
+    # codecs that leave values out.
     mean_over: MeanOver = "all"
+    # `mean` over all; `pairs`: each round in random groups of `group_size`; or `none`.
     exchange: Exchange = "mean"
+    # What is averaged; `gradient` is data-parallel training, every step.
     payload: Payload = "pseudo_gradient"
-    codec: str = "fp32"
+    codec: str = "fp32"  # wire codec of contributions
+    # The wire codec of what comes back. The reducer adds what its requantization has left out to
+    # its next reduction.
     reduction_codec: str = "fp32"
+    # The outer Nesterov step; with `pairs` b and a of heavy ball. The paper's 0.7 and 0.9 are too
+    # hot for periods as short as the default.
     outer_lr: float = 0.9
     outer_momentum: float = 0.6
-    outer_momentum_clip: float = 0.0
+    outer_momentum_clip: float = 0.0  # see `Nesterov`, as for the next; 0 for none
     staleness_penalty: float = 0.0
+    # With `pairs`, go on from the group's mean anchor and momentum; without it each replica keeps
+    # its momentum to itself, which is NoLoCo.
     shared_momentum: bool = False
-    outer_pull: float = 0.7
+    outer_pull: float = 0.7  # NoLoCo's c, the pull to the group's mean anchor
     group_size: int = 2
-    anchor_codec: str = "fp32"
+    anchor_codec: str = "fp32"  # wire codec of the anchors, which only pairs exchange; fp32 or bf16
+    # One exact mean after the last step. With `pairs` it is of everyone's anchors; without it
+    # everyone ends with a model of its own. With merge `keep` it is of everyone's local parameters,
+    # which have what the anchor lacks.
     consensus: bool = False
 
     def __post_init__(self) -> None:
@@ -207,7 +226,8 @@ class Plan:
 
     @property
     def compares_norms(self) -> bool:
-        """Whether contributions come with their norms (`murmuration.algorithms.robust`)."""
+        """Whether contributions come with their norms (`murmuration.algorithms.robust`), and those
+        that contribute to a mean compute parts of it again."""
         return (self.exchange, self.payload) == ("mean", "pseudo_gradient")
 
     @property

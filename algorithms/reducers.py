@@ -34,11 +34,8 @@ def reducer_orders(
     The first is the reducer. Of len(group) shards in a row, each takes the heaviest peer that has
     none yet, so that the load is exactly even. The others follow by weight and take over when all
     before them are gone. As long as the group stays the same a peer reduces the same shards of a
-    fragment in every round: it keeps the residual of their rounding (docs/adr/0006).
-
-    Args:
-        run: 64-bit run id.
-        group: the peers that lay out the round; the order does not matter.
+    fragment in every round: it keeps the residual of their rounding (docs/adr/0006). Args: run:
+    64-bit run id; group: the peers that lay out the round; the order does not matter.
     """
     taken: set[str] = set()
     orders = []

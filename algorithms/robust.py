@@ -180,14 +180,10 @@ def aggregate(
     aggregation: Aggregation = "mean",
 ) -> Tensor:
     """The mean of a round's contributions, each times its factor; fresh, and the mean of blocks is
-    the mean's blocks. Raises ValueError: there is nothing to average.
-
-    Args:
-        contributions, weights, over: as `mean_in_order` takes them.
-        factors: of `norm_factors`, one for each.
-        aggregation: `mean`; or of five or more contributions the `trimmed` mean, which takes no
-            account of weights and senders.
-    """
+    the mean's blocks. Raises ValueError: there is nothing to average. Args: contributions, weights,
+    over: as `mean_in_order` takes them; factors: of `norm_factors`, one for each; aggregation:
+    `mean`; or of five or more contributions the `trimmed` mean, which takes no account of weights
+    and senders."""
     pairs = zip(contributions, factors, strict=True)
     scaled = (each if factor == 1 else each * factor for each, factor in pairs)
     if aggregation == "trimmed" and len(factors) >= _FEWEST_TRIMMED:

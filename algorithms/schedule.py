@@ -35,7 +35,7 @@ class Schedule:
     inner_steps: int
     overlap_steps: int
     steps: int
-    together: bool = False
+    together: bool = False  # every fragment is due after the same step, at the end of the period
 
     def __post_init__(self) -> None:
         if self.inner_steps < 1:

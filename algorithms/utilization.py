@@ -95,7 +95,7 @@ class PlannedRounds:
     inner_steps: int
     overlap_steps: int
     fragment_bits: tuple[float, ...]
-    ahead_bits: float = 0.0
+    ahead_bits: float = 0.0  # those that it sends for all fragments in a period before they are due
 
     @property
     def bits_per_period(self) -> float:
@@ -156,27 +156,19 @@ class PlanPrediction:
 
     Left out: encoding and outer updates (CPU time), message framing (below 1 %), lost connections,
     and peers of unequal speed, for which a round waits.
-
-    Args:
-        utilization: computing time over all time.
-        stall_s_per_period, period_s: the waiting in a period of H steps, and both together.
-        bytes_per_step: sent by one worker, per inner step on average; as many are received.
-        bytes_per_sync: sent by one worker until every parameter was exchanged once.
-        largest_sync_bytes: the most that is sent after one step.
-        ddp_ratio: how many times fewer bytes than data-parallel training in bf16; None: no bytes.
-        link_share: the share of the time in which the link is busy.
-        peak_link_share: the time that `largest_sync_bytes` take, over the time they have: tau
-            steps, or with tau = 0 one step. Above 1 training waits; with tau = 0 it always does.
     """
 
-    utilization: float
-    stall_s_per_period: float
-    period_s: float
-    bytes_per_step: float
-    bytes_per_sync: float
-    largest_sync_bytes: float
+    utilization: float  # computing time over all time
+    stall_s_per_period: float  # the waiting in a period of H steps
+    period_s: float  # computing and waiting together
+    bytes_per_step: float  # sent by one worker, per inner step on average; as many are received
+    bytes_per_sync: float  # sent by one worker until every parameter was exchanged once
+    largest_sync_bytes: float  # the most that is sent after one step
+    # How many times fewer bytes than data-parallel training in bf16; None: no bytes.
     ddp_ratio: float | None
-    link_share: float
+    link_share: float  # the share of the time in which the link is busy
+    # The time that `largest_sync_bytes` take, over the time they have: tau steps, or with tau = 0
+    # one step. Above 1 training waits; with tau = 0 it always does.
     peak_link_share: float
 
 

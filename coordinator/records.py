@@ -28,12 +28,7 @@ _MAX_WARNINGS = 64
 @dataclass
 class Record(PeerSummary):
     """One worker, as last heard. Counts are of its current life, but for `moves` and `rebuilds`:
-    with a move a life ends.
-
-    `curve` is the training loss as seen in progress; `result` is the worker's own final event,
-    whose figures then count; `exit_code` is negative for a signal, and None while the process runs
-    or when nobody here could see it end. Times are monotonic seconds of this process.
-    """
+    with a move a life ends. Times are monotonic seconds of this process."""
 
     state: str = "starting"
     rounds_completed: int | None = 0
@@ -45,9 +40,11 @@ class Record(PeerSummary):
     rebuilds: int = 0  # of a stage, after such a move
     started: bool = False
     heard_s: float = 0.0
+    # Negative for a signal; None while the process runs or when nobody here could see it end.
     exit_code: int | None = None
+    # The worker's own final event, whose figures then count.
     result: dict[str, object] | None = None
-    curve: Curve = field(default_factory=list)
+    curve: Curve = field(default_factory=list)  # the training loss as seen in progress
     val_curve: Curve = field(default_factory=list)
     located: dict[tuple[str, ...], dict[str, object]] = field(default_factory=dict)  # by place
     warnings: dict[str, None] = field(default_factory=dict)

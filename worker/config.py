@@ -47,14 +47,11 @@ CODEC_NAMES = tuple(codec.name for codec in CODECS)
 
 @dataclass(frozen=True)
 class ConfigOrigin:
-    """Args:
-    name: of the file, or of whatever else the values are from.
-    written: (section, key) of each value in that file.
-    typed: by (section, key), the flag and value of what the command line said on top.
-    """
+    """The file or command line that values are from."""
 
-    name: str
-    written: frozenset[tuple[str, str]] = frozenset()
+    name: str  # of the file, or of whatever else the values are from
+    written: frozenset[tuple[str, str]] = frozenset()  # (section, key) of each value in that file
+    # By (section, key), the flag and value of what the command line said on top.
     typed: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def of(self, section: str, keys: Iterable[str]) -> str:
@@ -75,16 +72,11 @@ class ConfigOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Args:
-    seed: of the model and all streams of samples.
-    evaluate_every: inner steps between two measurements of the anchor's held-out loss; 0: none
-        before the end.
-    track: names of `TRACKERS` that this machine's worker tells of its figures.
-    """
-
-    seed: int = 0
+    seed: int = 0  # of the model and all streams of samples
     steps: int = 1600
+    # Inner steps between two measurements of the anchor's held-out loss; 0: none before the end.
     evaluate_every: int = 0
+    # Names of `TRACKERS` that this machine's worker tells of its figures.
     track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -100,33 +92,23 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """Args:
-    name: a built-in task or `package.module:factory`.
-    data: `drawn`: each peer draws samples of its own, in its own order; `leased`: each sample of an
-        epoch is drawn by one peer.
-    init: a folder or file that the model's first values are read from; empty: they are drawn.
-    options: the factory's keywords.
-    """
-
-    name: str = "llama-bytes"
+    name: str = "llama-bytes"  # a built-in task or `package.module:factory`
+    # `drawn`: each peer draws samples of its own, in its own order; `leased`: each sample of an
+    # epoch is drawn by one peer.
     data: str = "drawn"
+    # A folder or file that the model's first values are read from; empty: they are drawn.
     init: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # the factory's keywords
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Args:
-    every_s: seconds between two checkpoints; more where they would take 3 % of the time.
-    keep: how many stay (at least 2).
-    copy_to: a folder or URL of this worker alone, as fsspec takes it; empty: nothing is copied.
-    copy_every_s: seconds between two copies. The last checkpoint is copied too.
-    """
-
+    # Seconds between two checkpoints; more where they would take 3 % of the time.
     every_s: float = 10.0
-    keep: int = 2
+    keep: int = 2  # how many stay (at least 2)
+    # A folder or URL of this worker alone, as fsspec takes it; empty: nothing is copied.
     copy_to: str = ""
-    copy_every_s: float = 600.0
+    copy_every_s: float = 600.0  # seconds between two copies; the last checkpoint is copied too
 
     def __post_init__(self) -> None:
         if self.every_s <= 0:
@@ -176,16 +158,10 @@ def load_config(
     preset: str | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Config:
-    """Reads a run's TOML and applies `section.key=value` settings on top.
-
-    Args:
-        settings: as given with `--set`; values are TOML, or else plain text.
-        preset: wins over the file's.
-        flags: how settings were typed that were not given with `--set`.
-
-    Raises:
-        ConfigError: with the file or flag, the key, and the fix.
-    """
+    """Reads a run's TOML and applies `section.key=value` settings on top. Args: settings: as given
+    with `--set`; values are TOML, or else plain text; preset: wins over the file's; flags: how
+    settings were typed that were not given with `--set`. Raises ConfigError: with the file or flag,
+    the key, and the fix."""
     settings, flags = [*settings], dict(flags or {})
     if preset is not None:
         settings.append(f'diloco.preset="{preset}"')

@@ -55,25 +55,18 @@ _STATES = 5  # in a checkpoint, each as large as the model: anchor, momentum, lo
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Args:
-    device: where the model is trained, as `--device` names it.
-    leave_on: a file or a URL that tells when this machine will go away (`supervision.is_noticed`).
-    rebuilds: whether the stage is made from its neighbours, since no peer that served it is left.
-    identity: what the peer proves itself by; None: nothing is encrypted.
-    out: folder for checkpoints, `events.jsonl` and `result.json`.
-    resume: go on from the newest checkpoint in `out`: if there is one (None), there must be one
-        (True), or not at all, the checkpoints being put aside (False).
-    announce: takes each event, for the terminal or a supervisor.
-    """
-
     node: NodeConfig
-    out: Path
+    out: Path  # folder for checkpoints, `events.jsonl` and `result.json`
+    # Go on from the newest checkpoint in `out`: if there is one (None), there must be one (True),
+    # or not at all, the checkpoints being put aside (False).
     resume: bool | None
-    announce: Log
+    announce: Log  # takes each event, for the terminal or a supervisor
+    # A file or a URL that tells when this machine will go away (`supervision.is_noticed`).
     leave_on: str | None = None
-    device: str = "auto"
+    device: str = "auto"  # where the model is trained, as `--device` names it
+    # Whether the stage is made from its neighbours, since no peer that served it is left.
     rebuilds: bool = False
-    identity: Identity | None = None
+    identity: Identity | None = None  # what the peer proves itself by; None: nothing is encrypted
 
 
 def run_worker(config: Config, options: WorkerOptions) -> int:

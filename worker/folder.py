@@ -30,12 +30,8 @@ _MOST, _LONGEST, _MOST_BYTES = 32, 300, 32 * 1024
 
 class EventLog:
     """`events.jsonl`, as long as the disk has room; and on to the terminal or a supervisor. Never
-    raises OSError. any thread.
-
-    Args:
-        announce: takes each event, and a warning of the first that the file does not.
-        enrich: completes each event first.
-    """
+    raises OSError. any thread. Args: announce: takes each event, and a warning of the first that
+    the file does not; enrich: completes each event first."""
 
     def __init__(self, out: Path | None, announce: Log, enrich: Log) -> None:
         self._announce, self._enrich = announce, enrich
@@ -156,14 +152,11 @@ def _never_began(out: Path) -> bool:
 
 @dataclass(frozen=True)
 class Remembered:
-    """Args:
-    run: of which they were members.
-    contacts: what the user had named then.
-    members: `HOST:PORT` of each that could be dialled, those first that were alive.
-    """
+    """The members that a peer knew, and where it had met them."""
 
-    run: int = 0
-    contacts: tuple[str, ...] = ()
+    run: int = 0  # of which they were members
+    contacts: tuple[str, ...] = ()  # what the user had named then
+    # `HOST:PORT` of each that could be dialled, those first that were alive.
     members: tuple[str, ...] = ()
 
     def keep(self, folder: Path) -> None:

@@ -190,12 +190,8 @@ def _check_local(
     config: Config, typed: Mapping[str, Any], where: str, *, trains: bool = True
 ) -> None:
     """Code is loaded and files are read if the user has named them, never on the word of others.
-    Raises TaskError: names the first setting that the user has to type.
-
-    Args:
-        typed: sections that the user wrote.
-        trains: whether the inner optimizer and the initial values are needed.
-    """
+    Raises TaskError: names the first setting that the user has to type. Args: typed: sections that
+    the user wrote; trains: whether the inner optimizer and the initial values are needed."""
     task, inner = config.task, config.inner.optimizer
     settings: list[tuple[str, str, object]] = [
         ("task", key, {"name": task.name, **task.options}.get(key))

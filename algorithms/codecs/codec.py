@@ -12,12 +12,9 @@ class Codec(ABC):
     Values are encoded in blocks of `block_elements`: the encoding of a range that starts at a
     multiple of it is that range of the whole's encoding, so shards and frames can be coded apart.
     Zeros stay zeros; in `sign`, which has no code for zero, only whole blocks of them. Works on any
-    device, and gives the same bytes and values on each.
-
-    Attributes:
-        unit_bytes: the size of units whose bytes at one place are alike, such as exponents: a
-            compressor finds more when they lie together. 1 where there is no such pattern.
-        limit: the largest magnitude that can be encoded.
+    device, and gives the same bytes and values on each. Attributes: unit_bytes: the size of units
+    whose bytes at one place are alike, such as exponents: a compressor finds more when they lie
+    together. 1 where there is no such pattern; limit: the largest magnitude that can be encoded.
     """
 
     name: str

@@ -43,9 +43,7 @@ class TopK(Codec):
     |q|^2 >= (sum of |s|)^2 / k * (1 - 2^-6): it never points away. Most is left out; with k = 64
     the relative RMS error of gaussian / Student-t with 5 / with 3 degrees of freedom is 0.939 /
     0.881 / 0.788 (exact kept values: 0.938 / 0.878 / 0.775; one level: 0.939 / 0.889 / 0.832).
-
-    Args:
-        k: values kept of 4096; a power of two, at most 256.
+    Args: k: values kept of 4096; a power of two, at most 256.
     """
 
     block_elements = CHUNK

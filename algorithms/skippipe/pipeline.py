@@ -22,12 +22,11 @@ LOSS_RATIO = 0.25
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Costs:
-    """The times of one microbatch on P peers: of a message between two, shape (P, P), 0 on the
-    diagonal; and of a visit, shape (P,)."""
+    """The times of one microbatch on P peers."""
 
-    delay_s: Floats
+    delay_s: Floats  # of a message between two, (P, P), 0 on the diagonal; as the next
     transfer_s: Floats
-    forward_s: Floats
+    forward_s: Floats  # of a visit, (P,); as the others
     backward_s: Floats
     loss_s: Floats
 
@@ -39,11 +38,10 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pipeline:
-    """The replicas of each stage, by number, 0..P-1. `memory` is how many microbatches each may
-    hold between forward and backward."""
+    """The replicas of each stage, by number, 0..P-1."""
 
     stages: tuple[tuple[int, ...], ...]
-    memory: tuple[int, ...]
+    memory: tuple[int, ...]  # how many microbatches each may hold between forward and backward
     costs: Costs
 
     @property

@@ -36,13 +36,11 @@ Routes = tuple[Route, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The rules of all routes. Raises ValueError: no route, or no equal coverage, can keep them.
-    Args: visited: stages that a route visits, stage 0 counted; max_jump: longest step forward
-    between two."""
+    """The rules of all routes. Raises ValueError: no route, or no equal coverage, can keep them."""
 
     stages: int
-    visited: int
-    max_jump: int = MAX_JUMP
+    visited: int  # stages that a route visits, stage 0 counted
+    max_jump: int = MAX_JUMP  # longest step forward between two
 
     def __post_init__(self) -> None:
         if self.stages < 1 or not 1 <= self.visited <= self.stages:

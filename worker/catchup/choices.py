@@ -210,16 +210,12 @@ _WHO_SPEAKS = ({Phase.TRAINING}, {Phase.DONE, Phase.LEAVING}, {Phase.READY})
 
 @dataclass(frozen=True)
 class Electorate:
-    """The others whose word counts, and whether this peer's own does (`counts_me`).
-
-    Args:
-        known: they have contributed to rounds of this peer. Else these are all that train.
-        may_tie: as many as stay where they are may be enough; not for one that has just joined.
-    """
+    """The others whose word counts, and whether this peer's own does (`counts_me`)."""
 
     others: tuple[Member, ...]
     counts_me: bool
-    known: bool
+    known: bool  # they have contributed to rounds of this peer; else these are all that train
+    # As many as stay where they are may be enough; not for one that has just joined.
     may_tie: bool = True
 
     @property

@@ -88,14 +88,10 @@ async def fetch_states(
 ) -> tuple[int, dict[int, FragmentState]]:
     """Fetches fragments from one peer, which says what states these are, and from others that have
     the same. Returns (where a joiner goes on in the schedule, verified states by fragment). Raises
-    TransportError, WireError: nothing was taken.
-
-    Args:
-        helpers: as many as there are chunks at most.
-        expected: by fragment, the number of values of its anchor and of its momentum.
-        begun: by fragment, what has arrived from other donors; what arrives now is left there if
-            the link breaks, for the next to go on with.
-    """
+    TransportError, WireError: nothing was taken. Args: helpers: as many as there are chunks at
+    most; expected: by fragment, the number of values of its anchor and of its momentum; begun: by
+    fragment, what has arrived from other donors; what arrives now is left there if the link breaks,
+    for the next to go on with."""
     streams = [transport.open(each.address, Method.FETCH, each.peer) for each in (donor, *helpers)]
     stream, begun = streams[0], {} if begun is None else begun
     try:

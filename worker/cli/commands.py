@@ -118,7 +118,7 @@ class WorkerFlags:
 
         By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. A
         worker that has its cores for itself is up to half faster so. It is read once, as torch
-        loads.
+        loads. Raises UsageError, MemoryError.
         """
         if self.threads is None and is_loopback(split_address(self.listen)[0]):
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -406,9 +406,7 @@ def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, .
 @click.command()
 @click.argument("run", type=_PATH)
 @click.option(
-    "--out",
-    type=_FOLDER,
-    help="Write the checkpoint to this folder.  [default: RUN/assembled]",
+    "--out", type=_FOLDER, help="Write the checkpoint to this folder.  [default: RUN/assembled]"
 )
 @_of_task
 def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> None:

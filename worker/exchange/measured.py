@@ -89,9 +89,7 @@ class _Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig:
-    """Args: compression: `auto` measures whether zstd pays, `always` or `never` do not ask."""
-
-    compression: str = "auto"
+    compression: str = "auto"  # measures whether zstd pays; `always` or `never` do not ask
 
     def __post_init__(self) -> None:
         if self.compression not in ("auto", "always", "never"):

@@ -51,13 +51,11 @@ class Results(Protocol):
 
 @dataclass
 class Flow:
-    """Payload of one kind in one direction, counted as it goes, sent again or not: `values` that
-    stood for `encoded_bytes`, of which `payload_bytes` crossed the network, compressed and without
-    headers."""
+    """Payload of one kind in one direction, counted as it goes, sent again or not."""
 
-    values: float = 0.0
+    values: float = 0.0  # that stood for `encoded_bytes`
     encoded_bytes: int = 0
-    payload_bytes: int = 0
+    payload_bytes: int = 0  # of these, what crossed the network, compressed and without headers
 
     def add(self, payload_bytes: int, encoded_bytes: int, codec: Codec) -> None:
         self.payload_bytes += payload_bytes
@@ -67,15 +65,14 @@ class Flow:
 
 @dataclass
 class Counts:
-    """What crossed the network, and events. `blocked_s` is how long the network took none, over all
-    streams."""
+    """What crossed the network, and events."""
 
     contributions_sent: Flow = field(default_factory=Flow)
     contributions_received: Flow = field(default_factory=Flow)
     reductions_sent: Flow = field(default_factory=Flow)
     reductions_received: Flow = field(default_factory=Flow)
     final_mean_sent: Flow = field(default_factory=Flow)  # contributions and reductions
-    blocked_s: float = 0.0
+    blocked_s: float = 0.0  # how long the network took none, over all streams
     late: int = 0
     takeovers: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -126,12 +123,21 @@ class RoundConfig:
     """
 
     quorum: float = 0.5
+    # How long the rest is waited for from then on, at most, on top of the time that its last
+    # contributions took on their way: three times as long as rounds take, at least 5 s.
     grace_s: float = 20.0
-    floor_mbps: float = 1.0
+    floor_mbps: float = 1.0  # the slowest link that is planned for, Mbit/s
+    # How long a partner that has not come to a round of pairs is waited for, at most: three times
+    # as long as rounds take.
     patience_s: float = 5.0
-    retry_s: float = 0.25
-    slack_s: float = 30.0
+    retry_s: float = 0.25  # between two tries of one exchange
+    slack_s: float = 30.0  # added to every deadline
+    # A contribution whose norm is above this many times the median of the round's counts as far as
+    # that, and in a small mean less far (`limit_of`); 0: no limit. For means of three peers or
+    # more.
     norm_limit: float = NORM_LIMIT
+    # Of the shards that this peer reduces: the `mean`; or of five or more the `trimmed` mean, which
+    # leaves out the largest and the smallest fifth of each value.
     aggregation: Aggregation = "mean"
 
     def __post_init__(self) -> None:

@@ -28,14 +28,13 @@ class ShardKey(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardRange:
-    """One shard of a fragment: its values from `start` to `stop`, and their encoded sizes; `exact`
-    of the last are limbs of integers."""
+    """One shard of a fragment: its values from `start` to `stop`, and their encoded sizes."""
 
     start: int
     stop: int
     contribution_bytes: int
     reduction_bytes: int
-    exact: int = 0
+    exact: int = 0  # of the last values, limbs of integers
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -44,20 +43,16 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class View:
-    """The swarm as membership sees it, for decisions about rounds.
-
-    Args:
-        unmet: live peers that nobody has seen to answer since they began.
-        steps: of the run; the mean that ends it early is the round of this number.
-        avoided: peers that this one has caught giving false means, or has waited for in vain again
-            and again: they reduce nothing for it, and it waits for none of them.
-        contributors: to rounds of this peer; nobody else has a say in whom it can do without.
-    """
+    """The swarm as membership sees it, for decisions about rounds."""
 
     members: Mapping[str, Member] = field(default_factory=dict)
+    # Live peers that nobody has seen to answer since they began.
     unmet: frozenset[str] = frozenset()
-    steps: float = inf
+    steps: float = inf  # of the run; the mean that ends it early is the round of this number
+    # Peers that this one has caught giving false means, or has waited for in vain again and again:
+    # they reduce nothing for it, and it waits for none of them.
     avoided: frozenset[str] = frozenset()
+    # To rounds of this peer; nobody else has a say in whom it can do without.
     contributors: frozenset[str] = frozenset()
     _parted: dict[tuple[str, int, int], frozenset[str]] = field(default_factory=dict, compare=False)
 

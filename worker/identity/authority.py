@@ -58,14 +58,13 @@ _TRIAL_VALID_S = 300.0
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What the authority keeps of a token: nothing that lets anybody in. Times are seconds since
-    1970. Args: uses: how many peers it may let in; admitted: their names."""
+    """What the authority keeps of a token: nothing that lets anybody in. Times are s since 1970."""
 
     id: str
     made: float
     expires: float
-    uses: int
-    admitted: tuple[str, ...]
+    uses: int  # how many peers it may let in
+    admitted: tuple[str, ...]  # their names
     revoked: bool
 
     def state(self, now: float) -> str:
@@ -216,8 +215,8 @@ class Authority:
         paced: bool = False,
     ) -> bytes:
         """Signs a later certificate (PEM) for a member that has one (DER), for the same key. Args:
-        paced: not again within 30 s. Raises IdentityError: what it has is not valid, or of another
-        key or name."""
+        role: a coordinator renews its own; others get a peer's only; paced: not again within 30 s.
+        Raises IdentityError: what it has is not valid, or of another key or name."""
         if name.startswith(TRIAL):
             raise IdentityError(f"the certificate of {name} is for a trial: join with the token")
         held, key = Verifier(self.certificate).certified(certificate), requested_key(request)

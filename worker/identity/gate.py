@@ -117,8 +117,8 @@ class Expulsions:
     The one that holds the run's key reads them from its folder, where `murmur token` writes them.
     Every peer keeps what it has heard of, for its next start. A message has a part of the entries.
     io thread only. Args: authority: of the run, if this peer holds its key; expelled: called once
-    for each peer that is; keep: puts all entries where `Credentials.revoked` finds them. Raises
-    OSError.
+    for each peer that is; keep: puts all entries where `Credentials.revoked` finds them (raises
+    OSError).
     """
 
     def __init__(

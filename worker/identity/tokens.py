@@ -25,9 +25,7 @@ VARIABLE = "MURMUR_TOKEN"
 
 @dataclass(frozen=True)
 class Token:
-    """Args: identity: that the joiner asks for its own with; its name is the token's."""
-
-    identity: Identity
+    identity: Identity  # that the joiner asks for its own with; its name is the token's
 
     @property
     def id(self) -> str:

@@ -80,12 +80,12 @@ class Holding:
 
 @dataclass(frozen=True)
 class LeaseNews:
-    """What one peer tells another: who holds what, its own holding first; the blocks that are used
-    by stream, as ranges of numbers; and how much is used of others."""
+    """What one peer tells another."""
 
-    holdings: tuple[Holding, ...]
+    holdings: tuple[Holding, ...]  # who holds what, its own holding first
+    # The blocks that are used by stream, as ranges of numbers.
     done: Mapping[int, Ranges] = field(default_factory=dict)
-    cursors: Mapping[Block, int] = field(default_factory=dict)
+    cursors: Mapping[Block, int] = field(default_factory=dict)  # how much is used of others
 
 
 # ------------------------------------------------------------------------- train thread -> I/O

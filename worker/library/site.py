@@ -193,14 +193,12 @@ class Site:
 
 
 class SiteRank(StepListener):
-    """What `murmuration.Swarm` is on the ranks of a site but the first; arguments of rank 0 count.
-    Attributes: name: of the site; address: none, rank 0 serves; step: position in the schedule;
-    steps: of the run, None without an end; peers: by name, as of the last round."""
+    """What `murmuration.Swarm` is on ranks of a site but the first; arguments of rank 0 count."""
 
-    name = address = ""
-    step, is_first = 0, False
-    steps: int | None = None
-    peers: tuple[str, ...] = ()
+    name = address = ""  # of the site; no address, for rank 0 serves
+    step, is_first = 0, False  # the position in the schedule
+    steps: int | None = None  # of the run, None without an end
+    peers: tuple[str, ...] = ()  # by name, as of the last round
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **_arguments: Any

@@ -37,11 +37,10 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Digest:
-    """The committed state of one fragment, in short. `contributors` is that of the latest round;
-    the next that the peer contributes to is `version`."""
+    """The committed state of one fragment, in short."""
 
-    version: int
-    contributors: int
+    version: int  # the next round that the peer contributes to
+    contributors: int  # of the latest round
     hash: int
 
 
@@ -55,32 +54,26 @@ class Signed:
 
 @dataclass(frozen=True)
 class Member:
-    """One peer as the others know it.
-
-    `epoch` is the start of its process in ms; a restart has a later one. The peer itself raises
-    `incarnation` to refute a suspicion, and `heartbeat` when phase or a later field changes.
-    `step_s` is the duration of an inner step, 0 when unknown. `profile` holds its measurements for
-    the stage that it serves, as they travel. `unreachable` are live peers that it cannot reach.
-    `idle` are those that its rounds have waited for in vain, or that gave it false means; itself
-    where it does not keep up. `signed` are the peer's own words; `heartbeat` and `step` may be
-    newer, and `health` is ours.
-    """
+    """One peer as the others know it."""
 
     peer: str
     address: str
-    epoch: int
-    incarnation: int = 0
-    health: Health = Health.ALIVE
+    epoch: int  # the start of its process in ms; a restart has a later one
+    incarnation: int = 0  # raised by the peer itself to refute a suspicion
+    health: Health = Health.ALIVE  # ours, whatever is signed
     phase: Phase = Phase.STARTING
+    # Raised when phase or a later field changes; newer than what is signed, as `step` may be.
     heartbeat: int = 0
     step: int = 0
-    step_s: float = 0.0
+    step_s: float = 0.0  # the duration of an inner step, 0 when unknown
     stage: int = 0
-    profile: bytes = b""
-    unreachable: tuple[str, ...] = ()
+    profile: bytes = b""  # its measurements for the stage that it serves, as they travel
+    unreachable: tuple[str, ...] = ()  # live peers that it cannot reach
+    # Those that its rounds have waited for in vain, or that gave it false means; itself where it
+    # does not keep up.
     idle: tuple[str, ...] = ()
     digests: tuple[Digest, ...] = ()
-    signed: Signed | None = field(default=None, repr=False)
+    signed: Signed | None = field(default=None, repr=False)  # the peer's own words
 
     @property
     def live(self) -> bool:
@@ -93,13 +86,12 @@ class MemberLimits:
     would stay: of two records the higher epoch, incarnation and heartbeat win.
 
     This peer's own pace tells how far others can be: nobody is `_FASTER` times as fast as this peer
-    has ever been in the window. Args: inner_steps: H of the plan; fragments: of this peer's
-    stage.
+    has ever been in the window.
     """
 
     steps: int
-    fragments: int
-    inner_steps: int
+    fragments: int  # of this peer's stage
+    inner_steps: int  # H of the plan
     stages: int = 1
     stage: int = 0
     _taken: deque[tuple[float, int]] = field(default_factory=deque, init=False)  # when, which step
@@ -147,6 +139,7 @@ class MemberLimits:
         )
 
     def can_follow(self, version: int, announced: int) -> bool:
+        """Whether a peer can give the one version that has announced the other."""
         return version <= announced + _AHEAD_OF_GOSSIP
 
 

@@ -47,21 +47,15 @@ class MembershipConfig:
     A crash is noticed after about gossip_s + 2 probe_timeout_s + suspicion. The suspicion is
     suspicion_factor * max(1, log10(peers)) * probe_s where one peer alone has it, and goes down to
     suspicion_factor * probe_s where four have.
-
-    Args: gossip_s: between two exchanges with a random peer; full_s: between two of all that is
-    known, more in swarms above 32; probe_s: the longest that a live peer goes without being probed,
-    roughly; probe_timeout_s: for a direct probe, and again for the indirect ones; indirect_probes:
-    peers asked to probe in our place; reconnect_s: between two tries to reach a peer that is gone
-    or out of reach.
     """
 
-    gossip_s: float = 0.25
-    full_s: float = 30.0
-    probe_s: float = 1.0
-    probe_timeout_s: float = 1.0
-    indirect_probes: int = 3
+    gossip_s: float = 0.25  # between two exchanges with a random peer
+    full_s: float = 30.0  # between two of all that is known, more in swarms above 32
+    probe_s: float = 1.0  # the longest that a live peer goes without being probed, roughly
+    probe_timeout_s: float = 1.0  # for a direct probe, and again for the indirect ones
+    indirect_probes: int = 3  # peers asked to probe in our place
     suspicion_factor: float = 5.0
-    reconnect_s: float = 5.0
+    reconnect_s: float = 5.0  # between two tries to reach a peer that is gone or out of reach
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -24,18 +24,16 @@ _REVOKED = "revoked.json"  # that the authority has taken back, beside the ident
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """What a worker has to be let in by. Args: folder: the worker's own; None keeps the certificate
-    in memory; name: as typed; public: whether other machines can reach the peer; listen: a token is
-    not spent where that is taken; trial: the token is tried, and not used up."""
+    """What a worker has to be let in by."""
 
-    folder: Path | None
+    folder: Path | None  # the worker's own; None keeps the certificate in memory
     default_name: str
-    name: str | None = None
+    name: str | None = None  # as typed
     token: Token | None = None
     insecure: bool = False
-    public: bool = False
-    listen: str | None = None
-    trial: bool = False
+    public: bool = False  # whether other machines can reach the peer
+    listen: str | None = None  # a token is not spent where that is taken
+    trial: bool = False  # the token is tried, and not used up
 
     def identity(self, newcomer: Newcomer) -> Identity | None:
         """Returns the peer's key and certificate; None: nothing is encrypted, as asked, or since

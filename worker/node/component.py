@@ -18,40 +18,36 @@ from murmuration.worker.views import PagePlace
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig(JoinConfig):
-    """Args: advertise: the address that others dial, with port 0 for the bound one;
-    advertise_origin: how it was found where nobody gave it, for the user; proxy: of HTTP CONNECT;
-    stage_counts: go on where the stage moves; activation_shape: (B, T, D) of the largest
-    microbatch; None where the task does not say; ledger: samples that are used already; residuals:
-    what this peer's reductions have left out; relayed: whether it may be reached through relays;
-    epoch: tells this process from earlier ones of the peer; None for the ms from 1970 to its
-    start."""
+    """The settings of a node; addresses are HOST:PORT."""
 
     peer: str
     listen: str = "127.0.0.1:0"
-    proxy: str | None = None
-    advertise: str | None = None
-    advertise_origin: str = ""
+    proxy: str | None = None  # of HTTP CONNECT
+    advertise: str | None = None  # what others dial, with port 0 for the bound one
+    advertise_origin: str = ""  # how it was found where nobody gave it, for the user
     coordinator: str | None = None
     metrics: str | None = None
     page: PagePlace | None = None
     stage: int = 0
-    stage_counts: StageCounts = field(default_factory=StageCounts)
+    stage_counts: StageCounts = field(default_factory=StageCounts)  # go on where the stage moves
+    # (B, T, D) of the largest microbatch; None where the task does not say.
     activation_shape: tuple[int, int, int] | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = field(default_factory=Ledger)  # samples that are used already
+    # What this peer's reductions have left out.
     residuals: Residuals = field(default_factory=Residuals)
-    relayed: bool = True
-    relay_mbps: float = 100.0
+    relayed: bool = True  # whether it may be reached through relays
+    relay_mbps: float = 100.0  # 0: relays for nobody
+    # Tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
     epoch: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The process around a node. Args: offload: where heavy work runs; rng: draws what others must
-    not know before; router: that the machine is behind."""
+    """The process around a node."""
 
-    offload: Offload
+    offload: Offload  # where heavy work runs
     log: Log
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic  # seconds
     credentials: Credentials = field(default_factory=Credentials)
-    rng: Random = field(default_factory=SystemRandom)
-    router: UpnpRouter = field(default_factory=UpnpRouter)
+    rng: Random = field(default_factory=SystemRandom)  # draws what others must not know before
+    router: UpnpRouter = field(default_factory=UpnpRouter)  # that the machine is behind

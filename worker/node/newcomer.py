@@ -44,14 +44,13 @@ _TURNED_AWAY = 3  # times in a row: it is there, and is no peer of this run
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """What a peer or a coordinator says of the run before anything is known. Args: seen_from: the
-    host that it has seen this process at; ahead_s: by how much the clock here is ahead."""
+    """What a peer or a coordinator says of the run before anything is known."""
 
     address: str
     manifest: Manifest
     coordinated: bool
-    seen_from: str
-    ahead_s: float | None
+    seen_from: str  # the host that it has seen this process at
+    ahead_s: float | None  # by how much the clock here is ahead
 
     def peers(self, contacts: Sequence[str]) -> tuple[str, ...]:
         return tuple(each for each in contacts if not (self.coordinated and each == self.address))

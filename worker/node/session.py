@@ -45,7 +45,8 @@ _FORKS_TEXT = (
 
 
 class Session:
-    """A training loop's access to its node, for the daemon and `Swarm`. train thread only."""
+    """A training loop's access to its node, for the daemon and `Swarm`. train thread only. Args:
+    log: may be called from any thread."""
 
     def __init__(
         self,

@@ -51,14 +51,7 @@ class StageCounts:
 
 @dataclass(kw_only=True)
 class StageContext:
-    """The surroundings of a stage.
-
-    Args:
-        members: all peers of the swarm, as known now; suspect: has membership probe one.
-        post: takes messages for the train thread; log: events as plain values.
-        clock: monotonic seconds.
-        activation_shape: (B, T, D) of the largest microbatch; None where the task does not say.
-    """
+    """The surroundings of a stage."""
 
     me: str
     run: int
@@ -71,9 +64,10 @@ class StageContext:
     suspect: Callable[[str], None]
     post: Callable[[ToTrain], None]
     offload: Offload
-    clock: Callable[[], float]
-    log: Log
+    clock: Callable[[], float]  # monotonic seconds
+    log: Log  # events as plain values
     counts: StageCounts = field(default_factory=StageCounts)
+    # (B, T, D) of the largest microbatch; None where the task does not say.
     activation_shape: tuple[int, int, int] | None = None
     ended: bool = field(default=False, init=False)
 

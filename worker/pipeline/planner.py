@@ -47,11 +47,10 @@ _MOST_BEFORE = 256  # snapshots in that time
 
 @dataclass(frozen=True)
 class NetworkSnapshot:
-    """The peers that serve and their measurements, as routes are planned on them. `peers` are in
-    the order of their names, `stages` those that have a replica: a pipeline's stage n is the
-    model's stages[n]. `name` is of the measurements, not of any routes."""
+    """The peers that serve and their measurements, as routes are planned on them."""
 
-    peers: tuple[str, ...]
+    peers: tuple[str, ...]  # in the order of their names
+    # Those that have a replica: a pipeline's stage n is the model's stages[n].
     stages: tuple[int, ...]
     pipeline: Pipeline
     name: int

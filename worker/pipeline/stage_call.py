@@ -54,14 +54,13 @@ class Hop:
 
 @dataclass(frozen=True)
 class StageCall:
-    """A microbatch at a stage, of activations of this shape, (B, T, D). `rest` are the hops that
-    follow, without the origin; `snapshot` names the measurements that it has planned with."""
+    """A microbatch at a stage."""
 
     key: StageCallKey
     stage: int
-    rest: tuple[Hop, ...]
-    shape: tuple[int, ...]
-    snapshot: int
+    rest: tuple[Hop, ...]  # the hops that follow, without the origin
+    shape: tuple[int, ...]  # of the activations, (B, T, D)
+    snapshot: int  # names the measurements that it has planned with
     sender: str
 
 

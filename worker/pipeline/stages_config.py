@@ -13,30 +13,26 @@ ACTIVATIONS = ("bf16", "fp32", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class StagesConfig:
-    """Args:
-    count: stages S; 1 leaves the model whole.
-    layers: how many layers each stage has; empty shares them out by their parameters.
-    routing: a preset of `murmuration.algorithms.skippipe.routing`.
-    skip: share of the stages that a route leaves out, stage 0 counted among the visited.
-    full_every: all routes are full in one of this many iterations; 0 for never.
-    microbatches: of each origin (a replica of stage 0) and iteration; a batch of the task each.
-    activations: codec of what travels between stages, and of its gradients.
-    memory_mib: what stage calls may hold on this machine between forward and backward, MiB; their
-        replies may hold as much again. Each machine has its own.
-    rebuild: whether peers move to another stage: to one that is far slower than theirs, or whose
-        last replica is gone; that one is rebuilt from its neighbours.
+    """The stages of a model, and the routes through them.
 
     Ref: arXiv:2502.19913 (skips), arXiv:2301.11913 (stochastic), arXiv:2506.15461 (rebuild).
     """
 
-    count: int = 1
+    count: int = 1  # stages S; 1 leaves the model whole
+    # How many layers each stage has; empty shares them out by their parameters.
     layers: tuple[int, ...] = ()
-    routing: str = "full"
+    routing: str = "full"  # a preset of `murmuration.algorithms.skippipe.routing`
+    # Share of the stages that a route leaves out, stage 0 counted among the visited.
     skip: float = 0.0
-    full_every: int = 0
+    full_every: int = 0  # all routes are full in one of this many iterations; 0 for never
+    # Of each origin (a replica of stage 0) and iteration; a batch of the task each.
     microbatches: int = 8
-    activations: str = "bf16"
+    activations: str = "bf16"  # codec of what travels between stages, and of its gradients
+    # What stage calls may hold on this machine between forward and backward, MiB; their replies may
+    # hold as much again. Each machine has its own.
     memory_mib: float = 64.0
+    # Whether peers move to another stage: to one that is far slower than theirs, or whose last
+    # replica is gone; that one is rebuilt from its neighbours.
     rebuild: bool = True
 
     def __post_init__(self) -> None:

@@ -37,17 +37,17 @@ class Figures:
     sync_median_s: float | None
     sync_mean_s: float | None
     sync_p99_s: float | None
-    idle_share: float
-    spread: float
-    distance: float
-    rounds: int
+    idle_share: float  # of the peers' time, spent in rounds
+    spread: float  # as `spread` gives it, of the live peers' anchors
+    distance: float  # likewise, by `distance_to_optimum`
+    rounds: int  # of all peers together, as the next
     rounds_failed: int
-    reasons: dict[str, int]
-    half_applied: int
-    bytes_per_round: float
-    unfinished: int
-    virtual_s: float
-    events: int
+    reasons: dict[str, int]  # the most frequent first
+    half_applied: int  # rounds that some of their group have applied and others not
+    bytes_per_round: float  # sent by a peer in a round
+    unfinished: int  # peers that lived, and did not come to the end
+    virtual_s: float  # how long the run would have taken
+    events: int  # that were simulated
 
 
 def simulate(scenario: Scenario) -> Figures:

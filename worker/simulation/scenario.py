@@ -41,22 +41,26 @@ class Scenario:
 
     preset: Preset = "noloco"
     peers: int = 16
-    rounds: int = 20
-    inner_steps: int = 50
-    step_s: float = 0.1
-    step_spread: float = 0.0
+    rounds: int = 20  # outer rounds of every peer
+    inner_steps: int = 50  # H
+    step_s: float = 0.1  # mean time of an inner step
+    step_spread: float = 0.0  # its standard deviation over the mean
+    # Of every peer; its loss is the streams that each link breaks per minute of their life.
     link: Link = field(default_factory=lambda: Link(rate_mbps=20.0, delay_s=0.05))
+    # Standard deviation of a message's delay over its mean, lognormal; 0: always the mean, or
+    # within the link's jitter.
     latency_spread: float = 0.0
-    slow_factor: float = 1.0
-    slow_share: float = 0.0
+    slow_factor: float = 1.0  # how much longer slow peers take for a step
+    slow_share: float = 0.0  # of the peers that are slow
+    # From when to when (s) the swarm is cut into two halves.
     partition: tuple[float, float] | None = None
-    crash_share: float = 0.0
-    freeze_share: float = 0.0
-    freeze_s: float = 0.0
-    group_size: int = 2
-    params: int = 1_000_000
-    codec: str = "fp32"
-    merge: Merge = "reset"
+    crash_share: float = 0.0  # of the peers that die, each at a random time
+    freeze_share: float = 0.0  # of the peers that stand still once
+    freeze_s: float = 0.0  # for how long they do
+    group_size: int = 2  # of `noloco`; 2 is a pair
+    params: int = 1_000_000  # values that are exchanged; only their bytes count
+    codec: str = "fp32"  # wire codec of pseudo-gradients and of their means; anchors travel as fp32
+    merge: Merge = "reset"  # of `diloco`; with `keep` replicas keep what the codec leaves out
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -63,8 +63,6 @@ class LagMonitor:
 
 @dataclass
 class _LoggedRound:
-    """Args: resumed_s: when the training went on after its wait."""
-
     fragment: int
     round: int
     began_s: float
@@ -72,7 +70,7 @@ class _LoggedRound:
     failed: bool = False
     waited_for: str = ""
     stall_s: float = 0.0
-    resumed_s: float | None = None
+    resumed_s: float | None = None  # when the training went on after its wait
 
 
 class RoundLog:

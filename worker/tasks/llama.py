@@ -61,11 +61,9 @@ def _draw_parameters(
     Values are uniform, made of a 24-bit draw, one product and one difference: no rounding is left
     to the processor, so machines of different kinds start from the same bits. All values of the
     decoder are drawn in its own order, one parameter at a time, and those not held are dropped.
-
-    Args:
-        held: some or all of the decoder's parameters by name, which are written to.
-        of: all of them, of which the shapes are read. A whole model has them itself: torch takes a
-            second or more to load what draws on its meta device.
+    Args: held: some or all of the decoder's parameters by name, which are written to; of: all of
+    them, of which the shapes are read. A whole model has them itself: torch takes a second or more
+    to load what draws on its meta device.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     residual_scale = 1 / math.sqrt(2 * config.num_hidden_layers)
@@ -114,13 +112,10 @@ class Llama(nn.Module):
         self.lm_head = _head_of(config)
 
     def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return the logits of the token that follows each token: logits_BTV, fp32.
-
-        Args:
-            tokens_BT: int64; at most `max_position_embeddings` long, those in the cache included.
-            cache: tokens read before, which gets the new ones added; B is then 1, and T is 1
-                unless the cache is empty.
-        """
+        """Return the logits of the token that follows each token: logits_BTV, fp32. Args:
+        tokens_BT: int64; at most `max_position_embeddings` long, with those in the cache; cache:
+        tokens read before, which gets the new ones added; B is then 1, and T is 1 unless it is
+        empty."""
         return self.model.logits(self.model(self.model.embedded(tokens_BT), cache), self.lm_head)
 
 

@@ -157,15 +157,11 @@ class LlamaBytes:
     ) -> Iterator[str]:
         """Continue a text character by character, bytes that are no UTF-8 as U+FFFD; yield what is
         added. When the context is full, its later half is read again and the earlier half
-        forgotten, so the model never meets a position that it was not trained on.
-
-        Args:
-            model: a decoder of this task, on any device.
-            prompt: text to continue; its end counts where it is longer than the context.
-            n_tokens: bytes to add.
-            temperature: 0 takes the likeliest byte; 1 samples from the model as it is.
-            seed: of the sampling; torch's global random generator is neither read nor moved.
-        """
+        forgotten, so the model never meets a position that it was not trained on. Args: model: a
+        decoder of this task, on any device; prompt: its end counts where it is longer than the
+        context; n_tokens: bytes to add; temperature: 0 takes the likeliest byte; 1 samples from the
+        model as it is; seed: of the sampling; torch's global random generator is neither read nor
+        moved."""
         sampled = self._sampled(model, prompt, n_tokens, temperature, seed)
         return codecs.iterdecode((bytes([each]) for each in sampled), "utf-8", "replace")
 

@@ -11,30 +11,21 @@ from murmuration.worker.tasks.task import nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes of a decoder, under the names that Hugging Face's `config.json` uses.
-
-    Args:
-        intermediate_size: width of the SwiGLU layer; vocab_size: 256 for bytes.
-        num_key_value_heads: query heads share them evenly.
-        max_position_embeddings: the context in tokens.
-        tie_word_embeddings: whether the head is the embedding.
-        initializer_range: standard deviation of all first values. None: one over the root of a
-            matrix's inputs, of those that write to the residual stream less with every layer.
-
-    Raises:
-        TaskError: sizes do not fit one another.
-    """
+    """Sizes of a decoder, under the names that Hugging Face's `config.json` uses. Raises TaskError:
+    sizes do not fit one another."""
 
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # width of the SwiGLU layer
     num_hidden_layers: int
     num_attention_heads: int
-    num_key_value_heads: int
-    vocab_size: int = 256
-    max_position_embeddings: int = 128
+    num_key_value_heads: int  # query heads share them evenly
+    vocab_size: int = 256  # for bytes
+    max_position_embeddings: int = 128  # the context in tokens
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
-    tie_word_embeddings: bool = False
+    tie_word_embeddings: bool = False  # whether the head is the embedding
+    # Standard deviation of all first values. None: one over the root of a matrix's inputs, of those
+    # that write to the residual stream less with every layer.
     initializer_range: float | None = None
 
     def __post_init__(self) -> None:

@@ -38,18 +38,13 @@ def one_line(error: BaseException) -> str:
 class Cursor:
     """A place in a stream of samples, which names every later sample.
 
-    Sample number `position` of a stream is a pure function of (seed, stream, position). Resuming
-    is therefore exact and replays nothing, and two streams never wait for each other.
-
-    Attributes:
-        seed: the run's seed, the same on every worker.
-        stream: names the stream; a worker trains on the stream of its own peer name.
-        position: samples (not batches) of this stream that were already drawn, from 0.
+    Sample number `position` of a stream is a pure function of (seed, stream, position). Resuming is
+    therefore exact and replays nothing, and two streams never wait for each other.
     """
 
-    seed: int
-    stream: str
-    position: int = 0
+    seed: int  # the run's seed, the same on every worker
+    stream: str  # names the stream; a worker trains on the stream of its own peer name
+    position: int = 0  # samples (not batches) of this stream that were already drawn, from 0
 
     def __post_init__(self) -> None:
         if self.position < 0:
@@ -61,12 +56,11 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one inner step learns from; only the task's own `loss` looks into inputs and targets.
-    Args: cursor: where the next batch begins: a checkpoint that holds it resumes exactly there."""
+    """What one inner step learns from; only the task's own `loss` looks into inputs and targets."""
 
     inputs: Any
     targets: Any
-    cursor: Cursor
+    cursor: Cursor  # where the next batch begins: a checkpoint that holds it resumes exactly there
 
 
 @runtime_checkable

@@ -66,12 +66,11 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """Text in two parts that share no byte: uint8, 1-D; may be a read-only map of a file. Args:
-    warnings: what of the text is left out or may be none, a line each."""
+    """Text in two parts that share no byte: uint8, 1-D; may be a read-only map of a file."""
 
     train: Bytes
     validation: Bytes
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what of the text is left out or may be none, a line each
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
@@ -133,14 +132,9 @@ def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
 
     A file with the same contents as an earlier one counts once. Hidden files and links to folders
     are passed over. So are empty files, those in UTF-16 and binary ones, which hold a zero byte
-    near their start, and links that lead nowhere: `warnings` names them.
-
-    Args:
-        source: a file, a folder, a glob, or "stdlib".
-        min_bytes: what each part must at least hold.
-
-    Raises:
-        TextError: nothing is there, it cannot be read, it is in UTF-16, or a part is too short.
+    near their start, and links that lead nowhere: `warnings` names them. Args: source: a file, a
+    folder, a glob, or "stdlib"; min_bytes: what each part must at least hold. Raises TextError:
+    nothing is there, it cannot be read, it is in UTF-16, or a part is too short.
     """
     path = Path(source).expanduser()
     if source != STDLIB and path.is_file():
@@ -309,14 +303,9 @@ Tokens = npt.NDArray[np.int64]
 
 class Streamed:
     """The windows of one data set. Raises TaskError: `datasets` is missing, or refuses the source;
-    or there is no such column.
-
-    Args:
-        source: arguments of `datasets.load_dataset`, such as `path`, `data_files`, `name`, `split`.
-        column: the documents' text.
-        tokenized: the tokens of a text, 1-D.
-        end: the token after a document; None for none.
-    """
+    or there is no such column. Args: source: arguments of `datasets.load_dataset`, such as `path`,
+    `data_files`, `name`, `split`; column: the documents' text; tokenized: the tokens of a text,
+    1-D; end: the token after a document; None for none."""
 
     def __init__(
         self,

@@ -120,16 +120,10 @@ def validate(
 def evaluate_checkpoint(
     saved: Checkpoint, *, split: str = "validation", settings: Iterable[str] = ()
 ) -> Evaluation:
-    """Evaluates a checkpoint's anchor, over as many batches as a run's report takes.
-
-    Args:
-        split: 'validation', or 'train' for text that the run learned from.
-        settings: of [task], typed here; what loads code or reads files must be among them.
-
-    Raises:
-        CheckpointError: it does not hold the whole model of its run.
-        TaskError: the run's task cannot be loaded here.
-    """
+    """Evaluates a checkpoint's anchor, over as many batches as a run's report takes. Args: split:
+    'validation', or 'train' for text that the run learned from; settings: of [task], typed here;
+    what loads code or reads files must be among them. Raises CheckpointError: it does not hold the
+    whole model of its run; TaskError: the run's task cannot be loaded here."""
     config = checkpoint.config_of(saved, settings)
     task = task_of(config)
     model = anchored_model(saved, config, task)

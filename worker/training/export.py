@@ -41,17 +41,10 @@ def export(
     run: Path, out: Path, layout: Layout | None, settings: Iterable[str] = ()
 ) -> tuple[Path, str]:
     """Writes the newest anchor below the folder `run` to the folder `out`. Returns the file of the
-    tensors, and what it holds, for the user.
-
-    Args:
-        layout: None takes Hugging Face's where the model has it.
-        settings: of [task], typed here; what loads code or reads files must be among them.
-
-    Raises:
-        CheckpointError: there is no anchor of a whole model.
-        TaskError: the run's task cannot be loaded here.
-        UsageError: the layout or the folder cannot be.
-    """
+    tensors, and what it holds, for the user. Args: layout: None takes Hugging Face's where the
+    model has it; settings: of [task], typed here; what loads code or reads files must be among
+    them. Raises CheckpointError: there is no anchor of a whole model; TaskError: the run's task
+    cannot be loaded here; UsageError: the layout or the folder cannot be."""
     saved = find_checkpoint(run)
     manifest = Manifest(saved.values["manifest"])
     config = config_of(saved, settings)
@@ -121,14 +114,10 @@ def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
 @torch.no_grad()
 def load_initial(model: nn.Module, source: Path, task: Task) -> None:
     """Puts exported values, or those of a run's newest anchor, in the place of drawn ones. Raises
-    CheckpointError: something is missing, or of another shape.
-
-    Args:
-        model: a whole model, or a stage of one: it takes what it has.
-        source: a folder that `export` wrote or Hugging Face's, a file of safetensors, or a run's
-            folder.
-        task: whose model it is. A run's folder says which task it had; that one is not loaded.
-    """
+    CheckpointError: something is missing, or of another shape. Args: model: a whole model, or a
+    stage of one: it takes what it has; source: a folder that `export` wrote or Hugging Face's, a
+    file of safetensors, or a run's folder; task: whose model it is. A run's folder says which task
+    it had; that one is not loaded."""
     if not source.exists():
         raise CheckpointError(f"[task] init = {source}: no such file or folder")
     given = _exported(source, task)

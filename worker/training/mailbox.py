@@ -26,38 +26,30 @@ _LOOK_S = 0.5  # a signal that comes just before a wait is dealt with after it
 
 @dataclass(frozen=True)
 class Begin:
-    """Exchange these values (1-D fp32, a snapshot) in a round, in which they count `weight`.
-
-    In a plan of pairs `anchor` goes along, and there are partners instead of a group. `everyone`
-    asks for the exact mean over all that ends a run. `leaves`: this peer contributes before the
-    others do, and then goes.
-    """
+    """Exchange these values in a round."""
 
     fragment: int
     round: int
     group: tuple[str, ...]
-    values: Tensor
+    values: Tensor  # 1-D fp32, a snapshot
+    # Goes along in a plan of pairs, where there are partners instead of a group.
     anchor: Tensor | None = None
-    everyone: bool = False
-    weight: int = 1
-    leaves: bool = False
+    everyone: bool = False  # asks for the exact mean over all that ends a run
+    weight: int = 1  # what they count in it
+    leaves: bool = False  # this peer contributes before the others do, and then goes
 
 
 @dataclass(frozen=True)
 class Published:
-    """What this peer has committed, for others to see and fetch.
-
-    `entry_step` is the position from which a joiner takes part in what is in flight here. `failed`
-    are the fragments that this peer cannot bring forward by itself; `step_s` is what an inner step
-    takes here, 0 as long as that is not known.
-    """
+    """What this peer has committed, for others to see and fetch."""
 
     phase: Phase
     step: int
-    entry_step: int
+    entry_step: int  # the position from which a joiner takes part in what is in flight here
     states: tuple[FragmentState, ...]
+    # The fragments that this peer cannot bring forward by itself.
     failed: frozenset[int] = frozenset()
-    step_s: float = 0.0
+    step_s: float = 0.0  # what an inner step takes here, 0 as long as that is not known
 
 
 @dataclass(frozen=True)
@@ -75,14 +67,13 @@ class IterationStarted:
 
 @dataclass(frozen=True)
 class StageJobDone:
-    """A job of a stage is done: the activations or the gradient, encoded, and how long it took;
-    or else what was wrong: it `failed` here, or its result is of no use any more."""
+    """A job of a stage is done, or what was wrong."""
 
     number: int
-    values: memoryview = NO_VALUES
-    seconds: float = 0.0
+    values: memoryview = NO_VALUES  # the activations or the gradient, encoded
+    seconds: float = 0.0  # how long it took
     problem: str = ""
-    failed: bool = False
+    failed: bool = False  # here; else its result is of no use any more
     shape: tuple[int, ...] = ()
 
 
@@ -93,32 +84,29 @@ ToIO = Begin | Published | TrainingEvent | IterationStarted | StageJobDone | Sha
 
 @dataclass(frozen=True, kw_only=True)
 class RoundDone(RoundResult):
-    """A round has closed. `exchange_s` is how long it was on its way, and `waited_for` the peer
-    that was last. `received` has, by shard, who has given the reduction, a number for this in which
-    life and group, and its hash."""
+    """A round has closed."""
 
     fragment: int
-    exchange_s: float = 0.0
-    waited_for: str = ""
+    exchange_s: float = 0.0  # how long it was on its way
+    waited_for: str = ""  # the peer that was last
+    # By shard, who has given the reduction, a number for this in which life and group, and its
+    # hash.
     received: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class RoundFailed:
-    """A round was given up, or left to the others by a peer that leaves; nothing may be applied.
-
-    `counted` are the ranges of the fragment whose reduction is known and has this peer in it: what
-    was contributed there comes back with another peer's state, and must not be contributed again.
-    `handed_in`: the reducers have all of it.
-    """
+    """A round was given up, or left to the others by a peer that leaves; nothing may be applied."""
 
     fragment: int
     round: int
     reason: str
     waiting_for: tuple[str, ...]
+    # The ranges of the fragment whose reduction is known and has this peer in it: what was
+    # contributed there comes back with another peer's state, and must not be contributed again.
     counted: Ranges = ()
     error: Tensor | None = None
-    handed_in: bool = False
+    handed_in: bool = False  # the reducers have all of it
 
 
 @dataclass(frozen=True)
@@ -132,20 +120,17 @@ class PrefetchedAnchor:
 
 @dataclass(frozen=True)
 class Adopt:
-    """Another peer's committed states, by fragment, and its position in the schedule.
-
-    `me` is this peer, as contributors are listed. `confirmed_by` are others that hold them too.
-    `given_up` has, by fragment, the rounds of this peer's that are in none of them. In the
-    fragments `replaced` they win over this peer's, be it a round further by now.
-    """
+    """Another peer's committed states, by fragment, and its position in the schedule."""
 
     donor: str
     step: int
     states: dict[int, FragmentState]
     reason: str
-    me: str = ""
-    confirmed_by: tuple[str, ...] = ()
+    me: str = ""  # this peer, as contributors are listed
+    confirmed_by: tuple[str, ...] = ()  # others that hold them too
+    # By fragment, the rounds of this peer's that are in none of them.
     given_up: Mapping[int, int] = field(default_factory=dict)
+    # In these fragments they win over this peer's, be it a round further by now.
     replaced: frozenset[int] = frozenset()
 
 
@@ -187,16 +172,15 @@ class JobKind(IntEnum):
 
 @dataclass(frozen=True)
 class StageJob:
-    """A job for the train thread. `values` are the stage's input and `gradient` that of its output,
-    encoded, both of `shape`; `microbatch` is its number among all origins', or the origin's own."""
+    """A job for the train thread; values are encoded, and all of `shape`."""
 
     number: int
     iteration: int
     kind: JobKind
-    microbatch: int
+    microbatch: int  # its number among all origins', or the origin's own
     shape: tuple[int, ...]
-    values: memoryview = NO_VALUES
-    gradient: memoryview = NO_VALUES
+    values: memoryview = NO_VALUES  # the stage's input
+    gradient: memoryview = NO_VALUES  # that of its output
 
 
 @dataclass(frozen=True)

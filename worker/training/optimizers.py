@@ -36,35 +36,23 @@ _DECAYS = 0.2  # the share of the steps in which `wsd` decays
 class InnerConfig:
     """The optimizer of each peer by itself; its moments never travel and are not reset.
 
-    Args:
-        optimizer: one of `OPTIMIZERS`, or `package:factory`; see `worker.training.optimizers`.
-        lr: peak learning rate; warmup_steps: linear warm-up from 0; schedule: one of `SCHEDULES`;
-            min_lr_ratio: where it ends at the run's last step, as a share of `lr`.
-        accumulate: batches whose mean gradient is one inner step's.
-        weight_decay: of matrices; vectors (norms) are exempt. beta1, beta2: AdamW's.
-        momentum: of muon and sgd.
-        clip: the largest norm of a gradient; 0 clips nothing.
-        seeds, perturbation: of kseed: how many directions there are, and how far along one of them
-            two losses are compared.
-        precision: of forward and backward, `fp32` or `bf16`; parameters stay in fp32.
-
     Ref: arXiv:2311.08105 section 3 (AdamW inside, cosine, weight decay 0.1).
     """
 
-    optimizer: str = "auto"
-    lr: float = 3e-3
-    warmup_steps: int = 80
-    schedule: str = "cosine"
-    min_lr_ratio: float = 0.1
-    accumulate: int = 1
-    weight_decay: float = 0.1
-    beta1: float = 0.9
+    optimizer: str = "auto"  # one of `OPTIMIZERS`, or `package:factory`; see the head of this file
+    lr: float = 3e-3  # peak learning rate
+    warmup_steps: int = 80  # linear warm-up from 0
+    schedule: str = "cosine"  # one of `SCHEDULES`
+    min_lr_ratio: float = 0.1  # where it ends at the run's last step, as a share of `lr`
+    accumulate: int = 1  # batches whose mean gradient is one inner step's
+    weight_decay: float = 0.1  # of matrices; vectors (norms) are exempt
+    beta1: float = 0.9  # AdamW's, as the next
     beta2: float = 0.95
-    momentum: float = 0.95
-    clip: float = 1.0
-    precision: str = "fp32"
-    seeds: int = 4096
-    perturbation: float = 1e-3
+    momentum: float = 0.95  # of muon and sgd
+    clip: float = 1.0  # the largest norm of a gradient; 0 clips nothing
+    precision: str = "fp32"  # of forward and backward, or `bf16`; parameters stay in fp32
+    seeds: int = 4096  # of kseed: how many directions there are
+    perturbation: float = 1e-3  # of kseed: how far along one of them two losses are compared
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS and ":" not in self.optimizer:

@@ -127,12 +127,9 @@ def joined(
 def snapshot(
     trainer: Trainer, outer: Mapping[str, Any], stage: int | None = None, *, copied: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Gives a checkpoint's tensors and its values.
-
-    Args:
-        outer: of the trainer, as `plain_state` gives it; stage: that it holds, None for all.
-        copied: the tensors are independent of what training does next; else it does nothing more.
-    """
+    """Gives a checkpoint's tensors and its values. Args: outer: of the trainer, as `plain_state`
+    gives it; stage: that it holds, None for all; copied: the tensors are independent of what
+    training does next; else it does nothing more."""
 
     def views(index: int, kind: str, values: Tensor) -> Mapping[str, Tensor] | None:
         if kind not in _BY_PARAMETER:

@@ -47,6 +47,7 @@ class Replica:
         self._named = trained_parameters(model)
         self._statistics = running_statistics(model)
         named = (*self._named.items(), *self._statistics.items())
+        # Local ones and statistics by name, detached: writing changes the model.
         self.parameters: dict[str, Tensor] = {name: value.detach() for name, value in named}
 
     @property

@@ -44,14 +44,10 @@ def build_result(
     hurried: Callable[[], bool],
 ) -> dict[str, object]:
     """Evaluates the anchors and collects all figures, when the last checkpoint is saved: the model
-    holds the anchors then. train thread only.
-
-    Args:
-        part: what this worker trained; a stage alone has no loss and writes no text.
-        whole: what this worker has put together of all stages, if it was the one to.
-        saved: the last checkpoint.
-        hurried: whether somebody waits for this process to end: then nothing is evaluated.
-    """
+    holds the anchors then. train thread only. Args: part: what this worker trained; a stage alone
+    has no loss and writes no text; whole: what this worker has put together of all stages, if it
+    was the one to; saved: the last checkpoint; hurried: whether somebody waits for this process to
+    end: then nothing is evaluated."""
     node, metrics = io.node, trainer.metrics
     fragments = [each.fragment for each in trainer.fragments]
     space = seed_space_of(part.module)

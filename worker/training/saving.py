@@ -36,17 +36,9 @@ class NotCopied(Exception):
 
 
 class RemoteCopies:
-    """The place to which this process copies checkpoints. any thread, one at a time.
-
-    Args:
-        url: of one worker alone, as `checkpoint.copy_to` names it.
-        keep: how many stay.
-
-    Attributes:
-        fetched: where one was brought to from there; None: none was.
-
-    Raises:
-        ConfigError: nothing here can write to such a URL.
+    """The place to which this process copies checkpoints. any thread, one at a time. Args: url: of one worker
+    alone, as `checkpoint.copy_to` names it; keep: how many stay. Attributes: fetched: where one was
+    brought to from there; None: none was. Raises ConfigError: nothing here can write to such a URL.
     """
 
     fetched: Path | None = None  # the copy that was brought here
@@ -63,12 +55,8 @@ class RemoteCopies:
     @classmethod
     def begun(cls, config: CheckpointConfig, folder: Path, *, fresh: bool) -> "RemoteCopies | None":
         """Gives None where nothing is to be copied. Into a folder without checkpoints comes the
-        newest copy that is whole.
-
-        Raises:
-            ConfigError: as for the class.
-            CheckpointError: copies of before stand where a fresh run would put its own, or nothing
-                can be read or written there.
+        newest copy that is whole. Raises ConfigError: as for the class; CheckpointError: copies of
+        before stand where a fresh run would put its own, or nothing can be read or written there.
         """
         if not config.copy_to:
             return None
@@ -148,14 +136,10 @@ class Saver:
     """Begins checkpoints when they are due. train thread only.
 
     A checkpoint costs the training the time to copy what is saved, during which it stands still,
-    and the processor's time to write it, which it lacks.
-
-    Args:
-        folder, config: where checkpoints go, how often, how many stay.
-        expected_bytes: of a checkpoint, about.
-        log: takes events.
-        saved: is told of each how long it took to write. On the saving thread.
-        copies: where some of them go too, on a thread of their own; None: nowhere.
+    and the processor's time to write it, which it lacks. Args: folder, config: where checkpoints
+    go, how often, how many stay; expected_bytes: of a checkpoint, about; log: takes events; saved:
+    is told of each how long it took to write, on the saving thread; copies: where some of them go
+    too, on a thread of their own; None: nowhere.
     """
 
     def __init__(

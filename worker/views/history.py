@@ -53,12 +53,11 @@ POINT = (
 
 @dataclass(frozen=True)
 class Look:
-    """The swarm at one moment (seconds since 1970): the document that says which peers there are,
-    and by name those of the peers that have answered."""
+    """The swarm at one moment."""
 
-    time_s: float
-    first: Document
-    answers: Mapping[str, Document]
+    time_s: float  # since 1970
+    first: Document  # the document that says which peers there are
+    answers: Mapping[str, Document]  # by name, those of the peers that have answered
 
 
 class _Flow:

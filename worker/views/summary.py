@@ -32,18 +32,11 @@ _WIDEST = 10_000
 
 @dataclass
 class PeerSummary:
-    """One peer, by its own word where it has answered, else as another knows it; None: not known.
-
-    Args: state: its phase while it lives, else how it went; waiting_s: how long its training has
-    stood still by now; rtt_ms: from the peer that named it; relays: the peers that others reach it
-    through; waited_for_s: how long the others stood still for it in the last two minutes; seen_s:
-    when it last answered, in seconds since 1970; refused, quarantine: messages that it did not
-    take, by reason and by sender.
-    """
+    """One peer, by its own word where it has answered, else as another knows it; None: unknown."""
 
     peer: str
     address: str = ""
-    state: str = "?"
+    state: str = "?"  # its phase while it lives, else how it went
     health: str = "?"
     answers: bool = False
     live: bool = False
@@ -59,7 +52,7 @@ class PeerSummary:
     tokens_per_s: float | None = None
     mfu: float | None = None
     device_memory_bytes: int | None = None
-    waiting_s: float | None = None
+    waiting_s: float | None = None  # how long its training has stood still by now
     rounds_completed: int | None = None
     rounds_failed: int | None = None
     late: int | None = None
@@ -68,12 +61,14 @@ class PeerSummary:
     bytes_received: int | None = None
     sent_mbps: float | None = None
     received_mbps: float | None = None
-    rtt_ms: float | None = None
+    rtt_ms: float | None = None  # from the peer that named it
+    # How long the others stood still for it in the last two minutes.
     waited_for_s: float | None = None
-    seen_s: float | None = None
-    relays: list[str] = field(default_factory=list)
+    seen_s: float | None = None  # when it last answered, in seconds since 1970
+    relays: list[str] = field(default_factory=list)  # the peers that others reach it through
+    # Messages that it did not take, by reason.
     refused: dict[str, int] = field(default_factory=dict)
-    quarantine: dict[str, int] = field(default_factory=dict)
+    quarantine: dict[str, int] = field(default_factory=dict)  # and by sender
 
 
 def summary_of(

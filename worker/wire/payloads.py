@@ -247,8 +247,8 @@ class Leaves:
 
 
 class Commitment:
-    """One peer's contribution to a shard, of which it can show any leaf. Any thread. Args: weight:
-    what it counts."""
+    """One peer's contribution to a shard, or what its encoding of a mean has left over; of either
+    it can show any leaf. Any thread. Args: weight: what it counts; 0 for what is left over."""
 
     def __init__(self, codec: Codec, leaves: Leaves, payload: memoryview, weight: int) -> None:
         starts = range(0, leaves.elements, leaves.size)

@@ -81,10 +81,8 @@ class _Drawn:
 
 
 class Checks:
-    """What this peer has contributed and can show, and its checks of others. io thread only.
-
-    Args: shards: that this peer reduces; reductions: that it has been given.
-    """
+    """What this peer has contributed or left over and can show, and its checks of others. io thread
+    only. Args: shards: that this peer reduces; reductions: that it has been given."""
 
     open_to: Callable[[str], Stream]  # how to reach another peer, as the contributor does
 
