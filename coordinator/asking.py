@@ -11,20 +11,12 @@ import grpc
 from murmuration.coordinator import Failure
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
+from murmuration.protos import reach
 from murmuration.protos.addresses import split_relayed
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import printable, text_of
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import shown
-from murmuration.protos.reach import (
-    CHECK_ADDRESS,
-    ENCRYPTED_RUN,
-    Mismatch,
-    UnknownName,
-    mismatch,
-    plain_cause,
-    target_of,
-)
 from murmuration.worker.identity.certificates import Identity, is_encrypted_run
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import Look
@@ -54,7 +46,7 @@ def ask(
     in time, or it was no status. Args: identity: of a member, where the run is encrypted."""
     began_s = time.monotonic()
     try:
-        target = target_of(address)
+        target = reach.target_of(address)
         if identity is None:
             channel = grpc.insecure_channel(target, options=_OPTIONS)
         else:
@@ -65,8 +57,8 @@ def ask(
         with channel:
             reply = rpc.ControlStub(channel).Status(pb.StatusRequest(), timeout=timeout_s)
             return unpack(reply.document, STATUS_BYTES)
-    except UnknownName as error:
-        told = f"{address} does not answer: {error}; {CHECK_ADDRESS}"
+    except reach.UnknownName as error:
+        told = f"{address} does not answer: {error}; {reach.CHECK_ADDRESS}"
         raise Failure(told, ExitCode.UNREACHABLE) from error
     except grpc.RpcError as error:
         waited_s = time.monotonic() - began_s
@@ -79,23 +71,23 @@ def ask(
 def _failed(address: str, error: grpc.RpcError, waited_s: float, *, secure: bool) -> Failure:
     """Says what a call that failed means."""
     code, details = error.code().name, printable(" ".join((error.details() or "").split()))
-    why, exit_code = mismatch(details, encrypts=secure), ExitCode.UNREACHABLE
+    why, exit_code = reach.mismatch(details, encrypts=secure), ExitCode.UNREACHABLE
     if code == "UNIMPLEMENTED":
         told = "answers, but is neither a worker nor a coordinator; is the port right?"
     elif why is None:
         waited = f" for {waited_s:.1f} s" if waited_s >= _TOLD_S else ""
-        cause = shown(plain_cause(code, details), _MAX_TEXT)
-        told = f"does not answer: tried Control/Status{waited} ({cause}); {CHECK_ADDRESS}"
-    elif why is not Mismatch.NOT_ENCRYPTED and not secure and not is_encrypted_run(address):
+        cause = shown(reach.plain_cause(code, details), _MAX_TEXT)
+        told = f"does not answer: tried Control/Status{waited} ({cause}); {reach.CHECK_ADDRESS}"
+    elif why is not reach.Mismatch.NOT_ENCRYPTED and not secure and not is_encrypted_run(address):
         told = "closes the connection, and is no worker; is the port right?"
     else:
         exit_code = ExitCode.NOT_ADMITTED
-        if why is Mismatch.NOT_ENCRYPTED:
+        if why is reach.Mismatch.NOT_ENCRYPTED:
             told = "does not encrypt: ask it without --run"
         elif secure:
             told = "is of another run than the folder that --run names"
         else:
-            return Failure(f"{address}: {ENCRYPTED_RUN}", exit_code)
+            return Failure(f"{address}: {reach.ENCRYPTED_RUN}", exit_code)
     return Failure(f"{address} {told}", exit_code)
 
 

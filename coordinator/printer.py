@@ -11,20 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from murmuration.coordinator.report import Report
+from murmuration.protos import figures
 from murmuration.protos.events import Curve, verdict_words
 from murmuration.protos.exit_codes import exit_words
-from murmuration.protos.figures import (
-    count,
-    duration,
-    listed,
-    measured,
-    megabytes,
-    parameters,
-    percent,
-    perplexity,
-    ratio,
-    size,
-)
+from murmuration.protos.figures import count, measured, megabytes, ratio, size
 from murmuration.worker.views.summary import drawn_table, known, known_columns
 
 _NATS = "nats per "
@@ -76,7 +66,9 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "rounds": lambda peer: known(peer["rounds_completed"], str),
     "sent": lambda peer: known(peer["bytes_sent"], megabytes),
     "received": lambda peer: known(peer["bytes_received"], megabytes),
-    "computing": lambda peer: known(peer["compute_utilization"], lambda share: percent(share, 0)),
+    "computing": lambda peer: known(
+        peer["compute_utilization"], lambda share: figures.percent(share, 0)
+    ),
     "stalled": lambda peer: known(peer["stall_s"], "{:.1f} s".format),
     "anchor": lambda peer: (peer["anchor_hash"] or "")[:12],
     "end": lambda peer: known(peer["exit_code"], exit_words) or str(peer["state"]),
@@ -97,7 +89,7 @@ def _headline(report: Report) -> str:
     if report["inner_steps"]:
         parts.append(f"a round every {count(report['inner_steps'], 'step')}")
     if report["params"]:
-        parts.append(parameters(report["params"]))
+        parts.append(figures.parameters(report["params"]))
     return " · ".join(parts)
 
 
@@ -146,11 +138,11 @@ def _validation(report: Report) -> str:
         stopped = report["reason"] not in (None, "finished")
         return f"not measured: {'stopped before the end' if stopped else 'no worker reported one'}"
     told = measured(loss, report["val_loss_error"])
-    unit, metrics = report["loss_unit"], listed(report["val_metrics"])
+    unit, metrics = report["loss_unit"], figures.listed(report["val_metrics"])
     if unit is None or not unit.startswith(_NATS):
         return " ".join(filter(None, (told, unit))) + metrics
     bits = f", {loss / math.log(2):.2f} bits per byte" if unit == "nats per byte" else ""
-    return f"{told} {unit} (perplexity {perplexity(loss)}{bits}){metrics}"
+    return f"{told} {unit} (perplexity {figures.perplexity(loss)}{bits}){metrics}"
 
 
 def _traffic(report: Report) -> str:
@@ -222,7 +214,9 @@ def _computing(report: Report) -> str:
     utilization, wall_s = report["compute_utilization"], report["wall_s"]
     if utilization is None or wall_s is None:
         return _NOT_KNOWN
-    share = f"{100 * utilization:.1f} % of the {duration(wall_s)} from first to last inner step"
+    share = (
+        f"{100 * utilization:.1f} % of the {figures.duration(wall_s)} from first to last inner step"
+    )
     return f"{share}; {report['stall_s'] or 0:.1f} s stalled on average"
 
 

@@ -3,16 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from murmuration.protos.events import (
-    Curve,
-    Event,
-    curve_of,
-    float_of,
-    int_of,
-    names_of,
-    place_of,
-    text_of,
-)
+from murmuration.protos import events
+from murmuration.protos.events import Curve, Event, int_of, text_of
 from murmuration.protos.exit_codes import exit_words
 from murmuration.worker.views.summary import PeerSummary
 
@@ -65,7 +57,7 @@ class Record(PeerSummary):
             case "progress" if self.result is None:
                 self._progress(event)
             case "validation":
-                if (loss := float_of(event, "val_loss")) is not None:
+                if (loss := events.float_of(event, "val_loss")) is not None:
                     self.val_loss = loss
                     _extend(self.val_curve, int_of(event, "step"), loss)
             case "round" if _is_later(self._last_round, event):
@@ -86,11 +78,11 @@ class Record(PeerSummary):
                 if kind == "confirmed":
                     self._unconfirmed.pop(key, None)
                 elif len(self._unconfirmed) < _MAX_UNCONFIRMED:
-                    self._unconfirmed[key] = len(names_of(event, "microbatches"))
+                    self._unconfirmed[key] = len(events.names_of(event, "microbatches"))
             case "located":
                 verdict = event.get("verdict")
                 if isinstance(verdict, Mapping) and len(self.located) < _MAX_LOCATED:
-                    self.located[place_of(verdict)] = dict(verdict)
+                    self.located[events.place_of(verdict)] = dict(verdict)
             case "warning":
                 self.warn([text_of(event, "text") or "?"])
             case "result":
@@ -122,11 +114,11 @@ class Record(PeerSummary):
 
     def loss_curve(self) -> Curve:
         """The worker's own curve once it has reported, else what was seen in its progress."""
-        return curve_of(self.result or {}, "train_loss_curve") or self.curve
+        return events.curve_of(self.result or {}, "train_loss_curve") or self.curve
 
     def validation_curve(self) -> Curve:
         """The same for the anchor's held-out loss."""
-        return curve_of(self.result or {}, "val_loss_curve") or self.val_curve
+        return events.curve_of(self.result or {}, "val_loss_curve") or self.val_curve
 
     def _progress(self, event: Event) -> None:
         self.state = text_of(event, "state") or self.state
@@ -137,7 +129,7 @@ class Record(PeerSummary):
         self.bytes_sent = int_of(event, "bytes_sent") or self.bytes_sent
         self.bytes_received = int_of(event, "bytes_received") or self.bytes_received
         for key in ("loss", "gradient_norm", "steps_per_s", "samples_per_s", "tokens_per_s"):
-            setattr(self, key, float_of(event, key))
+            setattr(self, key, events.float_of(event, key))
         self.started = self.started or self.state == "training"
         _extend(self.curve, self.step, self.loss)
 
@@ -151,7 +143,7 @@ class Record(PeerSummary):
     def _finish(self, event: Event) -> None:
         self.result = dict(event)
         self._stage(event)
-        self.warn(names_of(event, "warnings"))
+        self.warn(events.names_of(event, "warnings"))
         reason = text_of(event, "reason") or "ended"
         stopped = reason.startswith("SIG")  # a worker names the signal that stopped it
         self.state = {"finished": "done"}.get(reason, "interrupted" if stopped else reason)

@@ -17,28 +17,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.registry import Registry
+from murmuration.protos import addresses
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
-from murmuration.protos.addresses import (
-    LOOPBACK_HOST,
-    caller_host,
-    is_wildcard,
-    join_address,
-    split_address,
-)
 from murmuration.protos.documents import pack
 from murmuration.protos.events import Event, new_event, printable
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import print_line
 from murmuration.protos.reach import cannot_listen, listening_problem
+from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import Authority, enrol, subject
-from murmuration.worker.identity.certificates import (
-    Identity,
-    IdentityError,
-    Role,
-    certified_key,
-    certified_name,
-)
+from murmuration.worker.identity.certificates import Identity, Role
 from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.serving import ServerCertificate
 from murmuration.worker.views import PagePlace
@@ -106,14 +95,14 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
         return pb.JoinReply(
             manifest=self.registry.manifest,
             coordinator=True,
-            seen_from=caller_host(context.peer()),
+            seen_from=addresses.caller_host(context.peer()),
             time_ms=time.time_ns() // 1_000_000,
         )
 
     async def _revoked(self) -> list[pb.Revocation]:
         """All that was taken back, if the run's key is here."""
         if self.authority is not None:
-            with suppress(IdentityError):  # the file cannot be read now
+            with suppress(certificates.IdentityError):  # the file cannot be read now
                 return await asyncio.to_thread(self.authority.revocations)
         return []
 
@@ -132,7 +121,7 @@ async def _check(
     if "x509_pem_cert" not in tls:  # with TLS everybody has one
         return "", "", ""
     names = [name.decode() for name in tls.get("x509_subject_alternative_name", ())]
-    role, name = certified_name(names) or ("", "")
+    role, name = certificates.certified_name(names) or ("", "")
     problem = ""
     if role not in roles or claimed not in (None, name):
         problem = f"the certificate of {role} {printable(name)} is not for this call"
@@ -141,7 +130,7 @@ async def _check(
     if problem:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
     (certificate,) = tls["x509_pem_cert"]
-    return role, name, certified_key(certificate)
+    return role, name, certificates.certified_key(certificate)
 
 
 async def start_server(
@@ -257,9 +246,9 @@ class CoordinatorRun:
 
     def _serve_page(self, place: PagePlace, address: str) -> "PageServer":
         """Asks this coordinator itself who there is, and then everybody. Raises Failure."""
-        host, port = split_address(address)
-        loopback = "::1" if ":" in host else LOOPBACK_HOST
-        own = join_address(loopback if is_wildcard(host) else host, port)
+        host, port = addresses.split_address(address)
+        loopback = "::1" if ":" in host else addresses.LOOPBACK_HOST
+        own = addresses.join_address(loopback if addresses.is_wildcard(host) else host, port)
         swarm = AskedSwarm(own, lambda at, wait_s: ask(at, wait_s, self._identity))  # that of now
         page = swarm.serve_page(place, encrypted=self._identity is not None)
         event = page_event(page.url, page.token_path)

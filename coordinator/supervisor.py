@@ -23,14 +23,8 @@ from murmuration.coordinator.terminal import Screen, screen_for, summary_of_reco
 from murmuration.protos.addresses import ReservedPorts, with_host
 from murmuration.protos.events import Event, new_event
 from murmuration.protos.exit_codes import ExitCode, exit_words
+from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import Authority
-from murmuration.worker.identity.certificates import (
-    FOLDER,
-    Identity,
-    IdentityError,
-    Role,
-    member_identity,
-)
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import SwarmLines, page_event, page_words
 from murmuration.worker.views.summary import SwarmSummary
@@ -78,7 +72,7 @@ class Supervisor:
                 self._running.append(worker)
                 stack.callback(worker.close)
             if launch.web is not None:  # from this process, which trains nothing
-                identity = None if launch.insecure else member_identity(launch.out)
+                identity = None if launch.insecure else certificates.member_identity(launch.out)
                 place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
                 swarm = AskedSwarm(addresses[0], partial(ask, identity=identity))
                 page = swarm.serve_page(place, encrypted=identity is not None)
@@ -203,11 +197,11 @@ def _certify(launch: Launch) -> None:
         authority = Authority.load(launch.out) or Authority.make(launch.out)
         for name in launch.names:
             held = None
-            with suppress(IdentityError):
-                held = Identity.load(launch.out / name)
-            wanted = (authority.certificate, Role.PEER, name)
+            with suppress(certificates.IdentityError):
+                held = certificates.Identity.load(launch.out / name)
+            wanted = (authority.certificate, certificates.Role.PEER, name)
             if held is None or (held.authority, held.role, held.name) != wanted:
-                authority.new_identity(Role.PEER, name).save(launch.out / name)
+                authority.new_identity(certificates.Role.PEER, name).save(launch.out / name)
     except OSError as error:
         raise Failure(f"--out {launch.out}: {error}; choose another", ExitCode.USAGE) from error
 
@@ -233,7 +227,7 @@ def _start_relay(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> 
 
 def _remove_if_bare(folder: Path) -> None:
     """Takes away a folder that a failed start has made, unless something of worth is in it."""
-    for keys in (*folder.glob(f"*/{FOLDER}"), folder / FOLDER):
+    for keys in (*folder.glob(f"*/{certificates.FOLDER}"), folder / certificates.FOLDER):
         shutil.rmtree(keys, ignore_errors=True)
     for log in folder.glob("*.log"):
         log.unlink(missing_ok=True)

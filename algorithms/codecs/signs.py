@@ -16,13 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from murmuration.algorithms.codecs.blocks import (
-    BLOCK,
-    BlockCodec,
-    bit_values,
-    bits_of_bytes,
-    to_bf16,
-)
+from murmuration.algorithms.codecs import blocks as blocked
+from murmuration.algorithms.codecs.blocks import BLOCK, BlockCodec
 
 _LEAST_NORMAL = 2.0**-126
 _POWER = 0x7F800000  # the exponent in the bits of fp32
@@ -50,7 +45,9 @@ class Sign(BlockCodec):
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
         signs = torch.copysign(torch.full_like(scales, 0.5), blocks, out=scratch[0])
         # A bit b is (1 - sign) / 2. Sums are small integers and halves: exact in any order.
-        codes = torch.mv(signs.view(-1, 8), bit_values(blocks.device)).neg_().add_(_HALF_OF_ALL)
+        codes = (
+            torch.mv(signs.view(-1, 8), blocked.bit_values(blocks.device)).neg_().add_(_HALF_OF_ALL)
+        )
         return codes.view(len(blocks), -1)
 
     def _values(self, codes: Tensor, out: Tensor) -> None:
@@ -114,7 +111,7 @@ def _mean(steps: Tensor, count: Tensor) -> Tensor:
 
 def _scale(mean: Tensor, unit: Tensor) -> Tensor:
     """A mean in units as a scale: bf16, and 0 rather than subnormal."""
-    scales = to_bf16(mean.mul_(unit))
+    scales = blocked.to_bf16(mean.mul_(unit))
     return torch.where(scales < _LEAST_NORMAL, 0.0, scales)
 
 
@@ -126,7 +123,7 @@ def _powers(device: torch.device) -> Tensor:
 @lru_cache(maxsize=8)
 def _signs(device: torch.device) -> Tensor:
     """fp32 (256, 8): what the bits of each byte stand for."""
-    return 1.0 - 2.0 * bits_of_bytes(device).to(torch.float32)
+    return 1.0 - 2.0 * blocked.bits_of_bytes(device).to(torch.float32)
 
 
 @lru_cache(maxsize=8)

@@ -17,16 +17,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from murmuration.algorithms.skippipe import route as routing
 from murmuration.algorithms.skippipe.local_search import Budget, Scores, local_search, slots_of
 from murmuration.algorithms.skippipe.pipeline import Floats, Pipeline
-from murmuration.algorithms.skippipe.route import (
-    Route,
-    Routes,
-    Rules,
-    even_stage_sets,
-    peer_limits,
-    stage_quota,
-)
+from murmuration.algorithms.skippipe.route import Route, Routes, Rules
 
 
 class Planner:
@@ -109,9 +103,9 @@ def search_routes(
     budget, planner = Budget(effort_s), Planner(pipeline, rules)
     slots, slot_origins = slots_of(origins, pipeline)
     scores = Scores(pipeline, slots, budget, shared_uplinks=shared_uplinks)
-    quota = stage_quota(len(slot_origins), rules, seed)
-    limits = peer_limits(pipeline, quota)
-    drawn = even_stage_sets(len(slot_origins), rules, seed)
+    quota = routing.stage_quota(len(slot_origins), rules, seed)
+    limits = routing.peer_limits(pipeline, quota)
+    drawn = routing.even_stage_sets(len(slot_origins), rules, seed)
     alone = [planner.best(origin) for origin in slot_origins]
     root = Draft(tuple(route for route in alone if route), (frozenset(),) * len(alone))
     assert len(root.routes) == len(alone), "rules admit a route from every origin"

@@ -11,15 +11,7 @@ from murmuration.algorithms.robust import Doubts
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Warnings, new_event
 from murmuration.worker import wire
-from murmuration.worker.catchup.choices import (
-    Repair,
-    at_end,
-    choose_repair,
-    choose_return,
-    choose_take_over,
-    have_started,
-    step_of_the_others,
-)
+from murmuration.worker.catchup import choices
 from murmuration.worker.catchup.donors import Donors
 from murmuration.worker.catchup.held_states import Received
 from murmuration.worker.catchup.state_transfer import headers_at
@@ -94,7 +86,9 @@ class Bootstrap:
                         self._donors.first_choices(self._gossip.replicas),
                     )
                     as_started = self._digests_at_start()
-                    under_way, donor = choose_take_over(me, replicas, as_started, self._plan)
+                    under_way, donor = choices.choose_take_over(
+                        me, replicas, as_started, self._plan
+                    )
                     every = range(len(me.digests))
                     fetched = donor is None or await self._donors.fetch(donor, every, "joining")
                 if fetched and under_way:
@@ -137,7 +131,7 @@ class Bootstrap:
             return True
         # None of these is one to take over from: that comes first.
         now = self._node.clock()
-        if not (started := have_started(self._gossip.others)):
+        if not (started := choices.have_started(self._gossip.others)):
             others = self._gossip.others  # they may be gone by now
             begun = any(member.phase in (Phase.TRAINING, Phase.DONE) for member in others)
             may_begin = min_peers is None or begun
@@ -156,7 +150,7 @@ class Bootstrap:
         """Whether for a while nobody has been here that has begun the run, or would begin it."""
         live = {member.address for member in self._gossip.others if member.live}
         hoped = any(each in live or each not in self._problems for each in self._config.joins)
-        if have_started(self._gossip.others) or self._first_contact.introduced or hoped:
+        if choices.have_started(self._gossip.others) or self._first_contact.introduced or hoped:
             self._deserted_since = None
         elif self._deserted_since is None:
             self._deserted_since = now
@@ -211,7 +205,7 @@ class Bootstrap:
             return
         others = self._possible(published)
         if self._pairs and published.phase is Phase.TRAINING:
-            step = step_of_the_others(self._gossip.me.digests, others, node.partners)
+            step = choices.step_of_the_others(self._gossip.me.digests, others, node.partners)
             if step is not None and step > published.step:
                 for index in range(len(published.states)):
                     node.give_up(index, "the others have gone on")
@@ -223,13 +217,13 @@ class Bootstrap:
             others = [member for member in others if agree and member.phase is Phase.DONE]
         others = [*self._donors.first_choices(others)]
         mine = self._gossip.me.digests
-        back: Repair | None = None
+        back: choices.Repair | None = None
         if not self._pairs:
             voters = self._donors.voters().others
             await self._splits.look(voters)
             ended = {published.phase, *(member.phase for member in voters)} == {Phase.DONE}
-            back = choose_return(mine, voters, node.held.hash_of, ended=ended)
-        repair = back or choose_repair(self._gossip.me.peer, mine, others, published.failed)
+            back = choices.choose_return(mine, voters, node.held.hash_of, ended=ended)
+        repair = back or choices.choose_repair(self._gossip.me.peer, mine, others, published.failed)
         if repair is not None and await self._donors.fetch(
             repair.donor, repair.fragments, repair.reason, goes_back=back is not None
         ):
@@ -241,7 +235,7 @@ class Bootstrap:
         gossip.limits.takes(published.step, published.step_s, now)
         found = []
         for member in gossip.replicas:
-            if published.phase is Phase.LEAVING and at_end(member, gossip.limits.steps):
+            if published.phase is Phase.LEAVING and choices.at_end(member, gossip.limits.steps):
                 continue  # this peer comes to that mean by itself
             if gossip.limits.can_be_at(member, gossip.me.digests, now):
                 found.append(member)

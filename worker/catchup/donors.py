@@ -11,14 +11,7 @@ from murmuration.algorithms.plan import Plan
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.catchup import state_transfer
-from murmuration.worker.catchup.choices import (
-    Electorate,
-    Votes,
-    confirms,
-    electorate,
-    most_on_a_way,
-)
+from murmuration.worker.catchup import choices, state_transfer
 from murmuration.worker.catchup.held_states import REMEMBERED
 from murmuration.worker.catchup.state_transfer import fetch_states, headers_at
 from murmuration.worker.membership import Digest, Member, Phase
@@ -223,20 +216,20 @@ class Donors:
         if problem := limits.progress_problem(0, step):
             raise wire.WireError(problem)
 
-    def voters(self) -> Electorate:
+    def voters(self) -> choices.Electorate:
         """The peers whose word counts: they are reached, and have given no false mean."""
         gossip, published = self._gossip, self._node.published
         assert published is not None, "this peer knows what it has"
         mine, out = gossip.me.digests, gossip.view.cut_off | self._node.context.quarantine.liars
         reached = (member for member in gossip.replicas if member.peer not in out)
-        found = electorate(mine, published.phase, reached, self._node.held.contributors)
+        found = choices.electorate(mine, published.phase, reached, self._node.held.contributors)
         for member in found.others:
             self._node.held.heard(member)
         return found
 
     async def _votes(
         self, donor: Member, states: Mapping[int, FragmentState | Digest]
-    ) -> Votes | None:
+    ) -> choices.Votes | None:
         """What those say of the states whose word counts. A peer that does not know them yet is
         asked again for a while. None in pairs before the end, where all states differ."""
         if self._plan.exchange == "pairs" and donor.phase is not Phase.DONE:
@@ -260,16 +253,18 @@ class Donors:
             for member, headers in zip(open_, told, strict=True):
                 hashes = [header.hash for header in headers] or [0] * len(asked)
                 had[member.peer] = dict(zip(asked, hashes, strict=True))
-            answers = [confirms(had[member.peer], states) for member in open_]
+            answers = [choices.confirms(had[member.peer], states) for member in open_]
             holders |= {m.peer for m, answer in zip(open_, answers, strict=True) if answer}
             open_ = [m for m, answer in zip(open_, answers, strict=True) if answer is None]
-            kept = most_on_a_way({p: each for p, each in at.items() if p not in holders}, had)
-            votes = Votes(among, tuple(sorted(holders)), kept, len(open_))
+            kept = choices.most_on_a_way(
+                {p: each for p, each in at.items() if p not in holders}, had
+            )
+            votes = choices.Votes(among, tuple(sorted(holders)), kept, len(open_))
             if not open_ or votes.majority or votes.lost or node.clock() >= until:
                 return votes
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    def _enough(self, donor: Member, votes: Votes | None, *, goes_back: bool) -> bool:
+    def _enough(self, donor: Member, votes: choices.Votes | None, *, goes_back: bool) -> bool:
         """Whether enough hold the donor's states; else it is set aside, and after a while that is
         said once. Others that are behind may be about to hold them."""
         if votes is None or votes.majority or (votes.enough and not goes_back):
@@ -286,7 +281,7 @@ class Donors:
         return False
 
     async def _plausible(
-        self, published: Published, votes: Votes | None, states: Mapping[int, FragmentState]
+        self, published: Published, votes: choices.Votes | None, states: Mapping[int, FragmentState]
     ) -> bool:
         """Whether the states can follow from this peer's own, where the votes alone do not do."""
         if votes is None or (votes.majority and (votes.among.known or not votes.among.counts_me)):

@@ -9,16 +9,8 @@ from murmuration.protos.events import new_event
 from murmuration.worker import wire
 from murmuration.worker.background import Component
 from murmuration.worker.exchange.view import View
+from murmuration.worker.leases import ledger as ledgers
 from murmuration.worker.leases.lease_table import LeaseTable
-from murmuration.worker.leases.ledger import (
-    Announce,
-    LeaseAction,
-    LeaseNews,
-    Ledger,
-    PeerSilent,
-    ShareMessage,
-    StreamsDiffer,
-)
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.transport import Method, TransportError
 
@@ -32,7 +24,9 @@ _POLL_S = 0.02
 class LeaseService(Component):
     """One peer's leases, live. io thread only. Args: ledger: what is used, from a checkpoint."""
 
-    def __init__(self, run: int, gossip: GossipService, node: "Node", ledger: Ledger) -> None:
+    def __init__(
+        self, run: int, gossip: GossipService, node: "Node", ledger: ledgers.Ledger
+    ) -> None:
         self._run, self._gossip, self._node = run, gossip, node
         self._group: asyncio.TaskGroup | None = None
         self._table = LeaseTable(gossip.me.peer, ledger)
@@ -44,7 +38,7 @@ class LeaseService(Component):
     def tick(self) -> None:
         self._carry_out(self._table.tick(self._node.clock()))
 
-    def handle(self, message: ShareMessage) -> None:
+    def handle(self, message: ledgers.ShareMessage) -> None:
         self._carry_out(self._table.heard(message))
 
     async def on_lease(self, request: bytes) -> bytes:
@@ -64,10 +58,10 @@ class LeaseService(Component):
                     await asyncio.sleep(_POLL_S)
                     self.tick()
 
-    def _carry_out(self, actions: list[LeaseAction]) -> None:
+    def _carry_out(self, actions: list[ledgers.LeaseAction]) -> None:
         for action in actions:
             match action:
-                case Announce(peer, number, news):
+                case ledgers.Announce(peer, number, news):
                     work = self._announce(peer, number, news)
                     if self._group is None:
                         self._node.spawn(work)
@@ -76,12 +70,12 @@ class LeaseService(Component):
                         self._group.create_task(work)
                     except RuntimeError:  # the group has ended
                         work.close()
-                case PeerSilent(peer, passed_over):
+                case ledgers.PeerSilent(peer, passed_over):
                     self._gossip.suspect(peer)
                     if passed_over:
                         text = f"{peer} answers no lease of samples: none waits for its answers"
                         self._node.log(new_event("warning", text=text))
-                case StreamsDiffer(peer, stream, theirs):
+                case ledgers.StreamsDiffer(peer, stream, theirs):
                     named = f" named {stream.name!r}" if stream.name else ""
                     what = f"{peer} has other samples than this peer, or in another order"
                     if theirs.length != (stream.length or 0):
@@ -96,7 +90,7 @@ class LeaseService(Component):
                 case _:
                     self._node.post(action)
 
-    async def _announce(self, peer: str, number: int, news: LeaseNews) -> None:
+    async def _announce(self, peer: str, number: int, news: ledgers.LeaseNews) -> None:
         request = wire.lease_news_to_message(news, self._run).SerializeToString()
         address = self._gossip.address_of(peer)
         try:

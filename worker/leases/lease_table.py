@@ -25,24 +25,8 @@ from zlib import crc32
 
 from murmuration.algorithms.reducers import weight
 from murmuration.worker.exchange.view import View
-from murmuration.worker.leases.ledger import (
-    EPOCH_BLOCKS,
-    Announce,
-    Block,
-    BlockLeased,
-    Exhausted,
-    Holding,
-    LeaseAction,
-    LeaseNews,
-    LeaseRevoked,
-    Ledger,
-    OpenedStream,
-    PeerSilent,
-    SampleStream,
-    ShareMessage,
-    StreamsDiffer,
-    UseKnown,
-)
+from murmuration.worker.leases import ledger as ledgers
+from murmuration.worker.leases.ledger import EPOCH_BLOCKS, Block, Holding, LeaseAction, LeaseNews
 from murmuration.worker.membership import Health
 from murmuration.worker.membership.swim import MAX_MEMBERS
 
@@ -54,7 +38,7 @@ _CHOICES_PER_PEER = 5  # to choose from, of the free blocks that stand first; al
 
 @dataclass
 class _Opened:
-    stream: SampleStream
+    stream: ledgers.SampleStream
     opening: int
     ahead: int
     epoch: int  # the earliest
@@ -84,7 +68,7 @@ class _Announcement:
 class LeaseTable:
     """One peer's part. Args: ledger: what is used already, from a checkpoint."""
 
-    def __init__(self, me: str, ledger: Ledger) -> None:
+    def __init__(self, me: str, ledger: ledgers.Ledger) -> None:
         self.ledger = ledger
         self._me, self._epoch, self._view = me, 0, View()
         self._said = self._announced = 0
@@ -92,8 +76,8 @@ class LeaseTable:
         self._past: dict[int, int] = {}  # by stream: the epoch after the one that was exhausted
         self._others: dict[str, Holding] = {}
         self._opened: dict[int, _Opened] = {}
-        self._drawn: dict[OpenedStream, SampleStream] = {}
-        self._told: set[tuple[str, OpenedStream]] = set()
+        self._drawn: dict[ledgers.OpenedStream, ledgers.SampleStream] = {}
+        self._told: set[tuple[str, ledgers.OpenedStream]] = set()
         self._asked: dict[Block, None] = {}
         self._held: dict[Block, None] = {}
         self._announcement: _Announcement | None = None
@@ -113,7 +97,7 @@ class LeaseTable:
     def tick(self, now: float) -> list[LeaseAction]:
         for peer, since in list(self._silent_since.items()):
             if now - since >= _PATIENCE_S and self._owed.get(peer) != _ANSWERS_OWED:
-                self._actions.append(PeerSilent(peer, passed_over=peer not in self._owed))
+                self._actions.append(ledgers.PeerSilent(peer, passed_over=peer not in self._owed))
                 self._owed[peer] = _ANSWERS_OWED
         self._look_for_free()
         return self._done()
@@ -138,7 +122,7 @@ class LeaseTable:
         """An `Announce` has failed: it is made again at the next tick."""
         self._calling.discard(peer)
         self._silent_since.setdefault(peer, now)
-        return [PeerSilent(peer)]
+        return [ledgers.PeerSilent(peer)]
 
     def _done(self) -> list[LeaseAction]:
         self._go_on()
@@ -167,14 +151,14 @@ class LeaseTable:
             self._calling.clear()
         return self._done()
 
-    def heard(self, message: ShareMessage) -> list[LeaseAction]:
+    def heard(self, message: ledgers.ShareMessage) -> list[LeaseAction]:
         """The train thread says something, by one of the methods below."""
         message.tell(self)
         self._look_for_free()
         return self._done()
 
     def open_stream(
-        self, stream: SampleStream, opening: int, ahead: int, again: bool, first: int
+        self, stream: ledgers.SampleStream, opening: int, ahead: int, again: bool, first: int
     ) -> None:
         """Blocks are wanted of the epoch that the others are in.
 
@@ -187,7 +171,7 @@ class LeaseTable:
         self._opened[stream.id] = _Opened(stream, opening, ahead, epoch, again, first)
         self._news_to_tell = True
         named = crc32(stream.name.encode())
-        self._drawn[OpenedStream(stream.id, named, stream.length or 0)] = stream
+        self._drawn[ledgers.OpenedStream(stream.id, named, stream.length or 0)] = stream
         for holding in self._live_holdings():
             self._compare(holding)
 
@@ -252,7 +236,9 @@ class LeaseTable:
             # Another that took it has held this peer for dead.
             if self.ledger.is_done(block) or any(_weight(block, each) > mine for each in holders):
                 self._drop([block])
-                self._actions.append(LeaseRevoked(self._opened[block.stream].opening, block))
+                self._actions.append(
+                    ledgers.LeaseRevoked(self._opened[block.stream].opening, block)
+                )
                 self._news_to_tell = True
 
     def _compare(self, holding: Holding) -> None:
@@ -267,7 +253,7 @@ class LeaseTable:
                 if mine and apart and not self._told & told:
                     self._told |= told
                     stream = self._drawn[mine[-1]]
-                    self._actions.append(StreamsDiffer(holding.peer, stream, theirs))
+                    self._actions.append(ledgers.StreamsDiffer(holding.peer, stream, theirs))
 
     def _live_holdings(self) -> list[Holding]:
         """What others hold that are not gone. An unknown peer counts: it may be new."""
@@ -323,7 +309,7 @@ class LeaseTable:
             for peer in sorted(awaited - self._calling - told):
                 self._calling.add(peer)
                 current.called.add(peer)
-                self._actions.append(Announce(peer, current.number, current.news))
+                self._actions.append(ledgers.Announce(peer, current.number, current.news))
             if awaited - self._owed.keys():
                 return
             self._complete(current)
@@ -359,7 +345,9 @@ class LeaseTable:
             if block not in others and not self.ledger.is_done(block):
                 self._held[block] = None
                 opening = self._opened[block.stream].opening
-                self._actions.append(BlockLeased(opening, block, self.ledger.cursors.get(block, 0)))
+                self._actions.append(
+                    ledgers.BlockLeased(opening, block, self.ledger.cursors.get(block, 0))
+                )
             else:
                 self._news_to_tell = True
         for stream, total in done.totals.items():
@@ -367,7 +355,7 @@ class LeaseTable:
                 continue
             if total > opened.known:
                 opened.known = total
-                self._actions.append(UseKnown(opened.opening, stream, total))
+                self._actions.append(ledgers.UseKnown(opened.opening, stream, total))
             if opened.stop is None:
                 self._set_epoch(opened)
                 self._news_to_tell = True
@@ -376,7 +364,7 @@ class LeaseTable:
                 self._past[stream] = opened.epoch + 1
                 start = opened.epoch * EPOCH_BLOCKS
                 behind = opened.stream.in_order and self._free(opened, start)
-                self._actions.append(Exhausted(opened.opening, stream, bool(behind)))
+                self._actions.append(ledgers.Exhausted(opened.opening, stream, bool(behind)))
         self._look_for_free()
 
     def _is_exhausted(self, opened: _Opened) -> bool:

@@ -4,23 +4,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from murmuration.worker.leases import ledger
 from murmuration.worker.leases.lease_table import LeaseTable
-from murmuration.worker.leases.ledger import (
-    Block,
-    BlockLeased,
-    Exhausted,
-    LeaseMessage,
-    LeaseRevoked,
-    SampleStream,
-    ShareMessage,
-    UseKnown,
-)
 
 
 class Run(NamedTuple):
     """Positions in a row of one block: `begin` to `end` of the order of its epoch."""
 
-    block: Block
+    block: ledger.Block
     begin: int
     end: int
 
@@ -42,10 +33,10 @@ class LeasedBlocks:
 
     def __init__(
         self,
-        stream: SampleStream,
+        stream: ledger.SampleStream,
         at_once: int,
-        post: Callable[[ShareMessage], None],
-        receive: Callable[[], LeaseMessage | None],
+        post: Callable[[ledger.ShareMessage], None],
+        receive: Callable[[], ledger.LeaseMessage | None],
         opening: int,
         again: bool = False,
         first: int = 0,
@@ -54,11 +45,11 @@ class LeasedBlocks:
         self.passed_over = False  # whether another pass over the stream would find something
         self._post, self._receive = post, receive
         self._most_unknown = max(stream.block, 2 * at_once)
-        self._granted: deque[tuple[Block, int]] = deque()
+        self._granted: deque[tuple[ledger.Block, int]] = deque()
         self._current: Run | None = None
         self._drawn: deque[Run] = deque()
-        self._cursors: dict[Block, int] = {}
-        self._done: list[Block] = []
+        self._cursors: dict[ledger.Block, int] = {}
+        self._done: list[ledger.Block] = []
         self._total = self._posted = self._known = 0
         self._lengths: dict[int, int] = {}  # of epochs whose end was found
         self._ended = self.run_is_over = False
@@ -126,7 +117,7 @@ class LeasedBlocks:
         self._tell(lambda table: table.close_stream(self.stream.id))
 
     def _tell(self, tell: Callable[[LeaseTable], None]) -> None:
-        self._post(ShareMessage(tell))
+        self._post(ledger.ShareMessage(tell))
 
     def _next(self) -> Run | None:
         """The block to draw from next, which may be waited for."""
@@ -145,26 +136,26 @@ class LeasedBlocks:
         if message is not None and message.opening != self._opening:
             return  # late: of an earlier time
         match message:
-            case BlockLeased(_, block, begin):
+            case ledger.BlockLeased(_, block, begin):
                 self._granted.append((block, begin))
-            case LeaseRevoked(_, block):
+            case ledger.LeaseRevoked(_, block):
                 self._granted = deque(each for each in self._granted if each[0] != block)
                 if self._current is not None and self._current.block == block:
                     self._current = None
-            case UseKnown(_, _, total):
+            case ledger.UseKnown(_, _, total):
                 self._known = max(self._known, total)
-            case Exhausted(_, _, behind):
+            case ledger.Exhausted(_, _, behind):
                 self._ended, self.passed_over = True, behind
             case None:
                 self._ended = self.run_is_over = True
 
-    def _size(self, block: Block) -> int:
+    def _size(self, block: ledger.Block) -> int:
         size = self.stream.size(block)
         if (length := self._lengths.get(block.epoch)) is not None:
             size = max(0, min(size, length - block.place * self.stream.block))
         return size
 
-    def _advance(self, block: Block, used: int) -> None:
+    def _advance(self, block: ledger.Block, used: int) -> None:
         if used < self._size(block):
             self._cursors[block] = used
             return

@@ -14,24 +14,16 @@ from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.profile import StageMeasurements
 from murmuration.worker.pipeline.stage_call import Incarnation, JobFailed, MicrobatchDropped, serves
 from murmuration.worker.pipeline.stages_config import StagesConfig
-from murmuration.worker.training.mailbox import (
-    NO_VALUES,
-    JobKind,
-    StageJob,
-    StageJobDone,
-    StageMove,
-    Stop,
-    ToTrain,
-)
+from murmuration.worker.training import mailbox as mail
 from murmuration.worker.transport import Transport
 
 _MOST_CALLERS = 4096  # that are told apart
 _TIMED = {
-    JobKind.FORWARD: "forward_s",
-    JobKind.ENTER: "forward_s",
-    JobKind.BACKWARD: "backward_s",
-    JobKind.LEAVE: "backward_s",
-    JobKind.LOSS: "loss_s",
+    mail.JobKind.FORWARD: "forward_s",
+    mail.JobKind.ENTER: "forward_s",
+    mail.JobKind.BACKWARD: "backward_s",
+    mail.JobKind.LEAVE: "backward_s",
+    mail.JobKind.LOSS: "loss_s",
 }
 
 
@@ -60,9 +52,9 @@ class StageContext:
     config: StagesConfig
     codec: Codec
     transport: Transport
-    members: Callable[[], Sequence[Member]]
-    suspect: Callable[[str], None]
-    post: Callable[[ToTrain], None]
+    members: Callable[[], Sequence[Member]]  # all peers of the swarm, as known now
+    suspect: Callable[[str], None]  # has membership probe one
+    post: Callable[[mail.ToTrain], None]  # takes messages for the train thread
     offload: Offload
     clock: Callable[[], float]  # monotonic seconds
     log: Log  # events as plain values
@@ -75,7 +67,7 @@ class StageContext:
         self.measurements = StageMeasurements(self.config.memory_bytes, self.clock)
         self.budget = MemoryBudget(self.config.memory_bytes)
         self._numbers = itertools.count()
-        self._jobs: dict[int, asyncio.Future[StageJobDone]] = {}
+        self._jobs: dict[int, asyncio.Future[mail.StageJobDone]] = {}
 
     def member(self, peer: str) -> Member | None:
         return next((member for member in self.members() if member.peer == peer), None)
@@ -98,27 +90,27 @@ class StageContext:
     def event(self, kind: EventKind, **fields: object) -> None:
         self.log(new_event(kind, **fields))
 
-    def end(self, why: Exception | StageMove) -> None:
+    def end(self, why: Exception | mail.StageMove) -> None:
         """Ends this peer's part in the run, or on this stage; once."""
         if not self.ended:
             self.ended = True
-            self.post(why if isinstance(why, StageMove) else Stop(str(why), why))
+            self.post(why if isinstance(why, mail.StageMove) else mail.Stop(str(why), why))
 
     async def compute(
         self,
-        job: JobKind,
+        job: mail.JobKind,
         iteration: int,
         microbatch: int,
         shape: tuple[int, ...] = (),
-        values: memoryview = NO_VALUES,
-        gradient: memoryview = NO_VALUES,
-    ) -> StageJobDone:
+        values: memoryview = mail.NO_VALUES,
+        gradient: memoryview = mail.NO_VALUES,
+    ) -> mail.StageJobDone:
         """Has the train thread do one job. Raises MicrobatchDropped: its result is of no use."""
         number = next(self._numbers)
         answer = self._jobs[number] = asyncio.get_running_loop().create_future()
-        self.post(StageJob(number, iteration, job, microbatch, shape, values, gradient))
+        self.post(mail.StageJob(number, iteration, job, microbatch, shape, values, gradient))
         try:
-            worked: StageJobDone = await answer
+            worked: mail.StageJobDone = await answer
         finally:
             self._jobs.pop(number, None)
         if worked.problem:
@@ -128,7 +120,7 @@ class StageContext:
             self.measurements.activation_bytes = len(worked.values)
         return worked
 
-    def computed(self, message: StageJobDone) -> None:
+    def computed(self, message: mail.StageJobDone) -> None:
         """A job is done."""
         answer = self._jobs.get(message.number)
         if answer is not None and not answer.done():

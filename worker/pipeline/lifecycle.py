@@ -12,15 +12,7 @@ from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.node.iothread import IOThread
-from murmuration.worker.pipeline.part import (
-    fetch_stages,
-    neighbour_weights,
-    rebuilt_stage,
-    save_whole,
-    stage_fragments,
-    weights_of,
-    whole_model,
-)
+from murmuration.worker.pipeline import part
 from murmuration.worker.tasks import Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.loop import Trainer
@@ -47,17 +39,17 @@ class StageLifecycle:
         """Makes this stage from the neighbours that can be fetched; with none it stays as drawn."""
         stage = self._context.stage
         deadline = time.monotonic() + _PATIENCE_S
-        while not (weights := neighbour_weights(stage, self._members())):
+        while not (weights := part.neighbour_weights(stage, self._members())):
             if interrupted() or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)  # gossip does not know of the neighbours yet
         anchors = self._fetched(weights)
-        weights = weights_of(anchors, weights)
+        weights = part.weights_of(anchors, weights)
         if not weights:
             text = f"stage {stage} begins afresh: its neighbours cannot be fetched"
             self._log(new_event("warning", text=text))
             return
-        made = rebuilt_stage(self._task, self._config, stage, anchors, weights)
+        made = part.rebuilt_stage(self._task, self._config, stage, anchors, weights)
         for name, parameter in trainer.replica.parameters.items():
             parameter.copy_(made[name])
         for each in trainer.fragments:
@@ -96,11 +88,11 @@ class StageLifecycle:
             text = f"no whole model: stage {missing[0]} cannot be fetched from anyone"
             self._log(new_event("warning", text=text))
             return None
-        whole = whole_model(self._task, config, anchors)
+        whole = part.whole_model(self._task, config, anchors)
         folder = self._out / "assembled"
         checkpoint.set_aside(folder)
         try:
-            path = save_whole(folder, trainer.step, self._manifest, whole)
+            path = part.save_whole(folder, trainer.step, self._manifest, whole)
         except OSError as error:
             self._log(new_event("warning", text=f"no whole model in {folder}: {error}"))
             return None
@@ -126,12 +118,12 @@ class StageLifecycle:
     def _fetched(self, stages: Iterable[int]) -> dict[int, list[Tensor]]:
         config, context = self._config, self._context
         momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
-        of_stages = {stage: stage_fragments(self._task, config, stage) for stage in stages}
+        of_stages = {stage: part.stage_fragments(self._task, config, stage) for stage in stages}
         expected = {
             stage: {f.index: (f.elements, f.elements * momenta) for f in fragments}
             for stage, fragments in of_stages.items()
         }
         try:
-            return self._io.do(lambda: fetch_stages(context, expected), _PATIENCE_S)
+            return self._io.do(lambda: part.fetch_stages(context, expected), _PATIENCE_S)
         except TimeoutError:
             return {}

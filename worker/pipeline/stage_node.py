@@ -9,6 +9,7 @@ from murmuration.worker.background import Tasks
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Member, Phase
+from murmuration.worker.pipeline import stage_call
 from murmuration.worker.pipeline.barrier import IterationTracker, report_iteration
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.forwarder import Forwarder
@@ -16,14 +17,6 @@ from murmuration.worker.pipeline.planner import RoutePlanner
 from murmuration.worker.pipeline.profile import PROBE_BYTES, LinkProber
 from murmuration.worker.pipeline.rebalancing import OrphanedStages, Rebalancer
 from murmuration.worker.pipeline.server import StageServer
-from murmuration.worker.pipeline.stage_call import (
-    Hop,
-    Incarnation,
-    MicrobatchDropped,
-    StageCall,
-    StageCallKey,
-    call_bytes,
-)
 from murmuration.worker.training.mailbox import IterationStarted, JobKind, StageJobDone
 from murmuration.worker.transport import Method, TransportError
 
@@ -45,7 +38,9 @@ class StageNode:
         self._orphaned = OrphanedStages(context.config.count)
         self._tasks = Tasks()
         # Of the microbatches that begin here:
-        self._incarnation = Incarnation(context.me, 0)  # that has begun the latest iteration
+        self._incarnation = stage_call.Incarnation(
+            context.me, 0
+        )  # that has begun the latest iteration
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
         self._shown = asyncio.Event()  # the first one has
         self._iterating: asyncio.Task[None] | None = None
@@ -117,7 +112,7 @@ class StageNode:
                 self._tasks.spawn(report_iteration(context, me, peer, iteration, came))
             done = [n for n, path in enumerate(paths) if path is not None]
             for microbatch in done:
-                self.tracker.counted(StageCallKey(iteration, me, microbatch))
+                self.tracker.counted(stage_call.StageCallKey(iteration, me, microbatch))
             self.tracker.reported(iteration, me, done)
         except Exception as error:  # whatever it is, the others would wait for this origin
             context.end(error)
@@ -131,7 +126,7 @@ class StageNode:
         return bool(steps) and min(steps.values()) >= iteration
 
     async def _microbatch(
-        self, iteration: int, number: int, rest: tuple[Hop, ...], snapshot: int
+        self, iteration: int, number: int, rest: tuple[stage_call.Hop, ...], snapshot: int
     ) -> tuple[str, ...] | None:
         """The peers that have taken part; None when it was lost."""
         if number > 0:
@@ -140,16 +135,16 @@ class StageNode:
         await budget.acquire(size)
         try:
             entered = await compute(JobKind.ENTER, iteration, number)
-            self._held_bytes = call_bytes(len(entered.values))
+            self._held_bytes = stage_call.call_bytes(len(entered.values))
             if not self._shown.is_set():
                 self._shown.set()
                 await budget.acquire(self._held_bytes)
                 size = self._held_bytes
-            key = StageCallKey(iteration, self._incarnation, number)
-            call = StageCall(key, 0, rest, entered.shape, snapshot, self.context.me)
+            key = stage_call.StageCallKey(iteration, self._incarnation, number)
+            call = stage_call.StageCall(key, 0, rest, entered.shape, snapshot, self.context.me)
             reply = await self._forwarder.send(call, entered.values)
             await compute(JobKind.LEAVE, iteration, number, entered.shape, gradient=reply.gradient)
-        except MicrobatchDropped as error:
+        except stage_call.MicrobatchDropped as error:
             self.context.counts.dropped += 1
             self.context.event("dropped", iteration=iteration, microbatch=number, reason=str(error))
             return None

@@ -20,19 +20,11 @@ from murmuration.worker import wire
 from murmuration.worker.config import Config
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.tasks import Batch, Cursor, StageModule, Task, next_batch
-from murmuration.worker.training.mailbox import (
-    NO_VALUES,
-    IterationOver,
-    IterationStarted,
-    JobKind,
-    Mailbox,
-    StageJob,
-    StageJobDone,
-)
+from murmuration.worker.training import mailbox as mail
 from murmuration.worker.training.outer import OuterLoop
 from murmuration.worker.training.replica import InnerReplica
 
-_BACKWARDS = (JobKind.BACKWARD, JobKind.LEAVE, JobKind.LOSS)
+_BACKWARDS = (mail.JobKind.BACKWARD, mail.JobKind.LEAVE, mail.JobKind.LOSS)
 
 
 class StageReplica(InnerReplica):
@@ -47,7 +39,7 @@ class StageReplica(InnerReplica):
         module: StageModule,
         config: Config,
         cursor: Cursor,
-        answer: Callable[[StageJobDone], None],
+        answer: Callable[[mail.StageJobDone], None],
         *,
         begins: bool,
         clock: Callable[[], float] = time.perf_counter,
@@ -59,11 +51,11 @@ class StageReplica(InnerReplica):
         self._microbatches = config.stages.microbatches if begins else 0
         self.iteration = 0
         self._served = 0  # the latest iteration that is counted here
-        self._jobs: list[tuple[bool, int, StageJob]] = []
+        self._jobs: list[tuple[bool, int, mail.StageJob]] = []
         self._batches_here: list[Batch] = []
         self._returned: dict[int, tuple[memoryview, tuple[int, ...]]] = {}
         self._losses: list[float] = []
-        self._over: IterationOver | None = None
+        self._over: mail.IterationOver | None = None
         self._spoiled = False  # a part of a gradient is in the sum
         self._counted: set[int] = set()  # the microbatches whose gradient is in the sum
         self._sums = {
@@ -92,9 +84,9 @@ class StageReplica(InnerReplica):
         if self._batches_here:
             self.cursor = self._batches_here[-1].cursor
 
-    def handle(self, message: StageJob | IterationOver) -> None:
+    def handle(self, message: mail.StageJob | mail.IterationOver) -> None:
         """A job, or word that there will be no more of them in an iteration."""
-        if isinstance(message, StageJob):
+        if isinstance(message, mail.StageJob):
             heapq.heappush(self._jobs, (message.kind not in _BACKWARDS, message.number, message))
         elif message.iteration >= self.iteration:
             self._over = message
@@ -104,7 +96,7 @@ class StageReplica(InnerReplica):
         """Whether all microbatches of the iteration are counted."""
         return self._over is not None and self._over.iteration >= self.iteration
 
-    def serve(self, loop: OuterLoop, mailbox: Mailbox) -> float:
+    def serve(self, loop: OuterLoop, mailbox: mail.Mailbox) -> float:
         """Does jobs until every microbatch of the loop's step has come back, or another peer's
         state was taken over, in which the iteration is done. Returns how long it waited (s)."""
         waited_s = 0.0
@@ -118,7 +110,7 @@ class StageReplica(InnerReplica):
                 break
             if self.iteration != loop.step:
                 self.begin(loop.step)
-                mailbox.post(IterationStarted(loop.step, self.gradient_norm))
+                mailbox.post(mail.IterationStarted(loop.step, self.gradient_norm))
             elif not self.over and not self.work():
                 started = self._clock()
                 loop.handle(mailbox.wait())
@@ -135,7 +127,7 @@ class StageReplica(InnerReplica):
             if job.iteration > self.iteration:
                 later.append(entry)
             elif job.iteration < self.iteration:
-                self._answer(StageJobDone(job.number, problem="the iteration is over"))
+                self._answer(mail.StageJobDone(job.number, problem="the iteration is over"))
             else:
                 found = job
         for entry in later:
@@ -146,14 +138,14 @@ class StageReplica(InnerReplica):
         try:
             values, shape = self._do(found)
             seconds = self._clock() - began
-            worked = StageJobDone(found.number, values, seconds, shape=shape)
+            worked = mail.StageJobDone(found.number, values, seconds, shape=shape)
         except Exception as error:  # whatever torch raises for what another peer has sent
-            if found.kind is JobKind.ENTER:  # this peer's own
+            if found.kind is mail.JobKind.ENTER:  # this peer's own
                 raise
             problem = f"{found.kind.name.lower()}: {error}"
             if self._spoiled:
                 problem += "; this iteration's gradient is left out"
-            worked = StageJobDone(found.number, problem=problem, failed=True)
+            worked = mail.StageJobDone(found.number, problem=problem, failed=True)
         self._answer(worked)
         return True
 
@@ -182,9 +174,9 @@ class StageReplica(InnerReplica):
 
     # ------------------------------------------------------------------------------------- jobs
 
-    def _do(self, work: StageJob) -> tuple[memoryview, tuple[int, ...]]:
+    def _do(self, work: mail.StageJob) -> tuple[memoryview, tuple[int, ...]]:
         match work.kind:
-            case JobKind.ENTER:
+            case mail.JobKind.ENTER:
                 with torch.no_grad():
                     batch = self._batches_here[work.microbatch]
                     hidden = self._module(self._module.embed(batch))
@@ -196,17 +188,21 @@ class StageReplica(InnerReplica):
                         "memory_mib on every machine, or make batches smaller"
                     )
                 return values, tuple(hidden.shape)
-            case JobKind.FORWARD:
+            case mail.JobKind.FORWARD:
                 with torch.no_grad():
                     hidden = self._module(self._decode(work.values, work.shape))
                 return self._encode(hidden), work.shape
-            case JobKind.LOSS:  # its gradient in what comes back to the origin, kept until then
+            case (
+                mail.JobKind.LOSS
+            ):  # its gradient in what comes back to the origin, kept until then
                 hidden = self._decode(work.values, work.shape).requires_grad_()
                 loss = self._module.loss(hidden, self._batches_here[work.microbatch])
                 (gradient,) = torch.autograd.grad(loss, [hidden])
                 self._returned[work.microbatch] = (work.values, work.shape)
                 return self._encode(gradient), work.shape
-            case JobKind.BACKWARD:  # the gradient of the input; those of parameters are summed once
+            case (
+                mail.JobKind.BACKWARD
+            ):  # the gradient of the input; those of parameters are summed once
                 gradient = self._decode(work.gradient, work.shape)
                 hidden = self._decode(work.values, work.shape).requires_grad_()
                 output = self._module(hidden)
@@ -217,11 +213,11 @@ class StageReplica(InnerReplica):
                     torch.autograd.backward([output], [gradient])
                 assert hidden.grad is not None, "a stage adds to what enters it"
                 return self._encode(hidden.grad), work.shape
-            case JobKind.LEAVE:
+            case mail.JobKind.LEAVE:
                 self._leave(work)
-                return NO_VALUES, work.shape
+                return mail.NO_VALUES, work.shape
 
-    def _leave(self, work: StageJob) -> None:
+    def _leave(self, work: mail.StageJob) -> None:
         """The microbatch has come back: adds its gradient of head, norm, embedding and layers."""
         if work.microbatch in self._counted:
             return

@@ -9,14 +9,8 @@ from collections.abc import Callable, Container, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from murmuration.protos import addresses
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import (
-    LOOPBACK_HOST,
-    is_wildcard,
-    join_address,
-    split_address,
-    split_relayed,
-)
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks, cancel
 from murmuration.worker.transport import Method, Stream, Transport, TransportError, Unreachable
@@ -116,8 +110,8 @@ class _Answered:
 
 def own_port(bound: str) -> tuple[str, int]:
     """Where this machine reaches its own server, which is bound to HOST:PORT."""
-    host, port = split_address(bound)
-    return (LOOPBACK_HOST if is_wildcard(host) else host), port
+    host, port = addresses.split_address(bound)
+    return (addresses.LOOPBACK_HOST if addresses.is_wildcard(host) else host), port
 
 
 class Tunnels:
@@ -136,14 +130,14 @@ class Tunnels:
 
     def port(self, address: str) -> str | None:
         """HOST:PORT of loopback that leads to the peer; None where it is dialled directly."""
-        through = split_relayed(address)
+        through = addresses.split_relayed(address)
         if through is None:
             return None
         if address not in self._ports:
             if len(self._ports) >= _MOST_PORTS:
                 self._ports.pop(next(iter(self._ports)))[1].cancel()
-            listening = socket.create_server((LOOPBACK_HOST, 0), backlog=16)
-            port = f"{LOOPBACK_HOST}:{listening.getsockname()[1]}"
+            listening = socket.create_server((addresses.LOOPBACK_HOST, 0), backlog=16)
+            port = f"{addresses.LOOPBACK_HOST}:{listening.getsockname()[1]}"
             serving = self._listen(listening, through[0], through[1][:_MOST_RELAYS])
             task = self._tasks.spawn(serving)
             task.add_done_callback(lambda _: listening.close())  # though it has never begun
@@ -210,7 +204,7 @@ class Tunnels:
     async def _dialled(self, relay: str, peer: str) -> Stream | None:
         """A tunnel to the peer; None: the relay does not answer, or does not reach it."""
         advertised, bound = self.own
-        target = join_address(*own_port(bound)) if relay == advertised else relay
+        target = addresses.join_address(*own_port(bound)) if relay == advertised else relay
         stream, opened = self._transport.open(target, Method.DIAL), False
         try:
             async with asyncio.timeout(_OPEN_S):

@@ -16,16 +16,8 @@ from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import View
 from murmuration.worker.membership import Digest, Health, Member, Phase
 from murmuration.worker.membership.swim import MembershipConfig
+from murmuration.worker.simulation import scenario as scenarios
 from murmuration.worker.simulation.network import Network
-from murmuration.worker.simulation.scenario import (
-    Crash,
-    Fault,
-    FaultPlan,
-    Freeze,
-    Partition,
-    Scenario,
-    scenario_faults,
-)
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
 
 Belief = dict[str, Any]  # fields of a member
@@ -122,8 +114,8 @@ class SimulatedSwarm:
 
     def __init__(
         self,
-        scenario: Scenario,
-        faults: FaultPlan | None = None,
+        scenario: scenarios.Scenario,
+        faults: scenarios.FaultPlan | None = None,
         config: RoundConfig | None = None,
         shuffle: Random | None = None,
     ) -> None:
@@ -148,7 +140,9 @@ class SimulatedSwarm:
         self.network = self._network_type(
             self.clock, scenario, rng, lambda end, stream: self.endpoints[end].broken(stream)
         )
-        self.faults = scenario_faults(scenario, half, chance) if faults is None else faults
+        self.faults = (
+            scenarios.scenario_faults(scenario, half, chance) if faults is None else faults
+        )
         for fault in self.faults:
             self._plan(fault)
 
@@ -179,21 +173,21 @@ class SimulatedSwarm:
         """How long a dead peer takes to be noticed."""
         return self._detector.detection_s(self.scenario.peers)
 
-    def _plan(self, fault: Fault) -> None:
+    def _plan(self, fault: scenarios.Fault) -> None:
         """Puts what a fault does, and when others notice, on the clock."""
         clock, network = self.clock, self.network
         match fault:
-            case Crash(peer, at_s):
+            case scenarios.Crash(peer, at_s):
                 clock.at(at_s, partial(self._crash, peer))
                 for after_s, health in self._noticed(math.inf):
                     clock.at(at_s + after_s, partial(self._see, peer, health))
-            case Freeze(peer, at_s, for_s):
+            case scenarios.Freeze(peer, at_s, for_s):
                 clock.at(at_s, partial(self._freeze, peer, at_s + for_s))
                 for after_s, health in self._noticed(for_s):
                     clock.at(at_s + after_s, partial(self._see, peer, health))
                 heard_s = at_s + for_s + self._detector.gossip_s
                 clock.at(heard_s, partial(self._see, peer, Health.ALIVE))
-            case Partition(half, from_s, to_s):
+            case scenarios.Partition(half, from_s, to_s):
                 clock.at(from_s, lambda: network.split(half))
                 clock.at(to_s, lambda: network.split(frozenset()))
                 for after_s, health in self._noticed(to_s - from_s):

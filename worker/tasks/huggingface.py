@@ -26,15 +26,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import TaskError, TextError
+from murmuration.worker.tasks import text as texts
 from murmuration.worker.tasks.task import SPLITS, Batch, Cursor, one_line
-from murmuration.worker.tasks.text import (
-    STDLIB,
-    Streamed,
-    Windows,
-    batch_of,
-    drawn_windows,
-    load_text,
-)
 
 BYTES = "bytes"
 # Where a word in a config is the name of something that transformers has itself.
@@ -83,7 +76,7 @@ class HuggingFace:
         named = {
             "model": not (isinstance(model, Mapping) and _harmless(model, _MODEL_WORDS)),
             "tokenizer": options.get("tokenizer", BYTES) not in (None, BYTES),
-            "text": options.get("text", STDLIB) != STDLIB,
+            "text": options.get("text", texts.STDLIB) != texts.STDLIB,
             "dataset": options.get("dataset") is not None,
             "lora": not (
                 lora is None
@@ -135,10 +128,10 @@ class HuggingFace:
         self._streamed = None
         self.warnings: tuple[str, ...] = ()
         if dataset is None:
-            self._tokens = self._read_text(STDLIB if text is None else text)
+            self._tokens = self._read_text(texts.STDLIB if text is None else text)
         else:
             end = getattr(self._tokenizer, "eos_token_id", None)
-            self._streamed = Streamed(dataset, column, self._tokenized, end)
+            self._streamed = texts.Streamed(dataset, column, self._tokenized, end)
 
     def model(self) -> nn.Module:
         """Return a new model (CPU, fp32), from its checkpoint or by the seed."""
@@ -167,15 +160,15 @@ class HuggingFace:
             while True:
                 windows = np.stack([next(found) for _ in range(self.batch_size)])
                 cursor = cursor.advance(self.batch_size)
-                yield batch_of(torch.from_numpy(windows), cursor)
-        yield from drawn_windows(self._tokens[split], cursor, self.batch_size, self._context)
+                yield texts.batch_of(torch.from_numpy(windows), cursor)
+        yield from texts.drawn_windows(self._tokens[split], cursor, self.batch_size, self._context)
 
     def loader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
         """Return a loader of the text's windows, each token in one. Raises TaskError: of a data
         set."""
         if self._streamed is not None:
             raise TaskError('data = "leased" needs a text: it does not go with a dataset')
-        windows = Windows(self._tokens["train"], self._context)
+        windows = texts.Windows(self._tokens["train"], self._context)
         return DataLoader(windows, self.batch_size, shuffle=True)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -237,7 +230,7 @@ class HuggingFace:
             return self._transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def _read_text(self, text: str) -> dict[str, npt.NDArray[np.int64]]:
-        corpus = load_text(text)
+        corpus = texts.load_text(text)
         self.warnings += corpus.warnings
         parts = {"train": corpus.train, "validation": corpus.validation}
         found = {split: self._tokenized(bytes(part)) for split, part in parts.items()}

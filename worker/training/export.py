@@ -21,15 +21,9 @@ from murmuration.worker.errors import CheckpointError, UsageError
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import ExportsToHuggingFace, Task
 from murmuration.worker.training import checkpoint
+from murmuration.worker.training import model as models
 from murmuration.worker.training.checkpoint import Checkpoint, config_of
 from murmuration.worker.training.kseed import give_seed_space, take_seed_space
-from murmuration.worker.training.model import (
-    bare_name,
-    integer_buffers,
-    running_statistics,
-    saved_buffers,
-    trained_parameters,
-)
 from murmuration.worker.training.optimizers import KSEED
 
 MODEL = "model.safetensors"
@@ -76,7 +70,7 @@ def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
     state, found = model.state_dict(), dict[int, str]()
     for name, value in state.items():
         found.setdefault(value.data_ptr() if value.numel() else -len(found) - 1, name)
-    return {bare_name(name): state[name].contiguous() for name in found.values()}
+    return {models.bare_name(name): state[name].contiguous() for name in found.values()}
 
 
 def model_of(task: Task, config: Config) -> nn.Module:
@@ -94,9 +88,9 @@ def model_of(task: Task, config: Config) -> nn.Module:
 def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
     """The task's model with the anchors as parameters. Raises CheckpointError: some is missing."""
     model = model_of(task, config)
-    anchor, integers = saved.named("anchor"), integer_buffers(model)
-    statistics = running_statistics(model).keys() - integers
-    held_here = {**trained_parameters(model), **running_statistics(model), **integers}
+    anchor, integers = saved.named("anchor"), models.integer_buffers(model)
+    statistics = models.running_statistics(model).keys() - integers
+    held_here = {**models.trained_parameters(model), **models.running_statistics(model), **integers}
     for name, held in held_here.items():
         if name not in anchor or anchor[name].shape != held.shape:
             raise CheckpointError(
@@ -121,7 +115,7 @@ def load_initial(model: nn.Module, source: Path, task: Task) -> None:
     if not source.exists():
         raise CheckpointError(f"[task] init = {source}: no such file or folder")
     given = _exported(source, task)
-    for name, parameter in trained_parameters(model).items():
+    for name, parameter in models.trained_parameters(model).items():
         value = given.get(name)
         if value is None or value.shape != parameter.shape:
             there = "missing" if value is None else f"of shape {tuple(value.shape)}"
@@ -130,7 +124,7 @@ def load_initial(model: nn.Module, source: Path, task: Task) -> None:
                 "name an export of the same model"
             )
         parameter.copy_(value)
-    for name, buffer in saved_buffers(model).items():
+    for name, buffer in models.saved_buffers(model).items():
         if (value := given.get(name)) is not None:
             buffer.copy_(value)
 
@@ -147,7 +141,7 @@ def _exported(source: Path, task: Task) -> Mapping[str, Tensor]:
     saved = find_checkpoint(source)
     config = parse_config(Manifest(saved.values["manifest"]).sections, str(saved.path))
     values = anchored_model(saved, config, task).state_dict()
-    return {bare_name(name): value for name, value in values.items()}
+    return {models.bare_name(name): value for name, value in values.items()}
 
 
 def find_checkpoint(run: Path) -> checkpoint.Checkpoint:

@@ -36,10 +36,10 @@ class NotCopied(Exception):
 
 
 class RemoteCopies:
-    """The place to which this process copies checkpoints. any thread, one at a time. Args: url: of one worker
-    alone, as `checkpoint.copy_to` names it; keep: how many stay. Attributes: fetched: where one was
-    brought to from there; None: none was. Raises ConfigError: nothing here can write to such a URL.
-    """
+    """The place to which this process copies checkpoints. any thread, one at a time. Args: url: of
+    one worker alone, as `checkpoint.copy_to` names it; keep: how many stay. Attributes: fetched:
+    where one was brought to from there; None: none was. Raises ConfigError: nothing here can write
+    to such a URL."""
 
     fetched: Path | None = None  # the copy that was brought here
 

@@ -21,26 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from grpc import aio
 
-from murmuration.protos.reach import (
-    LOOK_UP_S,
-    UnknownName,
-    cannot_listen,
-    find_target,
-    listening_problem,
-    mismatch,
-    numeric,
-    plain_cause,
-)
+from murmuration.protos import reach
+from murmuration.worker import transport
 from murmuration.worker.identity.serving import ServerCertificate
-from murmuration.worker.transport import (
-    RELAY_METHODS,
-    AddressInUse,
-    Handler,
-    Stream,
-    Traffic,
-    Unreachable,
-    Untrusted,
-)
+from murmuration.worker.transport import Stream, Traffic, Unreachable
 from murmuration.worker.transport.served import COMMON_OPTIONS, PACKAGE, Router, server_options
 
 if TYPE_CHECKING:
@@ -113,7 +97,7 @@ class GrpcTransport:
         self._ending: set[asyncio.Task[None]] = set()
         self.tunnel: Callable[[str], str | None] = lambda address: None
 
-    async def listen(self, handler: Handler) -> str:
+    async def listen(self, handler: transport.Handler) -> str:
         server = aio.server(options=server_options())
         server.add_generic_rpc_handlers((Router(handler, self.traffic, self._security),))
         host = self._listen_address.rpartition(":")[0]
@@ -126,8 +110,10 @@ class GrpcTransport:
         except RuntimeError:
             port = 0
         if port == 0:
-            problem = listening_problem(self._listen_address)
-            raise AddressInUse(cannot_listen("--listen", self._listen_address, problem))
+            problem = reach.listening_problem(self._listen_address)
+            raise transport.AddressInUse(
+                reach.cannot_listen("--listen", self._listen_address, problem)
+            )
         await server.start()
         self._server = server
         _served.add(port)
@@ -139,8 +125,8 @@ class GrpcTransport:
         line = self._line(address, peer, "control")
         if not (line in self._connections or line.tunnel or self._proxy):  # it looks names up
             try:
-                found = await find_target(address, min(LOOK_UP_S, timeout_s))
-            except UnknownName as error:
+                found = await reach.find_target(address, min(reach.LOOK_UP_S, timeout_s))
+            except reach.UnknownName as error:
                 raise Unreachable(f"{address}: {error}") from error
             self._targets[address] = found  # streams use it too
         connection = self._connection(line)
@@ -158,7 +144,7 @@ class GrpcTransport:
         return answer
 
     def open(self, address: str, method: str, peer: str | None = None) -> Stream:
-        alone = method in RELAY_METHODS
+        alone = method in transport.RELAY_METHODS
         line = self._line(address, peer, f"{method} {next(self._numbers)}" if alone else "data")
         connection = self._connection(line)
         call = connection.channel.stream_stream(PACKAGE + method, None, None)(None)
@@ -310,8 +296,8 @@ def _proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:
     if proxy is None:  # peers are peers, whatever the environment says of the web
         return [("grpc.enable_http_proxy", 0)]
     os.environ["no_grpc_proxy"] = ""  # noqa: SIM112 (gRPC reads it before no_proxy)
-    with suppress(UnknownName):  # gRPC will fail, and say so
-        proxy = numeric(proxy)
+    with suppress(reach.UnknownName):  # gRPC will fail, and say so
+        proxy = reach.numeric(proxy)
     return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", f"http://{proxy}")]
 
 
@@ -319,9 +305,9 @@ def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:
     details = (error.details() or "").splitlines()
     # The peer's own words, where it was the one to end the call.
     said = "".join(c for c in details[0][:_MAX_DETAILS] if c.isprintable()) if details else ""
-    if line.tunnel is None and (why := mismatch(said, encrypts=line.server_name is not None)):
-        return Untrusted(f"{line.address}: {why}", closed=why.closed)
+    if line.tunnel is None and (why := reach.mismatch(said, encrypts=line.server_name is not None)):
+        return transport.Untrusted(f"{line.address}: {why}", closed=why.closed)
     refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT  # as `served` has it
-    return (Untrusted if refused else Unreachable)(
-        f"{line.address}: {plain_cause(error.code().name, said)}"
+    return (transport.Untrusted if refused else Unreachable)(
+        f"{line.address}: {reach.plain_cause(error.code().name, said)}"
     )

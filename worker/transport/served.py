@@ -15,29 +15,16 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from murmuration.worker.transport import (
-    CONTROL_METHODS,
-    MAX_CONTROL_BYTES,
-    MAX_DATA_BYTES,
-    WINDOW_BYTES,
-    Busy,
-    Caller,
-    Handler,
-    Method,
-    Places,
-    Refused,
-    Stream,
-    Traffic,
-    Unreachable,
-)
+from murmuration.worker import transport
+from murmuration.worker.transport import Caller, Method, Places, Refused, Traffic
 
 if TYPE_CHECKING:
     from murmuration.worker.identity.certificates import Identity
 
 PACKAGE = "/murmuration.v1."
 COMMON_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_DATA_BYTES),
-    ("grpc.max_send_message_length", MAX_DATA_BYTES),
+    ("grpc.max_receive_message_length", transport.MAX_DATA_BYTES),
+    ("grpc.max_send_message_length", transport.MAX_DATA_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -47,7 +34,7 @@ STREAMS_EACH_CONNECTION = 16  # at once: a caller's own gRPC lets further ones w
 _SERVER_OPTIONS: list[tuple[str, int]] = [
     *COMMON_OPTIONS,
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+    ("grpc.http2.lookahead_bytes", transport.WINDOW_BYTES),
     ("grpc.max_concurrent_streams", STREAMS_EACH_CONNECTION),
     ("grpc.so_reuseport", 0),  # else two peers could share a port and half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
@@ -66,7 +53,9 @@ _Context = aio.ServicerContext[bytes, bytes]
 
 
 class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stubs are generic
-    def __init__(self, handler: Handler, traffic: Traffic, security: "Identity | None") -> None:
+    def __init__(
+        self, handler: transport.Handler, traffic: Traffic, security: "Identity | None"
+    ) -> None:
         self._handler, self._traffic, self._security = handler, traffic, security
         self._calls = Places("calls", _CALLS_SHARE, _CALLS_EACH, lambda: MOST_CALLS)
         # Of tokens and of those that were expelled too, so that these take no place of a member.
@@ -74,7 +63,7 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         self._returning = False
         self._handlers = {_HEALTH: self._serving(_HEALTH, self._check)}
         for method in Method:
-            answer = self._call if method in CONTROL_METHODS else self._stream
+            answer = self._call if method in transport.CONTROL_METHODS else self._stream
             self._handlers[PACKAGE + method] = self._serving(method, answer)
 
     def service(
@@ -94,7 +83,7 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
                     caller = Caller(context.peer(), *certified)
                 self._handler.admit(method, caller)
                 await answer(method, context, caller)
-            except Busy as busy:
+            except transport.Busy as busy:
                 if not self._returning:
                     self._returning = True
                     asyncio.get_running_loop().call_later(_RETURN_S, self._return_memory)
@@ -121,7 +110,7 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
             await context.write(answer)
 
     async def _stream(self, method: str, context: "_Context", caller: Caller) -> None:
-        stream: Stream = _ServerStream(method, context, self._traffic)
+        stream: transport.Stream = _ServerStream(method, context, self._traffic)
         await self._handler.on_stream(method, stream, caller)
 
     async def _check(self, method: str, context: "_Context", caller: Caller) -> None:
@@ -143,8 +132,10 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         if not isinstance(request, bytes):  # grpc.aio.EOF
             raise Refused(f"{method}: an empty call")
         self._traffic.count_received(method, len(request))
-        if len(request) > MAX_CONTROL_BYTES:
-            raise Refused(f"{method} takes at most {MAX_CONTROL_BYTES} bytes, got {len(request)}")
+        if len(request) > transport.MAX_CONTROL_BYTES:
+            raise Refused(
+                f"{method} takes at most {transport.MAX_CONTROL_BYTES} bytes, got {len(request)}"
+            )
         return request
 
 
@@ -157,7 +148,7 @@ class _ServerStream:
         try:
             await self._context.write(message)
         except _ENDED as error:
-            raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
+            raise transport.Unreachable(f"{self._context.peer()}: the stream has ended") from error
 
     async def done(self) -> None: ...
 
@@ -165,7 +156,7 @@ class _ServerStream:
         try:
             message: object = await self._context.read()
         except _ENDED as error:
-            raise Unreachable(f"{self._context.peer()}: the stream has ended") from error
+            raise transport.Unreachable(f"{self._context.peer()}: the stream has ended") from error
         if not isinstance(message, bytes):  # grpc.aio.EOF
             return None
         self._traffic.count_received(self._method, len(message))

@@ -19,14 +19,8 @@ from itertools import count, takewhile
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
+from murmuration.algorithms import robust
 from murmuration.algorithms.reducers import joiners_shard, most_joiners
-from murmuration.algorithms.robust import (
-    NORM_SLACK,
-    least_factor,
-    most_norm,
-    norm_factors,
-    norm_ratios,
-)
 from murmuration.worker.exchange.view import Group, ShardKey, ShardRange, View, alike
 
 if TYPE_CHECKING:
@@ -209,14 +203,14 @@ class ReducedShards:
             most = most or math.inf  # what is left after as many rounds of zeros has no limit
         if plan.mean_over == "senders":
             most *= math.sqrt(len(contributors))
-        return NORM_SLACK * most
+        return robust.NORM_SLACK * most
 
     def _most_norm(self, fragment: int, round_: int, contributors: Group) -> float:
         group, norms = self._groups.get((fragment, round_), ()), self._norms.get((fragment, round_))
         if norms is None or 2 * len(norms) <= len(group):
             return math.inf
         missing = len({*contributors} - norms.keys())
-        return most_norm(list(norms.values()), missing, self._config.norm_limit)
+        return robust.most_norm(list(norms.values()), missing, self._config.norm_limit)
 
     def least_factor(self, key: ShardKey, contributors: Group, own: float) -> float:
         """The least that a mean of these counts of this peer's contribution, whose norm is `own`,
@@ -226,7 +220,7 @@ class ReducedShards:
         found = [each for each in norms if each is not None]
         if self._me not in contributors:
             return 0.0
-        least = least_factor(own, found, len(norms) - len(found), self._config.norm_limit)
+        least = robust.least_factor(own, found, len(norms) - len(found), self._config.norm_limit)
         return _NEARLY * least
 
     def came(self, key: ShardKey, peer: str, seconds: float) -> None:
@@ -442,14 +436,14 @@ class ReducedShards:
         if self._layout.ends_run and 2 * norms.count(0.0) > len(peers):
             peers = tuple(peer for peer, norm in zip(peers, norms, strict=True) if not norm)
             norms = [0.0] * len(peers)
-        ratios = norm_ratios(norms)
+        ratios = robust.norm_ratios(norms)
         by_peer = dict(zip(peers, ratios, strict=True))
         self._quarantine.saw(key.fragment, key.round, by_peer, self._kept)
         out = self._quarantine.peers.intersection(peers)
         if len(out) == len(peers):
             out = frozenset()
         counted = [i for i, peer in enumerate(peers) if peer not in out]
-        factors = norm_factors([ratios[i] for i in counted], self._config.norm_limit)
+        factors = robust.norm_factors([ratios[i] for i in counted], self._config.norm_limit)
         return tuple(peers[i] for i in counted), factors, tuple(sorted(out))
 
     def _expected(self, key: ShardKey, group: Sequence[str]) -> set[str]:

@@ -23,16 +23,10 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.background import Component, Tasks
 from murmuration.worker.exchange.allreduce.closing import Patience
+from murmuration.worker.exchange.pairwise import round as rounds
 from murmuration.worker.exchange.pairwise.partner import PairValues, PartnerStream
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
-from murmuration.worker.exchange.pairwise.round import (
-    ANCHOR,
-    CONTRIBUTION,
-    PARTS,
-    Group,
-    OwnPart,
-    PairRound,
-)
+from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION, Group, PairRound
 from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
 from murmuration.worker.exchange.view import View, alike
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
@@ -62,7 +56,9 @@ class Pairs(Component):
         self.context, self.peers, self.tasks = context, peers, Tasks()
         self.values = PairValues(context)
         fragments, plan = range(len(context.elements)), context.plan
-        self.total_bytes = [[self.values.total_bytes(f, part) for part in PARTS] for f in fragments]
+        self.total_bytes = [
+            [self.values.total_bytes(f, part) for part in rounds.PARTS] for f in fragments
+        ]
         self._round_bytes = [sum(sizes) for sizes in self.total_bytes]
         self._rounds = [schedule.rounds(fragment) for fragment in fragments]
         self._results, self._prefetched = results, prefetched
@@ -195,7 +191,7 @@ class Pairs(Component):
     # ------------------------------------------------------------------ what partners' streams ask
 
     def header(self, round_: PairRound, peer: str) -> pb.PairHeader:
-        come = (round_.partners[peer].parts.get(part) for part in PARTS)
+        come = (round_.partners[peer].parts.get(part) for part in rounds.PARTS)
         held = [
             pb.Held(hash=part.hash, offset=part.incoming.received_bytes) if part else pb.Held()
             for part in come
@@ -301,7 +297,7 @@ class Pairs(Component):
         size = context.plan.group_size
         return draw_group(context.me, context.run, size, self._view, (fragment, round_))
 
-    def _lay(self, fragment: int, number: int, own: dict[int, OwnPart]) -> PairRound:
+    def _lay(self, fragment: int, number: int, own: dict[int, rounds.OwnPart]) -> PairRound:
         if (earlier := self._laid.get((fragment, number))) is not None:
             self._leave(earlier)
         context, key = self.context, (fragment, number)
