@@ -13,19 +13,12 @@ _EXAMPLE = "write it like 20mbit,delay=50ms,jitter=5ms,loss=0.1"
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """The link that joins one worker to the others, the same in both directions. Raises ValueError:
-    a value out of range, with the fix.
+    a value out of range, with the fix."""
 
-    Args:
-        rate_mbps: megabits per second up, and as many down.
-        delay_s: added to every byte on its way, in seconds; one way.
-        jitter_s: the delay varies by up to this much either way, in order.
-        loss: connections that break per minute, on average.
-    """
-
-    rate_mbps: float
-    delay_s: float = 0.0
-    jitter_s: float = 0.0
-    loss: float = 0.0
+    rate_mbps: float  # megabits per second up, and as many down
+    delay_s: float = 0.0  # added to every byte on its way, in seconds; one way
+    jitter_s: float = 0.0  # the delay varies by up to this much either way, in order
+    loss: float = 0.0  # connections that break per minute, on average
 
     def __post_init__(self) -> None:
         if not self.rate_mbps > 0:

@@ -9,16 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args, get_type_hints
 
+from murmuration.algorithms import fragments as parts
 from murmuration.algorithms.codecs import codec_by_name, has_few_bits
 from murmuration.algorithms.diloco import MeanOver, Nesterov
-from murmuration.algorithms.fragments import (
-    PIECE_ELEMENTS,
-    Fragment,
-    TensorSpec,
-    partition,
-    pieces,
-    shard_bounds,
-)
+from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.noloco import GroupUpdate, ModifiedMomentum, SharedMomentum
 from murmuration.algorithms.schedule import Schedule
 
@@ -37,44 +31,14 @@ ANCHOR_CODECS = ("fp32", "bf16")
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How the peers of a run exchange. Raises ValueError: a value or a combination that cannot
-    work, with the fix.
+    work, with the fix."""
 
-    Args:
-        inner_steps: H, inner steps between two rounds of one fragment.
-        fragments: 1, or P fragments of layers plus one for the rest; 0 chooses P by the layers.
-        pattern: `strided` or `sequential` layers in a fragment.
-        overlap_steps: tau, inner steps between sending and applying; peers may differ.
-        overlap: `fixed`, a peer waits for what has not come after tau steps; or `measured`, it goes
-            on training until it comes, or the fragment is due again.
-        merge: what a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the
-            anchor minus what it has learned that is not in its contribution, encoded.
-        merge_alpha: share of the local parameters that survives a merge.
-        dylu: inner steps per period by speed: a peer that is half as fast as the fastest makes half
-            as many, so that nobody waits for it (arXiv:2401.09135; of three or more peers, as the
-            second fastest).
-        weighting: `uniform` means, or by `work`: the inner steps that a contribution stands for.
-        mean_over: each value's mean is over `all`, or over its `senders`: those whose contribution
-            has it, for codecs that leave values out.
-        exchange: `mean` over all, `pairs` (each round in random groups of `group_size`), or `none`.
-        payload: what is averaged; `gradient` is data-parallel training, every step.
-        codec: wire codec of contributions; `reduction_codec` of what comes back. The reducer adds
-            what its requantization has left out to its next reduction.
-        outer_lr, outer_momentum: the outer Nesterov step; with `pairs` b and a of heavy ball. The
-            paper's 0.7 and 0.9 are too hot for periods as short as the default.
-        outer_momentum_clip, staleness_penalty: see `Nesterov`; 0 for none.
-        shared_momentum: with `pairs`, go on from the group's mean anchor and momentum; without it
-            each replica keeps its momentum to itself, which is NoLoCo.
-        outer_pull: NoLoCo's c, the pull to the group's mean anchor.
-        anchor_codec: wire codec of the anchors, which only pairs exchange; fp32 or bf16.
-        consensus: one exact mean after the last step. With `pairs` it is of everyone's anchors;
-            without it everyone ends with a model of its own. With merge `keep` it is of everyone's
-            local parameters, which have what the anchor lacks.
-    """
-
-    inner_steps: int = 20
-    fragments: int = 1
-    pattern: str = "strided"
-    overlap_steps: int = 0
+    inner_steps: int = 20  # H, inner steps between two rounds of one fragment
+    fragments: int = 1  # or P fragments of layers plus one for the rest; 0 chooses P by the layers
+    pattern: str = "strided"  # or `sequential`: of the layers in a fragment
+    overlap_steps: int = 0  # tau, inner steps between sending and applying; peers may differ
+    # `fixed`, a peer waits for what has not come after tau steps; or `measured`, it goes on
+    # training until it comes, or the fragment is due again.
     overlap: Overlap = "fixed"
     # What a replica goes on from when a round is over: `reset`, the anchor; or `keep`, the anchor
     # minus what it has learned that is not in its contribution, encoded.
@@ -231,11 +195,6 @@ class Plan:
         return (self.exchange, self.payload) == ("mean", "pseudo_gradient")
 
     @property
-    def checks_means(self) -> bool:
-        """Whether those that contribute to a mean compute parts of it again."""
-        return self.compares_norms
-
-    @property
     def keeps_reduction_residual(self) -> bool:
         """Whether requantizing the mean leaves something out."""
         return self.reduction_codec != "fp32"
@@ -255,7 +214,9 @@ class Plan:
         that travel as they are, `exact` of the last, are all in the last shard."""
         codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
         align, coded = max(codec.block_elements for codec in codecs), elements - exact
-        *bounds, (start, _) = shard_bounds(coded, peers * self.chunks_per_peer(coded, peers), align)
+        *bounds, (start, _) = parts.shard_bounds(
+            coded, peers * self.chunks_per_peer(coded, peers), align
+        )
         return (*bounds, (start, elements))
 
     @property
@@ -267,8 +228,8 @@ class Plan:
     def cut(self, schema: Sequence[TensorSpec]) -> tuple[Fragment, ...]:
         """The fragments of a model. Raises ValueError: it has fewer layers than fragments."""
         if self._in_pieces:
-            return pieces(schema, PIECE_ELEMENTS)
-        return partition(schema, self.fragments, self.pattern)
+            return parts.pieces(schema, parts.PIECE_ELEMENTS)
+        return parts.partition(schema, self.fragments, self.pattern)
 
     def schedule(self, *, fragments: int, steps: int) -> Schedule:
         """The rounds of a run of `steps` inner steps; `fragments`: how many there are in fact."""

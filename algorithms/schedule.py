@@ -22,18 +22,11 @@ class Due:
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """The rounds of a run of `steps` inner steps. Raises ValueError: with the value, the reason and
-    the fix.
+    the fix."""
 
-    Args:
-        fragments: number of fragments, at most `inner_steps` where they are not due together.
-        inner_steps: H, inner steps between two syncs of one fragment.
-        overlap_steps: tau in 0..H, inner steps between sending and applying.
-        together: every fragment is due after the same step, at the end of the period.
-    """
-
-    fragments: int
-    inner_steps: int
-    overlap_steps: int
+    fragments: int  # at most `inner_steps` where they are not due together
+    inner_steps: int  # H, inner steps between two syncs of one fragment
+    overlap_steps: int  # tau in 0..H, inner steps between sending and applying
     steps: int
     together: bool = False  # every fragment is due after the same step, at the end of the period
 

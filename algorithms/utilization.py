@@ -34,19 +34,13 @@ _OUTSIDE = "outside"
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A model and the time that one worker needs for a step of it. Raises ValueError: a value that
-    cannot be, with the fix.
+    cannot be, with the fix."""
 
-    Args:
-        step_s: one inner step, in seconds.
-        layers: parameters of each layer, in the order of the forward pass.
-        outside: parameters outside of the layers: embeddings, head, last norm.
-        ddp_parameters: those that data-parallel training would send, where these are others: with
-            `kseed` the layers are the vector of coefficients.
-    """
-
-    step_s: float
-    layers: tuple[int, ...]
-    outside: int = 0
+    step_s: float  # one inner step, in seconds
+    layers: tuple[int, ...]  # parameters of each layer, in the order of the forward pass
+    outside: int = 0  # parameters outside of the layers: embeddings, head, last norm
+    # Those that data-parallel training would send, where these are others: with `kseed` the layers
+    # are the vector of coefficients.
     ddp_parameters: int | None = None
 
     def __post_init__(self) -> None:
@@ -82,18 +76,12 @@ def workload_of(parameters: dict[str, int], step_s: float) -> Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRounds:
-    """The traffic of a period: fragment f after step offset(f), and every H steps from there.
+    """The traffic of a period: fragment f after step offset(f), and every H steps from there."""
 
-    Args:
-        inner_steps: H. overlap_steps: tau in 0..H.
-        fragment_bits: of each fragment, the bits that one worker sends for one round of it (and
-            receives: links are the same both ways), from the moment it is due; none where nothing
-            is exchanged.
-        ahead_bits: those that it sends for all fragments in a period before they are due.
-    """
-
-    inner_steps: int
-    overlap_steps: int
+    inner_steps: int  # H
+    overlap_steps: int  # tau in 0..H
+    # Of each fragment, the bits that one worker sends for one round of it (and receives: links are
+    # the same both ways), from the moment it is due; none where nothing is exchanged.
     fragment_bits: tuple[float, ...]
     ahead_bits: float = 0.0  # those that it sends for all fragments in a period before they are due
 

@@ -15,16 +15,8 @@ from typing import Any
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.protos.documents import MANIFEST_BYTES, agreed, in_key_order, pack, run_hash
 from murmuration.protos.figures import shown
-from murmuration.worker.config import (
-    ADVISED,
-    CODEC_NAMES,
-    LOCAL,
-    RUN_WIDE,
-    Config,
-    parse_config,
-    read_all,
-    to_document,
-)
+from murmuration.worker import config as configs
+from murmuration.worker.config import RUN_WIDE, Config
 from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
 from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 from murmuration.worker.wire import WireError, unpack_document
@@ -40,9 +32,9 @@ class Manifest:
 
     @classmethod
     def of(cls, config: Config, schema: Sequence[TensorSpec]) -> "Manifest":
-        document = to_document(config)
+        document = configs.to_document(config)
         advice: dict[str, dict[str, Any]] = {}
-        for name, key in ADVISED:
+        for name, key in configs.ADVISED:
             advice.setdefault(name, {})[key] = document[name].pop(key)
         tensors = {spec.name: list(spec.shape) for spec in schema}
         return cls({"protocol": PROTOCOL, **document, "tensors": tensors, "advice": advice})
@@ -89,7 +81,7 @@ class Manifest:
         """The run-wide sections of the TOML, with the advice in its place."""
         found = {name: self.document[name] for name in RUN_WIDE if name in self.document}
         advice = self.document.get("advice")
-        for name, key in ADVISED:
+        for name, key in configs.ADVISED:
             advised = advice.get(name) if isinstance(advice, Mapping) else None
             if isinstance(advised, Mapping) and isinstance(found.get(name), Mapping):
                 found[name] = {**found[name], **{k: v for k, v in advised.items() if k == key}}
@@ -103,32 +95,25 @@ def join_config(
     where: str,
     flags: Mapping[str, str] | None = None,
 ) -> Config:
-    """Makes the config of a machine that joins a run.
-
-    Args:
-        run: the run-wide sections, from the run's manifest; `where` it came from.
-        path, settings, flags: this machine's own; what they say of the run must agree with it.
-
-    Raises:
-        ManifestRefused: the first key in which they do not.
-        ConfigError: as `load_config`.
-        TaskError: it would have this machine load code or read a file that the user has not named,
-            or build a model that is larger than its memory.
-    """
-    document, source = read_all(path, settings, flags or {})
-    own = parse_config(document, source)  # names and types first
+    """Makes the config of a machine that joins a run. Args: run: the run-wide sections, from the
+    run's manifest; `where` it came from; path, settings, flags: this machine's own; what they say
+    of the run must agree with it. Raises ManifestRefused: the first key in which they do not;
+    ConfigError: as `load_config`; TaskError: it would have this machine load code or read a file
+    that the user has not named, or build a model that is larger than its memory."""
+    document, source = configs.read_all(path, settings, flags or {})
+    own = configs.parse_config(document, source)  # names and types first
     for section in RUN_WIDE:
         if not isinstance(run.get(section, {}), Mapping):
             raise ManifestRefused(f"{where} has a manifest without a section [{section}]")
     chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
-    for section, key in LOCAL:
+    for section, key in configs.LOCAL:
         chosen.get(section, {}).pop(key, None)
     for section in RUN_WIDE:
         for key in sorted(document.get(section, {})):
-            if (section, key) in (*ADVISED, *LOCAL):
+            if (section, key) in (*configs.ADVISED, *configs.LOCAL):
                 chosen[section][key] = document[section][key]
                 continue
-            ours, theirs = to_document(own)[section].get(key), run.get(section, {}).get(key)
+            ours, theirs = configs.to_document(own)[section].get(key), run.get(section, {}).get(key)
             if ours != theirs:
                 raise ManifestRefused(
                     f"{where} runs something else: {section}.{key}: {ours} here, {theirs} there; "
@@ -136,7 +121,7 @@ def join_config(
                 )
     machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
     try:
-        config = parse_config({**chosen, **machine}, f"the run at {where}")
+        config = configs.parse_config({**chosen, **machine}, f"the run at {where}")
         _check_local(config, document, f"the run at {where}")
         needed = least_bytes(config.task.name, config.task.options, config.stages.count)
         if (held := _machine_bytes()) and needed > held:
@@ -148,31 +133,28 @@ def join_config(
         return config
     except ConfigError as error:
         codecs = (chosen.get("diloco", {}).get(key) for key in ("codec", "reduction_codec"))
-        unknown = [name for name in codecs if name not in CODEC_NAMES]
+        unknown = [name for name in codecs if name not in configs.CODEC_NAMES]
         if not unknown:
             raise
         raise ManifestRefused(
             f"{where} exchanges in the codec {unknown[0]!r}, which this version does not know (it "
-            f"knows {', '.join(CODEC_NAMES)}); install the version that they run"
+            f"knows {', '.join(configs.CODEC_NAMES)}); install the version that they run"
         ) from error
 
 
 def restored_config(
     run: Mapping[str, Any], settings: Iterable[str], where: str, *, own: bool
 ) -> Config:
-    """Makes the config of a run that a checkpoint is of. Raises as `join_config`; UsageError.
-
-    Args:
-        run: the run-wide sections that the checkpoint, at `where`, says.
-        settings: of [task], as given with `--set`: they replace what it says.
-        own: whether this user has written the checkpoint, and so its settings, on this machine.
-    """
-    typed, _ = read_all(None, settings, {})
+    """Makes the config of a run that a checkpoint is of. Raises as `join_config`; UsageError. Args:
+    run: the run-wide sections that the checkpoint, at `where`, says; settings: of [task], as given
+    with `--set`: they replace what it says; own: whether this user has written the checkpoint, and
+    so its settings, on this machine."""
+    typed, _ = configs.read_all(None, settings, {})
     for section in typed:
         if section != "task":
             raise UsageError(f"--set {section}: of a checkpoint only settings of [task] are taken")
     task = {**run.get("task", {}), **typed.get("task", {})}
-    config = parse_config({**run, "task": task}, where)
+    config = configs.parse_config({**run, "task": task}, where)
     if not own:
         _check_local(config, typed, where, trains=False)
     return config

@@ -169,7 +169,7 @@ def test_a_run_in_pieces_ends_with_the_bits_of_one_in_one(monkeypatch: pytest.Mo
         pieces.extend(await _anchors())
 
     run(in_one())
-    monkeypatch.setattr("murmuration.algorithms.plan.PIECE_ELEMENTS", 350)
+    monkeypatch.setattr("murmuration.algorithms.fragments.PIECE_ELEMENTS", 350)
     monkeypatch.setattr(Mailbox, "post", posted)
     monkeypatch.setattr(Mailbox, "answer", answered)
     assert len(PROBLEM.fragments) == 3

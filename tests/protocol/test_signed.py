@@ -200,7 +200,7 @@ async def test_a_message_costs_few_checks(tmp_path: Path, monkeypatch: pytest.Mo
         gossip = swarm["a"].node.gossip
         mallory = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"))
         newer = [mallory.signs(Member("mallory", "nowhere", life)) for life in range(1, 200)]
-        known = gossip._words.certificates(["a", "b"])  # type: ignore[union-attr]
+        known = gossip._words.certificates_of(["a", "b"])  # type: ignore[union-attr]
         for certificates in ([mallory.words.certificate, *10 * known], 32 * [foreign.der]):
             checked.clear()
             gossip.read_members(newer, certificates)
@@ -233,7 +233,7 @@ def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_comes(tmp_pa
     assert reader.read(message) is None
     assert reader.lacking() == ["b"]
     assert reader.lacking() == [], "it has only just asked"
-    (waited,) = reader.learn(written.certificates(["b", "nobody"]))
+    (waited,) = reader.learn(written.certificates_of(["b", "nobody"]))
     member = reader.read(waited)
     assert member is not None
     assert member.signed == Signed(message.signed, message.signature)

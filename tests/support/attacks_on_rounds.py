@@ -165,7 +165,9 @@ def contributions(
             hash=payload.hash,
             weight=1,
             norm=1.0,
-            root=wire.Commitment(codec, leaves, payload.raw, 1).root if plan.checks_means else b"",
+            root=wire.Commitment(codec, leaves, payload.raw, 1).root
+            if plan.compares_norms
+            else b"",
         )
         frames = [
             pb.ExchangeUp.FromString(m) for m, *_ in wire.payload_messages(pb.ExchangeUp, payload)

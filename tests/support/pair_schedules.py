@@ -110,7 +110,7 @@ class WatchedPeer(LatePeer, PairPeer):
             part.failed, part.waiting_for = result.reason, result.waiting_for
         else:
             part.used = {
-                (peer, index): each.hash
+                (peer, index): each.payload.hash
                 for index in PARTS
                 for peer, each in zip(part.group, part.held.parts(index), strict=True)
             }
@@ -215,8 +215,8 @@ def mixed(world: PairWorld) -> Iterator[str]:
     """What is applied are both parts of all of the group, of this very round and group."""
     given: dict[tuple[str, int, tuple[str, ...]], set[tuple[int, int]]] = defaultdict(set)
     for part in world.attendances:
-        own = part.held.own
-        given[part.peer, part.round, part.group].add((own[0].hash, own[CONTRIBUTION].hash))
+        own = {each: own.payload.hash for each, own in part.held.own.items()}
+        given[part.peer, part.round, part.group].add((own[0], own[CONTRIBUTION]))
     for part in world.attendances:
         for peer in part.group if part.applied else ():
             hashes = part.used.get((peer, 0)), part.used.get((peer, CONTRIBUTION))

@@ -81,10 +81,8 @@ class Bootstrap:
             if node.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
-                    me, replicas = (
-                        self._gossip.me,
-                        self._donors.first_choices(self._gossip.replicas),
-                    )
+                    me = self._gossip.me
+                    replicas = self._donors.first_choices(self._gossip.replicas)
                     as_started = self._digests_at_start()
                     under_way, donor = choices.choose_take_over(
                         me, replicas, as_started, self._plan

@@ -151,9 +151,8 @@ class Donors:
             mine, theirs = published.states[index], donor.digests[index]
             if mine.version == theirs.version:
                 parts = wire.state_parts(mine.anchor, mine.momentum)
-                self._begun[index] = wire.Incoming.held(
-                    memoryview(bytearray().join(parts)), theirs.hash
-                )
+                whole = memoryview(bytearray().join(parts))
+                self._begun[index] = wire.Incoming.held(whole, theirs.hash)
 
     async def _states(
         self, donor: Member, expected: Mapping[int, tuple[int, int]]
@@ -256,9 +255,8 @@ class Donors:
             answers = [choices.confirms(had[member.peer], states) for member in open_]
             holders |= {m.peer for m, answer in zip(open_, answers, strict=True) if answer}
             open_ = [m for m, answer in zip(open_, answers, strict=True) if answer is None]
-            kept = choices.most_on_a_way(
-                {p: each for p, each in at.items() if p not in holders}, had
-            )
+            others = {p: each for p, each in at.items() if p not in holders}
+            kept = choices.most_on_a_way(others, had)
             votes = choices.Votes(among, tuple(sorted(holders)), kept, len(open_))
             if not open_ or votes.majority or votes.lost or node.clock() >= until:
                 return votes

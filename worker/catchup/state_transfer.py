@@ -229,7 +229,7 @@ async def _state(
     """Makes a state of what has arrived. Raises WireError: it does not fit together."""
     index, group = header.fragment, tuple(header.group)
     history = wire.history_from_message(header.history, sizes[0], MAX_MEMBERS)
-    anchor, momentum = wire.split_state(incoming.buffer, sizes)
+    anchor, momentum = wire.split_state(incoming.raw, sizes)
     if await offload(lambda: wire.state_hash(anchor, momentum, group)) != header.hash:
         raise wire.WireError(f"fragment {index} is damaged: its hash differs")
     if not await offload(lambda: wire.is_finite(anchor) and wire.is_finite(momentum)):

@@ -113,13 +113,17 @@ class WorkerFlags:
         help="Train on this device: auto, cpu, cuda, cuda:1, mps or xpu.",
     )
 
-    def share_cores(self) -> None:
-        """Lets threads of torch that wait sleep, where all peers share the cores of this machine.
+    def begin(self, *others: str) -> None:
+        """Checks what can be before torch loads. Lets threads of torch that wait sleep, where all
+        peers share the cores of this machine.
 
         By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. A
         worker that has its cores for itself is up to half faster so. It is read once, as torch
         loads. Raises UsageError, MemoryError.
         """
+        end_on_sigterm()
+        check_memory()
+        self.check_addresses(*others)
         if self.threads is None and is_loopback(split_address(self.listen)[0]):
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -221,10 +225,7 @@ def up(
 
     RUN is the run's TOML file. Without one the defaults train on Python's own sources.
     """
-    end_on_sigterm()
-    check_memory()
-    flags.check_addresses(*joins)
-    flags.share_cores()
+    flags.begin(*joins)
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import load_config
 
@@ -277,10 +278,7 @@ def join(
     addresses, config = addresses_and_run(words, config)
     if not addresses:
         raise UsageError(f"{config}: say whom to join too, as HOST:PORT")
-    end_on_sigterm()
-    check_memory()
-    flags.check_addresses(*addresses)
-    flags.share_cores()
+    flags.begin(*addresses)
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.manifest import join_config
     from murmuration.worker.node.newcomer import check_version, clock_warning

@@ -104,24 +104,9 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundConfig:
-    """When a round closes, and when it is given up.
+    """When a round closes, and when it is given up."""
 
-    Args:
-        quorum: share of the awaited contributions with which a round may close without the rest.
-        grace_s: how long the rest is waited for from then on, at most, on top of the time that its
-            last contributions took on their way: three times as long as rounds take, at least 5 s.
-        floor_mbps: the slowest link that is planned for, Mbit/s.
-        patience_s: how long a partner that has not come to a round of pairs is waited for, at
-            most: three times as long as rounds take.
-        retry_s: between two tries of one exchange.
-        slack_s: added to every deadline.
-        norm_limit: a contribution whose norm is above this many times the median of the round's
-            counts as far as that, and in a small mean less far (`limit_of`); 0: no limit. For
-            means of three peers or more.
-        aggregation: of the shards that this peer reduces: the `mean`; or of five or more the
-            `trimmed` mean, which leaves out the largest and the smallest fifth of each value.
-    """
-
+    # Share of the awaited contributions with which a round may close without the rest.
     quorum: float = 0.5
     # How long the rest is waited for from then on, at most, on top of the time that its last
     # contributions took on their way: three times as long as rounds take, at least 5 s.

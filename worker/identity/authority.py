@@ -20,23 +20,8 @@ from filelock import FileLock, Timeout
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.files import read_json
-from murmuration.worker.identity.certificates import (
-    FOLDER,
-    Identity,
-    IdentityError,
-    Role,
-    Verifier,
-    check_name,
-    check_private,
-    fingerprint,
-    key_to_pem,
-    new_key,
-    requested_key,
-    self_signed,
-    signed_certificate,
-    signer,
-    write_secret,
-)
+from murmuration.worker.identity import certificates
+from murmuration.worker.identity.certificates import FOLDER, Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
 
 _DAY_S = 24 * 3600.0
@@ -90,8 +75,8 @@ class Authority:
         if not (kept / _KEY).exists():
             return None
         try:
-            check_private(kept / _KEY)
-            check_private(kept / _LEDGER, writing=True)
+            certificates.check_private(kept / _KEY)
+            certificates.check_private(kept / _LEDGER, writing=True)
             key = serialization.load_pem_private_key((kept / _KEY).read_bytes(), None)
             if not isinstance(key, ec.EllipticCurvePrivateKey):
                 raise ValueError("not ECDSA")
@@ -102,10 +87,10 @@ class Authority:
     @classmethod
     def make(cls, folder: Path) -> "Authority":
         """Raises OSError."""
-        key, kept = new_key(), folder / FOLDER
-        certificate = self_signed(key, _AUTHORITY_VALID_S)
-        write_secret(kept / _CERTIFICATE, certificate)
-        write_secret(kept / _KEY, key_to_pem(key))
+        key, kept = certificates.new_key(), folder / FOLDER
+        certificate = certificates.self_signed(key, _AUTHORITY_VALID_S)
+        certificates.write_secret(kept / _CERTIFICATE, certificate)
+        certificates.write_secret(kept / _KEY, certificates.key_to_pem(key))
         return cls(folder, key, certificate)
 
     def share(self, folder: Path) -> None:
@@ -118,24 +103,24 @@ class Authority:
             of = kept / _CERTIFICATE
             if of.exists() and of.read_bytes() != self.certificate:
                 raise IdentityError(f"{kept} is of another run")
-            write_secret(kept / _LEDGER, json.dumps(self._read(), indent=1).encode())
-            write_secret(kept / _CERTIFICATE, self.certificate)
-            write_secret(kept / _KEY, key_to_pem(self._key))
+            certificates.write_secret(kept / _LEDGER, json.dumps(self._read(), indent=1).encode())
+            certificates.write_secret(kept / _CERTIFICATE, self.certificate)
+            certificates.write_secret(kept / _KEY, certificates.key_to_pem(self._key))
         except OSError as error:
             raise IdentityError(f"{kept} cannot be written: {error.strerror}") from error
 
     def new_identity(self, role: Role, name: str, valid_s: float = PEER_VALID_S) -> Identity:
         """For a process of this authority's own user, which has the name from now on."""
-        check_name(name)
-        key = new_key()
+        certificates.check_name(name)
+        key = certificates.new_key()
         with self._ledger() as ledger:
-            ledger["names"][subject(role, name)] = fingerprint(key.public_key())
+            ledger["names"][subject(role, name)] = certificates.fingerprint(key.public_key())
         certificate = self._sign(key.public_key(), role, name, valid_s)
-        return Identity.of(key_to_pem(key), certificate, self.certificate)
+        return Identity.of(certificates.key_to_pem(key), certificate, self.certificate)
 
     def create_token(self, uses: int = TOKEN_USES, valid_s: float = TOKEN_VALID_S) -> Token:
         """One that lets `uses` peers in, within `valid_s`. Raises OSError, IdentityError."""
-        token_id, key, now = secrets.token_hex(4), new_key(), time.time()
+        token_id, key, now = secrets.token_hex(4), certificates.new_key(), time.time()
         fresh = {"made": now, "expires": now + valid_s, "uses": uses, "admitted": {}}
         with self._ledger() as ledger:
             ledger["tokens"][token_id] = fresh | {"revoked": False}
@@ -143,7 +128,7 @@ class Authority:
             for old in ended[:-_KEPT]:
                 del ledger["tokens"][old]
         certificate = self._sign(key.public_key(), Role.TOKEN, token_id, valid_s)
-        return Token(Identity.of(key_to_pem(key), certificate, self.certificate))
+        return Token(Identity.of(certificates.key_to_pem(key), certificate, self.certificate))
 
     def tokens(self) -> list[TokenRecord]:
         """Oldest first. Raises IdentityError."""
@@ -182,7 +167,7 @@ class Authority:
         if about not in revoked:
             if len(revoked) >= MOST:  # one more would be too many for peers to keep
                 raise IdentityError(f"{MOST} are revoked: begin a run with a new key")
-            revoked[about] = revocation(key_to_pem(self._key), about).signature.hex()
+            revoked[about] = revocation(certificates.key_to_pem(self._key), about).signature.hex()
 
     def admit(self, token_id: str, name: str, request: bytes, holder: str | None = None) -> bytes:
         """Signs a certificate (PEM) for the key of a request; asked again for the same key and
@@ -193,15 +178,15 @@ class Authority:
         fingerprint of the key that a member of that name has: another authority may have let it in.
         Raises IdentityError: the token does not let it in, or another key has the name.
         """
-        check_name(name)
-        key = requested_key(request)
+        certificates.check_name(name)
+        key = certificates.requested_key(request)
+        mark = certificates.fingerprint(key)
         if name.startswith(TRIAL):
-            ledger = self._read()
-            _admit(ledger, token_id, name.removeprefix(TRIAL), fingerprint(key), holder)
+            _admit(self._read(), token_id, name.removeprefix(TRIAL), mark, holder)
             self._check_pace(subject(Role.TOKEN, token_id), _MOST_AGAIN)
             return self._sign(key, Role.PEER, f"{TRIAL}{token_id}", _TRIAL_VALID_S)
         with self._ledger() as ledger:
-            if not _admit(ledger, token_id, name, fingerprint(key), holder):
+            if not _admit(ledger, token_id, name, mark, holder):
                 self._check_pace(subject(Role.TOKEN, token_id), _MOST_AGAIN)
         return self._sign(key, Role.PEER, name, PEER_VALID_S)
 
@@ -219,10 +204,11 @@ class Authority:
         Raises IdentityError: what it has is not valid, or of another key or name."""
         if name.startswith(TRIAL):
             raise IdentityError(f"the certificate of {name} is for a trial: join with the token")
-        held, key = Verifier(self.certificate).certified(certificate), requested_key(request)
+        held = certificates.Verifier(self.certificate).certified(certificate)
+        key = certificates.requested_key(request)
         if (held.role, held.name) != (role, name):
             raise IdentityError(f"the certificate to be renewed is not that of {name}")
-        if fingerprint(held.key) != fingerprint(key):
+        if certificates.fingerprint(held.key) != certificates.fingerprint(key):
             raise IdentityError("a certificate is renewed for the key that it has; join again")
         if role is Role.PEER:
             _check_not_expelled(self._read(), name)
@@ -243,7 +229,8 @@ class Authority:
         self._given[who] = since, given + 1
 
     def _sign(self, key: ec.EllipticCurvePublicKey, role: Role, name: str, valid_s: float) -> bytes:
-        return signed_certificate(self.certificate, self._key, key, role, name, valid_s)
+        issuer = self.certificate, self._key
+        return certificates.signed_certificate(*issuer, key, role, name, valid_s)
 
     def _read(self) -> dict[str, Any]:
         path, parts = self._folder / _LEDGER, ("tokens", "names", "revoked")
@@ -265,7 +252,8 @@ class Authority:
             with FileLock(self._folder / ".lock", timeout=_LOCK_S):
                 ledger = self._read()
                 yield ledger
-                write_secret(self._folder / _LEDGER, json.dumps(ledger, indent=1).encode())
+                content = json.dumps(ledger, indent=1).encode()
+                certificates.write_secret(self._folder / _LEDGER, content)
         except (OSError, Timeout) as error:
             raise IdentityError(f"{self._folder} cannot be written: {error}") from error
 
@@ -276,7 +264,7 @@ def subject(role: Role, name: str) -> str:
 
 def revocation(authority_key: bytes, about: str) -> pb.Revocation:
     """Signs one by the authority's key (PEM): peers pass it on, and none is withdrawn."""
-    signature = signer(authority_key)(REVOCATION + about.encode())
+    signature = certificates.signer(authority_key)(REVOCATION + about.encode())
     return pb.Revocation(subject=about, signature=signature)
 
 

@@ -12,14 +12,9 @@ from murmuration.protos.events import Log, Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
+from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import MOST, REVOCATION, Authority, enrol
-from murmuration.worker.identity.certificates import (
-    Identity,
-    IdentityError,
-    Role,
-    Verifier,
-    has_signed,
-)
+from murmuration.worker.identity.certificates import Role, Verifier
 from murmuration.worker.membership.gossip import MOST_REVOCATIONS
 from murmuration.worker.transport import Caller, Method, Refused, Transport, TransportError
 
@@ -123,7 +118,7 @@ class Expulsions:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: certificates.Identity,
         authority: Authority | None,
         *,
         expelled: Callable[[str], None],
@@ -167,7 +162,8 @@ class Expulsions:
                 about = entry.subject
                 if about in self._entries or len(self._entries) >= MOST:
                     continue
-                if not has_signed(self._key, entry.signature, REVOCATION + about.encode()):
+                signed = REVOCATION + about.encode()
+                if not certificates.has_signed(self._key, entry.signature, signed):
                     raise wire.WireError("a revocation that this run's authority has not signed")
                 kept = self._entries[about] = pb.Revocation()
                 kept.CopyFrom(entry)
@@ -191,6 +187,6 @@ class Expulsions:
                     entries = [self._entries[about] for about in sorted(self._entries)]
                     await self._offload(partial(self._keep, entries))
                     self._kept = now
-            except (IdentityError, wire.WireError, OSError) as error:
+            except (certificates.IdentityError, wire.WireError, OSError) as error:
                 self._warnings.add(f"expulsions: {error}")
             await asyncio.sleep(_CHECK_S)

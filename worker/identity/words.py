@@ -103,11 +103,11 @@ class SignedWords:
             raise wire.WireError("its words are not signed by it")
         return newest if newest.health is Health.LEFT else replace(newest, health=word)
 
-    def learn(self, certificates: Iterable[bytes]) -> list[pb.Member]:
+    def learn(self, given: Iterable[bytes]) -> list[pb.Member]:
         """Takes certificates, up to the first of another run. Returns members that have waited."""
         came: list[pb.Member] = []
         held = {each.certificate for each in self._keys.values()}
-        for certificate in (each for each in dict.fromkeys(certificates) if each not in held):
+        for certificate in (each for each in dict.fromkeys(given) if each not in held):
             try:
                 found = self._verifier.certified(certificate)
             except NotValidNow as error:
@@ -129,7 +129,7 @@ class SignedWords:
         known = self._keys.get(peer)
         return None if known is None else certificates.fingerprint(known.key)
 
-    def certificates(self, peers: Sequence[str]) -> list[bytes]:
+    def certificates_of(self, peers: Sequence[str]) -> list[bytes]:
         """The certificates of these peers that are here, as many as one message takes."""
         known = filter(None, map(self._keys.get, peers[:MOST_CERTIFICATES]))
         found = [each.certificate for each in known]

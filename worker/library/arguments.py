@@ -113,6 +113,10 @@ _OF_TASKS = {
     "stages": "a loop of your own trains whole models",
     "checkpoint": "a loop of your own saves `swarm.state_dict()`",
 }
+_OF_RUNS = {
+    "evaluate_every": "evaluates by itself, the anchor within `with swarm.anchor()`",
+    "track": "has trackers of its own, and `swarm.metrics` for them",
+}
 _OF_SCRIPTS = (
     *("--join", "--listen", "--advertise", "--name", "--min-peers", "--wait-s", "--out"),
     *("--serve-metrics", "--web", "--no-relay", "--relay-mbps", "--token", "--insecure"),
@@ -334,16 +338,10 @@ def agree_on_terms(
                 f"{first.address} trains another model: {different}; build the same one, with the "
                 "same parts frozen, or join another run"
             )
-    if config.run.evaluate_every:
-        raise ConfigError(
-            "settings: run.evaluate_every is for tasks: a loop of your own evaluates by itself, "
-            "the anchor within `with swarm.anchor()`; leave it out"
-        )
-    if config.run.track:
-        raise ConfigError(
-            "settings: run.track is for tasks: a loop of your own has trackers of its own, and "
-            "`swarm.metrics` for them; leave it out"
-        )
+    for key, does in _OF_RUNS.items():
+        if getattr(config.run, key):
+            why = f"run.{key} is for tasks: a loop of your own {does}; leave it out"
+            raise ConfigError(f"settings: {why}")
     found = addresses.found([first.address], first.seen_from) if first else addresses.found([])
     if is_site() and config.plan.payload == "gradient":
         raise UsageError(

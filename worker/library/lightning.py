@@ -53,7 +53,8 @@ class LightningCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves before the epoch that Lightning's SWA adds, in which nothing is trained."""
-        if any(_is_over(each, trainer.current_epoch) for each in trainer.callbacks):
+        swa = (c for c in trainer.callbacks if isinstance(c, StochasticWeightAveraging))
+        if any(0 <= each.swa_end < trainer.current_epoch for each in swa):
             self._entered.leave()
 
     def on_train_batch_end(
@@ -100,7 +101,3 @@ class LightningCallback(Callback):
         count = loop.automatic_optimization.optim_progress.optimizer.step.total
         count.ready += behind
         count.completed += behind
-
-
-def _is_over(callback: Callback, epoch: int) -> bool:
-    return isinstance(callback, StochasticWeightAveraging) and 0 <= callback.swa_end < epoch

@@ -98,7 +98,7 @@ class GossipService:
         """As many members as one message takes, others each time, and certificates."""
         members = self._news.part(self.members)  # others each time
         names = [member.peer for member in members]
-        certificates = [] if self._words is None else self._words.certificates(names)
+        certificates = [] if self._words is None else self._words.certificates_of(names)
         return [self.to_message(member) for member in members], certificates
 
     def address_of(self, peer: str) -> str | None:
@@ -307,7 +307,7 @@ class GossipService:
         said.refused.extend(refused)
         if self._words is not None:
             said.lacks.extend(self._words.lacking())
-            said.certificates.extend(self._words.certificates(lacked))
+            said.certificates.extend(self._words.certificates_of(lacked))
         if self._revoked is not None and self._revoked.hash:
             said.revoked = self._revoked.hash
             if peer is not None and self._revoked_at.get(peer) != said.revoked:

@@ -51,7 +51,16 @@ class Admission:
                 raise UsageError("--insecure and a token: one or the other")
             return None
         if self.folder is not None and (held := Identity.load(self.folder)) is not None:
-            self._check_held(held)
+            if self.name not in (None, held.name) or held.role is not Role.PEER:
+                raise ConfigError(
+                    f"{self.folder} has the certificate of {held.role} {held.name}, not of peer "
+                    f"{self.name or self.default_name}: leave --name out, or choose another --out"
+                )
+            if self.token is not None and self.token.identity.authority != held.authority:
+                raise IdentityError(
+                    f"{self.folder} has a certificate of another run than the token: choose "
+                    "another --out, or leave the token out"
+                )
             return held
         name, contacts = self.name or self.default_name, newcomer.contacts
         if self.token is not None:
@@ -92,18 +101,6 @@ class Admission:
         except OSError as error:
             raise ConfigError(f"{self.folder}: {error}; choose another folder") from error
 
-    def _check_held(self, held: Identity) -> None:
-        if self.name not in (None, held.name) or held.role is not Role.PEER:
-            raise ConfigError(
-                f"{self.folder} has the certificate of {held.role} {held.name}, not of peer "
-                f"{self.name or self.default_name}: leave --name out, or choose another --out"
-            )
-        if self.token is not None and self.token.identity.authority != held.authority:
-            raise IdentityError(
-                f"{self.folder} has a certificate of another run than the token: choose another "
-                "--out, or leave the token out"
-            )
-
 
 def check_free(listen: str | None) -> None:
     """Raises AddressInUse."""
@@ -134,22 +131,15 @@ class Credentials:
         """Puts what the authority has taken back in the folder. Raises OSError."""
         if self.folder is not None:
             document = {each.subject: each.signature.hex() for each in entries}
-            certificates.write_secret(
-                self.folder / certificates.FOLDER / _REVOKED,
-                json.dumps(document, indent=1).encode(),
-            )
+            path = self.folder / certificates.FOLDER / _REVOKED
+            certificates.write_secret(path, json.dumps(document, indent=1).encode())
 
     def revoked(self) -> list[pb.Revocation]:
-        if (
-            self.folder is None
-            or not (path := self.folder / certificates.FOLDER / _REVOKED).exists()
-        ):
+        path = (self.folder or Path()) / certificates.FOLDER / _REVOKED
+        if self.folder is None or not path.exists():
             return []
         try:
-            document = read_json(path)
-            return [
-                pb.Revocation(subject=about, signature=bytes.fromhex(signature))
-                for about, signature in document.items()
-            ]
+            known = ((about, bytes.fromhex(signed)) for about, signed in read_json(path).items())
+            return [pb.Revocation(subject=about, signature=signed) for about, signed in known]
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise IdentityError(f"{path} cannot be read: {error}; remove it") from error

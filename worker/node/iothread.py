@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _LOOK_S = 1.0
 _LATE_S = 10.0
-_CLOSE_S, _END_S = 5.0, 10.0
+_END_S = 10.0
 
 
 class LoopThread:
@@ -36,7 +36,7 @@ class LoopThread:
     ) -> None:
         self._log, self._failed, self._was_late = log, failed, False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: asyncio.Event | None = None
+        self._close: Callable[[], None] | None = None  # called on the loop, ends it in good order
         self._ready: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._ended: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -55,7 +55,7 @@ class LoopThread:
         async def answer() -> T:
             return question()
 
-        return self._wait(answer(), self._late)
+        return self._wait(answer(), tells=True)
 
     def do(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
         """Runs a coroutine on the loop, and waits for it; KeyboardInterrupt ends the coroutine.
@@ -65,9 +65,9 @@ class LoopThread:
             async with asyncio.timeout(timeout_s):
                 return await work()
 
-        return self._wait(limited(), lambda: None)
+        return self._wait(limited())
 
-    def _wait(self, work: Coroutine[Any, Any, T], late: Callable[[], None]) -> T:
+    def _wait(self, work: Coroutine[Any, Any, T], *, tells: bool = False) -> T:
         assert self._loop is not None, "start() comes first"
         try:
             answer = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -80,22 +80,17 @@ class LoopThread:
                 if not self._thread.is_alive():
                     work.close()
                     raise self._end()
-                if time.monotonic() > late_at:
-                    late_at += _LATE_S
-                    late()
+                if tells and not self._was_late and time.monotonic() > late_at:
+                    self._was_late = True
+                    text = f"{self._thread.name} has not answered for {_LATE_S:g} s: this machine "
+                    text += "is busy, or the process was stopped; it is waited for"
+                    self._log(new_event("warning", text=text))
         except BaseException:
             answer.cancel()
             raise
         if answer.cancelled():
             raise self._end()
         return answer.result()
-
-    def _late(self) -> None:
-        if not self._was_late:
-            self._was_late = True
-            text = f"{self._thread.name} has not answered for {_LATE_S:g} s: this machine is busy"
-            text += ", or the process was stopped; it is waited for"
-            self._log(new_event("warning", text=text))
 
     def _end(self) -> RuntimeError:
         self._thread.join(timeout=_LATE_S)  # it says why when it has ended
@@ -114,14 +109,19 @@ class LoopThread:
             self._failed(error)
 
     def close(self) -> None:
-        if self._loop is not None and self._closing is not None:
-            self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(_CLOSE_S)
+        """Waits for the thread to end, if it was started; a peer leaves the swarm before."""
+        if self._thread.ident is None:
+            return
+        if self._loop is not None and self._close is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # it has ended meanwhile: its thread only says so yet
+                self._loop.call_soon_threadsafe(self._close)
+        self._thread.join(_END_S)
 
     async def _main(self) -> None:
-        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        closing = asyncio.Event()
+        self._loop, self._close = asyncio.get_running_loop(), closing.set
         self._ready.set_result("")
-        await self._closing.wait()
+        await closing.wait()
 
 
 class IOThread(LoopThread):
@@ -135,18 +135,10 @@ class IOThread(LoopThread):
         assert self._node is not None, "start() comes first"
         return self._node
 
-    def close(self) -> None:
-        """Leaves the swarm and waits for the thread to end, if it was started."""
-        if self._thread.ident is None:
-            return
-        if self._loop is not None and self._node is not None and self._thread.is_alive():
-            with suppress(RuntimeError):  # it has ended meanwhile: its thread only says so yet
-                self._loop.call_soon_threadsafe(self._node.close)
-        self._thread.join(timeout=_END_S)
-
     async def _main(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         node = self._node = self._make()
+        self._close = node.close
         address = await node.listen()
 
         def deliver(message: ToIO) -> None:

@@ -98,9 +98,8 @@ class Newcomer:
         IdentityError: they refuse, are of another run, or the token has expired."""
         token.check_date()
         key, refused = certificates.new_key(), set[str]()
-        asked = pb.EnrolRequest(
-            name=name, request=certificates.request_for(key)
-        ).SerializeToString()
+        request = certificates.request_for(key)
+        asked = pb.EnrolRequest(name=name, request=request).SerializeToString()
         given = f"{TRIAL}{token.id}" if name.startswith(TRIAL) else name
 
         async def ask() -> Identity | None:
@@ -117,9 +116,8 @@ class Newcomer:
                     self._problems[address] = f"{address} refuses: {shown(reply.refusal, 200)}"
                     refused.add(address)
                     continue
-                own = Identity.of(
-                    certificates.key_to_pem(key), reply.certificate, token.identity.authority
-                )
+                pem = certificates.key_to_pem(key)
+                own = Identity.of(pem, reply.certificate, token.identity.authority)
                 if (own.role, own.name) != (Role.PEER, given):
                     raise IdentityError(f"{address} gives the certificate of {shown(own.name)}")
                 return own

@@ -16,7 +16,6 @@ import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
@@ -216,7 +215,7 @@ async def report_iteration(
         iteration=iteration,
         counted=counted,
     ).SerializeToString()
-    log = partial(context.event, iteration=iteration, replica=peer, microbatches=list(counted))
+    about = {"iteration": iteration, "replica": peer, "microbatches": list(counted)}
     unconfirmed = over = False
     while not over and member is not None and member.live:
         try:
@@ -227,7 +226,7 @@ async def report_iteration(
         except (TransportError, wire.WireError):
             context.suspect(peer)
             if counted and not unconfirmed:
-                log("unconfirmed")
+                context.event("unconfirmed", **about)
                 unconfirmed = True
             await asyncio.sleep(_AGAIN_S)
         member = context.member(peer)
@@ -235,6 +234,6 @@ async def report_iteration(
             member = None  # a later incarnation has counted nothing
     if counted and not over and (member is None or member.step < iteration):
         context.counts.lost += len(counted)
-        log("lost")
+        context.event("lost", **about)
     elif unconfirmed:
-        log("confirmed")
+        context.event("confirmed", **about)

@@ -202,7 +202,7 @@ class Forwarder:
             del self._limits[limit]
         self.acknowledgements.spawn(_acknowledge(stream))
         self._took(member.peer, call.stage, hops, context.clock() - received_s)
-        return StageReply(incoming.buffer, tuple(header.path))
+        return StageReply(incoming.raw, tuple(header.path))
 
     def _took(self, peer: str, stage: int, hops: int, seconds: float) -> None:
         """A replica that is late again and again is passed over too, where another serves its stage

@@ -17,13 +17,7 @@ from functools import partial
 import numpy as np
 import xxhash
 
-from murmuration.algorithms.skippipe.pipeline import (
-    BACKWARD_RATIO,
-    LOSS_RATIO,
-    Costs,
-    Floats,
-    Pipeline,
-)
+from murmuration.algorithms.skippipe import pipeline as pipelines
 from murmuration.algorithms.skippipe.route import MAX_JUMP, Route, Rules
 from murmuration.algorithms.skippipe.routing import ROUTINGS, origins_in_turns, random
 from murmuration.algorithms.skippipe.search import search_routes
@@ -34,7 +28,7 @@ from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stage_call import Hop, serves
 from murmuration.worker.pipeline.stages_config import StagesConfig
 
-_RECOMPUTED = 1.0 + BACKWARD_RATIO  # a backward does its forward again
+_RECOMPUTED = 1.0 + pipelines.BACKWARD_RATIO  # a backward does its forward again
 _USUAL_FORWARD_S = 0.01
 _USUAL_RATE = 2.5e6  # bytes/s
 _USUAL_BYTES = 100_000
@@ -52,8 +46,8 @@ class NetworkSnapshot:
     peers: tuple[str, ...]  # in the order of their names
     # Those that have a replica: a pipeline's stage n is the model's stages[n].
     stages: tuple[int, ...]
-    pipeline: Pipeline
-    name: int
+    pipeline: pipelines.Pipeline
+    name: int  # of the measurements, not of any routes
 
     @property
     def served(self) -> object:
@@ -81,27 +75,20 @@ def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
     delay_s, transfer_s = _hops_of(peers, profiles)
     forward_s = _known([p.forward_s or math.nan for p in profiles], _USUAL_FORWARD_S)
     usual_s = float(np.median(forward_s))
-    backward_s = [p.backward_s or math.nan for p in profiles]
-    loss_s = [p.loss_s or math.nan for p in profiles]
-    costs = Costs(
-        delay_s=delay_s,
-        transfer_s=transfer_s,
-        forward_s=forward_s,
-        backward_s=_known(backward_s, _RECOMPUTED * usual_s),
-        loss_s=_known(loss_s, LOSS_RATIO * usual_s),
-    )
+    backward_s = _known([p.backward_s or math.nan for p in profiles], _RECOMPUTED * usual_s)
+    loss_s = _known([p.loss_s or math.nan for p in profiles], pipelines.LOSS_RATIO * usual_s)
+    costs = pipelines.Costs(delay_s, transfer_s, forward_s, backward_s, loss_s)
     memories = [profile.memory for profile in profiles if profile.memory]
     usual = statistics.median_low(memories) if memories else _USUAL_MEMORY
     replicas = (tuple(n for n, m in enumerate(members) if m.stage == stage) for stage in stages)
-    pipeline = Pipeline(
-        stages=tuple(replicas),
-        memory=tuple(profile.memory or usual for profile in profiles),
-        costs=costs,
-    )
+    memory = tuple(profile.memory or usual for profile in profiles)
+    pipeline = pipelines.Pipeline(stages=tuple(replicas), memory=memory, costs=costs)
     return NetworkSnapshot(peers, tuple(stages), pipeline, snapshot_name(members))
 
 
-def _hops_of(peers: Sequence[str], profiles: Sequence[Profile]) -> tuple[Floats, Floats]:
+def _hops_of(
+    peers: Sequence[str], profiles: Sequence[Profile]
+) -> tuple[pipelines.Floats, pipelines.Floats]:
     """The delay and the transfer time of a microbatch between these peers, both (P, P)."""
     latency_s = np.array([[p.latency_s.get(peer, math.nan) for peer in peers] for p in profiles])
     latency_s = np.fmin(latency_s, latency_s.T)  # both ends measure; the shorter is the link's
@@ -117,7 +104,7 @@ def _hops_of(peers: Sequence[str], profiles: Sequence[Profile]) -> tuple[Floats,
     return delay_s, transfer_s
 
 
-def _known(measured: Floats | Sequence[float], usual: float) -> Floats:
+def _known(measured: pipelines.Floats | Sequence[float], usual: float) -> pipelines.Floats:
     """The measurements, with the median of those that are known in place of NaN."""
     measured = np.array(measured)
     gaps = np.isnan(measured)

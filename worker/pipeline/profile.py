@@ -210,7 +210,10 @@ class LinkProber:
         if len(others) == len(able):
             return None  # this peer does not serve yet
         self._failed = {c.peer: self._failed[c.peer] for c in others if c.peer in self._failed}
-        due = min(sorted(others, key=self._rank)[:_MOST_PEERS], key=self._due_s, default=None)
+        ranked = sorted(
+            others, key=lambda m: xxhash.xxh3_64_intdigest(f"{self._me}/{m.peer}".encode())
+        )
+        due = min(ranked[:_MOST_PEERS], key=self._due_s, default=None)
         if due is None or self._due_s(due) > now:
             return None
         self._busy = True
@@ -224,9 +227,6 @@ class LinkProber:
             self._failed.pop(peer, None)
         else:
             self._failed[peer] = now
-
-    def _rank(self, member: Member) -> int:
-        return xxhash.xxh3_64_intdigest(f"{self._me}/{member.peer}".encode())
 
     def _due_s(self, member: Member) -> float:
         measured_s = self._measured_at(member.peer)

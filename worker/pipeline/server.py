@@ -16,22 +16,12 @@ from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import cancel
+from murmuration.worker.pipeline import stage_call
 from murmuration.worker.pipeline.barrier import IterationTracker
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.forwarder import Forwarder
 from murmuration.worker.pipeline.planner import RoutePlanner
-from murmuration.worker.pipeline.stage_call import (
-    Hop,
-    Incarnation,
-    JobFailed,
-    MicrobatchDropped,
-    StageCall,
-    StageCallKey,
-    StageCallTooLarge,
-    StageReply,
-    TryElsewhere,
-    call_bytes,
-)
+from murmuration.worker.pipeline.stage_call import StageCall, StageReply, TryElsewhere
 from murmuration.worker.training.mailbox import JobKind
 from murmuration.worker.transport import Stream
 
@@ -55,8 +45,8 @@ class StageServer:
         self._context, self._budget, self._reported = context, context.budget, reported
         self._tracker, self._forwarder, self._planner = tracker, forwarder, planner
         # By call and stage: work under way or done, and the size of what is kept of it.
-        self._calls: dict[tuple[StageCallKey, int], asyncio.Task[StageReply]] = {}
-        self._kept: dict[tuple[StageCallKey, int], int] = {}
+        self._calls: dict[tuple[stage_call.StageCallKey, int], asyncio.Task[StageReply]] = {}
+        self._kept: dict[tuple[stage_call.StageCallKey, int], int] = {}
         self._turned = asyncio.Event()  # another iteration has begun, or one is over
         self._disagreeing: set[str] = set()
         self._warnings = Warnings(context.log)
@@ -75,12 +65,12 @@ class StageServer:
                 context.counts.other_snapshots += 1
                 context.suspect(origin)
             reply = await self._reply(call, asked, stream)
-        except (MicrobatchDropped, TryElsewhere, wire.WireError) as error:
-            elsewhere = not isinstance(error, MicrobatchDropped)
+        except (stage_call.MicrobatchDropped, TryElsewhere, wire.WireError) as error:
+            elsewhere = not isinstance(error, stage_call.MicrobatchDropped)
             failed = pb.StageCallFailed(reason=str(error), elsewhere=elsewhere)
-            if isinstance(error, JobFailed):
+            if isinstance(error, stage_call.JobFailed):
                 self._warnings.add(f"a stage call of {shown(call.sender)} has failed", str(error))
-            elif isinstance(error, StageCallTooLarge):  # or so its sender says
+            elif isinstance(error, stage_call.StageCallTooLarge):  # or so its sender says
                 self._warnings.add(str(error))
             await stream.send(pb.StageCallDown(failed=failed).SerializeToString())
         else:
@@ -102,7 +92,7 @@ class StageServer:
         report, tracker = wire.parse(pb.FinishedRequest, request), self._tracker
         if report.run != self._context.run:
             raise wire.WireError("a report on another run")
-        origin = Incarnation(report.origin, report.epoch)
+        origin = stage_call.Incarnation(report.origin, report.epoch)
         tracker.reported(report.iteration, origin, report.counted)
         self._reported()
         if report.counted:
@@ -162,9 +152,11 @@ class StageServer:
         if shape[2] != most[2]:
             raise wire.WireError(f"activations of width {shape[2]}; this run's have {most[2]}")
         if shape[0] > most[0] or shape[1] > most[1]:
-            raise StageCallTooLarge(f"activations of shape {shape}; a batch of this run: {most}")
+            raise stage_call.StageCallTooLarge(
+                f"activations of shape {shape}; a batch of this run: {most}"
+            )
         if size > limit_bytes:
-            raise StageCallTooLarge(
+            raise stage_call.StageCallTooLarge(
                 f"[stages] memory_mib: the activations of one microbatch take {size / 2**20:.2g} "
                 f"MiB, of which {limit_bytes / 2**20:.2g} are taken here; raise memory_mib on this "
                 "machine, or make batches smaller"
@@ -175,10 +167,9 @@ class StageServer:
             raise wire.WireError(f"a route of {len(route)} stages that this model does not have")
         if header.microbatch >= context.config.microbatches:
             raise wire.WireError("a microbatch more than its origin has in an iteration")
-        key = StageCallKey(
-            header.iteration, Incarnation(header.origin, header.epoch), header.microbatch
-        )
-        rest = tuple(Hop(hop.stage, hop.peer) for hop in header.rest)
+        origin = stage_call.Incarnation(header.origin, header.epoch)
+        key = stage_call.StageCallKey(header.iteration, origin, header.microbatch)
+        rest = tuple(stage_call.Hop(hop.stage, hop.peer) for hop in header.rest)
         return StageCall(key, header.stage, rest, shape, header.snapshot, header.sender)
 
     async def _reply(
@@ -192,7 +183,7 @@ class StageServer:
             if call.stage > 0:
                 self._tracker.heard(call.key.iteration, call.key.origin)
             # A loss holds nothing for long, and must never wait for memory.
-            size = call_bytes(header.total_bytes) if call.stage else 0
+            size = stage_call.call_bytes(header.total_bytes) if call.stage else 0
             release = partial(self._budget.release, size, call.sender)
             await self._budget.acquire(size, call.sender)
             try:
@@ -215,7 +206,7 @@ class StageServer:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise MicrobatchDropped("the iteration is over") from None
+                raise stage_call.MicrobatchDropped("the iteration is over") from None
             raise
 
     def _start(self, call: StageCall, values: memoryview, release: Callable[[], None]) -> None:
@@ -246,7 +237,7 @@ class StageServer:
         if context.stage != call.stage or (call.stage == 0 and origin.peer != context.me):
             raise TryElsewhere(f"stage {call.stage} is not served here")
         if call.stage == 0 and origin != context.incarnation:
-            raise MicrobatchDropped(f"its origin {origin.peer} has started again")
+            raise stage_call.MicrobatchDropped(f"its origin {origin.peer} has started again")
         tracker, iteration = self._tracker, call.key.iteration
         while tracker.iteration < iteration and not tracker.is_far(iteration):
             await self._turned.wait()
@@ -272,7 +263,7 @@ class StageServer:
         try:
             given = (key.iteration, key.number, shape, values, reply.gradient)
             backward = await compute(JobKind.BACKWARD, *given)
-        except MicrobatchDropped:
+        except stage_call.MicrobatchDropped:
             if new:  # else an earlier call has put it into the sum
                 self._tracker.failed(key)
             raise
@@ -297,4 +288,4 @@ async def _activations(header: pb.StageCallHeader, stream: Stream) -> memoryview
             f"each MiB has {_FRAME_S:g} s"
         ) from None
     incoming.verify()
-    return incoming.buffer
+    return incoming.raw

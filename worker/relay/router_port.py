@@ -101,11 +101,10 @@ class RouterPort(Component):
             await self._node.offload(lambda: self._node.router.close(address))
 
     async def _ask(self) -> None:
-        self._again_at = self._node.clock() + _AGAIN_S
+        node = self._node
+        self._again_at = node.clock() + _AGAIN_S
         try:
-            address = await self._node.offload(
-                lambda: self._node.router.open(self._bound, self._address)
-            )
+            address = await node.offload(lambda: node.router.open(self._bound, self._address))
         except NoRouterPort as error:
             self.refused = str(error)
             if self._address:

@@ -122,6 +122,7 @@ class Tunnels:
         # By address, those first that nobody uses.
         self._ports: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._tasks = Tasks()
+        self.close = self._tasks.close
         self._failed_at: dict[str, float] = {}  # by relay
         # The address that this peer advertises, and the one that it is bound to: where it is itself
         # the relay it need not be able to dial the former.
@@ -149,9 +150,6 @@ class Tunnels:
         """Closes the ports that lead to other addresses than these; open tunnels go on."""
         for address in [each for each in self._ports if each not in needed]:
             self._ports.pop(address)[1].cancel()
-
-    async def close(self) -> None:
-        await self._tasks.close()
 
     async def _listen(self, listening: socket.socket, peer: str, relays: tuple[str, ...]) -> None:
         """Until cancelled; tunnels that are open then go on."""

@@ -18,22 +18,11 @@ from murmuration.worker.simulation.virtual_loop import running
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures of one run.
+    """The figures of one run."""
 
-    Args:
-        peers: at the beginning; `unfinished` of them lived, and did not come to the end.
-        sync_median_s, sync_mean_s, sync_p99_s: time of a round, from a peer's last inner step to
-            its new anchor, of the rounds in which it exchanged something; None if there was none.
-        idle_share: of the peers' time, spent in rounds.
-        spread, distance: as the functions of that name give them, of the live peers' anchors.
-        rounds, rounds_failed: of all peers together; `reasons`: the most frequent first.
-        half_applied: rounds that some of their group have applied and others not.
-        bytes_per_round: sent by a peer in a round.
-        virtual_s: how long the run would have taken.
-        events: that were simulated.
-    """
-
-    peers: int
+    peers: int  # at the beginning
+    # Time of a round, from a peer's last inner step to its new anchor, of the rounds in which it
+    # exchanged something; None if there was none.
     sync_median_s: float | None
     sync_mean_s: float | None
     sync_p99_s: float | None

@@ -19,27 +19,9 @@ _MOST_PEERS_OF_A_MEAN = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One simulated run. Raises ValueError: a value out of range, with the reason.
+    """One simulated run. Raises ValueError: a value out of range, with the reason."""
 
-    Args:
-        preset: `noloco`, rounds in pairs; `diloco`, the leaderless mean of all.
-        rounds: outer rounds of every peer.
-        inner_steps: H.
-        step_s, step_spread: mean time of an inner step, and its standard deviation over the mean.
-        link: of every peer; its loss is the streams that each link breaks per minute of their life.
-        latency_spread: standard deviation of a message's delay over its mean, lognormal; 0: always
-            the mean, or within the link's jitter.
-        slow_factor, slow_share: how much longer slow peers take for a step, and their share.
-        partition: from when to when (s) the swarm is cut into two halves.
-        crash_share: of the peers that die, each at a random time.
-        freeze_share, freeze_s: of the peers that stand still once, and for how long.
-        group_size: of `noloco`; 2 is a pair.
-        params: values that are exchanged; only their bytes count.
-        codec: wire codec of pseudo-gradients and of their means; anchors travel as fp32.
-        merge: of `diloco`; with `keep` replicas keep what the codec leaves out.
-    """
-
-    preset: Preset = "noloco"
+    preset: Preset = "noloco"  # rounds in pairs; or `diloco`, the leaderless mean of all
     peers: int = 16
     rounds: int = 20  # outer rounds of every peer
     inner_steps: int = 50  # H

@@ -8,6 +8,9 @@ llama_config.py its sizes, and presets
 llama_bytes.py  the default task: that decoder on the bytes of a text
 huggingface.py  the task for a model of transformers, in full or by LoRA
 """
+# What it imports is what it gives.
+# mypy: implicit-reexport
+# ruff: noqa: F401
 
 from murmuration.worker.errors import TaskError, TextError
 from murmuration.worker.tasks.loading import (
@@ -33,27 +36,3 @@ from murmuration.worker.tasks.task import (
     Warns,
     next_batch,
 )
-
-__all__ = [
-    "OWN_LOOP",
-    "Batch",
-    "Cursor",
-    "ExportsToHuggingFace",
-    "Generates",
-    "Measures",
-    "OptimizesItself",
-    "SchedulesItself",
-    "SharesSamples",
-    "StageModule",
-    "Staged",
-    "Streams",
-    "Task",
-    "TaskError",
-    "TextError",
-    "Warns",
-    "import_factory",
-    "least_bytes",
-    "load_task",
-    "local_settings",
-    "next_batch",
-]

@@ -277,6 +277,5 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise TaskError(
-            f"task 'huggingface' needs {error.name}: pip install 'murmuration[hf]'"
-        ) from error
+        why = f"task 'huggingface' needs {error.name}: pip install 'murmuration[hf]'"
+        raise TaskError(why) from error

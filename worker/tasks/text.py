@@ -187,8 +187,7 @@ def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
         fixed = itertools.takewhile(lambda part: not globbing.has_magic(part), path.parts[:-1])
         root = Path(*fixed)
         matches = globbing.iglob(str(path), recursive=True)
-        found = (match for match in matches if _is_file(match) or _leads_nowhere(match))
-        names = [Path(match).relative_to(root).as_posix() for match in found]
+        names = [Path(each).relative_to(root).as_posix() for each in matches if _is_listed(each)]
         missing = ""
     elif path.is_symlink():
         to = os.readlink(path)
@@ -198,10 +197,8 @@ def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
         why = f"no such file or folder (looked at {path.absolute()}): name one that exists"
         raise _refused(source, f"{why}, or {STDLIB!r} for Python's own sources")
     if not names:
-        missing = (
-            missing or f"no file matches: check the pattern (it is read relative to {Path.cwd()})"
-        )
-        raise _refused(source, missing)
+        unmatched = "no file matches: check the pattern (it is read relative to"
+        raise _refused(source, missing or f"{unmatched} {Path.cwd()})")
     return root, sorted(names)
 
 
@@ -214,16 +211,17 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[str]:
         ]
         for name in files:
             path = os.path.join(folder, name)
-            if not name.startswith(".") and (_is_file(path) or _leads_nowhere(path)):
+            if not name.startswith(".") and _is_listed(path):
                 yield Path(path).relative_to(root).as_posix()
-
-
-def _is_file(path: str) -> bool:
-    return os.path.isfile(path)  # not a pipe or a device, which would block or never end
 
 
 def _leads_nowhere(path: str) -> bool:
     return os.path.islink(path) and not os.path.exists(path)
+
+
+def _is_listed(path: str) -> bool:
+    """Not a pipe or a device, which would block or never end."""
+    return os.path.isfile(path) or _leads_nowhere(path)
 
 
 def _load_files(source: str, root: Path, names: Sequence[str]) -> Corpus:
@@ -317,9 +315,8 @@ class Streamed:
         try:
             datasets: Any = importlib.import_module("datasets")
         except ModuleNotFoundError as error:
-            raise TaskError(
-                f"dataset: needs {error.name}: pip install 'murmuration[datasets]'"
-            ) from error
+            why = f"dataset: needs {error.name}: pip install 'murmuration[datasets]'"
+            raise TaskError(why) from error
         self._source, self._column, self._end = dict(source), column, end
         self._tokenized = tokenized
         with self._as_task_error():

@@ -31,10 +31,9 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
-from murmuration.worker.tasks import Cursor, Task, TaskError, next_batch
+from murmuration.worker.tasks import Cursor, TaskError, next_batch
 from murmuration.worker.training.device import moved
 from murmuration.worker.training.model import trained_parameters
-from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 
 _NAME = "seed_space_of_"
@@ -148,18 +147,12 @@ class SeedReplica(InnerReplica):
     """Steps along drawn directions, not gradients. train thread only. Args: model: with a seed
     space."""
 
-    def __init__(
-        self, task: Task, model: nn.Module, config: InnerConfig, cursor: Cursor, steps: int
-    ) -> None:
-        super().__init__(task, model, config, cursor, steps)
-        space = seed_space_of(model)
-        assert space is not None, "the model was given one"
-        self._space = space
-
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """Finds the slope along the direction that is drawn for this place in the samples, by two
         forward passes with the same dropout; 0 where that is not finite."""
-        space, reach, count = self._space, self._config.perturbation, self._config.accumulate
+        reach, count = self._config.perturbation, self._config.accumulate
+        space = seed_space_of(self.model)
+        assert space is not None, "the model was given one"
         space.follow()
         index = drawn_seed(self.cursor, space.coefficients.numel())
         batches = [moved(next_batch(self.batches, "train"), self._device) for _ in range(count)]

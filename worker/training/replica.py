@@ -31,16 +31,10 @@ _STILL_S, _STILL = 5.0, 0.1  # of a peer that stood still, at least; of a period
 
 class Replica:
     """A model that is trained, and its optimizers, as the outer loop sees them. train thread only.
+    Attributes: loss: of the last step; NaN where there is none."""
 
-    Attributes:
-        parameters: local ones and statistics by name, detached: writing changes the model.
-        loss: of the last step; NaN where there is none.
-        accessor: of parameters that other processes hold in part.
-        tokens_per_sample: None where the task does not say.
-    """
-
-    accessor: "Site | None" = None
-    tokens_per_sample: int | None = None
+    accessor: "Site | None" = None  # of parameters that other processes hold in part
+    tokens_per_sample: int | None = None  # None where the task does not say
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self.model, self.optimizers, self.loss = model, optimizers, math.nan

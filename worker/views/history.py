@@ -17,15 +17,8 @@ from typing import Any
 
 from murmuration.protos.events import costliest, float_of, int_of, place_of, text_of, verdict_words
 from murmuration.protos.figures import shown
-from murmuration.worker.views.summary import (
-    LIVE,
-    Document,
-    PeerSummary,
-    SwarmSummary,
-    maps_of,
-    name_of,
-    summary_of,
-)
+from murmuration.worker.views import summary as views
+from murmuration.worker.views.summary import Document, PeerSummary, SwarmSummary, maps_of
 
 MOST_PEERS = 128
 MOST_LINKS = 2000
@@ -117,7 +110,8 @@ class History:
     def add(self, look: Look) -> None:
         with self._lock:
             self._time_s = look.time_s
-            members = {name_of(each): each for each in maps_of(look.first, "members")[:MOST_PEERS]}
+            listed = maps_of(look.first, "members")[:MOST_PEERS]
+            members = {views.name_of(each): each for each in listed}
             addresses = {str(each.get("address")): name for name, each in members.items()}
             gone = [name for name in self._peers if name not in members]  # these make room
             for name in members:
@@ -178,9 +172,9 @@ class History:
         peer, now_s = self._peers[name], self._time_s
         before, seen_s = peer.summary, peer.summary.seen_s
         patient = own is None and seen_s is not None and now_s - seen_s < _PATIENCE_S
-        if patient and text_of(member, "health") in LIVE:
+        if patient and text_of(member, "health") in views.LIVE:
             return
-        after = peer.summary = summary_of(member, own, addresses)
+        after = peer.summary = views.summary_of(member, own, addresses)
         peer.steps.add(after.step, now_s)
         if own is None:
             after.seen_s = seen_s
@@ -192,7 +186,7 @@ class History:
             after.seen_s = now_s
             _keep_rounds(peer, own, now_s)
             for each in maps_of(own, "members"):
-                if (other := name_of(each)) in self._peers:
+                if (other := views.name_of(each)) in self._peers:
                     peer.sent[other].add(int_of(each, "sent_bytes"), now_s)
                     peer.received[other].add(int_of(each, "received_bytes"), now_s)
             peer.sent[""].add(after.bytes_sent, now_s)
@@ -270,7 +264,7 @@ def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
     told: dict[tuple[str, str], dict[str, Any]] = {}
     for name, own in look.answers.items():
         for member in maps_of(own, "members")[:MOST_PEERS]:
-            other = name_of(member)
+            other = views.name_of(member)
             if name not in peers or other not in peers or other == name:
                 continue
             low, high = min(name, other), max(name, other)

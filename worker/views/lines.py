@@ -85,9 +85,8 @@ def _run(event: Event) -> str:
 
 def page_event(url: str, token_path: Path | None) -> dict[str, object]:
     """Where readers show a token, it has the token's file, never the token."""
-    return events.new_event(
-        "page", url=url, **({"token_file": str(token_path)} if token_path else {})
-    )
+    kept = {"token_file": str(token_path)} if token_path else {}
+    return events.new_event("page", url=url, **kept)
 
 
 def page_words(event: Mapping[str, object], *, terminal: bool) -> str:

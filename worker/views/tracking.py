@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from murmuration.protos.events import float_of, int_of
 from murmuration.worker.errors import ConfigError
@@ -36,33 +36,27 @@ _OF_ROUND = {"exchange_s": "rounds/exchange_s", "stall_s": "rounds/stall_s"}
 Event = dict[str, object]
 
 
-class TensorBoard:
-    """Event files in OUT/tensorboard."""
-
-    def __init__(self, module: Any, out: Path, peer: str) -> None:
-        self._writer = module.SummaryWriter(str(out / "tensorboard" / peer))
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
+class _Tracker(NamedTuple):
+    kind: str
+    log: Callable[[dict[str, float], int], object]  # figures, step
+    close: Callable[[], object]
 
 
-class TrackedRun:
-    """Weights & Biases, or trackio, which has the same functions."""
+def _begun(name: str, module: Any, out: Path, peer: str) -> _Tracker:
+    """TensorBoard has event files in OUT/tensorboard; the others have the same functions."""
+    if name == "tensorboard":
+        writer = module.SummaryWriter(str(out / "tensorboard" / peer))
 
-    def __init__(self, module: Any, out: Path, peer: str) -> None:
-        where = {"dir": str(out)} if module.__name__ == "wandb" else {}
-        self._module = module
-        self._run = module.init(project="murmuration", name=peer, **where)
+        def log(figures: dict[str, float], step: int) -> None:
+            for key, value in figures.items():
+                writer.add_scalar(key, value, step)
 
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        self._module.log(dict(figures), step=step)
-
-    def close(self) -> None:
-        self._module.finish()
+        return _Tracker("TensorBoard", log, writer.close)
+    where = {"dir": str(out)} if name == "wandb" else {}
+    module.init(project="murmuration", name=peer, **where)
+    return _Tracker(
+        "TrackedRun", lambda figures, step: module.log(figures, step=step), module.finish
+    )
 
 
 class Trackers:
@@ -80,11 +74,10 @@ class Trackers:
                 raise ConfigError(
                     f"--track {name}: it is not installed: pip install 'murmuration[{name}]'"
                 ) from error
-        self._trackers: list[TensorBoard | TrackedRun] = []
+        self._trackers: list[_Tracker] = []
         for name, module in modules.items():
-            kind = TensorBoard if name == "tensorboard" else TrackedRun
             try:
-                self._trackers.append(kind(module, out, peer))
+                self._trackers.append(_begun(name, module, out, peer))
             except Exception as error:  # of a library
                 raise ConfigError(f"--track {name}: it cannot begin: {error}") from error
         self._announce, self._step = announce, 0
@@ -112,8 +105,9 @@ class Trackers:
                         tracker.log(*told)
                 except Exception as error:  # of a library: training goes on without it
                     failed.add(number)
-                    kind = type(tracker).__name__
-                    text = f"{kind} takes no more figures: {error}; training goes on without"
+                    text = (
+                        f"{tracker.kind} takes no more figures: {error}; training goes on without"
+                    )
                     self._announce({"event": "warning", "text": text})
         for tracker in self._trackers:
             tracker.close()

@@ -6,6 +6,9 @@ each frame, then the hash of the whole, then that the values are finite. Nothing
 `tensors` knows torch; `payloads` and `messages` know the protos; this package knows both, and no
 other does.
 """
+# What it imports is what it gives.
+# mypy: implicit-reexport
+# ruff: noqa: F401
 
 from murmuration.worker.wire.messages import (
     Reduction,
@@ -57,50 +60,3 @@ from murmuration.worker.wire.tensors import (
     state_parts,
     tensor_hash,
 )
-
-__all__ = [
-    "HASH_BYTES",
-    "MAX_FRAME_BYTES",
-    "Again",
-    "Commitment",
-    "Incoming",
-    "Leaves",
-    "Payload",
-    "Reduction",
-    "ReductionHeader",
-    "WireError",
-    "are_finite",
-    "average",
-    "check_name",
-    "check_values",
-    "claimed_sender",
-    "counted_members",
-    "decode",
-    "encode",
-    "encoded_bytes",
-    "encoding_error",
-    "frame_messages",
-    "group_hash",
-    "hash64",
-    "history_from_message",
-    "history_to_message",
-    "is_finite",
-    "lease_news_from_message",
-    "lease_news_to_message",
-    "member_from_message",
-    "member_to_message",
-    "parse",
-    "payload_messages",
-    "reduction_from_message",
-    "reduction_to_message",
-    "refusal",
-    "refusal_kind",
-    "root_of",
-    "signed_member_to_message",
-    "split_state",
-    "state_hash",
-    "state_parts",
-    "status_reply",
-    "tensor_hash",
-    "unpack_document",
-]

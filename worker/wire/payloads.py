@@ -101,7 +101,7 @@ class Incoming:
 
     def __init__(self, total_bytes: int, whole_hash: int) -> None:
         self.total_bytes, self.hash = total_bytes, whole_hash
-        self.buffer = memoryview(bytearray(total_bytes))
+        self.raw = memoryview(bytearray(total_bytes))
         self.received_bytes = 0
 
     def part(self, begin: int, end: int) -> "Incoming":
@@ -114,7 +114,7 @@ class Incoming:
     def held(cls, payload: memoryview, whole_hash: int) -> "Incoming":
         """A payload that is here already: this peer's own."""
         incoming = cls(0, whole_hash)
-        incoming.buffer = payload
+        incoming.raw = payload
         incoming.total_bytes = incoming.received_bytes = len(payload)
         return incoming
 
@@ -135,7 +135,7 @@ class Incoming:
         if hash64(carried) != frame.hash:
             raise Again(f"the frame at {frame.offset} is damaged: its hash differs")
         payload = unpack(carried, size, frame.columns) if frame.raw_bytes else carried
-        self.buffer[frame.offset : frame.offset + size] = payload
+        self.raw[frame.offset : frame.offset + size] = payload
         self.received_bytes += size
         return len(carried), size
 
@@ -143,7 +143,7 @@ class Incoming:
         """Raises Again unless everything is here and has the announced hash."""
         if not self.complete:
             raise Again(f"{self.received_bytes} of {self.total_bytes} bytes arrived")
-        if hash64(self.buffer) != self.hash:
+        if hash64(self.raw) != self.hash:
             raise Again("the payload is damaged: its hash differs")
 
 

@@ -91,15 +91,13 @@ class Checks:
     ) -> None:
         self._context, self._shards, self._reductions = context, shards, reductions
         self.doubts, self._tasks = Doubts(), Tasks()
+        self.close = self._tasks.close
         # Of each fragment, as they came: a round that is tried again has more than one.
         self._own: dict[int, list[dict[ShardKey, dict[bytes, wire.Commitment]]]] = {}
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
         self._announced: dict[ShardKey, set[bytes]] = {}
         self._hints: dict[ShardKey, int] = {}  # leaves that others have told of
         self._completed: Counter[int] = Counter()
-
-    async def close(self) -> None:
-        await self._tasks.close()
 
     def commitment(self, shard: ShardRange, payload: memoryview, weight: int) -> wire.Commitment:
         return wire.Commitment(self._context.codec, self._context.leaves(shard), payload, weight)
@@ -218,14 +216,9 @@ class Checks:
             return None
         start, stop = leaves.bounds(leaf)
         at, end = map(self._context.reduction_codec.encoded_bytes, (start, stop))
-        return _Drawn(
-            given,
-            leaf,
-            leaves.count,
-            stop - start,
-            memoryview(bytearray(reduction.payload.raw[at:end])),
-            self._shown(given.key, given.header.root(self._context.me), leaf),
-        )
+        mean = memoryview(bytearray(reduction.payload.raw[at:end]))
+        own = self._shown(given.key, given.header.root(self._context.me), leaf)
+        return _Drawn(given, leaf, leaves.count, stop - start, mean, own)
 
     def _follows(self, given: Given) -> bool:
         """Whether a mean takes up nothing, or what its reducer has left in the round before, as far
@@ -252,16 +245,11 @@ class Checks:
                     await self._tell_of(each)
 
     def _request(self, wanted: Sequence[tuple[_Drawn, bytes]]) -> pb.CheckRequest:
-        leaf, key = pb.CheckRequest.Leaf, wanted[0][0].given.key
-        return pb.CheckRequest(
-            run=self._context.run,
-            sender=self._context.me,
-            fragment=key.fragment,
-            round=key.round,
-            leaves=[
-                leaf(shard=each.given.key.shard, leaf=each.leaf, root=root) for each, root in wanted
-            ],
-        )
+        key, me, run = wanted[0][0].given.key, self._context.me, self._context.run
+        request = pb.CheckRequest(run=run, sender=me, fragment=key.fragment, round=key.round)
+        for each, root in wanted:
+            request.leaves.add(shard=each.given.key.shard, leaf=each.leaf, root=root)
+        return request
 
     async def _ask(self, peer: str, drawn: Sequence[_Drawn]) -> _Answers:
         """What a peer shows, by shard and root; None where nobody is to blame that it shows

@@ -153,7 +153,7 @@ class Contributor:
             return
         each_part = enumerate(zip(shards, orders, raws, strict=True))
         parts = [_Part(ShardKey(fragment, begin.round, index), *each) for index, each in each_part]
-        keys = [part.key for part in parts if context.plan.checks_means]
+        keys = [part.key for part in parts if context.plan.compares_norms]
         self._reducer.checks.contributes(fragment, keys)
         if earlier := self._rounds.get(fragment):
             self._drop(earlier)
@@ -303,7 +303,7 @@ class Contributor:
         weight, stays = context.weight(round_.begin.weight), part.target == context.me
 
         def work() -> wire.Payload:
-            if context.plan.checks_means:
+            if context.plan.compares_norms:
                 part.commitment = checks.commitment(shard, raw, weight)
             pack = context.compression.payload
             return wire.Payload.of(raw) if stays else pack(context.codec, raw)
@@ -362,7 +362,7 @@ class Contributor:
                     come = part.incoming
                     if header is not None and come is not None and come.complete:
                         come.verify()
-                        return wire.Reduction(header, wire.Payload(come.buffer, header.hash))
+                        return wire.Reduction(header, wire.Payload(come.raw, header.hash))
         finally:
             if sending is not None:
                 sending.cancel()
@@ -532,7 +532,7 @@ class Contributor:
         for part, out in self._left_out(round_):
             if self._reducer.checks.doubts.again(part.target, begin.fragment, begin.round):
                 context.caught(part.target, f"{part.key} leaves out {', '.join(sorted(out))}")
-        if context.plan.checks_means:
+        if context.plan.compares_norms:
             others = [
                 Given(part.key, part.shard, part.reduction)
                 for part in round_.parts

@@ -28,7 +28,7 @@ async def reduce(
 
     def work() -> "tuple[wire.Payload, Tensor | None, list[wire.Commitment]]":
         over, aggregation = context.plan.mean_over, context.config.aggregation
-        given = [each.buffer for each in due.inputs]
+        given = [each.raw for each in due.inputs]
 
         def mean_of(values: "Iterable[Tensor]") -> "Tensor":
             return aggregate(values, due.factors, due.weights, over=over, aggregation=aggregation)
@@ -42,7 +42,7 @@ async def reduce(
         lefts = [
             wire.Commitment(LEFT_CODEC, context.leaves(shard), wire.encode(LEFT_CODEC, left), 0)
             for left in (before, left_out)
-            if left is not None and context.plan.checks_means
+            if left is not None and context.plan.compares_norms
         ]
         return context.compression.payload(codec, raw), left_out, lefts
 

@@ -25,14 +25,8 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
+from murmuration.worker.exchange.allreduce import closing
 from murmuration.worker.exchange.allreduce.checks import Checks
-from murmuration.worker.exchange.allreduce.closing import (
-    KEPT_ROUNDS,
-    DueMean,
-    OpenShard,
-    PeerContribution,
-    ReducedShards,
-)
 from murmuration.worker.exchange.allreduce.mean import Residuals, reduce
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import Group, ShardKey, View
@@ -67,8 +61,8 @@ class _Offer:
     norm: float
     own: wire.Payload | None = None
     held_until: float = math.inf  # or it is part of `shard`
-    shard: OpenShard | None = None
-    contribution: PeerContribution | None = None
+    shard: closing.OpenShard | None = None
+    contribution: closing.PeerContribution | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)  # it is held no longer
     answer: "asyncio.Future[Answer]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -100,7 +94,7 @@ class Reducer:
 
     def __init__(self, context: Context, residuals: Residuals | None = None) -> None:
         self._context = context
-        self.shards = ReducedShards(context)
+        self.shards = closing.ReducedShards(context)
         self._offers: dict[_Offer, None] = {}  # without an answer yet, in their order
         self._reductions: dict[ShardKey, wire.Reduction] = {}
         self._residuals = Residuals() if residuals is None else residuals
@@ -201,8 +195,14 @@ class Reducer:
             case Redirect(peer):
                 redirect = pb.ExchangeDown(redirect=pb.Redirect(peer=peer))
                 await stream.send(redirect.SerializeToString())
-            case Refusal():
-                await self._refuse(offer.header, answer, stream)
+            case Refusal(kind, reason):
+                header, context = offer.header, self._context
+                if answer.faulty:
+                    misfit = wire.Again(reason) if kind == "again" else wire.WireError(reason)
+                    context.refused(misfit, header.sender, header.round)
+                elif kind != "run":
+                    context.counts.refuse(kind)
+                await _send_refusal(stream, kind, reason)
             case wire.Reduction():
                 self.shards.given.add(offer.key)
                 await self._give(answer, offer.header.reduction_offset, stream)
@@ -253,7 +253,7 @@ class Reducer:
         self.shards.came(offer.key, offer.header.sender, context.clock() - began)
         return None
 
-    async def _verify(self, offer: _Offer, contribution: PeerContribution) -> Answer | None:
+    async def _verify(self, offer: _Offer, contribution: closing.PeerContribution) -> Answer | None:
         """Sees to it that what has come can be averaged. Raises WireError."""
         context, header, incoming = self._context, offer.header, contribution.incoming
         key, codec = offer.key, context.codec
@@ -267,10 +267,10 @@ class Reducer:
 
         def check() -> float:
             if (root := contribution.root) and root != self.checks.commitment(
-                shard, incoming.buffer, contribution.weight
+                shard, incoming.raw, contribution.weight
             ).root:
                 raise wire.WireError("the contribution is not the one that its root stands for")
-            return wire.check_values(codec, incoming.buffer, elements, exact=shard.exact)
+            return wire.check_values(codec, incoming.raw, elements, exact=shard.exact)
 
         norm = await context.worked(elements, check)
         if context.plan.compares_norms and norm > NORM_SLACK * header.norm:
@@ -284,21 +284,11 @@ class Reducer:
         self._close_due()
         return answer
 
-    async def _refuse(
-        self, header: pb.ContributionHeader, refused: Refusal, stream: Stream
-    ) -> None:
-        kind, reason = refused.kind, refused.reason
-        if refused.faulty:
-            error = wire.Again(reason) if kind == "again" else wire.WireError(reason)
-            self._context.refused(error, header.sender, header.round)
-        elif kind != "run":
-            self._context.counts.refuse(kind)
-        await _send_refusal(stream, kind, reason)
-
     async def _give(self, reduction: wire.Reduction, offset: int, stream: Stream) -> None:
-        context, payload = self._context, reduction.payload
+        context = self._context
         await stream.send(wire.reduction_to_message(reduction.header))
-        for message, size, raw in wire.payload_messages(pb.ExchangeDown, payload, offset):
+        frames = wire.payload_messages(pb.ExchangeDown, reduction.payload, offset)
+        for message, size, raw in frames:
             context.reductions_sent.add(size, raw, context.reduction_codec)
             await context.sent(stream, message)
 
@@ -350,7 +340,7 @@ class Reducer:
         if key not in shards.closed:
             if version is None or key.round > version:
                 return None
-            if key.round < version - KEPT_ROUNDS:
+            if key.round < version - closing.KEPT_ROUNDS:
                 reason = f"round {key.round} closed long ago, this peer is at {version}"
                 return Refusal("pruned", reason)
         if group is None:
@@ -377,14 +367,14 @@ class Reducer:
             weight = self._context.weight(header.weight)
             if not 0 <= offer.norm < math.inf:
                 raise ValueError(f"{offer}: a norm of {offer.norm}")
-            if len(header.root) != (wire.HASH_BYTES if self._context.plan.checks_means else 0):
+            if len(header.root) != (wire.HASH_BYTES if self._context.plan.compares_norms else 0):
                 raise ValueError(f"{offer}: no root of its values")
         except ValueError as error:
             return Refusal("invalid", str(error), faulty=True)
         if not self.shards.admits(header.sender, group):
             return None
         self.shards.announced(key, header.sender, offer.norm)
-        entry = offer.shard = self.shards.open.setdefault(key, OpenShard())
+        entry = offer.shard = self.shards.open.setdefault(key, closing.OpenShard())
         given = None if own is not None else entry.contributions.get(header.sender)
         if given is not None and given.incoming.hash != header.hash:
             if entry.computing is None:
@@ -396,7 +386,7 @@ class Reducer:
                 incoming = wire.Incoming.held(own.raw, own.hash)
                 entry.contributed(header.sender, self._context.clock())
             whole = own is not None
-            given = PeerContribution(incoming, weight, offer.norm, header.root, whole=whole)
+            given = closing.PeerContribution(incoming, weight, offer.norm, header.root, whole=whole)
             entry.contributions[header.sender] = given
         offer.contribution = given
         if not given.whole or own is not None:
@@ -436,7 +426,7 @@ class Reducer:
         for due in self.shards.close(self._context.clock()):
             self._tasks.spawn(self._compute(due))
 
-    async def _compute(self, due: DueMean) -> None:
+    async def _compute(self, due: closing.DueMean) -> None:
         context, key, shard = self._context, due.key, due.shard
         for peer in due.left_out:
             context.left_out(peer)
@@ -457,14 +447,14 @@ class Reducer:
                     self._residuals.keep(key, shard.start, shard.stop, before, left_out)
         self._look_again()
 
-    async def _tell_alike(self, due: DueMean) -> None:
+    async def _tell_alike(self, due: closing.DueMean) -> None:
         """Says who contributes the same, where it is something: other values than zeros."""
         context, shard = self._context, due.shard
         codec, elements = context.codec, shard.stop - shard.start
         for peers in due.alike:
             if context.known_alike(peers):
                 continue
-            given = due.inputs[due.contributors.index(peers[0])].buffer
+            given = due.inputs[due.contributors.index(peers[0])].raw
             check = partial(wire.check_values, codec, given, elements, exact=shard.exact)
             if await context.worked(elements, check) > 0:
                 context.contribute_alike(peers)

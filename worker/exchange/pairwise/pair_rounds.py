@@ -56,9 +56,8 @@ class Pairs(Component):
         self.context, self.peers, self.tasks = context, peers, Tasks()
         self.values = PairValues(context)
         fragments, plan = range(len(context.elements)), context.plan
-        self.total_bytes = [
-            [self.values.total_bytes(f, part) for part in rounds.PARTS] for f in fragments
-        ]
+        size = self.values.total_bytes
+        self.total_bytes = [[size(f, part) for part in rounds.PARTS] for f in fragments]
         self._round_bytes = [sum(sizes) for sizes in self.total_bytes]
         self._rounds = [schedule.rounds(fragment) for fragment in fragments]
         self._results, self._prefetched = results, prefetched
@@ -193,7 +192,9 @@ class Pairs(Component):
     def header(self, round_: PairRound, peer: str) -> pb.PairHeader:
         come = (round_.partners[peer].parts.get(part) for part in rounds.PARTS)
         held = [
-            pb.Held(hash=part.hash, offset=part.incoming.received_bytes) if part else pb.Held()
+            pb.Held(hash=part.payload.hash, offset=part.payload.received_bytes)
+            if part
+            else pb.Held()
             for part in come
         ]
         return pb.PairHeader(
@@ -442,7 +443,7 @@ class Pairs(Component):
         context, own = self.context, round_.own
         mean = await self.values.mean(round_, CONTRIBUTION)
         learned = mean[: len(mean) - context.limbs(round_.fragment)]
-        hashes = [part.hash for part in round_.parts(CONTRIBUTION)]
+        hashes = [part.payload.hash for part in round_.parts(CONTRIBUTION)]
         marks = dict(zip(round_.group, hashes, strict=True))
         for peers in alike(marks) if learned.any() else ():
             context.contribute_alike(peers)

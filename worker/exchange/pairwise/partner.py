@@ -21,14 +21,8 @@ from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.diloco import mean_in_order
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.exchange.pairwise.round import (
-    ANCHOR,
-    CONTRIBUTION,
-    PARTS,
-    OwnPart,
-    PairRound,
-    TheirPart,
-)
+from murmuration.worker.exchange.pairwise import round as rounds
+from murmuration.worker.exchange.pairwise.round import OwnPart, PairRound, TheirPart
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.transport import Method, Stream, TransportError
 
@@ -55,7 +49,7 @@ class PairValues:
 
     def codec(self, part: int) -> Codec:
         plan = self._context.plan
-        return codec_by_name(plan.anchor_codec if part == ANCHOR else plan.codec)
+        return codec_by_name(plan.anchor_codec if part == rounds.ANCHOR else plan.codec)
 
     def total_bytes(self, fragment: int, part: int) -> int:
         elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
@@ -64,7 +58,7 @@ class PairValues:
     async def own(self, fragment: int, part: int, values: "Tensor", weight: int = 1) -> OwnPart:
         """A part as it goes to partners. Raises ValueError: it is not for the codec."""
         context, codec, exact = self._context, self.codec(part), self._context.limbs(fragment)
-        error = codec.name != "fp32" if part == ANCHOR else context.plan.keeps
+        error = codec.name != "fp32" if part == rounds.ANCHOR else context.plan.keeps
 
         def encode() -> "tuple[wire.Payload, Tensor | None]":
             raw = wire.encode(codec, values, exact=exact)
@@ -72,28 +66,28 @@ class PairValues:
             return context.compression.payload(codec, raw), left_out
 
         encoded = await context.worked(values.numel(), encode)
-        return OwnPart(*encoded, context.weight(weight) if part == CONTRIBUTION else 1)
+        return OwnPart(*encoded, context.weight(weight) if part == rounds.CONTRIBUTION else 1)
 
     async def check(self, fragment: int, part: int, incoming: wire.Incoming) -> None:
         """Raises WireError."""
         elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
         codec = self.codec(part)
         incoming.verify()
-        work = partial(wire.check_values, codec, incoming.buffer, elements, exact=exact)
+        work = partial(wire.check_values, codec, incoming.raw, elements, exact=exact)
         await self._context.worked(elements, work)
 
     async def mean_anchor(self, round_: PairRound) -> "Tensor":
         """Adds what the own anchor's encoding left out: so small steps add up."""
-        mean, rest = await self.mean(round_, ANCHOR), round_.own[ANCHOR].left_out
+        mean, rest = await self.mean(round_, rounds.ANCHOR), round_.own[rounds.ANCHOR].left_out
         return mean if rest is None else mean.add_(rest)
 
     async def mean(self, round_: PairRound, part: int) -> "Tensor":
         codec, elements = self.codec(part), self._context.elements[round_.fragment]
         parts = round_.parts(part)
-        weights = [each.weight for each in parts] if part == CONTRIBUTION else None
+        weights = [each.weight for each in parts] if part == rounds.CONTRIBUTION else None
         mean_of = partial(mean_in_order, weights=weights)
         exact = self._context.limbs(round_.fragment)
-        given = [each.raw for each in parts]
+        given = [each.payload.raw for each in parts]
         work = partial(wire.average, codec, given, elements, mean_of, exact=exact)
         return await self._context.worked(len(parts) * elements, work)
 
@@ -199,7 +193,7 @@ class PartnerStream:
         round_ = self._in_round
         header = self._pairs.header(round_, self.peer)
         await stream.send(pb.PairMessage(header=header).SerializeToString())
-        for part in PARTS:
+        for part in rounds.PARTS:
             await self._until(partial(self._may_give, round_, part))
             await self._give(stream, round_, part)
         await self._until(lambda: round_.complete and not self._drained)
@@ -226,19 +220,20 @@ class PartnerStream:
         return round_.begun or not self._pairs.busy
 
     async def _give(self, stream: Stream, round_: PairRound, part: int) -> None:
-        context, own, codec = self._context, round_.own[part], self._pairs.values.codec(part)
-        offset = (self._held or {}).get(own.hash, 0)
+        context, codec = self._context, self._pairs.values.codec(part)
+        payload = round_.own[part].payload
+        offset = (self._held or {}).get(payload.hash, 0)
         header = pb.PartHeader(
             part=part,
             codec=codec.wire_id,
-            total_bytes=len(own.raw),
-            hash=own.hash,
+            total_bytes=len(payload.raw),
+            hash=payload.hash,
             offset=offset,
             weight=round_.weight,
         )
         await stream.send(pb.PairMessage(part=header).SerializeToString())
-        frames = wire.payload_messages(pb.PairMessage, own.payload, offset, context.frame_bytes)
-        for message, size, raw in frames:
+        most = context.frame_bytes
+        for message, size, raw in wire.payload_messages(pb.PairMessage, payload, offset, most):
             self._check_overtaken()
             context.counts.contributions_sent.add(size, raw, codec)
             await context.sent(stream, message)
@@ -268,7 +263,7 @@ class PartnerStream:
         else:  # it waits, if this peer has not come to the round
             self.header, self.peer = header, header.sender
             self._pairs.admit(self, header)
-        for part in PARTS:
+        for part in rounds.PARTS:
             await self._take(stream, part)
         await self._next(stream, "staged")
         round_ = self._in_round
@@ -318,10 +313,10 @@ class PartnerStream:
         header, pairs = (await self._next(stream, "part")).part, self._pairs
         round_, codec, began = self._in_round, pairs.values.codec(part), pairs.now
         theirs = self._expect(round_, header, part)
-        if part == CONTRIBUTION:
+        if part == rounds.CONTRIBUTION:
             round_.came(self.peer, began)
             pairs.step(round_)
-        incoming = theirs.incoming
+        incoming = theirs.payload
         with self._context.arrivals.payload() as arrival:
             arrival.begins(self.peer)
             while not incoming.complete:
@@ -336,7 +331,7 @@ class PartnerStream:
 
     def _expect(self, round_: PairRound, header: pb.PartHeader, part: int) -> TheirPart:
         name, partner = f"{round_} from {self.peer}", round_.partners[self.peer]
-        weight = self._context.weight(header.weight) if part == CONTRIBUTION else 1
+        weight = self._context.weight(header.weight) if part == rounds.CONTRIBUTION else 1
         codec, size = self._pairs.values.codec(part), self._pairs.total_bytes[round_.fragment][part]
         if (header.part, header.codec, header.total_bytes) != (part, codec.wire_id, size):
             raise wire.WireError(
@@ -345,11 +340,11 @@ class PartnerStream:
             )
         if (come := partner.parts.get(part)) is not None and round_.begun and partner.received:
             # The round counts on what is here.
-            if (header.hash, weight) != (come.hash, come.weight):
+            if (header.hash, weight) != (come.payload.hash, come.weight):
                 raise wire.WireError(f"{name}: other values than before")
-        elif come is None or come.hash != header.hash or header.offset == 0:
+        elif come is None or come.payload.hash != header.hash or header.offset == 0:
             come = partner.parts[part] = TheirPart(wire.Incoming(size, header.hash))
-        if header.offset != come.incoming.received_bytes:
+        if header.offset != come.payload.received_bytes:
             raise wire.Again(f"{name}: goes on at {header.offset}")
         come.weight = weight
         return come
@@ -358,7 +353,7 @@ class PartnerStream:
         self._pairs.look()
         partner = round_.partners[self.peer]
         try:
-            await self._pairs.values.check(round_.fragment, index, part.incoming)
+            await self._pairs.values.check(round_.fragment, index, part.payload)
         except wire.WireError:
             if partner.parts.get(index) is part:
                 del partner.parts[index]
@@ -367,7 +362,7 @@ class PartnerStream:
             raise _OvertakenError
         part.checked = True
         here = partner.parts.get(index) is part
-        if index == ANCHOR and here and self._pairs.prefetch.came(round_):
+        if index == rounds.ANCHOR and here and self._pairs.prefetch.came(round_):
             self._pairs.tasks.spawn(self._pairs.average_anchors(round_))
         if partner.received:
             round_.last = self.peer

@@ -65,7 +65,7 @@ class AnchorPrefetch:
 
     def _until(self, round_: PairRound) -> float:
         quiet_s = _QUIET_S
-        slowest_s = self._config.transfer_s(len(round_.own[ANCHOR].raw))
+        slowest_s = self._config.transfer_s(len(round_.own[ANCHOR].payload.raw))
         if len(self._met.get(round_.fragment, round_.group)) < 2:  # the others are exchanging
             quiet_s += self.lead_s(round_.fragment)
         return min(max(round_.laid, round_.heard) + quiet_s, round_.laid + (quiet_s + slowest_s))

@@ -42,30 +42,14 @@ class OwnPart:
     left_out: "Tensor | None" = None
     weight: int = 1
 
-    @property
-    def hash(self) -> int:
-        return self.payload.hash
-
-    @property
-    def raw(self) -> memoryview:
-        return self.payload.raw
-
 
 @dataclass(eq=False)
 class TheirPart:
     """As much of a partner's anchor or contribution as is here; `checked`: all, and it is valid."""
 
-    incoming: "wire.Incoming"
+    payload: "wire.Incoming"
     weight: int = 1
     checked: bool = False
-
-    @property
-    def hash(self) -> int:
-        return self.incoming.hash
-
-    @property
-    def raw(self) -> memoryview:
-        return self.incoming.buffer
 
 
 @dataclass(eq=False)

@@ -84,7 +84,7 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     """Stage 1 with neighbours 0 and 2, of which only some can be fetched; all values of stage n
     are n + 1, and their norms 1 and 3."""
     problem = replace(PROBLEM, plan=PRESETS[plan])
-    monkeypatch.setattr(lifecycle, "fetch_stages", fetcher(there))
+    monkeypatch.setattr(lifecycle.part, "fetch_stages", fetcher(there))
     part = part_of(problem.task, problem.config, 1)
     replica = part.replica(problem.task, problem.config, problem.cursor("me"), Mailbox())
     before = {name: value.clone() for name, value in replica.parameters.items()}
@@ -202,7 +202,7 @@ def test_who_is_stopped_while_it_settles_leaves_the_model_to_the_next(
 def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
     phase: Phase, assembles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "fetch_stages", fetcher([1, 2]))
+    monkeypatch.setattr(lifecycle.part, "fetch_stages", fetcher([1, 2]))
     ending = Ending(0, (peer("first", 0, health=Health.LEFT, phase=phase),), tmp_path)
     whole = ending.lifecycle.end(ending.trainer)
     assert (whole is not None) == assembles

@@ -105,7 +105,7 @@ def test_a_payload_arrives_whole_and_is_counted_as_it_travels(
             travelled += size
         incoming.verify()
         assert travelled == payload.packed_bytes <= len(raw)
-    assert bytes(incoming.buffer) == raw
+    assert bytes(incoming.raw) == raw
     assert compress or (payload.packed, travelled) == ((), len(raw))
 
 
@@ -131,7 +131,7 @@ def test_bytes_of_like_meaning_travel_together_and_come_apart_again(
         for message, _, _ in wire.payload_messages(pb.ExchangeUp, payload):
             incoming.add(pb.ExchangeUp.FromString(message).frame)
         incoming.verify()
-    assert bytes(incoming.buffer) == raw * 3
+    assert bytes(incoming.raw) == raw * 3
 
 
 PLAIN = bytes(range(200)) + bytes(200)
@@ -170,7 +170,7 @@ def test_a_frame_that_is_not_what_it_says_is_refused_and_does_no_harm(wrong: pb.
     for start in (400, 400 + MIB):
         incoming.add(frame(packed(bytes(MIB)), MIB, offset=start))
     incoming.verify()
-    assert bytes(incoming.buffer) == payload
+    assert bytes(incoming.raw) == payload
 
 
 def test_what_a_frame_takes_is_known_before_it_is_unpacked() -> None:
@@ -210,4 +210,4 @@ def test_every_changed_byte_is_refused_or_does_no_harm() -> None:
         with suppress(Again):
             incoming.add(frame(bytes(damaged), 400))
             incoming.verify()
-            assert bytes(incoming.buffer) == PLAIN
+            assert bytes(incoming.raw) == PLAIN
