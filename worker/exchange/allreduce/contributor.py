@@ -214,11 +214,12 @@ class Contributor:
             return False
         if not self._view.reach(self._context.me, part.target):
             part.asked_at = now  # the link is cut: the shard waits for it, or goes where all reach
+        if part.spoilt >= _MOST_SPOILT or now < (since := max(round_.half_at, part.asked_at)):
+            return part.spoilt >= _MOST_SPOILT
         most_s = self._reducer.shards.overdue_s(part.key, part.order, part.target)
         if part.incoming is not None:  # it is on its way
             most_s += self._context.transfer_s(part.key.fragment)
-        late = now >= max(round_.half_at, part.asked_at) + most_s
-        return late or part.spoilt >= _MOST_SPOILT
+        return now >= since + most_s
 
     # ------------------------------------------------------------------------------------- one try
 
