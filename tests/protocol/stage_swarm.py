@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from murmuration.algorithms.fragments import Fragment, TensorSpec
@@ -24,7 +25,8 @@ from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
-from murmuration.worker.tasks import Cursor
+from murmuration.worker.tasks import Batch, Cursor, StageModule
+from murmuration.worker.tasks.llama import next_token_loss
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training.mailbox import JobKind
 from murmuration.worker.training.optimizers import InnerConfig
@@ -56,8 +58,42 @@ class _Tiny(LlamaBytes):
         return self._outer
 
 
+class _PlainStage(StageModule):
+    """Layers that add a linear map of what enters them: as little to compute as a model can be."""
+
+    def __init__(self, seed: int, layers: range, *, outer: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ParameterDict({str(n): _drawn(seed, n, HIDDEN) for n in layers})
+        self.places = _drawn(seed, -2, CONTEXT).detach()  # a longer sample does not fit
+        if outer:
+            self.outer = _drawn(seed, -1, 256)
+
+    def embed(self, batch: Batch) -> Tensor:
+        return torch.nn.functional.embedding(batch.inputs, self.outer)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for weight in self.layers.values():
+            hidden = hidden + (hidden + self.places[: hidden.shape[1]]) @ weight
+        return hidden
+
+    def loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        return next_token_loss(hidden @ self.outer.T, batch.targets)
+
+
+def _drawn(seed: int, place: int, rows: int) -> torch.nn.Parameter:
+    generator = torch.Generator().manual_seed(1000 * seed + place + 2)
+    return torch.nn.Parameter(0.1 * torch.randn(rows, HIDDEN, generator=generator))
+
+
+class _Plain(_Tiny):
+    """The same samples, for a model in stages that costs little."""
+
+    def stage(self, first: int, last: int, *, outer: bool) -> Any:
+        return _PlainStage(self.seed, range(first, last + 1), outer=outer)
+
+
 @lru_cache(maxsize=8)
-def _task(layers: int, seed: int) -> LlamaBytes:
+def _task(layers: int, seed: int, kind: type[_Tiny]) -> LlamaBytes:
     architecture = {
         "hidden_size": HIDDEN,
         "intermediate_size": 24,
@@ -65,7 +101,7 @@ def _task(layers: int, seed: int) -> LlamaBytes:
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
     }
-    return _Tiny(
+    return kind(
         seed=seed,
         text=os.__file__,  # whatever is written in ours
         batch_size=BATCH,
@@ -82,6 +118,7 @@ class StagedProblem:
         cut: layers of each stage; by parameters where none are given.
         forward_s: virtual seconds of a forward, by peer; 0.01 where none is given.
         limits: how many calls fit on a peer; many where none is given.
+        plain: whether the model is linear maps, where what is learned is not the matter.
     """
 
     count: int = 4
@@ -99,6 +136,7 @@ class StagedProblem:
     forward_s: Mapping[str, float] = field(default_factory=dict)
     limits: int = 1000
     rebuild: bool = False
+    plain: bool = False
     seed: int = 0
 
     @property
@@ -124,7 +162,7 @@ class StagedProblem:
 
     @property
     def task(self) -> LlamaBytes:
-        return _task(self.layers, self.seed)
+        return _task(self.layers, self.seed, _Plain if self.plain else _Tiny)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -143,7 +181,7 @@ class StagedProblem:
 def three_stages(steps: int, **changes: Any) -> StagedProblem:
     """Replicas of one stage meet when so many steps are done that this is never."""
     never = replace(PRESETS["diloco"], inner_steps=10_000)
-    sizes = {"count": 3, "layers": 3, "microbatches": 2, "plan": never}
+    sizes = {"count": 3, "layers": 3, "microbatches": 2, "plan": never, "plain": True}
     return StagedProblem(**{**sizes, "steps": steps, **changes})
 
 

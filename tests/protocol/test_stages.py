@@ -144,7 +144,7 @@ async def test_uneven_shares_of_the_visits_count_as_what_they_are(
 @pytest.mark.parametrize(("routing", "drawn"), [("random", 0), ("skip", 2)])
 async def test_skips_visit_the_stages_equally_often(routing: str, drawn: int) -> None:
     """But for what is left over while routes are drawn, until better ones are found."""
-    problem = StagedProblem(routing=routing, skip=0.25, steps=6)
+    problem = StagedProblem(routing=routing, skip=0.25, steps=6, plain=True)
     async with StageSwarm(problem, 1) as swarm:
         await swarm.finished()
         assert_no_trouble(swarm)
@@ -206,9 +206,8 @@ PLANS = {
     [("stochastic", "diloco"), ("skip", "streaming"), ("random", "noloco"), ("full", "streaming")],
 )
 async def test_replicas_of_a_stage_end_with_one_anchor(routing: str, plan: str) -> None:
-    problem = StagedProblem(
-        routing=routing, plan=PLANS[plan], steps=8, layers=8, microbatches=2, activations="bf16"
-    )
+    sizes = {"steps": 8, "layers": 8, "microbatches": 2, "activations": "bf16", "plain": True}
+    problem = StagedProblem(routing=routing, plan=PLANS[plan], **sizes)
     async with StageSwarm(problem, 2) as swarm:
         await swarm.finished()
         assert_no_trouble(swarm)

@@ -54,7 +54,7 @@ async def test_a_stage_without_a_replica_is_told_once_until_it_is_served_again()
     line = "stage 2 has no replica left: routes leave it out"
     async with StageSwarm(problem_of(), 1, at=3) as swarm:
         swarm.kill("2a")
-        await swarm.sleep(TOLD_S + 30.0)
+        await swarm.sleep(TOLD_S + 10.0)
         assert (swarm["0a"].warnings, swarm["1a"].warnings) == ([line], [line])
         again = await swarm.restart("2a", via=["0a"])
         await swarm.until(lambda: again.trainer.step > 3, 60.0)
@@ -97,7 +97,7 @@ async def test_who_has_trained_to_the_end_and_left_is_not_missed() -> None:
         await swarm.finished()
         for name in ("0a", "1a"):
             swarm[name].node.close()
-        await swarm.sleep(60.0)
+        await swarm.sleep(30.0)
         assert not moved(swarm)
         assert not any(peer.warnings for peer in swarm.peers.values())
 
@@ -123,7 +123,8 @@ async def test_a_stage_that_an_origin_does_not_reach_is_told_of() -> None:
     """Others do, so that its replica is not taken to be gone."""
     async with StageSwarm(problem_of(), 1, at=3) as swarm:
         swarm.network.cut("0a", "1a")
-        await swarm.sleep(30.0)
+        await swarm.until(lambda: bool(swarm["0a"].warnings), 30.0)
+        await swarm.sleep(5.0)
         (told,) = swarm["0a"].warnings
         assert str(told).startswith("a microbatch goes past stage 1, though 1a serves it: ")
         assert not swarm["1a"].warnings

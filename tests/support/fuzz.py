@@ -207,6 +207,7 @@ SWARMS: dict[str, tuple[Callable[[], Swarm], tuple[str, ...]]] = {
             StagedProblem(
                 count=2,
                 microbatches=2,
+                plain=True,
                 steps=_STEPS,
                 plan=replace(PRESETS["diloco"], inner_steps=5),
                 forward_s={"0a": 0.1, "1a": 0.1},
@@ -231,7 +232,7 @@ async def swarm_under_fire(kind: str, rng: random.Random, executions: int) -> Fu
         fuzz.spoils_answers = True
         for n in range(executions):
             await fuzz.request(names[0])
-            if n % 10 == 0:
+            if n % max(10, executions // 30) == 0:
                 await swarm.sleep(1.0)
         fuzz.spoils_answers = False
         before = first.versions[0]
