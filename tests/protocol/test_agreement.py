@@ -62,7 +62,8 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    ("plan", "peers"), [*((name, 5) for name in PLANS), ("diloco", 2), ("streaming preset", 2)]
+    ("plan", "peers"),
+    [*((name, 3) for name in PLANS), ("diloco", 2), ("diloco", 5), ("streaming preset", 5)],
 )
 async def test_all_peers_end_with_the_state_of_the_reference(plan: str, peers: int) -> None:
     async with Swarm(Problem(layers=(211, 97, 150), plan=PLANS[plan]), PEERS[:peers]) as swarm:

@@ -77,8 +77,8 @@ def last_of(peer: Peer) -> object:
 
 @pytest.mark.parametrize(
     ("plan", "peers"),
-    [*((plan, 5) for plan in _NAMED.values()), (NOLOCO, 2)],
-    ids=[*_NAMED, "noloco, of two"],
+    [*((plan, 3) for plan in _NAMED.values()), (NOLOCO, 2), (TWO, 5)],
+    ids=[*_NAMED, "noloco, of two", "keep, streaming, of five"],
 )
 async def test_all_end_with_the_mean_of_all_anchors(plan: Plan, peers: int) -> None:
     async with Swarm(steady(plan), "abcde"[:peers]) as swarm:

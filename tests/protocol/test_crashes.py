@@ -188,7 +188,7 @@ async def test_what_is_damaged_on_the_way_is_sent_again_within_the_round(
 
 
 async def test_a_damaged_state_is_not_adopted() -> None:
-    async with Swarm(Problem(steps=60), "abc") as swarm:
+    async with Swarm(Problem(steps=36), "abc") as swarm:
         await swarm.until(lambda: swarm["a"].versions >= (2,), 10)
         frames = []
 
@@ -204,14 +204,14 @@ async def test_a_damaged_state_is_not_adopted() -> None:
 
         swarm.tap = tap
         await swarm.join("d", via="a")
-        await swarm.ends_equal(versions=(20,))
+        await swarm.ends_equal(versions=(12,))
         warnings = swarm["d"].warnings
         assert any("fragment 0 is damaged" in text for text in warnings)
 
 
 async def test_a_peer_whose_parameters_are_not_finite_goes_on_from_the_anchor() -> None:
     """It contributes no movement, all states stay finite, and no round is slowed down."""
-    async with Swarm(Problem(steps=60), NAMES) as swarm:
+    async with Swarm(Problem(steps=30), NAMES) as swarm:
         swarm["d"].replica.poison_at = 4
         await swarm.ends_equal()
         for peer in swarm.alive:
@@ -221,7 +221,7 @@ async def test_a_peer_whose_parameters_are_not_finite_goes_on_from_the_anchor() 
         (lost,) = swarm["d"].of_kind("put_back")
         assert lost["steps_lost"] >= 1
         assert swarm["d"].of_kind("round_failed") == []
-        assert swarm["a"].versions == (20,)
+        assert swarm["a"].versions == (10,)
         waits = [event["stall_s"] for event in swarm["a"].of_kind("round")]
         assert max(waits) < RoundConfig().grace_s
 

@@ -54,7 +54,7 @@ async def test_a_state_of_no_majority_is_not_taken(honest: str, liars: str, phas
             lie(swarm[name].node, 12, phase=phase)  # ahead for as long as it takes to be told
         told = f"fetching from {liars[0]}: "
         await swarm.until(lambda: all(swarm[name].warned(told) for name in honest), 120)
-        await swarm.sleep(30)
+        await swarm.sleep(10)
         for name in honest:
             for event in swarm[name].of_kind("adopted"):  # where two honest ones have parted
                 assert {event["donor"], *event["confirmed_by"]} <= {*honest}
@@ -75,7 +75,7 @@ async def test_of_peers_that_are_not_together_none_believes_a_lone_other(
 ) -> None:
     """Rounds stand still; the liar sees to it that one is a round behind, with which it would be
     half of four; or that all differ."""
-    async with Swarm(steady(100_000), [*honest, "x"], at=8) as swarm:
+    async with Swarm(steady(100_000), [*honest, "x"], at=4) as swarm:
         turns(swarm["x"].node)
         told = "fetching from x: no other peer has its state"
         await swarm.until(lambda: all(swarm[name].warned(told) for name in honest), 80)
@@ -86,24 +86,19 @@ async def test_of_peers_that_are_not_together_none_believes_a_lone_other(
 
 
 @pytest.mark.parametrize(
-    ("contributes", "lies"),
-    [(True, {}), (False, {}), (True, {"value": None, "momentum": 1e8})],
+    ("there", "lies"),
+    [("ax", {}), ("a", {"ahead": 30}), ("ax", {"value": None, "momentum": 1e8})],
     ids=["in rounds before", "a stranger", "momentum"],
 )
-async def test_alone_with_a_liar_a_peer_goes_on(contributes: bool, lies: dict[str, Any]) -> None:
-    async with Swarm(steady(1000)) as swarm:
-        if contributes:
-            await swarm.start("a", "x")
-            await swarm.until(lambda: swarm["a"].versions >= (20,), 120)
-        else:
-            await swarm.start("a")
-            await swarm.until(lambda: swarm["a"].versions >= (20,), 120)
+async def test_alone_with_a_liar_a_peer_goes_on(there: str, lies: dict[str, Any]) -> None:
+    async with Swarm(steady(1000), there, at=20) as swarm:
+        if there == "a":
             await swarm.join("x", via="a")
             await swarm.until(lambda: swarm["x"].node.published is not None, 10)
-        lie(swarm["x"].node, 6 if contributes else 30, **lies)
-        await swarm.sleep(60)
+        lie(swarm["x"].node, **{"ahead": 6, **lies})
+        await swarm.sleep(40)
         assert swarm["a"].of_kind("adopted") == []
-        assert swarm["a"].versions >= (26,)
+        assert swarm["a"].versions >= (24,)
         assert swarm["a"].warned("fetching from x: its state is too far from this peer's")
 
 
@@ -121,10 +116,10 @@ async def test_alone_with_a_liar_a_peer_goes_on(contributes: bool, lies: dict[st
     ids=["NaN", "another hash", "far ahead", "older", "too far", "ghosts", "a peer twice"],
 )
 async def test_a_false_state_is_not_taken(lies: dict[str, Any], says: str) -> None:
-    async with Swarm(steady(100_000), "ax", at=8) as swarm:
+    async with Swarm(steady(100_000), "ax", at=4) as swarm:
         lie(swarm["x"].node, **lies)
         await swarm.until(lambda: swarm["a"].warned(says), 60)
-        await swarm.until(lambda: swarm["a"].versions >= (12,), 60)
+        await swarm.until(lambda: swarm["a"].versions >= (8,), 60)
         assert swarm["a"].of_kind("adopted") == []
 
 
@@ -154,16 +149,16 @@ async def test_two_that_do_not_train_cannot_part_two_that_do(ended: bool) -> Non
                 await swarm.join(name, via="a")
                 await swarm.until(lambda n=name: knows(swarm["a"], n), 10)
             ends_and_names(swarm[name].node, "b")
-        await swarm.sleep(60)
+        await swarm.sleep(30)
         (state,) = swarm["a"].trainer.states
-        assert state.version > 12
+        assert state.version > 6
         assert all("b" in peers for each in state.history for *_, peers in each.parts)
 
 
 async def test_a_peer_that_slept_takes_over_what_the_one_other_has() -> None:
-    async with Swarm(steady(100_000), "ab", at=6) as swarm:
+    async with Swarm(steady(100_000), "ab", at=3) as swarm:
         swarm.freeze("b")
-        await swarm.until(lambda: swarm["a"].versions >= (20,), 120)
+        await swarm.until(lambda: swarm["a"].versions >= (8,), 120)
         swarm.thaw("b")
         await swarm.until(lambda: bool(swarm["b"].of_kind("adopted")), 60)
         await swarm.until(swarm.agrees, 60)
@@ -177,13 +172,13 @@ async def test_a_reducer_that_parts_all_is_passed_over() -> None:
     honest = "abcde"
     async with Swarm(steady(100_000), [*honest, "x"], at=2) as swarm:
         gives_other_bytes(swarm["x"].node)
-        await swarm.sleep(60)
+        await swarm.sleep(35)
         told = [[w for w in swarm[name].warnings if "false" in w] for name in honest]
         assert all(text.startswith("x gave ") for texts in told for text in texts), told
         assert all(swarm[name].warned("x gave a false mean: ") for name in honest), told
         # It may just have been let in again, have parted them, and been caught.
         await swarm.until(lambda: swarm.agrees(*honest), 15)
-        assert all(swarm[name].versions >= (10,) for name in honest)
+        assert all(swarm[name].versions >= (6,) for name in honest)
         assert all(len(swarm[name].of_kind("adopted")) <= 5 for name in honest)
 
 
@@ -191,29 +186,21 @@ async def test_of_three_it_is_named_and_causes_few_adoptions() -> None:
     """Either of the two others could lie about what it was given."""
     async with Swarm(steady(100_000), "abx", at=2) as swarm:
         gives_other_bytes(swarm["x"].node)
-        await swarm.sleep(100)
+        await swarm.sleep(60)
         for name, other in ("ab", "ba"):
             assert swarm[name].warned(f"x gave {other} another reduction of version ")
-            assert len(swarm[name].of_kind("adopted")) <= 8
-            assert swarm[name].versions >= (25,)
+            assert len(swarm[name].of_kind("adopted")) <= 5
+            assert swarm[name].versions >= (15,)
 
 
-async def test_a_joiner_is_told_by_two() -> None:
-    async with Swarm(steady(200), "ab", at=2) as swarm:
-        await swarm.join("c", via=["a"])
-        await swarm.until(lambda: bool(swarm["c"].of_kind("adopted")), 30)
-        (adopted,) = swarm["c"].of_kind("adopted")
-        confirmed_by = adopted["confirmed_by"]
-        assert isinstance(confirmed_by, list)
-        assert {adopted["donor"], *confirmed_by} == {"a", "b"}
-
-
-async def test_a_joiner_is_not_held_up_by_a_liar() -> None:
+async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar() -> None:
     async with Swarm(steady(200), "abx", at=2) as swarm:
         lie(swarm["x"].node, 6, phase=Phase.TRAINING)
         await swarm.join("c", via=["a"])
         await swarm.until(lambda: bool(swarm["c"].of_kind("adopted")), 60)
-        assert {event["donor"] for event in swarm["c"].of_kind("adopted")} <= {"a", "b"}
+        for adopted in swarm["c"].of_kind("adopted"):
+            assert {"a", "b"} <= {adopted["donor"], *adopted["confirmed_by"]}
+            assert adopted["donor"] != "x"
 
 
 def at(version: int, step: int) -> Member:

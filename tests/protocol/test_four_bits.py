@@ -200,19 +200,19 @@ EXACT = replace(KEEP, codec="fp32", reduction_codec="fp32")
 @pytest.mark.parametrize(
     ("plan", "most"), [(KEEP, 0.3), (FOUR_BITS, 0.05), (EXACT, 0.0)], ids=["sign", "e3m0", "fp32"]
 )
-@pytest.mark.parametrize("lie", [torch.neg, lambda values: values + 1e4], ids=["turned", "1e4"])
-def test_the_last_mean_moves_no_further_than_a_round(plan: Plan, most: float, lie: Lie) -> None:
+def test_the_last_mean_moves_no_further_than_a_round(plan: Plan, most: float) -> None:
     """It is of what all have learned since their one anchor, and not of whole models."""
 
     async def anchor_of(lie: Lie | None) -> torch.Tensor:
-        async with Swarm(Problem(steps=18, plan=replace(plan, consensus=True)), "abcd") as swarm:
+        async with Swarm(Problem(steps=9, plan=replace(plan, consensus=True)), "abcd") as swarm:
             if lie is not None:
                 lies_at_the_end(swarm["d"].node, lie)
             await swarm.ends_equal()
             return swarm["a"].trainer.states[0].anchor
 
-    honest, moved = run(anchor_of(None)), run(anchor_of(lie))
-    assert (moved - honest).norm() <= most * honest.norm()
+    honest = run(anchor_of(None))
+    for moved in (run(anchor_of(torch.neg)), run(anchor_of(lambda values: values + 1e4))):
+        assert (moved - honest).norm() <= most * honest.norm()
 
 
 async def test_a_replica_keeps_what_the_norm_limit_has_not_counted() -> None:

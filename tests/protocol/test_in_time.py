@@ -20,7 +20,7 @@ MOST_SLOW = 3  # rounds that take more than three times as long as usual
 
 @pytest.mark.parametrize(
     ("others", "lie"),
-    [("abc", lie) for lie in LATE if "7 s" not in lie]
+    [("abc", lie) for lie in LATE if not any(s in lie for s in ("7 s", "15 s"))]
     # Among three, once for what it gives and once for what it takes.
     + [("ab", "contributes nothing"), ("ab", "reduces nothing")],
 )
@@ -39,8 +39,8 @@ async def test_whoever_is_often_late_is_named_and_not_waited_for(others: str, li
             assert slow <= MOST_SLOW
             assert swarm.loop.time() < until_s
         before = min(swarm["a"].versions)
-        await swarm.sleep(11)
-        assert min(swarm["a"].versions) >= before + 0.9 * 11 / ROUND_S
+        await swarm.sleep(6)
+        assert min(swarm["a"].versions) >= before + 0.9 * 6 / ROUND_S
         for peer in honest:
             (told,) = peer.warnings
             assert told.startswith("d ")
@@ -53,7 +53,7 @@ async def test_a_link_that_becomes_slow_is_waited_for() -> None:
     async with Swarm(problem, "abcd") as swarm:
         await swarm.until(lambda: min(swarm["a"].versions) >= 4, 60)
         swarm.links_mbps["d"] = 0.3
-        await swarm.sleep(40)
+        await swarm.sleep(20)
         for peer in swarm.alive:
             assert not peer.warned("in vain")
             assert {event["contributors"] for event in peer.of_kind("round")} == {4}

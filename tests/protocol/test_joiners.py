@@ -15,19 +15,18 @@ from tests.protocol.virtual_time import run
 NAMES = "abcd"
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-async def test_a_frozen_peer_is_fenced_and_catches_up(seed: int) -> None:
-    """As SIGSTOP for a minute, at another moment of its round for each seed."""
-    async with Swarm(steady(150, seed), NAMES, at=2) as swarm:
-        await swarm.sleep(0.41 * seed)
+async def test_a_frozen_peer_is_fenced_and_catches_up() -> None:
+    """As SIGSTOP for half a minute, amid a round's steps."""
+    async with Swarm(steady(90), NAMES, at=2) as swarm:
+        await swarm.sleep(1.23)
         swarm.freeze("d")
         stood = swarm["d"].versions
-        await swarm.sleep(60)
+        await swarm.sleep(30)
         assert swarm["d"].versions == stood
-        assert swarm["a"].versions[0] > stood[0] + 15
+        assert swarm["a"].versions[0] > stood[0] + 7
         swarm.thaw("d")
         await swarm.until(swarm.agrees, 10)
-        await swarm.ends_equal(versions=(30,))
+        await swarm.ends_equal(versions=(18,))
         assert swarm["d"].of_kind("adopted")
         assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
         for peer in (swarm["a"], swarm["b"], swarm["c"]):
@@ -92,7 +91,7 @@ async def test_a_peer_joins_before_the_first_round_has_closed(seed: int, at_s: f
         assert fetched < problem.encoded_bytes / 4
 
 
-@pytest.mark.parametrize(("others", "frozen_s"), [("ab", 60), ("ab", 150), ("a", 60)])
+@pytest.mark.parametrize(("others", "frozen_s"), [("ab", 90), ("a", 60)])
 async def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(
     others: str, frozen_s: float
 ) -> None:

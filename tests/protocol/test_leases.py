@@ -25,7 +25,6 @@ async def test_peers_that_stay_draw_every_sample_once() -> None:
     "churn",
     [
         Churn(3),
-        Churn(107, delay_s=0.23),
         Churn(114, delay_s=0.23),
         Churn(5, stream=SampleStream(id=1, block=5, length=4003), batch=12),
         Churn(65, stream=SampleStream(id=1, block=5, length=4003), batch=12),
@@ -33,8 +32,7 @@ async def test_peers_that_stay_draw_every_sample_once() -> None:
     ],
     ids=[
         "blocks",
-        "slow links",
-        "a kill as a batch is given",
+        "a kill as a batch is given, on slow links",
         "batches over blocks",
         "a kill that is known when the others are in the next epoch",
         "a leave before the kills are known",
@@ -76,11 +74,11 @@ async def test_a_member_that_answers_no_lease_is_passed_over() -> None:
     async with DrawingSwarm(steady(10_000), stream, "abcd") as swarm:
         await swarm.until(lambda: len(swarm.samples["a"]) >= 40, 60)
         swarm["d"].node.server.calls["Control/Lease"] = never
-        await swarm.sleep(30)
-        before = [len(swarm.samples[name]) for name in "abc"]
         await swarm.sleep(20)
+        before = [len(swarm.samples[name]) for name in "abc"]
+        await swarm.sleep(10)
         drawn = [len(swarm.samples[name]) - was for name, was in zip("abc", before, strict=True)]
-        assert min(drawn) >= 0.9 * 4 * 20 / 0.5  # four for each step of half a second
+        assert min(drawn) >= 0.9 * 4 * 10 / 0.5  # four for each step of half a second
         for name in "abc":
             told = swarm[name].warnings
             assert sum(text.startswith("d answers no lease") for text in told) == 1

@@ -85,13 +85,13 @@ async def test_short_cuts_at_any_time_change_nothing(peers: int, cut_s: float, f
 
 async def test_rounds_over_all_go_on_though_two_do_not_reach_each_other() -> None:
     """Their shards are reduced by those whom everybody reaches, as soon as the cut is known."""
-    async with Swarm(steady(60), NAMES) as swarm:
+    async with Swarm(steady(40), NAMES) as swarm:
         await swarm.until(lambda: swarm["a"].versions[0] >= 2, 30)
         swarm.network.cut("a", "b")
         await swarm.ends_at_reference()
         for peer in swarm.alive:
             assert peer.of_kind("round_failed") == []
-            assert [event["contributors"] for event in peer.of_kind("round")] == 12 * [4]
+            assert [event["contributors"] for event in peer.of_kind("round")] == 8 * [4]
 
 
 async def test_a_link_that_comes_and_goes_stops_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +124,13 @@ async def test_a_link_that_comes_and_goes_stops_no_round(monkeypatch: pytest.Mon
 # ----------------------------------------------------------------------------------- partitions
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-async def test_a_partition_heals_into_one_swarm(seed: int) -> None:
-    async with Swarm(steady(150, seed), NAMES, at=2) as swarm:
-        await swarm.sleep(0.31 * seed)
+async def test_a_partition_heals_into_one_swarm() -> None:
+    async with Swarm(steady(90), NAMES, at=2) as swarm:
+        await swarm.sleep(0.31)
         swarm.cut("ab", "cd")
-        await swarm.sleep(60)
+        await swarm.sleep(30)
         ours, theirs = swarm["a"], swarm["c"]
-        assert min(*ours.versions, *theirs.versions) > 10  # both sides went on
+        assert min(*ours.versions, *theirs.versions) > 6  # both sides went on
         assert ours.outer_hash != theirs.outer_hash
         swarm.heal("ab", "cd")
         await swarm.until(swarm.agrees, 30)
@@ -143,7 +142,7 @@ async def test_a_partition_heals_into_one_swarm(seed: int) -> None:
         losers = {name for name, events in given_up.items() if events}
         assert losers in ({"a", "b"}, {"c", "d"})  # one side's rounds, and it says so
         for name in losers:
-            assert sum(e["rounds_given_up"] for e in given_up[name]) > 10 - 2
+            assert sum(e["rounds_given_up"] for e in given_up[name]) > 6 - 2
             assert all(e["apart"] > 0 for e in given_up[name])
 
 

@@ -33,11 +33,8 @@ def stalls(peer: Peer) -> list[float]:
 # ----------------------------------------------------------------------- peers of different tau
 
 
-@pytest.mark.parametrize(
-    "step_s", [{}, {"a": 0.05, "b": 0.3, "c": 0.1}], ids=["one speed", "three speeds"]
-)
-async def test_peers_of_different_overlap_end_with_equal_anchors(step_s: dict[str, float]) -> None:
-    shared = problem(0, step_s=step_s)
+async def test_peers_of_different_overlap_and_speed_end_with_equal_anchors() -> None:
+    shared = problem(0, step_s={"a": 0.05, "b": 0.3, "c": 0.1})
     async with Swarm(shared) as swarm:
         for name, tau in {"a": 0, "b": 2, "c": H}.items():
             own = replace(shared, plan=replace(shared.plan, overlap_steps=tau))
@@ -54,12 +51,10 @@ async def test_peers_of_different_overlap_end_with_equal_anchors(step_s: dict[st
 
 
 async def test_a_peer_of_another_overlap_joins_a_run_under_way() -> None:
-    shared = problem(1, steps=20 * H)
-    async with Swarm(shared, "ab") as swarm:
+    async with Swarm(problem(1, steps=10 * H), "ab") as swarm:
         await swarm.until(lambda: swarm["a"].versions[0] >= 3, 30)
-        own = replace(shared, plan=replace(shared.plan, overlap_steps=H))
-        await swarm.join("c", via="a", problem=own)
-        await swarm.ends_equal(versions=(21, 21, 20))
+        await swarm.join("c", via="a", problem=problem(H, steps=10 * H))
+        await swarm.ends_equal(versions=(11, 11, 10))
         assert swarm["a"].of_kind("round")[-1]["contributors"] == 3
 
 
@@ -102,7 +97,7 @@ def test_a_measured_overlap_grows_until_hardly_anybody_waits(
     measured = replace(fixed, overlap="measured")
 
     async def scenario(plan: Plan) -> list[list[float]]:
-        shared = Problem(layers=LAYERS, steps=10 * 12, plan=plan)
+        shared = Problem(layers=LAYERS, steps=8 * 12, plan=plan)
         async with Swarm(shared, "abcd", delay_s=0.15) as swarm:
             await swarm.ends_equal()
             for peer in swarm.alive:
@@ -147,14 +142,6 @@ async def test_a_slow_link_is_put_down_to_its_ends_and_slows_everyone() -> None:
             assert isinstance(longest, list)
             assert [each["waited_for"] != "c" for each in longest] == [True] * 5
             assert longest[-1]["stall_s"] > 0.5
-
-
-async def test_room_in_tau_hides_a_slow_link() -> None:
-    steady = problem(H, step_s=dict.fromkeys("abc", 1.0))
-    async with Swarm(steady, "abc") as swarm:
-        swarm.lags_s[frozenset("ab")] = 0.4
-        await swarm.ends_at_reference()
-        assert [set(stalls(peer)) for peer in swarm.alive] == [{0.0}] * 3
 
 
 async def test_a_round_that_fails_is_put_down_to_the_reducer_that_did_not_answer() -> None:

@@ -17,7 +17,7 @@ from murmuration.worker.simulation.scenario import Crash, Freeze
 from tests.support.faulty_swarm import BrittleStreams, Doubt, Fault, Late
 from tests.support.mean_schedules import Run, accounts, play, random_run, violations
 
-SCHEDULES = 24
+SCHEDULES = 20
 PEERS = (2, 3, 4, 5)
 ROUNDS = 2
 DURING_S = 4.0
@@ -60,7 +60,7 @@ Kind = Callable[[Random, int], list[Fault]]
 def runs(*kinds: Kind) -> list[Run]:
     """Schedules with these faults, in each of which all that must hold has held."""
     played = []
-    for seed in range(SCHEDULES):
+    for seed in range(SCHEDULES if kinds else len(PEERS)):
         rng, peers = Random(seed), PEERS[seed % len(PEERS)]
         run = play(peers, tuple(f for kind in kinds for f in kind(rng, peers)), seed, ROUNDS)
         assert list(violations(run)) == [], seed
@@ -121,7 +121,7 @@ def test_everything_at_once() -> None:
 
 @pytest.mark.parametrize(("codec", "merge"), [("fp32", "reset"), ("sign", "keep")])
 @pytest.mark.parametrize(
-    ("seeds", "shuffled"), [(range(10), False), (range(20, 30), True)], ids=["plain", "shuffled"]
+    ("seeds", "shuffled"), [(range(5), False), (range(20, 25), True)], ids=["plain", "shuffled"]
 )
 def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge, shuffled: bool) -> None:
     """Every element of every pseudo-gradient counts once, or is kept: see `accounts`."""

@@ -15,7 +15,6 @@ from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.membership.swim import MembershipConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
-from tests.protocol.taps import once, spoiled_frame
 
 STEP_S = 0.2
 PROBLEM = Problem(
@@ -27,10 +26,6 @@ PROBLEM = Problem(
 DETECTION_S = MembershipConfig().detection_s(3)
 
 Fault = Callable[[Swarm], Awaitable[None]]
-
-
-async def nothing(swarm: Swarm) -> None:
-    pass
 
 
 async def late_joiner(swarm: Swarm) -> None:
@@ -53,10 +48,6 @@ async def cut_link(swarm: Swarm) -> None:
     swarm.network.heal("a", "b")
 
 
-async def damaged_frame(swarm: Swarm) -> None:
-    swarm.tap = once(lambda p: p.up and p.body == "frame", lambda p: spoiled_frame(p.message))
-
-
 async def restart(swarm: Swarm, after_s: float) -> None:
     swarm.kill("c")
     await swarm.sleep(after_s)
@@ -64,13 +55,11 @@ async def restart(swarm: Swarm, after_s: float) -> None:
 
 
 FAULTS: dict[str, tuple[Fault, float]] = {
-    "none": (nothing, 0.0),
     "late joiner": (late_joiner, 0.0),
     "short freeze": (partial(frozen, seconds=2), 2.0),
     "long freeze": (partial(frozen, seconds=10), 10.0),
     "crash": (crash, DETECTION_S),
     "cut link": (cut_link, 1.0),
-    "damaged frame": (damaged_frame, 0.0),
     "restarted peer": (partial(restart, after_s=7), DETECTION_S),
 }
 

@@ -17,6 +17,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         assert isinstance(loop, VirtualLoop)
         result = runner.run(work)
         gc.collect()  # tasks report what nobody awaited when they go
+        gc.freeze()  # what is left is looked at no more
         problems = loop.problems
     assert not problems, problems
     return result
