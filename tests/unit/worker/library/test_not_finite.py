@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from murmuration import Swarm, UsageError
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.pairwise.partner import PairValues
-from murmuration.worker.exchange.round_context import Context
 
 NAN = float("nan")
 STEPS, INNER_STEPS = 16, 4
@@ -125,7 +124,7 @@ def test_what_is_on_its_way_counts_as_without_such_a_batch(settings: dict[str, o
         ("diloco", Contributor, "_decoded"),
         ("ddp", Contributor, "_encode"),
         ("streaming", Contributor, "_decoded"),
-        ("noloco", Context, "encoded"),
+        ("noloco", PairValues, "own"),
         ("noloco", PairValues, "mean"),
     ],
 )
