@@ -26,6 +26,7 @@ from murmuration.worker.identity.tokens import Token
 from murmuration.worker.node.newcomer import Newcomer
 from tests.support.stranger import calling, serving
 from tests.support.workers import (
+    PACED,
     QUICK,
     SMALL,
     Event,
@@ -35,7 +36,8 @@ from tests.support.workers import (
     settings_of,
 )
 
-ENDLESS = [*SMALL, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+ENDLESS = [*SMALL, *PACED, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+TASK = PACED[:2]  # who joins says that it trusts the code
 
 
 def enrolled(token: Token, name: str, contacts: list[str]) -> Identity:
@@ -81,7 +83,7 @@ def test_a_token_lets_a_worker_in_and_its_certificate_lets_it_in_again(
     folder: Path, run: Authority, first: str
 ) -> None:
     token, out = run.create_token(), folder / "second"
-    arguments = ["join", first, "--out", str(out), "--name", "second", "--token", str(token)]
+    arguments = ["join", first, "--out", str(out), "--name", "second", "--token", str(token), *TASK]
     for _ in range(2):  # the token is used up, which the command line that started it may not know
         with WorkerProcess([*arguments, "--json"], "second") as worker:
             worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round")
@@ -103,7 +105,7 @@ def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(
     # Certificates begin a day ago; this one is due ten seconds from now, in the midst of rounds.
     short = run.new_identity(Role.PEER, "short", valid_s=12 * 3600 + 15)
     short.save(out)
-    with WorkerProcess(["join", first, "--out", str(out), "--json"], "short") as worker:
+    with WorkerProcess(["join", first, "--out", str(out), "--json", *TASK], "short") as worker:
         begun = worker.wait_for(
             lambda e: e["event"] == "round" and e["contributors"] == 2, "a round of both"
         )
@@ -140,7 +142,7 @@ def test_a_coordinators_certificate_is_renewed_too(folder: Path) -> None:
 
 def test_nobody_speaks_with_an_expelled_member(folder: Path, run: Authority, first: str) -> None:
     token, out = run.create_token(), folder / "expelled"
-    arguments = ["join", first, "--out", str(out), "--name", "expelled", "--json"]
+    arguments = ["join", first, "--out", str(out), "--name", "expelled", "--json", *TASK]
     with WorkerProcess([*arguments, "--token", str(token)], "expelled") as worker:
         worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 2, "round")
         printed("token", "expel", str(folder / "first"), "expelled")
@@ -170,14 +172,14 @@ def test_a_second_holder_of_the_key_lets_in_when_the_first_is_gone(tmp_path: Pat
         h1 = started("h1", "up", *ENDLESS)
         address = str(h1.wait_for(lambda e: e["event"] == "listening", "address")["address"])
         printed("token", "share", str(tmp_path / "h1"), str(tmp_path / "h2"))
-        h2 = started("h2", "join", address, "--name", "h2")
+        h2 = started("h2", "join", address, "--name", "h2", *TASK)
         h2.wait_for(both, "round of both")
         h1.send(signal.SIGKILL)
         (listening,) = h2.of("listening")
         second = Authority.load(tmp_path / "h2")
         assert second is not None
         token = second.create_token(uses=2)
-        joins = ("join", str(listening["address"]), "--token", str(token))
+        joins = ("join", str(listening["address"]), "--token", str(token), *TASK)
         taken = started("x", *joins, "--name", "h2")
         assert taken.wait() == 10
         assert "another key has the name 'h2'" in taken.errors
@@ -284,6 +286,7 @@ def test_the_doctor_tells_of_a_wrong_token(first: str, folder: Path, tmp_path: P
 def test_the_doctor_uses_up_no_token(run: Authority, first: str, tmp_path: Path) -> None:
     token = run.create_token()  # for one machine
     asked = [first, "--out", str(tmp_path / "out"), "--token", str(token), "--name", "looked at"]
+    asked += TASK
     for _ in range(2):
         done = CliRunner().invoke(doctor, asked, standalone_mode=False)
         assert [x for x in done.output.splitlines() if x.startswith("BAD  ")] == [], done.output

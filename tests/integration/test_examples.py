@@ -1,5 +1,5 @@
-"""The examples in docs/examples: two or three processes each, of which one test starts them as
-people type them."""
+"""The examples in docs/examples: two or three processes each, of which one is started as people
+type it."""
 
 import os
 import re
@@ -21,10 +21,10 @@ STORY = "the flock turns as one , and no bird leads ."
 
 
 def run_peers(
-    script: str, *options: str, peers: int = 2, popen: type[subprocess.Popen[str]] = ForkedPopen
+    script: str, *options: str, peers: int = 2, first: type[subprocess.Popen[str]] = ForkedPopen
 ) -> list[str]:
     """What a first peer and those that join it print."""
-    with started(script, options, *[options] * (peers - 1), popen=popen) as processes:
+    with started(script, options, *[options] * (peers - 1), first=first) as processes:
         printed = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * peers, printed
     return printed
@@ -32,7 +32,7 @@ def run_peers(
 
 @contextmanager
 def started(
-    script: str, *each: tuple[str, ...], popen: type[subprocess.Popen[str]] = ForkedPopen
+    script: str, *each: tuple[str, ...], first: type[subprocess.Popen[str]] = ForkedPopen
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """A process of the example for each of these options; the others join the first."""
     (address,) = free_addresses(1)
@@ -41,8 +41,9 @@ def started(
         for number, options in enumerate(each):
             if number == 1:
                 wait_until_listens(address)
-            first = ("--listen", address, "--min-peers", str(len(each)))
-            where = ("--name", f"w{number}", *(("--join", address) if number else first))
+            begins = ("--listen", address, "--min-peers", str(len(each)))
+            where = ("--name", f"w{number}", *(("--join", address) if number else begins))
+            popen = ForkedPopen if number else first
             processes.append(
                 popen(
                     [sys.executable, str(EXAMPLES / script), *options, *where],
@@ -71,7 +72,7 @@ def started(
 )
 def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> None:
     typed = script == "loop.py"
-    printed = run_peers(script, *options, popen=subprocess.Popen if typed else ForkedPopen)
+    printed = run_peers(script, *options, first=subprocess.Popen if typed else ForkedPopen)
     weights = [re.findall(r"weights (\S+)", text) for text in printed]
     assert weights[0] == weights[1] != []
     losses = [re.findall(r"^loss ([\d.]+)", text, re.MULTILINE) for text in printed]

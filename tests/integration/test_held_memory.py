@@ -26,7 +26,7 @@ FRAME = pb.ExchangeUp(frame=pb.Frame(payload=bytes(MIB))).SerializeToString()
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     """Two workers that train, and five members' certificates."""
-    settings = [*ENDLESS, *QUICK, *settings_of(diloco__inner_steps=2)]
+    settings = [*ENDLESS, *QUICK, *settings_of(diloco__inner_steps=2, task__pause_s=0.1)]
     members = [f"mallory{n}" for n in range(5)]
     out = tmp_path_factory.mktemp("held")
     with certified_swarm(2, out, *settings, members=members) as (swarm, identities):

@@ -23,7 +23,7 @@ FOUR_BITS = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
 @pytest.mark.parametrize(
     ("workers", "preset", "extra"),
     [
-        (4, "diloco", {"diloco__fragments": 2, "diloco__merge_alpha": 0.5}),
+        (3, "diloco", {"diloco__fragments": 2, "diloco__merge_alpha": 0.5}),
         (4, "streaming-noloco", {"diloco__overlap_steps": 3}),
         (2, "onebit", {"diloco__codec": "topk", "diloco__reduction_codec": "bf16"}),
         (2, "kseed", {"diloco__codec": "int8", "diloco__reduction_codec": "int8"}),

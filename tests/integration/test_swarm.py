@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from murmuration.protos.figures import measured
 from tests.support.fork_server import MURMUR as FORKED
-from tests.support.fork_server import run
+from tests.support.fork_server import ForkedPopen, run
 from tests.support.workers import PATIENCE_S, SMALL, settings_of
 
 AS_INSTALLED = (sys.executable, "-m", "murmuration.worker.cli")
@@ -35,17 +36,14 @@ def murmur(*args: str, program: Sequence[str] = AS_INSTALLED) -> "subprocess.Com
     return run([*program, *args], timeout=PATIENCE_S)
 
 
-def processes_of(folder: Path) -> list[str]:
-    """The command lines of processes that were told of this folder."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if str(folder) in line and int(pid) != os.getpid():
-            found.append(line)
-    return found
+def processes_of(folder: Path) -> set[str]:
+    """Those that have files of this folder open."""
+    found = set()
+    for held in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # it has ended
+            if os.readlink(held).startswith(str(folder)):
+                found.add(held.parts[2])
+    return found - {str(os.getpid())}
 
 
 @pytest.mark.parametrize("preset", ["diloco", "local"])
@@ -74,7 +72,7 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
         assert peer["bytes_sent"] >= peer["payload_bytes_sent"]
     assert measured(report["val_loss"], report["val_loss_error"]) in done.stdout
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == set()
     if preset == "diloco":
         written = murmur("generate", str(out), "def ", "--bytes", "20", program=FORKED)
         assert written.returncode == 0
@@ -83,15 +81,16 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
 
 def test_ctrl_c_saves_and_still_reports(tmp_path: Path) -> None:
     command = [
-        *AS_INSTALLED, "swarm", "--workers", "2", "--inner-steps", "10",
+        *FORKED, "swarm", "--workers", "2", "--inner-steps", "10",
         "--out", str(tmp_path / "out"), *SMALL, *settings_of(run__steps=10_000_000),
     ]  # fmt: skip
-    swarm = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    swarm = ForkedPopen(command, stdout=subprocess.PIPE, text=True)
     assert swarm.stdout is not None
     with swarm.stdout:
         for line in swarm.stdout:
             if " rounds " in line and "rounds 0 " not in line:
                 break
+        assert len(processes_of(tmp_path)) >= 2
         os.killpg(swarm.pid, signal.SIGINT)
         rest = swarm.stdout.read()
     assert swarm.wait(PATIENCE_S) == 130
@@ -99,4 +98,4 @@ def test_ctrl_c_saves_and_still_reports(tmp_path: Path) -> None:
     assert report["rounds_completed"] > 0
     assert all(Path(peer["checkpoint"]).is_dir() for peer in report["peers"])
     assert "checkpoint" in rest
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == set()

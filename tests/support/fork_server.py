@@ -39,7 +39,7 @@ _PRELOADED = (
     # Not transformers.trainer, which starts a thread.
     *("lightning.pytorch", "peft", "transformers.models.llama.modeling_llama"),
 )
-_SERVED = ("murmuration.worker.cli", "tests.")
+_SERVED = ("murmuration.worker.cli", "tests.", "torch.distributed.run")
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 _LEASH = ("-I", "-S")  # how the launcher starts what dies with it
 _NAMESPACE = "--net="  # of nsenter
@@ -48,7 +48,7 @@ _MAX_REQUEST_BYTES = 1 << 20
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """A `Popen` that forks `python -m MODULE` and examples from the server, and spawns what else
+    """A `Popen` that forks `python -m MODULE` and scripts from the server, and spawns what else
     there is.
 
     The launcher's prefixes are taken off: the leash, and the namespace, which the child enters.
@@ -120,7 +120,7 @@ def _request(command: list[str]) -> dict[str, Any] | None:
         namespace, command = command[1].removeprefix(_NAMESPACE), command[2:]
     if command[1] == "-P":
         command = [command[0], *command[2:]]
-    if command[0] == sys.executable and Path(command[1]).parent == EXAMPLES:
+    if command[0] == sys.executable and command[1].endswith(".py"):
         return {"argv": command[1:], "namespace": namespace}
     ours = command[:2] == [sys.executable, "-m"] and command[2].startswith(_SERVED)
     return {"argv": command[2:], "namespace": namespace} if ours else None

@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 import murmuration
 from murmuration.worker.node import session
 from murmuration.worker.tasks import Batch, Cursor
+from tests.support import fork_server
 from tests.support.peers import Peer, peers, row, run
 from tests.support.workers import running_swarm, settings_of
 
-STEPS, H = 40, 5
+STEPS, H = 20, 5
 ROUNDS = STEPS // H
 ONES = torch.ones(2, 4)
 BY_FORK = multiprocessing.get_context("fork")
@@ -242,7 +243,7 @@ with murmuration.Swarm(model, torch.optim.SGD(model.parameters(), lr=0.1)) as sw
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_WITHOUT_GUARD)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = fork_server.run([sys.executable, str(script)])
     assert done.returncode == 1
     assert 'put the script under if __name__ == "__main__":' in done.stderr
 
