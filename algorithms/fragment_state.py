@@ -140,7 +140,7 @@ class _Apart:
     g: Tensor | float = 0.0
 
 
-Outcome = tuple[FragmentState, tuple[Tensor, ...]]  # and what `merged` takes beside the local ones
+Outcome = tuple[FragmentState, tuple[Tensor, ...]]  # what `merged` takes beside local parameters
 
 
 class FragmentOptimizer:

@@ -252,9 +252,9 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
     below = above[:, -1:] - above
     count, count_below = rank.to(torch.float64), (total - rank).clamp_(min=1).to(torch.float64)
     gain = (above * above).div_(count).add_((below * below).div_(count_below))
-    if _is_on_host(gain):
+    if _is_on_host(gain):  # the first of the largest of each row, (n, 1), on every device
         split = torch.from_numpy(gain.numpy().argmax(1, keepdims=True))
-    else:  # the first of equal ones
+    else:
         split = (gain == gain.amax(1, keepdim=True)).to(torch.uint8).argmax(1, keepdim=True)
     high = above.gather(1, split) / (split + 1)
     low = below.gather(1, split) / (total - split - 1).clamp_(min=1)

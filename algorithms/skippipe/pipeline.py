@@ -20,7 +20,7 @@ BACKWARD_RATIO = 1.5
 LOSS_RATIO = 0.25
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Costs:
     """The times of one microbatch on P peers."""
 

@@ -53,7 +53,7 @@ class Results(Protocol):
 class Flow:
     """Payload of one kind in one direction, counted as it goes, sent again or not."""
 
-    values: float = 0.0  # that stood for `encoded_bytes`
+    values: float = 0.0  # whose encoding has `encoded_bytes`
     encoded_bytes: int = 0
     payload_bytes: int = 0  # of these, what crossed the network, compressed and without headers
 

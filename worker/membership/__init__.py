@@ -62,7 +62,7 @@ class Member:
     incarnation: int = 0  # raised by the peer itself to refute a suspicion
     health: Health = Health.ALIVE  # ours, whatever is signed
     phase: Phase = Phase.STARTING
-    # Raised when phase or a later field changes; newer than what is signed, as `step` may be.
+    # Raised by itself when phase or a later field changes; may be newer than signed, as may `step`.
     heartbeat: int = 0
     step: int = 0
     step_s: float = 0.0  # the duration of an inner step, 0 when unknown
@@ -139,7 +139,7 @@ class MemberLimits:
         )
 
     def can_follow(self, version: int, announced: int) -> bool:
-        """Whether a peer can give the one version that has announced the other."""
+        """Whether a peer that has announced version `announced` can give `version`."""
         return version <= announced + _AHEAD_OF_GOSSIP
 
 

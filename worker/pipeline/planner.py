@@ -77,7 +77,8 @@ def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
     usual_s = float(np.median(forward_s))
     backward_s = _known([p.backward_s or math.nan for p in profiles], _RECOMPUTED * usual_s)
     loss_s = _known([p.loss_s or math.nan for p in profiles], pipelines.LOSS_RATIO * usual_s)
-    costs = pipelines.Costs(delay_s, transfer_s, forward_s, backward_s, loss_s)
+    visits_s = {"forward_s": forward_s, "backward_s": backward_s, "loss_s": loss_s}
+    costs = pipelines.Costs(delay_s=delay_s, transfer_s=transfer_s, **visits_s)
     memories = [profile.memory for profile in profiles if profile.memory]
     usual = statistics.median_low(memories) if memories else _USUAL_MEMORY
     replicas = (tuple(n for n, m in enumerate(members) if m.stage == stage) for stage in stages)

@@ -101,11 +101,12 @@ def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
 # `run`: another run; `group`, `pruned`: the sender must repair its state first; `invalid`: it does
 # not fit; `again`: trying again helps.
 _REFUSALS = ("run", "group", "pruned", "invalid", "again")
-_REFUSAL_KINDS = {pb.RefusalCode.Value(f"REFUSAL_{kind.upper()}"): kind for kind in _REFUSALS}
+_REFUSAL_CODES = {kind: pb.RefusalCode.Value(f"REFUSAL_{kind.upper()}") for kind in _REFUSALS}
+_REFUSAL_KINDS = {code: kind for kind, code in _REFUSAL_CODES.items()}
 
 
 def refusal(kind: str, reason: str) -> pb.Refusal:
-    return pb.Refusal(code=pb.RefusalCode.Value(f"REFUSAL_{kind.upper()}"), reason=reason)
+    return pb.Refusal(code=_REFUSAL_CODES[kind], reason=reason)
 
 
 def refusal_kind(refused: pb.Refusal) -> str:

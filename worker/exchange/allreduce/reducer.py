@@ -381,8 +381,9 @@ class Reducer:
                 entry.contributors.pop(header.sender, None)
             given = None
         if given is None or not (given.whole or header.resumed):
-            incoming = wire.Incoming(header.total_bytes, header.hash)
-            if own is not None:
+            if own is None:
+                incoming = wire.Incoming(header.total_bytes, header.hash)
+            else:
                 incoming = wire.Incoming.held(own.raw, own.hash)
                 entry.contributed(header.sender, self._context.clock())
             whole = own is not None
