@@ -114,8 +114,8 @@ class WorkerFlags:
     )
 
     def begin(self, *others: str) -> None:
-        """Checks what can be before torch loads. Lets threads of torch that wait sleep, where all
-        peers share the cores of this machine.
+        """Has SIGTERM end this process, and checks what can be checked before torch loads. Lets
+        threads of torch that wait sleep, where all peers share the cores of this machine.
 
         By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. A
         worker that has its cores for itself is up to half faster so. It is read once, as torch

@@ -174,7 +174,7 @@ class Swarm(StepListener):
         self._identity: Identity | None = None
         self._lines = args.LoopLines(progress=progress)
         default_name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        self.name, self._inside = name or default_name, False
+        self._name, self._inside = name or default_name, False
 
         def terms() -> args.Terms:
             addresses = Addresses(listen, advertise)
@@ -195,7 +195,7 @@ class Swarm(StepListener):
         known = remembered(self._out, joins, self.warn)
         decided: args.Terms = agreed(terms) if is_site() else terms()
         self._config, first, found = decided
-        self.name = self._identity.name if self._identity else self.name
+        self._name = self._identity.name if self._identity else self._name
         self._manifest = Manifest.of(self._config, schema)
         self._fragments = fragments_of(schema, self._config)
         page = served_at(f"{web=}", web)
@@ -222,7 +222,7 @@ class Swarm(StepListener):
         self._session: Session | None = None
         self._open, self._resumes = ExitStack(), False
         self._process = os.getpid()
-        self.address = ""  # `HOST:PORT` that others join at
+        self._address = ""
         self._resumed_s, self._moves = 0.0, 0
         self._saved_model = ""  # the hash of what the loaded state goes with
         self._at_anchor = self._told_over = False
@@ -279,7 +279,7 @@ class Swarm(StepListener):
                     if first is not None and not torch.equal(each.state.anchor, first):
                         each.commit(anchor=first)
                 trained = trained_parameters(self._replica.model)
-                self.address = self._session.start(trained.values())
+                self._address = self._session.start(trained.values())
                 self._loop.begin()
                 self._raise_what_ended()
                 self._inside = True
@@ -437,6 +437,15 @@ class Swarm(StepListener):
                 raise error
 
     # ---------------------------------------------------------------------- what the user sees
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT` that others join at."""
+        return self._address
 
     @property
     def step(self) -> int:

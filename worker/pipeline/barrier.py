@@ -9,13 +9,15 @@ An origin that is gone reports nothing, nor does one that has started again for 
 incarnation. Their microbatches are lost, but a gradient that another stage has counted stays in its
 sum. Calls of a new incarnation may be here before gossip tells of it, or be anybody's: it is not
 waited for for long. An origin that is there and does not report is waited for longer than a
-microbatch that is held up, and then no more, until it reports in time. So is one late often.
+microbatch that is held up, and then no more, until it reports in time. One that is late again and
+again is not waited for either, until it reports in time.
 """
 
 import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from statistics import median
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
@@ -28,7 +30,9 @@ from murmuration.worker.transport import Method, TransportError
 _PATIENCE_S = 2.0
 _STAGE_S = 4.5  # for each stage of the model, from the first report on, until the last is in
 _USUAL, _LATELY = 4, 16  # or so many times as long as the first report took of late
-_SOON_S, _STRIKES = 2.0, 3  # late for so many microbatches a stage: a late replica is noticed first
+# An origin is late after so long, or `_USUAL` first reports; it is given up after so many late
+# microbatches a stage, so that a late replica is noticed first.
+_SOON_S, _STRIKES = 2.0, 3
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for
 _REPORT_S = 2.0
 _AGAIN_S = 0.25
@@ -48,6 +52,7 @@ class IterationTracker:
         self._seen_at = list[float]()  # this iteration, and its first report
         self._first_s = deque[float](maxlen=_LATELY)  # from the one to the other
         self._awaited, self._late = set[str](), Counter[str]()
+        # A late iteration counts 4, and each that begins takes 1 away.
         self._most_late = 3 * (2 + -(-_STRIKES * stages // microbatches))
         self._mine = defaultdict[_Share, set[int]](set)
         self._began = defaultdict[_Share, set[int]](set)
@@ -142,7 +147,8 @@ class IterationTracker:
                 awaited.append(key)
             else:
                 gone.append(key)
-        if not someone or self._waits({origin.peer for _, origin in awaited}, now):
+        here = {origin.peer for at, origin in self._reported if at == self.iteration}
+        if not someone or self._waits({origin.peer for _, origin in awaited}, here, now):
             return None
         self.ended = self.iteration
         for key in (*gone, *awaited):
@@ -151,17 +157,17 @@ class IterationTracker:
                 self._orphans[key] = began, frozenset() if discard else summed
         return IterationOver(self.iteration, discard)
 
-    def _waits(self, origins: set[str], now: float) -> bool:
+    def _waits(self, origins: set[str], reported: set[str], now: float) -> bool:
         """Whether these origins, which are there and have not reported, are waited for."""
         if len(self._seen_at) < 2:
             self._seen_at.append(now)
             self._first_s.append(now - self._seen_at[0])
-        waited_s, usual_s = now - self._seen_at[1], _USUAL * max(self._first_s)
+        waited_s, usual_s = now - self._seen_at[1], _USUAL * median(self._first_s)
         if waited_s >= max(_STAGE_S * self._stages, usual_s):
             self.given_up |= origins
         if waited_s >= max(_SOON_S, usual_s):
-            self._late.update(dict.fromkeys(self._awaited - origins, 4))
-            self.given_up |= {peer for peer, late in self._late.items() if late > self._most_late}
+            self._late.update(dict.fromkeys(self._awaited & reported, 4))
+            self.given_up |= {peer for peer in origins if self._late[peer] > self._most_late}
         self._awaited = origins
         return not origins <= self.given_up
 

@@ -165,7 +165,7 @@ class StageNode:
         before = set(self.tracker.given_up)
         over = self.tracker.over(origins, context.clock())
         for peer in sorted(self.tracker.given_up - before):
-            text = f"{peer} does not end its iterations: none waits for it until it does"
+            text = f"{peer} does not end its iterations in time: none waits for it until it does"
             context.event("warning", text=text)
         if over:
             self.server.over(over.iteration)

@@ -1,10 +1,10 @@
 """One fragment on this peer: its outer optimizer, its local parameters, and the round in flight.
 
-train thread only.
+train thread only, but for `_prepared`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,6 @@ class FragmentReplica(FragmentOptimizer):
         accessor: "Site | None" = None,
     ) -> None:
         self.fragment, self._accessor, self._parameters = fragment, accessor, parameters
-        self._here = [parameters[spec.name] for spec in fragment.specs]
         self._statistics = [s for s in fragment.specs if s.averaged and s.integers is None]
         self._odd_at_first: dict[str, Tensor] = {}
         self.at_home: set[str] = set()
@@ -78,11 +77,16 @@ class FragmentReplica(FragmentOptimizer):
         """A copy of the local parameters, 1-D; for what is not exchanged, the anchor's value."""
         return self._shared(self._flat())
 
+    @property
+    def _here(self) -> list[Tensor]:
+        """The local parameters as they are now: a user's loop may put others in their place."""
+        return [self._parameters[spec.name] for spec in self.fragment.specs]
+
     def _flat(self) -> Tensor:
         if self._accessor is not None:
             return self._accessor.read(self.fragment)
-        flat = device.empty_on_host(self.fragment.elements, self._here)
-        device.copy_to_host(zip(self.fragment.views(flat).values(), self._here, strict=True))
+        flat = device.empty_on_host(self.fragment.elements, here := self._here)
+        device.copy_to_host(zip(self.fragment.views(flat).values(), here, strict=True))
         return flat
 
     def learned(self) -> Tensor:
@@ -137,7 +141,7 @@ class FragmentReplica(FragmentOptimizer):
         if known is not None and known[0] is self.state and known[1] is result:
             after, kept = known[2].result()
         else:
-            after, kept = self._prepared(self.outcome(result))
+            after, kept = _prepared(self.outcome(result), self._here)
         self.advance(result, after)
         if self._accessor is not None:
             needed = self._plan.merge_alpha or self._plan.keeps
@@ -147,10 +151,6 @@ class FragmentReplica(FragmentOptimizer):
         for spec, parameter in zip(self.fragment.specs, self._here, strict=True):
             there = (device.on_device_of(parameter, each[spec.name]) for each in views)
             self._write_one(spec.name, self.merged(parameter.to(torch.float32), *there))
-
-    def _prepared(self, outcome: Callable[[], Outcome]) -> Outcome:
-        after, kept = outcome()
-        return after, tuple(device.staged(each, self._here) for each in kept)
 
     def as_held(self, values: Tensor) -> Tensor:
         """`values` (1-D) as the local parameters hold them: rounded where they are not fp32. So a
@@ -233,9 +233,10 @@ class FragmentReplica(FragmentOptimizer):
             self._prefetched = message
         elif self.in_flight is not None and self.in_flight.round == message.round:
             self.arrived = message
-            large = self.fragment.elements >= _BESIDE_ELEMENTS and not self.in_flight.everyone
+            steps = self._plan.payload == "pseudo_gradient" and not self.in_flight.everyone
+            large = self.fragment.elements >= _BESIDE_ELEMENTS and steps
             if large and isinstance(message, RoundDone) and self.only_merges(message):
-                found = _beside.submit(self._prepared, self.outcome(message))
+                found = _beside.submit(_prepared, self.outcome(message), self._here)
                 self._outcome = self.state, message, found
 
     @property
@@ -278,6 +279,12 @@ class FragmentReplica(FragmentOptimizer):
         own = self.take_back(lost, own) if keep else own
         keep = keep and not torch.equal(own, self.state.anchor)
         self.write(self.adopt(theirs, own, keep=keep, me=me))
+
+
+def _prepared(outcome: Callable[[], Outcome], here: Sequence[Tensor]) -> Outcome:
+    """Any thread: what it reads is not written any more."""
+    after, kept = outcome()
+    return after, tuple(device.staged(each, here) for each in kept)
 
 
 def _is_sane(values: Tensor) -> Tensor:

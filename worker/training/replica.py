@@ -86,7 +86,8 @@ class Replica:
             optimizer.state.clear()
 
     def _present_gradients(self) -> dict[str, Tensor]:
-        """Gradients by parameter, zeros where there is none; and copies of running statistics."""
+        """Gradients by parameter, zeros where there is none; and copies of the running statistics,
+        which are averaged too."""
         found = {
             n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._named.items()
         }

@@ -43,7 +43,8 @@ class _Tracker(NamedTuple):
 
 
 def _begun(name: str, module: Any, out: Path, peer: str) -> _Tracker:
-    """TensorBoard has event files in OUT/tensorboard; the others have the same functions."""
+    """TensorBoard has event files in OUT/tensorboard. Weights & Biases and trackio have the same
+    functions, but only the first takes a folder."""
     if name == "tensorboard":
         writer = module.SummaryWriter(str(out / "tensorboard" / peer))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from murmuration.algorithms.fragments import Fragment, Ranges, TensorSpec
-from murmuration.algorithms.plan import Merge, Plan
+from murmuration.algorithms.plan import PRESETS, Merge, Plan
 from murmuration.worker.errors import UsageError
 from murmuration.worker.tasks import Batch, Cursor
 from murmuration.worker.training import fragment
@@ -88,3 +88,22 @@ def test_an_outer_step_that_was_begun_from_another_state_is_made_again(
     each.commit(anchor=torch.full((3,), 5.0))  # another peer's, of the same version
     each.finish(done)
     assert each.state.anchor.tolist() == parameters["x"].tolist() == [4.0] * 3
+
+
+def test_tensors_that_a_loop_puts_in_place_of_others_are_read_and_written() -> None:
+    parameters = {"x": torch.zeros(3)}
+    plan = Plan(outer_lr=1.0, outer_momentum=0.0)
+    each = FragmentReplica(Fragment(0, (TensorSpec("x", (3,)),)), plan, parameters)
+    parameters["x"] = torch.full((3,), 7.0)
+    assert each.contribute(each.learned(), 1).g.tolist() == [-7.0] * 3
+    each.finish(RoundDone(0, torch.full((3,), -7.0), 2, ("a", "b"), (), fragment=0))
+    assert parameters["x"].tolist() == each.state.anchor.tolist() == [7.0] * 3
+
+
+def test_no_outer_step_is_begun_for_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragment, "_BESIDE_ELEMENTS", 0)
+    parameters = {"x": torch.zeros(3)}
+    each = FragmentReplica(Fragment(0, (TensorSpec("x", (3,)),)), PRESETS["ddp"], parameters)
+    each.contribute(torch.ones(3), 1)
+    each.handle(RoundDone(0, torch.ones(3), 2, ("a", "b"), (), fragment=0))
+    assert each._outcome is None
