@@ -1,4 +1,4 @@
-"""The table of docs/library.md: what becomes of which program, as the tests say that hold it.
+"""The table of docs/evidence/programs.md: what becomes of which program, by the tests that hold it.
 
 python -m tests.support.programs_table        writes it anew
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _TESTS = (_ROOT / "tests/integration/programs", _ROOT / "tests/unit/worker/library")
-_PAGE = _ROOT / "docs" / "library.md"
+PAGE = _ROOT / "docs/evidence/programs.md"
 _BEGIN, _END = "<!-- programs: begin -->\n", "<!-- programs: end -->"
 
 
@@ -43,8 +43,8 @@ def parts(page: str) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    before, _, after = parts(_PAGE.read_text())
-    _PAGE.write_text(before + table() + after)
+    before, _, after = parts(PAGE.read_text())
+    PAGE.write_text(before + table() + after)
 
 
 if __name__ == "__main__":

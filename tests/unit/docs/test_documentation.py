@@ -64,7 +64,7 @@ def test_the_task_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_table_of_programs_is_what_its_tests_say() -> None:
-    _, held, _ = programs_table.parts((ROOT / "docs/library.md").read_text())
+    _, held, _ = programs_table.parts(programs_table.PAGE.read_text())
     assert held == programs_table.table(), "python -m tests.support.programs_table writes it anew"
 
 
