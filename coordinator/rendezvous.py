@@ -21,7 +21,7 @@ from murmuration.protos import addresses
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos.documents import pack
-from murmuration.protos.events import Event, new_event, printable
+from murmuration.protos.events import Event, Log, Warnings, new_event, printable
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import print_line
 from murmuration.protos.reach import cannot_listen, listening_problem
@@ -55,9 +55,10 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
     """Introduces workers. And what a worker answers too: says what the run is, lets in, and tells
     `murmur status`. A worker that joins introduces itself then."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, log: Log = lambda event: None) -> None:
         self.registry = registry
         self.authority: Authority | None = None
+        self._known, self._warnings = list[pb.Revocation](), Warnings(log)
         self.certificate: ServerCertificate | None = None  # that the server shows
 
     async def Introduce(  # noqa: N802 (as in the .proto)
@@ -100,11 +101,13 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
         )
 
     async def _revoked(self) -> list[pb.Revocation]:
-        """All that was taken back, if the run's key is here."""
+        """All that was taken back, where the run's key is; what is known, if it cannot be read."""
         if self.authority is not None:
-            with suppress(certificates.IdentityError):  # the file cannot be read now
-                return await asyncio.to_thread(self.authority.revocations)
-        return []
+            try:
+                self._known = await asyncio.to_thread(self.authority.revocations)
+            except certificates.IdentityError as error:
+                self._warnings.add(f"expulsions: {error}")
+        return self._known
 
 
 async def _check(
@@ -186,7 +189,7 @@ class CoordinatorRun:
 
     async def run(self, listen: str) -> None:
         """Serves until the expected workers are through, or a signal comes. Raises Failure."""
-        service = CoordinatorService(self.registry)  # type: ignore[abstract]  # no more is served
+        service = CoordinatorService(self.registry, self._log)  # type: ignore[abstract]  # no more is served
         server, address = await start_server(listen, service, self._identity, self._authority)
         loop = asyncio.get_running_loop()
 
@@ -230,18 +233,13 @@ class CoordinatorRun:
             self._identity = identity
             certificate.renew(identity)
 
-        def log(event: Event) -> None:
-            renewed = event["event"] == "renewed"
-            told = f"the certificate is renewed until {event['expires']}" if renewed else None
-            self._say(event, told or f"warning: {event['text']}")
-
         await Renewal(
             identity,
             self._authority,
             keep=self._keep,
             renewed=show,
             offload=asyncio.to_thread,
-            log=log,
+            log=self._log,
         ).run()
 
     def _serve_page(self, place: PagePlace, address: str) -> "PageServer":
@@ -254,6 +252,11 @@ class CoordinatorRun:
         event = page_event(page.url, page.token_path)
         self._say(event, page_words(event, terminal=sys.stdout.isatty()))
         return page
+
+    def _log(self, event: Event) -> None:
+        renewed = event["event"] == "renewed"
+        told = f"the certificate is renewed until {event['expires']}" if renewed else None
+        self._say(event, told or f"warning: {event['text']}")
 
     def _say(self, event: Event, line: str) -> None:
         shown = f"{time.monotonic() - self._began_s:.1f} s  {line}"

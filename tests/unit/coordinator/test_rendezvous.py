@@ -26,8 +26,9 @@ from murmuration.coordinator.rendezvous import (
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import ReservedPorts
 from murmuration.protos.documents import pack
+from murmuration.protos.events import Event, Log
 from murmuration.worker.identity.authority import Authority
-from murmuration.worker.identity.certificates import Role, new_key, request_for
+from murmuration.worker.identity.certificates import FOLDER, Role, new_key, request_for
 from tests.support.stranger import Stranger, calling
 from tests.support.stranger import serving as answered
 
@@ -44,11 +45,11 @@ def request(
 
 @asynccontextmanager
 async def serving(
-    listen: str = "127.0.0.1:0", run: Authority | None = None
+    listen: str = "127.0.0.1:0", run: Authority | None = None, log: Log = lambda event: None
 ) -> AsyncIterator[tuple[str, Registry]]:
     registry = Registry()
     identity = run.new_identity(Role.COORDINATOR, "c") if run else None
-    server, address = await start_server(listen, CoordinatorService(registry), identity, run)
+    server, address = await start_server(listen, CoordinatorService(registry, log), identity, run)
     try:
         yield address, registry
     finally:
@@ -105,15 +106,21 @@ async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Pa
             assert not enrolled(newcomer, "w2").refusal
         gone = run.new_identity(Role.PEER, "gone")
         run.expel("gone")
+        ledger = tmp_path / "run" / FOLDER / "ledger.json"
+        held = ledger.read_bytes()
         with calling(address, gone) as expelled:
-            for method in (INTRODUCE, "Control/Status", "Control/Join"):
+            for method in (INTRODUCE, "Control/Status", "Control/Join", INTRODUCE):
                 asked = request("gone") if method == INTRODUCE else b""
                 with pytest.raises(grpc.RpcError, match="peer gone was expelled"):
                     expelled.call(method, asked, pb.StatusReply)
+                ledger.write_text("{")  # what is known counts while it cannot be read
+        ledger.write_bytes(held)
         return [reply.refusal for reply in refused]
 
-    async with serving(run=run) as (address, _):
+    events: list[Event] = []
+    async with serving(run=run, log=events.append) as (address, _):
         no_certificate, other_key, name = await asyncio.to_thread(refusals, address)
+    assert "ledger.json cannot be read" in str(events[0]["text"])
     assert "cannot be read" in no_certificate
     assert "renewed for the key that it has" in other_key
     assert "another key has the name 'w1'" in name
