@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -117,11 +118,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object
 
 
 def below(run: Path) -> Iterator[Checkpoint]:
-    """Finds the newest usable checkpoint of every folder of them below `run`, none set aside."""
+    """Finds the newest usable checkpoint of every folder of them below `run`, none set aside. What
+    is damaged is told on stderr."""
     steps = (path.parent for path in run.glob("**/step-*") if path.is_dir())
     for folder in sorted({folder for folder in steps if _EARLIER not in folder.name}):
-        with suppress(CheckpointError):
-            yield load(folder)[0]
+        saved, problems = _newest_whole(folder)
+        for problem in problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        if saved is not None:
+            yield saved
 
 
 def config_of(saved: Checkpoint, settings: Iterable[str] = ()) -> Config:
@@ -183,17 +188,24 @@ def set_aside(folder: Path) -> Path | None:
 def load(folder: Path) -> tuple[Checkpoint, list[str]]:
     """Loads the newest that is whole, with a line for each newer one that is not. Raises
     CheckpointError: there is none."""
+    saved, problems = _newest_whole(folder)
+    if saved is not None:
+        return saved, problems
+    detail = f" ({problems[0]})" if problems else ""
+    raise CheckpointError(
+        f"{folder}: no usable checkpoint{detail}; start from step 0 with --fresh, "
+        "or name another --out"
+    )
+
+
+def _newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     problems: list[str] = []
     for path in _newest_first(folder):
         try:
             return load_one(path), problems
         except CheckpointDamaged as error:
             problems.append(f"{path}: {error}; going back to the one before")
-    detail = f" ({problems[0]})" if problems else ""
-    raise CheckpointError(
-        f"{folder}: no usable checkpoint{detail}; start from step 0 with --fresh, "
-        "or name another --out"
-    )
+    return None, problems
 
 
 def held_stage(folder: Path) -> int | None:

@@ -117,7 +117,9 @@ def test_two_evaluations_agree_and_print_whatever_the_loss_is(
     assert first.output == second.output
 
 
-def test_the_highest_step_of_all_workers_is_found(tmp_path: Path) -> None:
+def test_the_highest_step_of_all_workers_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for worker, steps in (("w0", (100, 200)), ("w1", (100, 300)), ("w2", (250,))):
         for step in steps:
             save_step(tmp_path / worker / "checkpoints", step)
@@ -129,7 +131,9 @@ def test_the_highest_step_of_all_workers_is_found(tmp_path: Path) -> None:
     assert evaluation.find_checkpoint(tmp_path / "w0" / "checkpoints").values["step"] == 200
     for damaged in ("w1/checkpoints/step-00000300", "w2/checkpoints/step-00000250"):
         (tmp_path / damaged / "manifest.json").write_text("{")
+    assert not capsys.readouterr().err
     assert evaluation.find_checkpoint(tmp_path).values["step"] == 200
+    assert capsys.readouterr().err.count("going back to the one before") == 2
     (tmp_path / "w0/checkpoints/step-00000200/tensors.safetensors").write_bytes(b"")
     assert evaluation.find_checkpoint(tmp_path).values["step"] == 100
 
