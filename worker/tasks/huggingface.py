@@ -122,6 +122,13 @@ class HuggingFace:
         self.batch_size, self._context = batch_size, context
         self.tokens_per_sample, self.sample_prompt = context, sample_prompt
         self._config = self._read_config()
+        shape = self._config.get_text_config()
+        self._vocab = shape.vocab_size
+        places = getattr(shape, "max_position_embeddings", None) or context
+        if context > places:
+            raise TaskError(
+                f"context is {context}, and the model has {places} positions: shorten it"
+            )
         self._tokenizer = self._read_tokenizer(tokenizer)
         if self._tokenizer is None:
             self.loss_unit = "nats per byte"
@@ -142,6 +149,11 @@ class HuggingFace:
                 with _refusals(f"model {source!r}", kinds=(OSError, ValueError, RuntimeError)):
                     made = auto.from_pretrained(source, dtype=torch.float32, local_files_only=True)
             else:
+                if isinstance(source, str) and (held := _other_weights(Path(source))):
+                    raise TaskError(
+                        f"model {source!r}: {held} is not read: store the weights as safetensors "
+                        "(`save_pretrained` does), or remove it to draw new ones"
+                    )
                 made = auto.from_config(self._config, dtype=torch.float32)
             model: nn.Module = made.train()
             if self._lora is not None:
@@ -180,7 +192,9 @@ class HuggingFace:
         self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> str:
         """Return the `n_tokens` tokens that the model puts after `prompt`."""
-        tokens = torch.from_numpy(self._tokenized(prompt.encode()).astype(np.int64))[None]
+        tokens = torch.from_numpy(self._tokenized(prompt.encode() or b"\n"))[None]
+        if not tokens.numel():
+            raise TaskError(f"the prompt {prompt!r} has no token: give another")
         device = next(model.parameters()).device
         with torch.random.fork_rng(devices=[]), torch.inference_mode():
             torch.manual_seed(seed)
@@ -220,9 +234,9 @@ class HuggingFace:
         """None for bytes."""
         folder = named or (self._source if isinstance(self._source, str) else BYTES)
         if folder == BYTES:
-            if self._config.vocab_size < 256:
+            if self._vocab < 256:
                 raise TaskError(
-                    f"tokenizer 'bytes' has 256 tokens, the model {self._config.vocab_size}: set "
+                    f"tokenizer 'bytes' has 256 tokens, the model {self._vocab}: set "
                     "vocab_size = 256 or name a tokenizer"
                 )
             return None
@@ -251,7 +265,17 @@ class HuggingFace:
             decoded = text.decode("utf-8", "replace")
             self.warnings += (f"the text is not all UTF-8 ({error.reason}): some bytes are lost",)
         ids = self._tokenizer(decoded, add_special_tokens=False)["input_ids"]
-        return np.asarray(ids, np.int64)
+        found = np.asarray(ids, np.int64)
+        if (most := int(found.max(initial=0))) >= self._vocab:
+            raise TaskError(
+                f"the tokenizer gives token {most}, the model has {self._vocab}: name its own"
+            )
+        return found
+
+
+def _other_weights(folder: Path) -> str | None:
+    kinds = ("pytorch_model*.bin", "*.pth", "*.ckpt*", "*.h5", "*.msgpack", "*.gguf")
+    return next((path.name for kind in kinds for path in sorted(folder.glob(kind))), None)
 
 
 def _harmless(value: object, words: Container[str], key: str = "") -> bool:

@@ -88,6 +88,9 @@ def test_a_folder_is_read_and_written_adapters_merged(text: str, tmp_path: Path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.inference_mode():
         torch.testing.assert_close(again(input_ids=tokens).logits, before, atol=1e-5, rtol=0)
+    (tmp_path / "base/model.safetensors").rename(tmp_path / "base/pytorch_model.bin")
+    with one_line(TaskError, "pytorch_model.bin is not read"):
+        task.model()
 
 
 def test_a_tokenizer_of_ones_own(text: str, tmp_path: Path) -> None:
@@ -105,6 +108,10 @@ def test_a_tokenizer_of_ones_own(text: str, tmp_path: Path) -> None:
     assert int(batch.inputs.max()) <= 11
     written = task.generate(task.model(), "the flock", 5, temperature=0.0, seed=1)
     assert isinstance(written, str)
+    with one_line(TaskError, "the prompt ' ' has no token"):
+        task.generate(task.model(), " ", 5, temperature=0.0, seed=1)
+    with one_line(TaskError, "gives token 11, the model has 8"):
+        task_of(text, tokenizer=str(tmp_path / "t"), model={**TINY, "vocab_size": 8})
 
 
 def test_it_goes_on_with_a_text_of_bytes(text: str) -> None:
@@ -121,7 +128,8 @@ def test_it_goes_on_with_a_text_of_bytes(text: str) -> None:
         ({"model": {"model_type": "lama"}}, TaskError, "with model_type"),
         ({"model": {**TINY, "vocab_size": 99}}, TaskError, "has 256 tokens, the model 99"),
         ({"tokenizer": "nowhere"}, TaskError, "tokenizer 'nowhere'"),
-        ({"context": 10**6}, TextError, "too short"),
+        ({"context": 10**6}, TaskError, "context is 1000000, and the model has 2048 positions"),
+        ({"context": 2000}, TextError, "too short"),
         ({"context": 0}, TaskError, "at least 1"),
         ({"lora": {"rank": 2}}, TaskError, "lora: .*rank"),
     ],
