@@ -78,9 +78,8 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
         copies = RemoteCopies.begun(config.checkpoint, folder, fresh=fresh)
         while True:
             worker = Worker(config, options, copies)
-            if copies is not None and copies.fetched is not None:
-                worker.warn(f"{copies.fetched} was fetched from {config.checkpoint.copy_to}")
-                copies.fetched = None
+            while copies is not None and copies.to_tell:
+                worker.warn(copies.to_tell.pop(0))
             if few is not None:
                 worker.warn(few)
             code = worker.run()

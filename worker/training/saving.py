@@ -37,15 +37,13 @@ class NotCopied(Exception):
 
 class RemoteCopies:
     """The place to which this process copies checkpoints. any thread, one at a time. Args: url: of
-    one worker alone, as `checkpoint.copy_to` names it; keep: how many stay. Attributes: fetched:
-    where one was brought to from there; None: none was. Raises ConfigError: nothing here can write
-    to such a URL."""
-
-    fetched: Path | None = None  # the copy that was brought here
+    one worker alone, as `checkpoint.copy_to` names it; keep: how many stay. Attributes: to_tell:
+    what was brought here from there, and what is damaged, a line each. Raises ConfigError: nothing
+    here can write to such a URL."""
 
     def __init__(self, url: str, keep: int) -> None:
         self._said = f"checkpoint.copy_to = {url!r}"
-        self._keep, self._own = keep, uuid.uuid4().hex.encode()
+        self._keep, self._own, self.to_tell = keep, uuid.uuid4().hex.encode(), list[str]()
         try:
             self._files, root = fsspec.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError, OSError) as error:
@@ -70,7 +68,7 @@ class RemoteCopies:
                         "out --fresh"
                     )
                 if steps and not checkpoint.any_in(folder):
-                    copies.fetched = copies._fetch_one(folder, steps)
+                    copies._fetch_one(folder, steps)
                 files.makedirs(copies._root, exist_ok=True)
                 files.pipe_file(f"{copies._root}/{_WRITER}", copies._own)
         except NotCopied as error:
@@ -96,7 +94,7 @@ class RemoteCopies:
         names = (found.rsplit("/", 1)[-1] for found in self._files.ls(self._root, detail=False))
         return checkpoint.newest_first(names)
 
-    def _fetch_one(self, folder: Path, steps: list[str]) -> Path:
+    def _fetch_one(self, folder: Path, steps: list[str]) -> None:
         for step in steps:
             arriving = folder / f".partial-{step}"
             shutil.rmtree(arriving, ignore_errors=True)
@@ -104,10 +102,12 @@ class RemoteCopies:
             self._files.get(f"{self._root}/{step}/", f"{arriving}/", recursive=True)
             try:
                 checkpoint.load_one(arriving)
-            except checkpoint.CheckpointDamaged:
+            except checkpoint.CheckpointDamaged as error:
                 shutil.rmtree(arriving)
-                continue
-            return arriving.rename(folder / step)
+                self.to_tell += [f"{self._said}: {step}: {error}; going back to the one before"]
+            else:
+                self.to_tell += [f"{arriving.rename(folder / step)} was fetched: {self._said}"]
+                return
         raise CheckpointError(f"{self._said} holds no checkpoint that is whole; name another place")
 
 

@@ -69,7 +69,9 @@ def test_a_copy_that_is_not_whole_leads_to_the_one_before(
             with pytest.raises(CheckpointError, match="no checkpoint that is whole; name another"):
                 begun(config, tmp_path / "c")
         else:
-            begun(config, tmp_path / "b")
+            damaged, fetched = begun(config, tmp_path / "b").to_tell
+            assert "step-00000002: " in damaged
+            assert "step-00000001 was fetched" in fetched
             assert load(tmp_path / "b")[0].values["step"] == expected
 
 
