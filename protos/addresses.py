@@ -1,4 +1,5 @@
-"""HOST:PORT, or PEER@HOST:PORT of a relay: reading it, judging it, and reserving free ports."""
+"""HOST:PORT, several of one peer, or PEER@HOST:PORT of a relay: reading it, judging it, and
+reserving free ports."""
 
 import ipaddress
 import socket
@@ -44,15 +45,29 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def relayed_address(peer: str, relays: Sequence[str]) -> str:
-    """`w3@192.0.2.7:7700,192.0.2.8:7700`: where a peer is reached that only these relays reach."""
-    return f"{peer}@{','.join(relays)}"
+def alternatives(address: str) -> tuple[str, ...]:
+    """Where a peer is dialled directly, in the order in which it is tried: it may have several
+    addresses, `192.0.2.7:7700,10.0.0.5:7700`."""
+    direct = address.partition(";")[2] if "@" in address else address
+    return tuple(direct.split(",")) if direct else ()
+
+
+def with_port(address: str, port: int) -> str:
+    """This port in the place of 0, in each of them."""
+    parts = [split_address(each) for each in alternatives(address)]
+    return ",".join(join_address(host, given or port) for host, given in parts)
+
+
+def relayed_address(peer: str, relays: Sequence[str], direct: str = "") -> str:
+    """`w3@192.0.2.7:7700,192.0.2.8:7700`: where a peer is reached that only these relays reach;
+    and `;10.0.0.5:7700`, where neighbours may."""
+    return f"{peer}@{','.join(relays)}" + (f";{direct}" if direct else "")
 
 
 def split_relayed(address: str) -> tuple[str, tuple[str, ...]] | None:
     """(the peer, its relays' addresses), the inverse of `relayed_address`; None of a direct one."""
     peer, at, relays = address.rpartition("@")
-    return (peer, tuple(relays.split(","))) if at else None
+    return (peer, tuple(relays.partition(";")[0].split(","))) if at else None
 
 
 def caller_host(peer: str) -> str:

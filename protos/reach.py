@@ -6,11 +6,11 @@ import ipaddress
 import socket
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from enum import StrEnum
 
-from murmuration.protos.addresses import join_address, split_address, split_relayed
+from murmuration.protos.addresses import alternatives, join_address, split_address, split_relayed
 
 LOOK_UP_S = 3.0  # a name server that does not answer holds a caller up for longer than a user waits
 _GOOD_FOR_S = 10.0  # what a name server has said
@@ -110,30 +110,37 @@ def resolved(host: str, timeout_s: float = LOOK_UP_S) -> Places:
 
 
 def target_of(address: str) -> str:
-    """How gRPC dials HOST:PORT: by all addresses of the host. Blocks. Raises UnknownName."""
-    named = _named(address)
-    return address if named is None else _target(resolved(named[0]), named[1])
+    """How gRPC dials a peer: by all addresses of its hosts. Blocks. Raises UnknownName: none is
+    known."""
+    asked = [(host, port, *_look_up(host, LOOK_UP_S)) for host, port in _to_look_up(address)]
+    wait([answer for _, _, answer, _ in asked], max((left for *_, left in asked), default=0.0))
+    return _target(asked) if asked else address
 
 
 async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
-    if (named := _named(address)) is None:
+    asked = [(host, port, *_look_up(host, timeout_s)) for host, port in _to_look_up(address)]
+    if not asked:
         return address
-    answer, left_s = _look_up(named[0], timeout_s)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(left_s):
-            await asyncio.wrap_future(answer)
-    if not answer.done():
-        raise UnknownName(named[0], _SILENT)
-    return _target(answer.result(), named[1])
+    answers = [asyncio.wrap_future(answer) for _, _, answer, _ in asked]
+    await asyncio.wait(answers, timeout=max(left for *_, left in asked))
+    return _target(asked)
+
+
+def known_target(address: str) -> str:
+    """The same without asking a name server: of several addresses those that are no names."""
+    known = [(_family(host), host, port) for host, port in _to_look_up(address)]
+    places = [(family, host, port) for family, host, port in known if family is not None]
+    return _written(places) if places else address.partition(",")[0]
 
 
 def numeric(address: str) -> str:
     """HOST:PORT by an address of a name that takes a connection. Blocks. Raises UnknownName."""
-    if (named := _named(address)) is None:
+    if not (named := _to_look_up(address)):
         return address
-    with suppress(OSError), connected(*named, HANDSHAKE_S) as there:
-        return join_address(there.getpeername()[0], named[1])
-    return join_address(resolved(named[0])[0][1], named[1])
+    host, port = named[0]
+    with suppress(OSError), connected(host, port, HANDSHAKE_S) as there:
+        return join_address(there.getpeername()[0], port)
+    return join_address(resolved(host)[0][1], port)
 
 
 def connected(host: str, port: int, timeout_s: float) -> socket.socket:
@@ -148,23 +155,43 @@ def connected(host: str, port: int, timeout_s: float) -> socket.socket:
     raise why
 
 
-def _named(address: str) -> tuple[str, int] | None:
+def _to_look_up(address: str) -> list[tuple[str, int]]:
+    """The host and port of each address, where gRPC does not dial it as it stands."""
     with suppress(ValueError):
         if split_relayed(address) is None:
-            host, port = split_address(address)
-            try:
-                ipaddress.ip_address(host)
-            except ValueError:
-                return host, port
-    return None
+            parts = [split_address(each) for each in alternatives(address)]
+            return parts if len(parts) > 1 or _family(parts[0][0]) is None else []
+    return []
 
 
-def _target(places: Places, port: int) -> str:
+def _family(host: str) -> socket.AddressFamily | None:
+    """None of a name."""
+    try:
+        return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return None
+
+
+def _target(asked: list[tuple[str, int, Future[Places], float]]) -> str:
+    found, problems = list[tuple[socket.AddressFamily, str, int]](), list[UnknownName]()
+    for host, port, answer, _ in asked:
+        try:
+            found += [(family, place, port) for family, place in answer.result(0)]
+        except TimeoutError:
+            problems.append(UnknownName(host, _SILENT))
+        except UnknownName as error:
+            problems.append(error)
+    if not found:
+        raise problems[0]
+    return _written(found)
+
+
+def _written(places: list[tuple[socket.AddressFamily, str, int]]) -> str:
     """A target has addresses of one kind: beside IPv6, those of IPv4 are written as such too."""
-    if all(family == socket.AF_INET for family, _ in places):
-        return "ipv4:" + ",".join(f"{host}:{port}" for _, host in places)
-    hosts = [host if family == socket.AF_INET6 else f"::ffff:{host}" for family, host in places]
-    return "ipv6:" + ",".join(f"[{host}]:{port}" for host in hosts)
+    if all(family == socket.AF_INET for family, _, _ in places):
+        return "ipv4:" + ",".join(f"{host}:{port}" for _, host, port in places)
+    mapped = [(h if family == socket.AF_INET6 else f"::ffff:{h}", p) for family, h, p in places]
+    return "ipv6:" + ",".join(f"[{host}]:{port}" for host, port in mapped)
 
 
 # -------------------------------------------------------------------------------------- handshakes

@@ -1,5 +1,6 @@
 """A peer behind a real NAT: nobody can dial it, and it trains all the same."""
 
+import re
 import subprocess
 import time
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, Role
 from tests.support.gates import gate
 from tests.support.namespaces import NamespaceHost, Namespaces, why_not
+from tests.support.nat import HOST as NEIGHBOURS
 from tests.support.nat import behind_nat, upnp, why_no_nat
 from tests.support.workers import PATIENCE_S, SMALL, Event, Hashes, WorkerProcess, settings_of
 
@@ -20,11 +22,11 @@ needs_nat = pytest.mark.skipif(WHY_NOT is not None, reason=f"no NAT: {WHY_NOT}")
 
 
 def started(
-    up: ExitStack, run: Authority, out: Path, at: NamespaceHost, *words: str
+    up: ExitStack, run: Authority, out: Path, at: NamespaceHost, *words: str, port: int = 7700
 ) -> WorkerProcess:
     """A worker of an encrypted run, on that host."""
     run.new_identity(Role.PEER, out.name).save(out)
-    where = ["--listen", "0.0.0.0:7700", "--out", str(out), "--json"]
+    where = ["--listen", f"0.0.0.0:{port}", "--out", str(out), "--json"]
     return up.enter_context(WorkerProcess([*words, *where], out.name, prefix=at.prefix))
 
 
@@ -37,10 +39,12 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
         a, b, router = network.members
         inside = up.enter_context(behind_nat(router))
         workers: dict[str, WorkerProcess] = {}
-        begins = ["up", "--min-peers", "3", *settings]
+        begins = ["up", "--min-peers", "4", *settings]
         joins = ["join", f"{a.address}:7700"]
-        for name, host, words in (("a", a, begins), ("b", b, joins), ("nat", inside, joins)):
-            workers[name] = started(up, run, tmp_path / name, host, *words, *held.settings)
+        inner = ("nat", inside, joins, 7700), ("near", inside, joins, 7701)
+        for name, host, words, port in (("a", a, begins, 7700), ("b", b, joins, 7700), *inner):
+            words = [*words, *held.settings]
+            workers[name] = started(up, run, tmp_path / name, host, *words, port=port)
 
         def relayed(*by: str) -> Event:
             return workers["nat"].wait_for(
@@ -49,17 +53,20 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
 
         assert relayed("a", "b")["address"].startswith("nat@")
         for worker in workers.values():
-            worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 3, "all three")
+            worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 4, "all four")
+        found = [*inside.prefix, "ss", "-Htn", "dst", NEIGHBOURS]
+        direct = subprocess.run(found, capture_output=True, text=True, check=True).stdout
+        assert re.search(":770[01] ", direct), direct
         assert_seen_as_relayed(f"{a.address}:7700", tmp_path / "a")
         workers.pop("b").process.kill()
         relayed("a")
         with held.opened():
             codes = {name: worker.wait() for name, worker in workers.items()}
-        assert codes == {"a": 0, "nat": 0}, {n: w.errors for n, w in workers.items()}
+        assert codes == {"a": 0, "nat": 0, "near": 0}, {n: w.errors for n, w in workers.items()}
         assert len({Hashes.of(worker.result) for worker in workers.values()}) == 1
-        assert workers["nat"].of("round")[-1]["contributors"] == 2
+        assert workers["nat"].of("round")[-1]["contributors"] == 3
         (there,) = workers["nat"].of("listening")
-        assert there["address"] == f"{router.address}:7700"  # as others see it
+        assert there["address"] == f"{router.address}:7700,{NEIGHBOURS}:7700"  # as others see it
 
 
 @needs_nat
@@ -72,9 +79,13 @@ def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path: Path, first: str) 
         a, router = network.members
         hosts = {"a": a, "nat": up.enter_context(behind_nat(router))}
         public = up.enter_context(upnp(router, [a], tmp_path))
-        mapped = f"{public}:7700"
+        mapped = f"{public}:7700,{NEIGHBOURS}:7700"
         begins = ["up", "--min-peers", "2", *settings]
-        arguments = {"a": ["join", mapped], "nat": ["join", f"{a.address}:7700"], first: begins}
+        arguments = {
+            "a": ["join", f"{public}:7700"],
+            "nat": ["join", f"{a.address}:7700"],
+            first: begins,
+        }
         if first == "nat":
             begins += ["--advertise", "router"]
         workers = {}

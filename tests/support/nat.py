@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.namespaces import NamespaceHost, ran
 
-_ROUTER, _HOST = "192.168.77.1", "192.168.77.2"
+_ROUTER, HOST = "192.168.77.1", "192.168.77.2"
 _PUBLIC = "9.9.9.9"  # of the router too: miniupnpd serves no network of private addresses
 _UPNP = """
 ext_ifname=eth0
@@ -74,13 +74,13 @@ def behind_nat(router: NamespaceHost) -> Iterator[NamespaceHost]:
         ran(*router.prefix, *veth, name)
         ran(*router.prefix, "ip", "addr", "add", f"{_ROUTER}/24", "dev", "lan")
         ran(*router.prefix, "ip", "link", "set", "lan", "up")
-        ran(*inside, "ip", "addr", "add", f"{_HOST}/24", "dev", "eth0")
+        ran(*inside, "ip", "addr", "add", f"{HOST}/24", "dev", "eth0")
         ran(*inside, "ip", "link", "set", "lo", "up")
         ran(*inside, "ip", "link", "set", "eth0", "up")
         ran(*inside, "ip", "route", "add", "default", "via", _ROUTER)
         ran(*router.prefix, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         ran(*router.prefix, "nft", "-f", "-", given=_RULES)
-        yield NamespaceHost(name, _HOST, inside)
+        yield NamespaceHost(name, HOST, inside)
     finally:
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from murmuration.protos.addresses import is_loopback, join_address, split_address
+from murmuration.protos.addresses import is_loopback, split_address
 from murmuration.protos.events import Log
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import listed, measured, perplexity
@@ -50,7 +50,8 @@ class WorkerFlags:
     name: str | None = option("--name", help="Name this peer.  [default: from the host and --out]")
     listen: str = option("--listen", default="127.0.0.1:0", help="Listen on this HOST:PORT.")
     advertise: str | None = option(
-        "--advertise", help="Tell others to dial this HOST:PORT; `router`: a port that it opens."
+        "--advertise",
+        help="Tell others to dial this HOST:PORT, or A:PORT,B:PORT; `router`: a port it opens.",
     )
     coordinator: str | None = option("--coordinator", help="Use the coordinator at this HOST:PORT.")
     proxy: str | None = option("--proxy", help="Reach others through an HTTP CONNECT proxy.")
@@ -451,7 +452,7 @@ def _run(
         peer=identity.name if identity else flags.name or _default_name(flags.out),
         listen=flags.listen,
         proxy=flags.proxy,
-        advertise=join_address(found.host, 0) if found else flags.advertise,
+        advertise=found.advertised if found else flags.advertise,
         advertise_origin=found.origin if found else "",
         coordinator=flags.coordinator,
         metrics=flags.metrics_address,

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import is_loopback, join_address, split_address
+from murmuration.protos.addresses import (
+    alternatives,
+    is_loopback,
+    join_address,
+    split_address,
+    with_port,
+)
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
 from murmuration.worker.cli.options import RunFlags, options
@@ -206,10 +212,10 @@ def _own_address(
         found = flags.found([address] if address else [], seen_from)
     except MurmurError as error:
         return None, Finding.refused("address", error)
-    host, port = split_address(flags.advertise or flags.listen)
-    where = join_address(found.host if found else host, port)
+    advertised = found.advertised if found else flags.advertise or flags.listen
+    where = with_port(advertised, split_address(flags.listen)[1])
     said = f"{where}, {found.origin}" if found else where
-    if is_loopback(split_address(where)[0]):
+    if is_loopback(split_address(alternatives(where)[0])[0]):
         said += ", which only this machine reaches"
     own = source_host(address) if address else None
     if seen_from and own and own != seen_from:
@@ -230,8 +236,7 @@ async def _both_ways(
         if where is not None:
             name = _NAME if identity is None else identity.name
             bound = await transport.listen(_Answers(name, run.run))
-            host, port = split_address(where)
-            target = join_address(host, port or split_address(bound)[1])
+            target = with_port(where, split_address(bound)[1])
             me = Member(name, target, time.time_ns() // 1_000_000)
             undialled = await ask_to_dial(transport, address, me, run.pack())
             verb = "cannot dial" if undialled else "dials"

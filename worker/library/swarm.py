@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.optim import Optimizer
 
-from murmuration.protos.addresses import is_loopback, join_address, split_address
+from murmuration.protos.addresses import is_loopback, split_address
 from murmuration.protos.events import NO_END, new_event
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
@@ -206,7 +206,7 @@ class Swarm(StepListener):
         self._node = NodeConfig(
             peer=self.name,
             listen=listen,
-            advertise=join_address(found.host, 0) if found else advertise,
+            advertise=found.advertised if found else advertise,
             advertise_origin=found.origin if found else "",
             joins=first.peers(joins) if first else (),
             remembered=known.members,

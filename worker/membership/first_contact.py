@@ -227,10 +227,13 @@ async def ask_to_dial(
 def undialable(theirs: str, mine: str) -> str | None:
     """Why the address that a newcomer advertises is none for this swarm, in which `mine` is one."""
     if (through := addresses.split_relayed(theirs)) is not None:
-        problems = (undialable(relay, mine) for relay in through[1])
-        return next((problem for problem in problems if problem), None)
+        each = (*through[1], *addresses.alternatives(theirs))
+        return next(filter(None, (undialable(address, mine) for address in each)), None)
     if (through := addresses.split_relayed(mine)) is not None:
         return undialable(theirs, through[1][0])
+    mine, *_ = addresses.alternatives(mine)
+    if len(several := addresses.alternatives(theirs)) > 1:
+        return next(filter(None, (undialable(each, mine) for each in several)), None)
     if ":" in theirs:
         try:
             addresses.split_address(theirs)

@@ -17,7 +17,7 @@ from typing import Any
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import join_address, split_address
+from murmuration.protos.addresses import split_address, with_port
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -161,8 +161,7 @@ class Node:
         epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
         advertised = bound
         if node.advertise not in (None, ROUTER):  # port 0 stands for the one that is listened on
-            host, port = split_address(node.advertise)
-            advertised = join_address(host, port or split_address(bound)[1])
+            advertised = with_port(node.advertise, split_address(bound)[1])
         self.tunnels.own = (advertised, bound)
         self._add_membership(Member(node.peer, advertised, epoch, stage=node.stage), bound)
         if node.advertise == ROUTER and not await self._router_port.begin(bound):

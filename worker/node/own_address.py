@@ -8,7 +8,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from murmuration.protos.addresses import is_loopback, is_wildcard, split_address, with_host
+from murmuration.protos.addresses import (
+    alternatives,
+    is_loopback,
+    is_wildcard,
+    join_address,
+    split_address,
+    with_host,
+)
 from murmuration.protos.reach import Places, UnknownName, resolved
 from murmuration.worker.errors import ConfigError, UsageError
 
@@ -20,26 +27,33 @@ _ELSEWHERE = ("198.51.100.1:9", "[2001:db8::1]:9")
 class FoundHost(NamedTuple):
     host: str
     origin: str
+    near: str = ""  # at which the same network dials it, behind NAT
+
+    @property
+    def advertised(self) -> str:
+        """Port 0 stands for the one that is listened on."""
+        return ",".join(join_address(each, 0) for each in (self.host, self.near) if each)
 
 
 @dataclass(frozen=True)
 class Addresses:
     """Where a peer serves, and where others dial it, as the user has said: HOST:PORT. Args:
-    advertise: ROUTER for a port that the router opens."""
+    advertise: several are tried in order; ROUTER for a port that the router opens."""
 
     listen: str
     advertise: str | None = None
 
     def check(self, others: Iterable[tuple[str, str | None]] = ()) -> None:
         """Raises UsageError: one of these, or of `others` by flag, cannot be dialled."""
-        own = (("--listen ", self.listen), ("--advertise ", self.said))
+        said = alternatives(self.said) if self.said else ()
+        own = (("--listen ", self.listen), *(("--advertise ", each) for each in said))
         for flag, address in (*own, *others):
             try:
                 if address:
                     split_address(address)
             except ValueError as error:
                 raise UsageError(f"{flag}{error}") from error
-        if self.said and is_wildcard(split_address(self.said)[0]):
+        if any(is_wildcard(split_address(each)[0]) for each in said):
             raise UsageError(
                 f"--advertise {self.advertise}: nobody can dial that; name the host that others "
                 "reach this peer at, or leave it out to have it found"
@@ -51,7 +65,7 @@ class Addresses:
 
     @property
     def public(self) -> bool:
-        own = filter(None, (self.listen, self.said))
+        own = (self.listen, *(alternatives(self.said) if self.said else ()))
         return not all(is_loopback(split_address(each)[0]) for each in own)
 
     def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
@@ -88,7 +102,9 @@ def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> Foun
     if not is_wildcard(host):
         return None
     if seen_from and _serves(host, seen_from):
-        return FoundHost(seen_from, f"as {contacts[0]} sees it")
+        source = sources[contacts[0]]
+        near = source if source and source != seen_from and _serves(host, source) else ""
+        return FoundHost(seen_from, f"as {contacts[0]} sees it", near)
     for contact, source in sources.items():
         if source and _serves(host, source):
             return FoundHost(source, f"the way to {contact}")
@@ -118,6 +134,17 @@ def source_host(address: str) -> str | None:
             probe.connect((found, port or 9))
             return str(probe.getsockname()[0])
     return None
+
+
+def neighbours_dial(bound: str) -> str:
+    """Where machines of the same network dial what is bound to HOST:PORT here; empty: nowhere."""
+    with suppress(ValueError):
+        host, port = split_address(bound)
+        if is_wildcard(host):
+            host = source_host(_ELSEWHERE[0]) or host
+        if _serves(host, host) and not is_wildcard(host):
+            return join_address(host, port)
+    return ""
 
 
 def _serves(wildcard: str, host: str) -> bool:

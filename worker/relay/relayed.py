@@ -13,6 +13,7 @@ from murmuration.worker import wire
 from murmuration.worker.background import Component, cancel
 from murmuration.worker.membership import Health
 from murmuration.worker.membership.gossip import GossipService
+from murmuration.worker.node.own_address import neighbours_dial
 from murmuration.worker.relay.choice import Action, Advertise, RelayChoice, Release, Reserve, Try
 from murmuration.worker.relay.service import ALIVE_S, SILENT_S
 from murmuration.worker.relay.tunnels import first_of, message, own_port, pump, received
@@ -36,7 +37,7 @@ class RelayedPeer(Component):
         round_trip_s: Callable[[str], float | None],
     ) -> None:
         self._gossip, self._bound, self._node = gossip, bound, node
-        self._round_trip_s = round_trip_s
+        self._round_trip_s, self._direct = round_trip_s, neighbours_dial(bound)
         self._choice = RelayChoice()
         self._warnings = Warnings(node.log)
         self._held: dict[str, asyncio.Task[None]] = {}
@@ -76,7 +77,7 @@ class RelayedPeer(Component):
                 case Try(address):
                     self._node.spawn(self._try(address))
                 case Advertise(relays):
-                    address = relayed_address(self._gossip.me.peer, relays)
+                    address = relayed_address(self._gossip.me.peer, relays, self._direct)
                     self._gossip.update(address=address)
                     by = list(self._choice.relays)
                     self._node.log(new_event("relayed", by=by, address=address))

@@ -11,7 +11,7 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from murmuration.protos.addresses import is_loopback, join_address, split_address
+from murmuration.protos.addresses import alternatives, is_loopback, join_address, split_address
 from murmuration.protos.events import Warnings, new_event
 from murmuration.worker.background import Component
 from murmuration.worker.membership.gossip import GossipService
@@ -35,17 +35,19 @@ class UpnpRouter:
 
     def open(self, bound: str, before: str) -> str:
         """Has a port lead to what is bound to HOST:PORT here: the one of `before`, or the same, if
-        it is free. Returns HOST:PORT that the internet dials. Raises NoRouterPort."""
+        it is free. Returns HOST:PORT that the internet dials, and the one that neighbours dial.
+        Raises NoRouterPort."""
         host, own = split_address(bound)
         if is_loopback(host):
             raise NoRouterPort(f"no other machine reaches {bound}, which this one listens on")
         router, refused = self._found(), ""
-        ports = [*([split_address(before)[1]] if before else []), own]
+        ports = [*([split_address(alternatives(before)[0])[1]] if before else []), own]
         ports += random.sample(_PORTS, _TRIES)
         for port, lease_s in [*((port, _LEASE_S) for port in ports), (own, 0)]:  # some know no end
             try:
                 router.addportmapping(port, "TCP", router.lanaddr, own, "murmuration", "", lease_s)
-                return join_address(router.externalipaddress(), port)
+                near = join_address(router.lanaddr, own)
+                return f"{join_address(router.externalipaddress(), port)},{near}"
             except Exception as error:  # the library has no others
                 refused = refused or str(error)
         raise NoRouterPort(f"the router opens no port for this machine: {refused}")
@@ -53,7 +55,8 @@ class UpnpRouter:
     def close(self, address: str) -> None:
         """What `open` has returned leads to nobody; a router that does not answer forgets it."""
         with suppress(Exception):  # the library has no others
-            self._found().deleteportmapping(split_address(address)[1], "TCP")
+            port = split_address(alternatives(address)[0])[1]
+            self._found().deleteportmapping(port, "TCP")
 
     @staticmethod
     def _found() -> Any:

@@ -202,7 +202,8 @@ class Tunnels:
     async def _dialled(self, relay: str, peer: str) -> Stream | None:
         """A tunnel to the peer; None: the relay does not answer, or does not reach it."""
         advertised, bound = self.own
-        target = addresses.join_address(*own_port(bound)) if relay == advertised else relay
+        here = relay in addresses.alternatives(advertised)
+        target = addresses.join_address(*own_port(bound)) if here else relay
         stream, opened = self._transport.open(target, Method.DIAL), False
         try:
             async with asyncio.timeout(_OPEN_S):

@@ -58,15 +58,16 @@ def _filled(words: str, event: Event, **more: object) -> str:
 def _listening(event: Event, joins: str | None) -> str:
     """What to type to join must work as it stands."""
     address = str(event["address"])
-    host, port = split_address(address)
+    first, *_ = address.split(",")  # of several
+    host, port = split_address(first)
     origin = f" ({event['origin']}; --advertise says otherwise)" if event.get("origin") else ""
     only = ", from this machine only" if is_loopback(host) else ""
     said = f"{event['peer']} is reached at {address}{origin}{only}"
     if joins is None:
-        return f"{said}; others join with --join {address}"
-    how = f"machine joins with: murmur join {address} --listen 0.0.0.0:{port}"
+        return f"{said}; others join with --join {first}"
+    how = f"machine joins with: murmur join {first} --listen 0.0.0.0:{port}"
     if only:
-        how = f"worker here joins with: murmur join {address} --out runs/another"
+        how = f"worker here joins with: murmur join {first} --out runs/another"
     return f"{said}\nanother {how}{f' {joins}' if joins else ''}"
 
 

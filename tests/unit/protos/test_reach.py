@@ -16,6 +16,7 @@ from murmuration.protos.reach import (
     Mismatch,
     UnknownName,
     find_target,
+    known_target,
     mismatch,
     numeric,
     plain_cause,
@@ -68,6 +69,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         ("192.0.2.7:7700", "192.0.2.7:7700"),
         ("[::1]:7700", "[::1]:7700"),
         ("w3@w0.example:7700", "w3@w0.example:7700"),
+        ("gone.example:7700,two.example:7", "ipv4:192.0.2.7:7,192.0.2.8:7"),
         ("no address", "no address"),
     ],
 )
@@ -76,7 +78,9 @@ def test_a_name_is_dialled_at_all_its_addresses(
 ) -> None:
     assert target_of(address) == target
     assert asyncio.run(find_target(address)) == target
-    assert len(asked) == (1 if ".example" in address and "@" not in address else 0)
+    assert len(asked) == (address.count(".example") if "@" not in address else 0)
+    assert known_target("w0.example:1,192.0.2.7:1,10.0.0.5:2") == "ipv4:192.0.2.7:1,10.0.0.5:2"
+    assert known_target(address) == address.partition(",")[0]
 
 
 def test_a_proxy_is_dialled_at_that_address_of_its_name_which_answers(asked: list[str]) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from murmuration.protos.addresses import with_port
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.node import own_address
-from murmuration.worker.node.own_address import FoundHost, find_host, source_host
+from murmuration.worker.node.own_address import FoundHost, find_host, neighbours_dial, source_host
 
 W1 = "w1.example:7700"
 ELSEWHERE, ELSEWHERE_V6 = own_address._ELSEWHERE
@@ -39,12 +40,13 @@ def test_an_address_of_its_own_is_advertised_as_it_is(
     [
         ({}, [W1], "203.0.113.9", "203.0.113.9", f"as {W1} sees it"),
         ({W1: "10.0.0.5"}, [W1], "", "10.0.0.5", f"the way to {W1}"),
+        ({W1: "10.0.0.5"}, [W1], "10.0.0.5", "10.0.0.5", f"as {W1} sees it"),
         ({ELSEWHERE: "192.0.2.5"}, ["127.0.0.1:7700"], "127.0.0.1", "192.0.2.5",
          "the default route; it also has 10.0.0.5"),
         ({}, [], "", "10.0.0.5",
          "the first interface, there is no default route; it also has 192.0.2.5"),
     ],
-    ids=["as others see it", "the way to them", "default route", "interface"],
+    ids=["as others see it", "the way to them", "both", "default route", "interface"],
 )  # fmt: skip
 @pytest.mark.parametrize("listen", ["0.0.0.0:7700", "[::]:0"])
 def test_in_the_place_of_a_wildcard_an_address_is_found(
@@ -53,6 +55,15 @@ def test_in_the_place_of_a_wildcard_an_address_is_found(
 ) -> None:  # fmt: skip
     machine(routes)
     assert find_host(listen, contacts, seen_from) == FoundHost(host, origin)
+
+
+def test_behind_nat_neighbours_are_told_where_they_dial_it(machine: Callable[..., None]) -> None:
+    machine({W1: "10.0.0.5", ELSEWHERE: "10.0.0.5"})
+    found = find_host("0.0.0.0:7700", [W1], "203.0.113.9")
+    assert found is not None
+    assert with_port(found.advertised, 7700) == "203.0.113.9:7700,10.0.0.5:7700"
+    dialled = {"0.0.0.0:7700": "10.0.0.5:7700", "10.0.0.5:1": "10.0.0.5:1", "127.0.0.1:1": ""}
+    assert {bound: neighbours_dial(bound) for bound in dialled} == dialled
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,15 @@ async def test_a_peer_that_is_itself_the_relay_reaches_the_relayed_one(
         await heard_back(relay, relayed_address("r", [elsewhere]), "r", SECRET)
 
 
+async def test_neighbours_dial_a_relayed_peer_directly(tmp_path: Path) -> None:
+    async with parties(Authority.make(tmp_path), "x", "relay", "r") as (x, relay, r):
+        await heard_back(x, relayed_address("r", ["127.0.0.1:1"], r.address), "r", SECRET)
+        await r.reserve(relay)
+        for nobody_or_another in ("127.0.0.1:1", relay.address):
+            address = relayed_address("r", [relay.address], nobody_or_another)
+            await heard_back(x, address, "r", SECRET)
+
+
 async def test_nobody_else_is_reached_through_a_relay(run: Authority | None) -> None:
     async with parties(run, "x", "relay", "r") as (x, relay, r):
         relay.members = (relay.me, x.me)

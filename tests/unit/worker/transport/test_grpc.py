@@ -75,6 +75,8 @@ async def test_a_peer_is_reached_by_a_name_of_this_machine(
     mine, other = (run.new_identity(Role.PEER, n) if encrypted else None for n in "ab")
     async with linked(Ends(), other, mine) as (address, client, _):
         port = address.rpartition(":")[2]
+        several = f"127.0.0.1:1,127.0.0.1:{port}"  # at the first there is nobody
+        assert await client.open(several, "Data/PairRound", "b").receive() is None
         assert await client.call(f"{name}:{port}", "Control/Measure", b"", 20.0, "b") == b""
         assert await client.open(f"{name}:{port}", "Data/PairRound", "b").receive() is None
 
