@@ -37,7 +37,9 @@ class RelayedPeer(Component):
         round_trip_s: Callable[[str], float | None],
     ) -> None:
         self._gossip, self._bound, self._node = gossip, bound, node
-        self._round_trip_s, self._direct = round_trip_s, neighbours_dial(bound)
+        self._round_trip_s = round_trip_s
+        # Without certificates another machine that has that address elsewhere would be taken for it.
+        self._direct = neighbours_dial(bound) if node.transport.encrypted else ""
         self._choice = RelayChoice()
         self._warnings = Warnings(node.log)
         self._held: dict[str, asyncio.Task[None]] = {}

@@ -108,6 +108,7 @@ class RouterPort(Component):
         self._again_at = node.clock() + _AGAIN_S
         try:
             address = await node.offload(lambda: node.router.open(self._bound, self._address))
+            address = address if node.transport.encrypted else alternatives(address)[0]
         except NoRouterPort as error:
             self.refused = str(error)
             if self._address:
