@@ -52,10 +52,10 @@ def alternatives(address: str) -> tuple[str, ...]:
     return tuple(direct.split(",")) if direct else ()
 
 
-def with_port(address: str, port: int) -> str:
-    """This port in the place of 0, in each of them."""
+def with_port(address: str, bound: str) -> str:
+    """The port of `bound` in the place of 0, in each of them."""
     parts = [split_address(each) for each in alternatives(address)]
-    return ",".join(join_address(host, given or port) for host, given in parts)
+    return ",".join(join_address(host, port or split_address(bound)[1]) for host, port in parts)
 
 
 def relayed_address(peer: str, relays: Sequence[str], direct: str = "") -> str:

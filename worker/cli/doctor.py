@@ -213,7 +213,7 @@ def _own_address(
     except MurmurError as error:
         return None, Finding.refused("address", error)
     advertised = found.advertised if found else flags.advertise or flags.listen
-    where = with_port(advertised, split_address(flags.listen)[1])
+    where = with_port(advertised, flags.listen)
     said = f"{where}, {found.origin}" if found else where
     if is_loopback(split_address(alternatives(where)[0])[0]):
         said += ", which only this machine reaches"
@@ -236,7 +236,7 @@ async def _both_ways(
         if where is not None:
             name = _NAME if identity is None else identity.name
             bound = await transport.listen(_Answers(name, run.run))
-            target = with_port(where, split_address(bound)[1])
+            target = with_port(where, bound)
             me = Member(name, target, time.time_ns() // 1_000_000)
             undialled = await ask_to_dial(transport, address, me, run.pack())
             verb = "cannot dial" if undialled else "dials"

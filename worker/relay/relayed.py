@@ -38,7 +38,7 @@ class RelayedPeer(Component):
     ) -> None:
         self._gossip, self._bound, self._node = gossip, bound, node
         self._round_trip_s = round_trip_s
-        # Without certificates another machine that has that address elsewhere would be taken for it.
+        # Without certificates whoever has that address elsewhere would be taken for it.
         self._direct = neighbours_dial(bound) if node.transport.encrypted else ""
         self._choice = RelayChoice()
         self._warnings = Warnings(node.log)
