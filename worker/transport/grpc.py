@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from grpc import aio
 
-from murmuration.protos import addresses, reach
+from murmuration.protos import reach
 from murmuration.worker import transport
 from murmuration.worker.identity.serving import ServerCertificate
 from murmuration.worker.transport import Stream, Traffic, Unreachable
@@ -209,16 +209,14 @@ class GrpcTransport:
         if line in self._connections:
             return self._connections[line]
         security = self._security
-        # Those of one target are tried in order, 0.25 s apart; a proxy is asked for one.
-        several = [*addresses.alternatives(line.address), *filter(None, (line.tunnel,))]
-        several = several or [line.address]
-        if self._proxy:
-            several = [line.tunnel or several[0]]
-        target = self._targets.get(line.address) or reach.known_target(",".join(several))
+        ways = reach.ways(line.address, line.tunnel)
+        if self._proxy:  # it is asked for one
+            ways = [line.tunnel or ways[0]]
+        target = self._targets.get(line.address) or reach.known_target(",".join(ways))
         proxy = self._proxy_options if line.tunnel is None else _proxy_options(None)
         options = [*_CHANNEL_OPTIONS, *proxy]
         if security is None or line.server_name is None:
-            options.append(("grpc.default_authority", several[0]))
+            options.append(("grpc.default_authority", ways[0]))
             channel = aio.insecure_channel(target, options=options)
         else:
             pems = security.authority, security.key, security.certificate
