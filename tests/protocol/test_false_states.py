@@ -43,18 +43,18 @@ def knows(peer: Peer, name: str) -> bool:
 
 @pytest.mark.parametrize(
     ("honest", "liars", "phase"),
-    [("abc", "x", Phase.TRAINING), ("abc", "xy", Phase.DONE), ("abcde", "xyz", Phase.DONE)],
+    [("abc", "x", Phase.TRAINING), ("abc", "xy", Phase.DONE)],
     ids=lambda value: getattr(value, "name", value),
 )
 async def test_a_state_of_no_majority_is_not_taken(honest: str, liars: str, phase: Phase) -> None:
-    """Though the liars have contributed before, and confirm each other's state. Three of eight
-    reducers that end so may part two honest peers, which is mended among these."""
+    """Though the liars have contributed before, and confirm each other's state. Reducers that end
+    so may part two honest peers, which is mended among these."""
     async with Swarm(steady(100_000), [*honest, *liars], at=2) as swarm:
         for name in liars:
             lie(swarm[name].node, 12, phase=phase)  # ahead for as long as it takes to be told
         told = f"fetching from {liars[0]}: "
         await swarm.until(lambda: all(swarm[name].warned(told) for name in honest), 120)
-        await swarm.sleep(10)
+        await swarm.sleep(5)
         for name in honest:
             for event in swarm[name].of_kind("adopted"):  # where two honest ones have parted
                 assert {event["donor"], *event["confirmed_by"]} <= {*honest}
@@ -64,9 +64,9 @@ async def test_a_state_of_no_majority_is_not_taken(honest: str, liars: str, phas
 @pytest.mark.parametrize(
     ("honest", "turns"),
     [
-        ("abcde", hangs_then_lies),
+        ("abcd", hangs_then_lies),
         ("ab", late_to_a_then_near),
-        ("abcde", late_to_a_then_near),
+        ("abcd", late_to_a_then_near),
         ("abc", parts_then_near),
     ],
 )
@@ -75,11 +75,11 @@ async def test_of_peers_that_are_not_together_none_believes_a_lone_other(
 ) -> None:
     """Rounds stand still; the liar sees to it that one is a round behind, with which it would be
     half of four; or that all differ."""
-    async with Swarm(steady(100_000), [*honest, "x"], at=4) as swarm:
+    async with Swarm(steady(100_000), [*honest, "x"], at=2) as swarm:
         turns(swarm["x"].node)
         told = "fetching from x: no other peer has its state"
         await swarm.until(lambda: all(swarm[name].warned(told) for name in honest), 80)
-        await swarm.sleep(10)
+        await swarm.sleep(6)
         adopted = [event for name in honest for event in swarm[name].of_kind("adopted")]
         assert all(event["donor"] in honest for event in adopted)
         assert turns is parts_then_near or not adopted
@@ -96,10 +96,12 @@ async def test_alone_with_a_liar_a_peer_goes_on(there: str, lies: dict[str, Any]
             await swarm.join("x", via="a")
             await swarm.until(lambda: swarm["x"].node.published is not None, 10)
         lie(swarm["x"].node, **{"ahead": 6, **lies})
-        await swarm.sleep(40)
+        told = "fetching from x: its state is too far from this peer's"
+        await swarm.until(lambda: swarm["a"].warned(told), 40)
+        (before,) = swarm["a"].versions
+        await swarm.sleep(15)
         assert swarm["a"].of_kind("adopted") == []
-        assert swarm["a"].versions >= (24,)
-        assert swarm["a"].warned("fetching from x: its state is too far from this peer's")
+        assert swarm["a"].versions >= (before + 4,)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +118,10 @@ async def test_alone_with_a_liar_a_peer_goes_on(there: str, lies: dict[str, Any]
     ids=["NaN", "another hash", "far ahead", "older", "too far", "ghosts", "a peer twice"],
 )
 async def test_a_false_state_is_not_taken(lies: dict[str, Any], says: str) -> None:
-    async with Swarm(steady(100_000), "ax", at=4) as swarm:
+    async with Swarm(steady(100_000), "ax", at=2) as swarm:
         lie(swarm["x"].node, **lies)
         await swarm.until(lambda: swarm["a"].warned(says), 60)
-        await swarm.until(lambda: swarm["a"].versions >= (8,), 60)
+        await swarm.until(lambda: swarm["a"].versions >= (5,), 60)
         assert swarm["a"].of_kind("adopted") == []
 
 
@@ -149,16 +151,16 @@ async def test_two_that_do_not_train_cannot_part_two_that_do(ended: bool) -> Non
                 await swarm.join(name, via="a")
                 await swarm.until(lambda n=name: knows(swarm["a"], n), 10)
             ends_and_names(swarm[name].node, "b")
-        await swarm.sleep(30)
+        await swarm.sleep(16)
         (state,) = swarm["a"].trainer.states
-        assert state.version > 6
+        assert state.version > 4
         assert all("b" in peers for each in state.history for *_, peers in each.parts)
 
 
 async def test_a_peer_that_slept_takes_over_what_the_one_other_has() -> None:
-    async with Swarm(steady(100_000), "ab", at=3) as swarm:
+    async with Swarm(steady(100_000), "ab", at=2) as swarm:
         swarm.freeze("b")
-        await swarm.until(lambda: swarm["a"].versions >= (8,), 120)
+        await swarm.until(lambda: swarm["a"].versions >= (6,), 120)
         swarm.thaw("b")
         await swarm.until(lambda: bool(swarm["b"].of_kind("adopted")), 60)
         await swarm.until(swarm.agrees, 60)
@@ -186,21 +188,22 @@ async def test_of_three_it_is_named_and_causes_few_adoptions() -> None:
     """Either of the two others could lie about what it was given."""
     async with Swarm(steady(100_000), "abx", at=2) as swarm:
         gives_other_bytes(swarm["x"].node)
-        await swarm.sleep(60)
+        await swarm.sleep(40)
         for name, other in ("ab", "ba"):
             assert swarm[name].warned(f"x gave {other} another reduction of version ")
             assert len(swarm[name].of_kind("adopted")) <= 5
-            assert swarm[name].versions >= (15,)
+            assert swarm[name].versions >= (10,)
 
 
 async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar() -> None:
+    """All have heard of the liar, which is ahead, and would be taken over before anybody else."""
     async with Swarm(steady(200), "abx", at=2) as swarm:
         lie(swarm["x"].node, 6, phase=Phase.TRAINING)
-        await swarm.join("c", via=["a"])
-        await swarm.until(lambda: bool(swarm["c"].of_kind("adopted")), 60)
+        await swarm.sleep(1)
+        await swarm.join("c", via=["x"])
+        await swarm.until(lambda: bool(swarm["c"].of_kind("adopted")), 10)
         for adopted in swarm["c"].of_kind("adopted"):
-            assert {"a", "b"} <= {adopted["donor"], *adopted["confirmed_by"]}
-            assert adopted["donor"] != "x"
+            assert {adopted["donor"], *adopted["confirmed_by"]} == {"a", "b"}
 
 
 def at(version: int, step: int) -> Member:
