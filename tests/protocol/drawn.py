@@ -138,9 +138,6 @@ class Counts:
     again: int
 
 
-STREAM = SampleStream(id=1, block=20, length=4000)
-
-
 @dataclass(frozen=True)
 class Churn:
     """Two joins, a leave and two kills of a swarm of four, within the first epoch of its samples.
@@ -150,7 +147,7 @@ class Churn:
     """
 
     seed: int
-    stream: SampleStream = STREAM
+    stream: SampleStream
     batch: int = 4
     delay_s: float = 0.01
 

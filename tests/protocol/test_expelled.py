@@ -112,7 +112,7 @@ async def test_any_number_of_expulsions_reaches_everybody(tmp_path: Path) -> Non
         await swarm.until(lambda: len(swarm.kept_revoked.get("b", ())) == 950, 60)
 
 
-@pytest.mark.parametrize("count", [100, 40_000])
+@pytest.mark.parametrize("count", [100, 10_000])
 async def test_of_false_revocations_one_is_verified(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

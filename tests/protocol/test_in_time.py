@@ -6,7 +6,7 @@ import pytest
 
 from murmuration.algorithms.plan import Plan
 from murmuration.worker.exchange.round_context import RoundConfig
-from murmuration.worker.membership import Health
+from murmuration.worker.membership import Health, evidence
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Swarm
 from tests.support.liar import LATE
@@ -20,7 +20,7 @@ MOST_SLOW = 3  # rounds that take more than three times as long as usual
 
 @pytest.mark.parametrize(
     ("others", "lie"),
-    [("abc", lie) for lie in LATE if not any(s in lie for s in ("7 s", "15 s"))]
+    [("abc", lie) for lie in LATE if not any(s in lie for s in ("7 s", "15 s", "does"))]
     # Among three, once for what it gives and once for what it takes.
     + [("ab", "contributes nothing"), ("ab", "reduces nothing")],
 )
@@ -39,8 +39,8 @@ async def test_whoever_is_often_late_is_named_and_not_waited_for(others: str, li
             assert slow <= MOST_SLOW
             assert swarm.loop.time() < until_s
         before = min(swarm["a"].versions)
-        await swarm.sleep(6)
-        assert min(swarm["a"].versions) >= before + 0.9 * 6 / ROUND_S
+        await swarm.sleep(4)
+        assert min(swarm["a"].versions) >= before + 0.9 * 4 / ROUND_S
         for peer in honest:
             (told,) = peer.warnings
             assert told.startswith("d ")
@@ -59,31 +59,32 @@ async def test_a_link_that_becomes_slow_is_waited_for() -> None:
             assert {event["contributors"] for event in peer.of_kind("round")} == {4}
 
 
-async def test_a_peer_that_paused_is_waited_for_again() -> None:
-    """Its training stands still for half a minute, and goes on."""
+async def test_a_peer_that_paused_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its training stands still, and goes on."""
+    monkeypatch.setattr(evidence, "_MARKED_S", 10.0)
     pace = dict(PROBLEM.step_s)
     async with Swarm(replace(PROBLEM, step_s=pace), "abcd") as swarm:
         first = swarm["a"]
         await swarm.until(lambda: min(first.versions) >= 4, 60)
-        pace["d"] = 30.0
+        pace["d"] = 15.0
         await swarm.until(lambda: "d" in first.node.gossip.view.cut_off, 60)
         pace["d"] = 0.1
-        await swarm.until(lambda: "d" not in first.node.gossip.view.cut_off, 75)
+        await swarm.until(lambda: "d" not in first.node.gossip.view.cut_off, 40)
         begun = len(first.of_kind("round"))
-        await swarm.sleep(6)
+        await swarm.sleep(3)
         assert {event["contributors"] for event in first.of_kind("round")[begun:]} == {4}
 
 
 @pytest.mark.parametrize("others", ["abc", "a"])
 async def test_who_never_contributes_is_waited_for_once(others: str) -> None:
     """Its training thread hangs, or it lies. A shard that it is to reduce goes to another."""
-    pace = {**dict.fromkeys(others, 0.5), "d": 1e9}
+    pace = {**dict.fromkeys(others, 0.3), "d": 1e9}
     problem = Problem(plan=PROBLEM.plan, steps=1_000_000, step_s=pace)
     async with Swarm(problem, [*others, "d"]) as swarm:
         first = swarm["a"]
         await swarm.until(lambda: min(first.versions) >= 3, 200)
         before = min(first.versions)
-        await swarm.sleep(40)  # sixteen rounds of five steps
+        await swarm.sleep(24)  # sixteen rounds of five steps
         assert min(first.versions) >= before + 14
         assert first.warned("d says that it trains")
 

@@ -7,6 +7,7 @@ import pytest
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import split_relayed
 from murmuration.worker.identity.authority import Authority
+from murmuration.worker.relay import choice, router_port
 from murmuration.worker.relay.router_port import UpnpRouter
 from murmuration.worker.relay.tunnels import message, received
 from murmuration.worker.transport import Method, Stream
@@ -53,8 +54,11 @@ class HomeRouter(UpnpRouter):
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["open", "in-vain"])
-async def test_a_port_of_the_router_comes_before_relays(leads: bool) -> None:
-    async with Swarm(steady(300)) as swarm:
+async def test_a_port_of_the_router_comes_before_relays(
+    leads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_port, "_AGAIN_S", 15.0)
+    async with Swarm(steady(80)) as swarm:
         swarm.router = router = HomeRouter(swarm.network, leads)
         await swarm.start(*"ab")
         swarm.network.close_port("d")
@@ -64,7 +68,7 @@ async def test_a_port_of_the_router_comes_before_relays(leads: bool) -> None:
         assert relays_of(swarm["d"]) == ([] if leads else ["a", "b"])
         if leads:  # a router that was restarted has forgotten the port
             swarm.network.close_port("d")
-        await swarm.sleep(70)
+        await swarm.sleep(20)
         assert bool(router.opened) == leads  # what leads nowhere was given back
         assert swarm["a"].node.gossip.me.unreachable == ()
         await swarm.finished()
@@ -85,7 +89,7 @@ async def test_two_that_nobody_can_dial_reach_each_other() -> None:
 
 
 async def test_a_relay_that_dies_is_replaced_amid_rounds(tmp_path: Path) -> None:
-    async with Swarm(steady(100), "abc", authority=Authority.make(tmp_path)) as swarm:
+    async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path)) as swarm:
         swarm.network.close_port("d")
         await swarm.join("d", via="a", min_peers=2)
         await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
@@ -95,7 +99,7 @@ async def test_a_relay_that_dies_is_replaced_amid_rounds(tmp_path: Path) -> None
         await swarm.until(lambda: relays_of(swarm["d"]) == left, 10)
         version = swarm["d"].versions[0]
         await swarm.until(lambda: swarm["d"].versions >= (version + 2,), 30)
-        await swarm.ends_equal(versions=(20,))
+        await swarm.ends_equal(versions=(12,))
         assert swarm["d"].of_kind("round")[-1]["contributors"] == 3
 
 
@@ -124,7 +128,10 @@ async def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody() -> None:
         assert split_relayed(address) == ("d", ("a",))
 
 
-async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation() -> None:
+async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choice, "TRY_S", 4.0)
     async with Swarm(steady(10**6), "abc") as swarm:
         swarm.network.close_port("d")
         await swarm.join("d", via="a", min_peers=2)
@@ -146,7 +153,7 @@ async def test_a_relay_cannot_take_over_the_reservation_of_another() -> None:
         swarm.network.close_port("d")
         await swarm.join("d", via="a", min_peers=2)
         await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
-        await swarm.sleep(60)
+        await swarm.sleep(20)  # it tries after 1, 3, 7 and 15 s
         assert [said["by"] for said in swarm["d"].of_kind("relayed")] == [["a"]]
         told = swarm["d"].warnings
         assert any("b at a, which is another" in text for text in told)

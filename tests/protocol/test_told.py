@@ -84,7 +84,7 @@ async def test_four_peers_in_training_gossip_little() -> None:
 
         before = {name: sent(name) for name in "abcd"}
         began_s = swarm.loop.time()
-        await swarm.until(lambda: swarm["a"].versions >= (16,), 120)
+        await swarm.until(lambda: swarm["a"].versions >= (8,), 120)
         took_s = swarm.loop.time() - began_s
         assert took_s > 10
         for name in "abcd":
@@ -158,7 +158,7 @@ def of(swarm: Swarm) -> list[str]:
     return [peer.name for peer in swarm.alive]
 
 
-@pytest.mark.parametrize(("peers", "killed"), [(2, 1), (3, 1), (8, 4), (11, 1)])
+@pytest.mark.parametrize(("peers", "killed"), [(2, 1), (8, 4), (11, 1)])
 async def test_crashes_are_noticed_by_all_in_the_documented_time(peers: int, killed: int) -> None:
     """Of half a swarm at once, and of a swarm too large for everybody to probe all."""
     async with waiting(peers, loss=0.01) as swarm:
@@ -177,7 +177,7 @@ async def test_a_busy_peer_is_not_a_dead_one(peers: int, free_s: tuple[float, fl
         rng, now = Random(peers), swarm.loop.time()
         acts: list[tuple[float, str]] = [(now + rng.uniform(*free_s), n) for n in of(swarm)]
         held = set[str]()
-        until = now + 30
+        until = now + 20
         while (next_ := min(acts))[0] < until:
             at, name = next_
             await swarm.passes(at - swarm.loop.time())
@@ -205,10 +205,10 @@ async def test_a_heal_of_a_partition_kills_nobody() -> None:
     def across(one: Iterable[str], other: Iterable[str]) -> set[tuple[str, str]]:
         return {pair for a in one for b in other for pair in ((a, b), (b, a))}
 
-    async with waiting(8, loss=0.01) as swarm:
-        some, others = of(swarm)[:3], of(swarm)[3:]
+    async with waiting(6, loss=0.01) as swarm:
+        some, others = of(swarm)[:2], of(swarm)[2:]
         swarm.cut(some, others)
-        await swarm.passes(20)
+        await swarm.passes(14)
         assert swarm.dead == across(some, others)
         swarm.heal(some, others)
         await swarm.passes(CONFIG.reconnect_s + 5)

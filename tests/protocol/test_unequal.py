@@ -27,45 +27,44 @@ def inner_steps(peer: Peer) -> int:
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 async def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> None:
-    problem = Problem(layers=(64, 32), steps=400, plan=plan, step_s=STEP_S)
+    problem = Problem(layers=(64, 32), steps=200, plan=plan, step_s=STEP_S)
     async with Swarm(problem, STEP_S) as swarm:
         await swarm.finished()
         for name in "abc":
-            assert inner_steps(swarm[name]) == 400
+            assert inner_steps(swarm[name]) == 200
             # The slow one's first period is a whole one: nobody knows its speed yet.
             assert swarm[name].trainer.metrics.stall_s < 0.15 * 40
-        assert 80 <= inner_steps(swarm["d"]) <= 110
+        assert 40 <= inner_steps(swarm["d"]) <= 60
         assert all(peer.of_kind("round_failed") == [] for peer in swarm.alive)
         if plan.exchange == "mean":
             swarm.assert_equal()
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-async def test_what_one_says_of_its_speed_binds_nobody(plan: Plan) -> None:
-    problem = Problem(layers=(64, 32), steps=100, plan=plan, step_s=STEP_S)
+async def test_what_one_says_of_its_speed_binds_nobody() -> None:
+    problem = Problem(layers=(64, 32), steps=60, plan=BY_SPEED, step_s=STEP_S)
     async with Swarm(problem, STEP_S) as swarm:
         says_it_is_fast(swarm["a"].node)
         await swarm.finished()
-        assert inner_steps(swarm["b"]) == inner_steps(swarm["c"]) == 100
+        assert inner_steps(swarm["b"]) == inner_steps(swarm["c"]) == 60
 
 
 @pytest.mark.parametrize("plan", [PLANS["diloco"], PLANS["streaming"]], ids=["diloco", "streaming"])
 async def test_a_peer_that_stands_still_holds_the_others_up_once(plan: Plan) -> None:
     """For 5 s of each 20. What it has learned comes with a later round."""
-    async with Swarm(Problem(layers=(64, 32), steps=650, plan=plan), "abcd") as swarm:
+    async with Swarm(Problem(layers=(64, 32), steps=450, plan=plan), "abcd") as swarm:
         first, stalls = swarm["a"].trainer.metrics, []
-        for _ in range(3):
+        for _ in range(2):
             await swarm.sleep(15)
             swarm.freeze("d")
             await swarm.sleep(5)
             swarm.thaw("d")
             stalls.append(first.stall_s)
-        assert stalls[2] - stalls[1] < 0.15 * 10  # as much as without anybody who stands still
+        assert stalls[1] - stalls[0] < 0.15 * 10  # as much as without anybody who stands still
         assert "d" in swarm["a"].node.gossip.view.late
         await swarm.ends_equal()
         slow = swarm["d"].trainer
         assert slow.unsent_steps + slow.metrics.steps_lost == 0
-        rounds = swarm["a"].of_kind("round")[20:]
+        rounds = swarm["a"].of_kind("round")[10:]
         assert sum(event["contributors"] == 4 for event in rounds) > len(rounds) / 3
 
 
@@ -106,9 +105,9 @@ async def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names: str) 
 @pytest.mark.parametrize(
     ("fate", "at_s", "rounds"),
     [
-        ("dies", 49, [4, 3, 3, 3]),
-        ("stands still", 46, [4, 3, 4, 4]),
-        ("begins again", 40, [4, 4, 4, 4]),
+        ("dies", 49, [4, 3, 3]),
+        ("stands still", 46, [4, 3, 4]),
+        ("begins again", 40, [4, 4, 4]),
     ],
 )
 async def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(
@@ -117,7 +116,7 @@ async def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(
     """Inner steps do not go by speed. It goes just before a round, or for 20 s, or goes on 5 s
     later from the checkpoint of the last round, before the next one."""
     plan = Plan(inner_steps=50)
-    problem = Problem(steps=200, plan=plan, step_s=dict.fromkeys("abcd", 0.5))
+    problem = Problem(steps=150, plan=plan, step_s=dict.fromkeys("abcd", 0.5))
     async with Swarm(problem, "abcd") as swarm:
         await swarm.sleep(at_s)
         if fate == "stands still":
@@ -154,7 +153,7 @@ async def test_nobody_waits_for_a_peer_whose_state_has_parted_again() -> None:
 async def test_a_late_peer_asks_no_reducer_that_has_taken_the_round_over() -> None:
     """The first reducer of a shard has begun again from a checkpoint before the round, and has the
     round by the others' state. Another has stood still all the time, and contributes to it now."""
-    problem = Problem(steps=200, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcde", 0.5))
+    problem = Problem(steps=150, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcde", 0.5))
     async with Swarm(problem, "abcde") as swarm:
         await swarm.sleep(40)
         swarm.kill("e")
