@@ -90,8 +90,8 @@ async def test_one_replica_a_stage_learns_what_a_single_process_does() -> None:
                 assert swarm.counted(stage, iteration) == every
 
 
-@pytest.mark.parametrize("cut", [(3, 1, 2), (1, 1, 4)])
-async def test_a_cut_of_the_run_learns_what_a_single_process_does(cut: tuple[int, ...]) -> None:
+async def test_a_cut_of_the_run_learns_what_a_single_process_does() -> None:
+    cut = (3, 1, 2)
     problem = StagedProblem(count=3, cut=cut, layers=6, steps=3)
     async with StageSwarm(problem, 2) as swarm:
         await ends_as_one_process(swarm)
@@ -203,7 +203,7 @@ PLANS = {
 
 @pytest.mark.parametrize(
     ("routing", "plan"),
-    [("stochastic", "diloco"), ("skip", "streaming"), ("random", "noloco"), ("full", "streaming")],
+    [("stochastic", "diloco"), ("random", "noloco"), ("full", "streaming")],
 )
 async def test_replicas_of_a_stage_end_with_one_anchor(routing: str, plan: str) -> None:
     sizes = {"steps": 8, "layers": 8, "microbatches": 2, "activations": "bf16", "plain": True}
@@ -221,16 +221,15 @@ async def test_replicas_of_a_stage_end_with_one_anchor(routing: str, plan: str) 
 # ---------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("limits", [1, 2])
-async def test_little_room_defers_forwards_and_changes_nothing(limits: int) -> None:
+async def test_little_room_defers_forwards_and_changes_nothing() -> None:
     """Backwards and losses always go through, or the first deferred forward were the last."""
-    problem = StagedProblem(limits=limits, microbatches=6, steps=3)
+    problem = StagedProblem(limits=1, microbatches=6, steps=3)
     async with StageSwarm(problem, 1) as swarm:
         await ends_as_one_process(swarm)
         budgets = {peer.name: peer.node.stages.context.budget for peer in swarm.alive}
-        assert budgets["0a"].peak_bytes == limits * HELD_BYTES  # six want in at once
+        assert budgets["0a"].peak_bytes == HELD_BYTES  # six want in at once
         for budget in budgets.values():
-            assert 0 < budget.peak_bytes <= limits * HELD_BYTES
+            assert 0 < budget.peak_bytes <= HELD_BYTES
             assert budget.held_bytes == 0
 
 

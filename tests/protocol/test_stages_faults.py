@@ -34,9 +34,7 @@ class Answered:
         return self._now == self._iteration and down.HasField("gradient")
 
 
-@pytest.mark.parametrize(
-    ("victim", "routing"), [("0b", "full"), ("1a", "full"), ("2b", "full"), ("1a", "random")]
-)
+@pytest.mark.parametrize(("victim", "routing"), [("0b", "full"), ("1a", "full"), ("2b", "random")])
 async def test_a_replica_killed_amid_an_iteration(victim: str, routing: str) -> None:
     async with StageSwarm(three_stages(8, routing=routing), 2, at=3) as swarm:
         await swarm.sleep(0.03)
@@ -94,10 +92,9 @@ async def test_all_replicas_of_a_stage_die_and_it_is_skipped() -> None:
         assert max(swarm.durations("0a")[3:]) < 2 * swarm.durations("0a")[0]
 
 
-@pytest.mark.parametrize("skip", [0.25, 0.5])
-async def test_where_stages_are_missing_less_is_skipped(skip: float) -> None:
+async def test_where_stages_are_missing_less_is_skipped() -> None:
     """Of four stages with two gone, routes of one stage would be of stage 0 alone."""
-    problem = three_stages(6, count=4, layers=4, routing="random", skip=skip)
+    problem = three_stages(6, count=4, layers=4, routing="random", skip=0.5)
     async with StageSwarm(problem, 1, at=3) as swarm:
         swarm.kill("1a")
         swarm.kill("2a")
@@ -161,10 +158,10 @@ async def test_microbatches_are_told_whose_replica_dies_and_then_their_origin() 
 # ------------------------------------------------------------------------- frozen, and come back
 
 
-@pytest.mark.parametrize("victim", ["0a", "1a", "2b"])
+@pytest.mark.parametrize("victim", ["0a", "2b"])
 async def test_a_frozen_replica_is_gone_round_and_comes_back(victim: str) -> None:
     other = "0b" if victim != "0b" else "0a"
-    async with StageSwarm(three_stages(30), 2, at=3) as swarm:
+    async with StageSwarm(three_stages(24), 2, at=3) as swarm:
         await swarm.sleep(0.03)
         swarm.freeze(victim)
         await swarm.until(lambda: swarm[other].trainer.step >= 6, 3 * DETECTION_S)
@@ -176,13 +173,13 @@ async def test_a_frozen_replica_is_gone_round_and_comes_back(victim: str) -> Non
         assert bool(thought) == (victim == "0a")
         assert swarm.total("dropped") == len(own)  # who was only away tells what it has lost
         last = swarm[victim].replica.iterations[-1]
-        assert (last.iteration, len(last.counted)) == (30, 2)
+        assert (last.iteration, len(last.counted)) == (24, 2)
         assert max(swarm.durations(other)[-5:]) < 2 * swarm.durations(other)[0]
 
 
 async def test_what_a_frozen_replica_has_computed_is_left_out() -> None:
     """Its calls were made to another meanwhile: it finds that out, and leaves its own out."""
-    async with StageSwarm(three_stages(25), 2) as swarm:
+    async with StageSwarm(three_stages(18), 2) as swarm:
 
         def freeze(passing: Passing) -> bytes:
             swarm.freeze("2a")
@@ -197,10 +194,10 @@ async def test_what_a_frozen_replica_has_computed_is_left_out() -> None:
         assert (third.iteration, len(third.counted)) == (3, 0)
 
 
-@pytest.mark.parametrize(("plan", "victim"), [("diloco", "0b"), ("diloco", "1a"), ("ddp", "1a")])
+@pytest.mark.parametrize(("plan", "victim"), [("diloco", "0b"), ("ddp", "1a")])
 async def test_a_replica_that_starts_again_takes_part_again(victim: str, plan: str) -> None:
     plans = {"diloco": replace(PRESETS["diloco"], inner_steps=5), "ddp": PRESETS["ddp"]}
-    async with StageSwarm(three_stages(30, plan=plans[plan]), 2, at=4) as swarm:
+    async with StageSwarm(three_stages(20, plan=plans[plan]), 2, at=4) as swarm:
         swarm.kill(victim)
         await swarm.sleep(0.5)
         await swarm.restart(victim, via=["0a", "1b"])
@@ -208,22 +205,22 @@ async def test_a_replica_that_starts_again_takes_part_again(victim: str, plan: s
         swarm.assert_counted_once()
         swarm.assert_stages_agree()
         last = swarm[victim].replica.iterations[-1]
-        assert (last.iteration, len(last.counted)) == (30, 2)
+        assert (last.iteration, len(last.counted)) == (20, 2)
 
 
 async def test_an_origin_that_starts_again_begins_nothing_in_iterations_that_are_over() -> None:
     """It goes through them for its place in the schedule; nobody is left to take a microbatch."""
-    async with StageSwarm(three_stages(30), 2, at=20) as swarm:
+    async with StageSwarm(three_stages(20), 2, at=12) as swarm:
         swarm.kill("0b")
         await swarm.sleep(0.5)
         again = await swarm.restart("0b", via=["0a", "1b"])
         await swarm.finished()
         swarm.assert_counted_once()
-        assert not any(job is JobKind.ENTER and i < 15 for job, i, _ in again.replica.jobs)
-        assert not [event for event in again.of_kind("dropped") if event["iteration"] < 15]
+        assert not any(job is JobKind.ENTER and i < 10 for job, i, _ in again.replica.jobs)
+        assert not [event for event in again.of_kind("dropped") if event["iteration"] < 10]
         late = {event["iteration"] for event in again.of_kind("late")}
-        assert late >= set(range(1, 15))
-        assert len(again.replica.iterations) == 30
+        assert late >= set(range(1, 10))
+        assert len(again.replica.iterations) == 20
         assert again.replica.iterations[-1].counted == {0, 1}
 
 
@@ -285,7 +282,7 @@ async def test_random_faults_lose_nothing_unsaid(seed: int) -> None:
     """Kills, freezes, cuts and restarts at random moments; then all that live finish and agree."""
     rng = random.Random(seed)
     problem = three_stages(
-        40,
+        30,
         routing=rng.choice(["full", "random", "stochastic"]),
         plan=replace(PRESETS["diloco"], inner_steps=8),
         seed=seed,

@@ -69,8 +69,8 @@ async def test_what_an_earlier_incarnation_has_reported_stays() -> None:
 
 @pytest.mark.parametrize(
     ("after_s", "counted"),
-    [(0.1, []), (0.4, [0]), (1.0, [0, 1])],
-    ids=["forward", "one counted", "all counted"],
+    [(0.1, []), (1.0, [0, 1])],
+    ids=["forward", "all counted"],
 )
 async def test_what_an_earlier_incarnation_had_under_way_is_dropped_once(
     after_s: float, counted: list[int]
@@ -138,9 +138,7 @@ async def test_nobody_waits_for_the_earlier_incarnation_of_a_replica() -> None:
 THREE = three_stages(1000, plan=PRESETS["ddp"])
 SHAPES = {
     "width": (BATCH, CONTEXT, HIDDEN + 8),
-    "narrow": (BATCH, CONTEXT, 1),
     "length": (BATCH, CONTEXT + 1, HIDDEN),
-    "short": (BATCH, CONTEXT - 1, HIDDEN),
     "batches": (BATCH + 1, CONTEXT, HIDDEN),
 }
 
@@ -148,10 +146,10 @@ SHAPES = {
 @pytest.mark.parametrize(
     ("liar", "name", "known"),
     [
-        *(("1a", name, True) for name in ("width", "narrow", "batches")),
-        *(("2b", name, False) for name in ("length", "short")),
-        *(("1a", name, False) for name in ("short", "width")),
-        ("2b", "width", True),
+        ("1a", "width", True),
+        ("1a", "batches", True),
+        ("2b", "length", False),
+        ("1a", "width", False),
     ],
 )
 async def test_calls_of_another_shape_end_alone(liar: str, name: str, known: bool) -> None:
@@ -183,7 +181,7 @@ async def test_whoever_holds_microbatches_is_named_and_passed_over(holder: str) 
     async with StageSwarm(THREE, {0: 2, 1: 2, 2: 2}, at=3) as swarm:
         (takes_no_microbatches if holder == "1a" else holds_microbatches)(swarm[holder].node)
         others = [peer for peer in swarm.alive if peer.name != holder]
-        await swarm.until(lambda: min(peer.trainer.step for peer in others) >= 30, 150)
+        await swarm.until(lambda: min(peer.trainer.step for peer in others) >= 15, 100)
         told = [text for peer in others for text in peer.warnings]
         assert bool(told) != (holder == "1a")
         assert all(text.startswith(f"{holder} ") for text in told), told
@@ -192,13 +190,13 @@ async def test_whoever_holds_microbatches_is_named_and_passed_over(holder: str) 
 @pytest.mark.parametrize(("late", "late_s"), [("0a", 3.0), ("1a", 1.0), ("2a", 1.0)])
 async def test_whoever_is_late_with_microbatches_is_named(late: str, late_s: float) -> None:
     """A replica is passed over, and an origin is not waited for."""
-    async with StageSwarm(three_stages(1000), 2, at=15) as swarm:
+    async with StageSwarm(three_stages(1000), 2, at=8) as swarm:
         late_in_stages(swarm[late].node, late_s)
         others = [peer for peer in swarm.alive if peer.name != late]
         await swarm.until(lambda: any(peer.warnings for peer in others), 30)
         before = min(peer.trainer.step for peer in others)
-        await swarm.sleep(5)  # 25 iterations
-        assert min(peer.trainer.step for peer in others) >= before + 20
+        await swarm.sleep(2.5)  # 12 iterations
+        assert min(peer.trainer.step for peer in others) >= before + 10
         told = [text for peer in others for text in peer.warnings]
         assert all(text.startswith(f"{late} ") for text in told), told
 
@@ -210,7 +208,7 @@ async def test_who_is_slow_is_asked_where_the_other_replica_holds_microbatches(s
         holds_microbatches(swarm["1b"].node)
         await swarm.until(lambda: any(peer.warnings for peer in swarm.alive), 30)
         swarm[slow].replica._forward_s *= 8
-        await swarm.reached(swarm["0a"].trainer.step + 8, 40)
+        await swarm.reached(swarm["0a"].trainer.step + 5, 40)
         assert {text.split()[0] for peer in swarm.alive for text in peer.warnings[-1:]} == {"1b"}
 
 
@@ -256,9 +254,9 @@ async def test_a_link_that_was_cut_is_measured_once_it_is_there() -> None:
 async def test_peers_agree_on_the_figures_and_one_that_plans_with_others_is_noticed() -> None:
     async with StageSwarm(PROBLEM, {0: 1, 1: 2, 2: 1}) as swarm:
         await swarm.until(lambda: all_links_are_told(swarm), 20.0)
-        await swarm.sleep(60.0)  # until real traffic outweighs probes
+        await swarm.sleep(40.0)  # until real traffic outweighs probes
         settled = swarm.total("other_snapshots")
-        await swarm.sleep(30.0)
+        await swarm.sleep(15.0)
         assert swarm.total("other_snapshots") == settled
 
         def is_header(p: Passing) -> bool:
@@ -271,6 +269,6 @@ async def test_peers_agree_on_the_figures_and_one_that_plans_with_others_is_noti
             return up.SerializeToString()
 
         swarm.tap = once(is_header, planned_otherwise)
-        await swarm.sleep(20.0)
+        await swarm.sleep(10.0)
         # By stage 1, and by stage 2, to whom it is passed on; the origin knows its own plans.
         assert swarm.total("other_snapshots") == settled + 2
