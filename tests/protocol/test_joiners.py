@@ -16,17 +16,17 @@ NAMES = "abcd"
 
 
 async def test_a_frozen_peer_is_fenced_and_catches_up() -> None:
-    """As SIGSTOP for half a minute, amid a round's steps."""
-    async with Swarm(steady(90), NAMES, at=2) as swarm:
+    """As SIGSTOP for a third of a minute, amid a round's steps."""
+    async with Swarm(steady(70), NAMES, at=2) as swarm:
         await swarm.sleep(1.23)
         swarm.freeze("d")
         stood = swarm["d"].versions
-        await swarm.sleep(30)
+        await swarm.sleep(20)
         assert swarm["d"].versions == stood
-        assert swarm["a"].versions[0] > stood[0] + 7
+        assert swarm["a"].versions[0] > stood[0] + 3
         swarm.thaw("d")
         await swarm.until(swarm.agrees, 10)
-        await swarm.ends_equal(versions=(18,))
+        await swarm.ends_equal(versions=(14,))
         assert swarm["d"].of_kind("adopted")
         assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
         for peer in (swarm["a"], swarm["b"], swarm["c"]):
@@ -91,7 +91,7 @@ async def test_a_peer_joins_before_the_first_round_has_closed(seed: int, at_s: f
         assert fetched < problem.encoded_bytes / 4
 
 
-@pytest.mark.parametrize(("others", "frozen_s"), [("ab", 90), ("a", 60)])
+@pytest.mark.parametrize(("others", "frozen_s"), [("ab", 60), ("a", 60)])
 async def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(
     others: str, frozen_s: float
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.reducers import reducer_orders
+from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.wire import payloads
 from tests.protocol.problem import Problem, steady
@@ -64,7 +65,7 @@ async def test_a_link_cut_amid_a_reduction_resumes_at_its_offset() -> None:
 
 
 @pytest.mark.parametrize("frame", [1, 6, 12])
-@pytest.mark.parametrize(("peers", "cut_s"), [(2, 3.0), (4, 0.2), (4, 3.0)])
+@pytest.mark.parametrize(("peers", "cut_s"), [(2, 3.0), (4, 0.2)])
 async def test_short_cuts_at_any_time_change_nothing(peers: int, cut_s: float, frame: int) -> None:
     """Shorter than it takes to declare a peer dead: nobody's contribution is missed."""
     names, seen = NAMES[:peers], 0
@@ -125,10 +126,10 @@ async def test_a_link_that_comes_and_goes_stops_no_round(monkeypatch: pytest.Mon
 
 
 async def test_a_partition_heals_into_one_swarm() -> None:
-    async with Swarm(steady(90), NAMES, at=2) as swarm:
+    async with Swarm(steady(72), NAMES, at=2) as swarm:
         await swarm.sleep(0.31)
         swarm.cut("ab", "cd")
-        await swarm.sleep(30)
+        await swarm.sleep(22)
         ours, theirs = swarm["a"], swarm["c"]
         assert min(*ours.versions, *theirs.versions) > 6  # both sides went on
         assert ours.outer_hash != theirs.outer_hash
@@ -147,10 +148,10 @@ async def test_a_partition_heals_into_one_swarm() -> None:
 
 
 async def test_a_partition_into_single_peers_heals() -> None:
-    async with Swarm(steady(120), NAMES, at=2) as swarm:
+    async with Swarm(steady(90), NAMES, at=2) as swarm:
         for at, name in enumerate(NAMES):
             swarm.cut(name, NAMES[at + 1 :])
-        await swarm.sleep(40)
+        await swarm.sleep(28)
         assert all(peer.versions >= (8,) for peer in swarm.alive)  # each has gone on alone
         assert {peer.of_kind("round")[-1]["contributors"] for peer in swarm.alive} == {1}
         for at, name in enumerate(NAMES):
@@ -207,6 +208,7 @@ async def test_what_a_failed_round_has_counted_is_not_counted_again() -> None:
         layers=(400,),
         steps=400,
         plan=Plan(inner_steps=2, outer_lr=1.0, outer_momentum=0.0),
+        rounds=RoundConfig(grace_s=2.0, slack_s=3.0),
         step_s=dict.fromkeys("abcd", 0.5),
     )
     async with Swarm(problem, NAMES) as swarm:

@@ -74,13 +74,13 @@ async def test_anchors_come_ahead_on_long_links_too(preset: str) -> None:
     """Half a second there and back, and nothing comes for longer than that."""
     plan = replace(PRESETS[preset], inner_steps=20, fragments=1, consensus=False)
     steady = dict.fromkeys(PEERS, 0.5)
-    problem = Problem(layers=(300, 200), plan=plan, steps=200, step_s=steady)
+    problem = Problem(layers=(300, 200), plan=plan, steps=100, step_s=steady)
     async with Swarm(problem, PEERS[:4], delay_s=0.25) as swarm:
         await swarm.ends_at_reference()
         for peer in swarm.alive:
-            # A single step is undone, if any: of ten rounds the first has no anchors ahead.
+            # A single step is undone, if any: of five rounds the first has no anchors ahead.
             taken = peer.of_kind("head_start")
-            assert len(taken) >= 8
+            assert len(taken) >= 3
             assert max(event["step"] % 20 for event in taken) <= plan.overlap_steps + 5
 
 
@@ -176,13 +176,11 @@ def contributors_of(peer: Peer) -> dict[object, object]:
 
 
 THREES = replace(SLOW, group_size=3)
-ROUNDS = 6
+ROUNDS = 4
 
 
 @pytest.mark.usefixtures("brief_end")
-@pytest.mark.parametrize(
-    ("plan", "peers"), [(SLOW, "abcd"), (NOLOCO, "abcde"), (THREES, "abcd"), (THREES, "abcdefgh")]
-)
+@pytest.mark.parametrize(("plan", "peers"), [(SLOW, "abcd"), (NOLOCO, "abcde"), (THREES, "abcdef")])
 async def test_a_link_cut_for_good_costs_the_pair_one_round(plan: Plan, peers: str) -> None:
     """From then on each meets others: nobody waits, and nobody sits out who would not anyway."""
     async with Swarm(steady(ROUNDS * plan.inner_steps, plan), peers) as swarm:
@@ -214,10 +212,10 @@ def cuts_known_to(peer: Peer) -> dict[object, object]:
 
 @pytest.mark.usefixtures("brief_end")
 async def test_a_link_that_heals_is_used_again() -> None:
-    async with Swarm(steady(240, SLOW), "abcd") as swarm:
+    async with Swarm(steady(140, SLOW), "abcd") as swarm:
         swarm.cut("a", "b")
         await swarm.until(lambda: cuts_known_to(swarm["c"]) == {"a": ["b"], "b": ["a"]}, 20)
-        await swarm.sleep(30)
+        await swarm.sleep(12)  # a round goes around it
         swarm.heal("a", "b")
         told: list[GossipMessage] = []
         swarm.tap = meetings(told.append)

@@ -61,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("brief_end")
 async def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
     kind: str, victim: str, peers: int
 ) -> None:
-    async with Swarm(steady(100, SLOW), "abcde"[:peers]) as swarm:
+    async with Swarm(steady(80, SLOW), "abcde"[:peers]) as swarm:
         pair: list[str] = []
 
         def kill(said: GossipMessage) -> None:
@@ -72,14 +72,14 @@ async def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
         swarm.tap = first(in_round(swarm, 2, kind), kill)
         await swarm.finished()
         for peer in swarm.alive:
-            lost = [round_ for round_ in range(5) if round_ not in rounds_of(peer)]
+            lost = [round_ for round_ in range(4) if round_ not in rounds_of(peer)]
             assert len(lost) <= (peer.name == pair[1]), (peer.name, pair)
-            assert peer.versions == (5,)
+            assert peer.versions == (4,)
 
 
 async def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() -> None:
     """Its anchor has gone ahead to the partner of the next round."""
-    async with Swarm(steady(100, SLOW), "abcde") as swarm:
+    async with Swarm(steady(80, SLOW), "abcde") as swarm:
         await swarm.until(lambda: swarm["a"].versions == (2,), 30)
         await swarm.sleep(0.7)
         swarm.kill("e")
@@ -91,16 +91,16 @@ async def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() 
 
 
 @EACH
-async def test_a_peer_frozen_for_half_a_minute_comes_back_where_the_others_are(plan: Plan) -> None:
-    async with Swarm(steady(120, plan), "abcd") as swarm:
+async def test_a_peer_frozen_for_a_while_comes_back_where_the_others_are(plan: Plan) -> None:
+    async with Swarm(steady(84, plan), "abcd") as swarm:
         await swarm.until(lambda: swarm["a"].versions[0] == 2, 30)
         await swarm.sleep(0.7)
         swarm.freeze("d")
         stood = swarm["d"].versions
-        await swarm.sleep(30)
+        await swarm.sleep(18)
         assert swarm["d"].versions == stood
         others = [swarm[name] for name in "abc"]
-        assert all(peer.versions[0] >= stood[0] + 7 for peer in others)
+        assert all(peer.versions[0] >= stood[0] + 3 for peer in others)
         back_at = min(peer.trainer.step for peer in others)
         swarm.thaw("d")
         await swarm.finished()
@@ -109,7 +109,7 @@ async def test_a_peer_frozen_for_half_a_minute_comes_back_where_the_others_are(p
         (skipped,) = swarm["d"].of_kind("skipped")
         assert skipped["step"] >= back_at - 5
         late = [event for event in swarm["d"].of_kind("round") if event["round"] > stood[0] + 1]
-        assert len(late) >= 5
+        assert len(late) >= 4
         assert late[-1]["contributors"] == 2
 
 
@@ -142,8 +142,8 @@ async def test_a_partner_that_is_often_late_is_drawn_no_more(others: str, lie: s
         await swarm.until(lambda: "d" in swarm["a"].node.gossip.view.cut_off, 40)
         await swarm.sleep(5)  # who was kept waiting is back
         (before,) = swarm["a"].versions
-        await swarm.sleep(6)
-        assert swarm["a"].versions >= (before + 9,)
+        await swarm.sleep(4)
+        assert swarm["a"].versions >= (before + 6,)
         warnings = [text for name in others for text in swarm[name].warnings]
         assert 2 * len(warnings) > len(others)
         assert all(text.startswith("d says that it trains") for text in warnings)

@@ -89,9 +89,8 @@ def test_a_straggler_is_late_and_takes_the_answer() -> None:
         assert not run.disagrees
 
 
-@pytest.mark.parametrize("kinds", [(crash,), (crash, breaking)], ids=["links hold", "break"])
-def test_survivors_of_a_crash_finish(kinds: tuple[Kind, ...]) -> None:
-    played = runs(*kinds)
+def test_survivors_of_a_crash_finish() -> None:
+    played = runs(crash, breaking)
     assert all(peer.done for run in played for peer in run.live)
     assert not any(failures(run) for run in played if not run.disagrees)
     assert sum(run.disagrees for run in played) <= 0.05 * SCHEDULES
@@ -121,7 +120,7 @@ def test_everything_at_once() -> None:
 
 @pytest.mark.parametrize(("codec", "merge"), [("fp32", "reset"), ("sign", "keep")])
 @pytest.mark.parametrize(
-    ("seeds", "shuffled"), [(range(5), False), (range(20, 25), True)], ids=["plain", "shuffled"]
+    ("seeds", "shuffled"), [(range(3), False), (range(20, 23), True)], ids=["plain", "shuffled"]
 )
 def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge, shuffled: bool) -> None:
     """Every element of every pseudo-gradient counts once, or is kept: see `accounts`."""
@@ -141,7 +140,7 @@ def test_plans_that_were_violated(seed: int) -> None:
 
 
 def test_a_seed_is_a_schedule() -> None:
-    for seed in (5, 6, 7):
+    for seed in (5, 6):
         one, other = random_run(seed), random_run(seed)
         assert one.swarm.clock.now == other.swarm.clock.now
         ended = [(o.peer, o.round, o.ended_at, o.reason) for o in one.record.outcomes]
