@@ -29,8 +29,6 @@ help:  ## what there is; `python -m tests.lab` lists what measures us
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --quiet --constraint constraints.txt --editable '.[dev]'
-	# Compiles what tests import, once; all that is installed would take three times as long.
-	-$(BIN)/python -c "import grpc.aio, hypothesis, lightning.pytorch, peft, pytest, torch._dynamo, transformers.trainer, transformers.models.llama.modeling_llama"
 	touch $@
 
 $(PRODUCT): pyproject.toml constraints.txt
