@@ -3,9 +3,13 @@ that are drawn are the same each time."""
 
 import gc
 import os
+import subprocess
 import tempfile
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import fork_server
 
 _state = tempfile.TemporaryDirectory(prefix="murmur-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
@@ -27,3 +31,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("steady")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config):
+    """Its workers are forked from a process that has imported torch and more; but not where it is
+    measured which lines of the product run, for some run as they are imported."""
+    if not config.pluginmanager.hasplugin("_cov"):
+        fork_server.start()
+        subprocess.Popen = fork_server.ForkedPopen

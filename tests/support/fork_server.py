@@ -2,11 +2,13 @@
 
 A server process imports torch and the worker once; each start forks it, as Python's own fork server
 does. What is forked has no threads yet, and runs its module as `python -m` would: a process with a
-group, pipes and signals of its own. Tests only: a real worker is spawned.
+group, pipes and signals of its own. Tests only: a real worker is spawned. Processes of pytest-xdist
+are forked too.
 
     python -m tests.support.fork_server murmur's arguments...
 
-is `murmur` whose own children are forked likewise: those of `murmur swarm`.
+is `murmur` whose own children are forked likewise: those of `murmur swarm`. After `torchrun` come
+torchrun's arguments.
 """
 
 import atexit
@@ -21,7 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,15 +38,21 @@ _PRELOADED = (
         "murmuration.worker.cli.commands",
         "murmuration.worker.daemon",
     ),
-    # Not transformers.trainer, which starts a thread.
     *("lightning.pytorch", "peft", "transformers.models.llama.modeling_llama"),
+    *("transformers.trainer", "pytest"),
 )
-_SERVED = ("murmuration.worker.cli", "tests.", "torch.distributed.run")
+_SERVED = ("murmuration.worker.cli", "murmuration.coordinator.", "tests.")
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 _LEASH = ("-I", "-S")  # how the launcher starts what dies with it
+_OF_XDIST = ("-u", "-c")  # how it starts a worker
 _NAMESPACE = "--net="  # of nsenter
 _CLONE_NEWNET = 0x40000000
 _MAX_REQUEST_BYTES = 1 << 20
+_OF_SERVER = {
+    "OMP_NUM_THREADS": "1",
+    "GRPC_VERBOSITY": "NONE",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # what forks has one thread
+}
 
 
 class ForkedPopen(subprocess.Popen[Any]):
@@ -64,10 +72,8 @@ class ForkedPopen(subprocess.Popen[Any]):
             return
         (cwd, environment), pipes = rest[4:6], rest[9:15]
         read_in, _, _, write_out, _, write_err = pipes
-        fds = [
-            os.open(os.devnull, os.O_RDWR) if fd == -1 else os.dup(fd)
-            for fd in (read_in, write_out, write_err)
-        ]
+        ends = (read_in, write_out, write_err)
+        fds = [os.dup(own if end == -1 else end) for own, end in enumerate(ends)]
         request |= {"cwd": cwd or os.getcwd(), "environment": dict(environment or os.environ)}
         self._connection = _connected()
         socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
@@ -113,12 +119,14 @@ def run(command: Sequence[str], **given: Any) -> subprocess.CompletedProcess[str
 
 def _request(command: list[str]) -> dict[str, Any] | None:
     """What the server is to fork; None for a command that is to be spawned."""
+    if command[:3] == [sys.executable, *_OF_XDIST]:
+        return {"argv": command[2:], "namespace": None}
     if command[:3] == [sys.executable, *_LEASH]:
         command = command[6:]  # the script, the parent's pid and the cores
     namespace = None
     if command[1].startswith(_NAMESPACE):
         namespace, command = command[1].removeprefix(_NAMESPACE), command[2:]
-    if command[1] == "-P":
+    if command[1] in ("-P", "-u"):
         command = [command[0], *command[2:]]
     if command[0] == sys.executable and command[1].endswith(".py"):
         return {"argv": command[1:], "namespace": namespace}
@@ -137,7 +145,7 @@ def start() -> None:
         process = subprocess.Popen(
             [sys.executable, "-c", f"import {__name__} as m; m.serve({listening.fileno()})"],
             pass_fds=[listening.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"},
+            env=os.environ | _OF_SERVER,
         )
         listening.close()
 
@@ -162,7 +170,7 @@ def serve(fd: int) -> None:
     """Forks a child for each connection. It sends its pid, and the server its wait status."""
     for module in _PRELOADED:
         __import__(module)
-    _spare_workers()
+    spare = _sparing()
     gc.freeze()  # no child looks through what was imported
     listening = socket.socket(fileno=fd)
     running: dict[int, socket.socket] = {}
@@ -191,7 +199,7 @@ def serve(fd: int) -> None:
                     for each in (listening, woken, wake, connection, *running.values()):
                         each.close()
                     selector.close()
-                    _become(json.loads(request), fds)
+                    _become(json.loads(request), fds, spare)
                 running[pid] = connection
                 for each_fd in fds:
                     os.close(each_fd)
@@ -208,19 +216,22 @@ def _tell_pid(connection: socket.socket) -> None:
         connection.send(str(os.getpid()).encode())
 
 
-def _spare_workers() -> None:
-    """Workers of tests share the text of the library, and end their runs with a short sample: these
-    two took more than half of the time of a run of 40 steps."""
+def _sparing() -> Callable[[], None]:
+    """Makes workers of tests share the text of the library, and end their runs with a short sample:
+    these two took more than half of the time of a run of 40 steps."""
     from murmuration.worker.tasks import llama_bytes, text
     from murmuration.worker.training import evaluation
 
-    evaluation._SAMPLE_BYTES = 16
     load, corpus = text.load_text, text.load_text(text.STDLIB)
 
     def load_text(source: str, *, min_bytes: int = 1) -> text.Corpus:
         return corpus if source == text.STDLIB else load(source, min_bytes=min_bytes)
 
-    llama_bytes.load_text = load_text
+    def spare() -> None:
+        evaluation._SAMPLE_BYTES = 16
+        llama_bytes.load_text = load_text
+
+    return spare
 
 
 def _reap(running: dict[int, socket.socket]) -> None:
@@ -232,7 +243,7 @@ def _reap(running: dict[int, socket.socket]) -> None:
                 connection.send(str(status).encode())
 
 
-def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
+def _become(request: dict[str, Any], fds: Sequence[int], spare: Callable[[], None]) -> None:
     """Runs the module in the forked process; does not return."""
     code: object = 1
     try:
@@ -246,12 +257,12 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
         os.chdir(request["cwd"])
         os.environ.update(request["environment"])
         sys.argv = list(request["argv"])
-        if sys.argv[0] == __name__:
-            main()
-        elif sys.argv[0].endswith(".py"):
-            runpy.run_path(sys.argv[0], run_name="__main__")
+        if sys.argv[0] == _OF_XDIST[1]:
+            exec(sys.argv[1], {"__name__": "__main__"})
+            atexit._run_exitfuncs()
         else:
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+            spare()
+            _run(sys.argv[0])
         code = 0
     except SystemExit as end:
         code = end.code
@@ -265,12 +276,28 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def main() -> None:
-    """`murmur`, whose children are forked."""
-    from murmuration.worker.cli import main as murmur
+def _run(program: str) -> None:
+    if program == __name__:
+        main()
+    elif program.endswith(".py"):
+        runpy.run_path(program, run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
 
+
+def main() -> None:
+    """`murmur`, or torchrun where that is the first word, whose children are forked."""
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
-    murmur()
+    if sys.argv[1] == "torchrun":
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+        from torch.distributed.run import main as torchrun
+
+        subprocess_handler.Popen = ForkedPopen
+        torchrun(sys.argv[2:])
+    else:
+        from murmuration.worker.cli import main as murmur
+
+        murmur()
 
 
 if __name__ == "__main__":
