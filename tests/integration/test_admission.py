@@ -36,7 +36,7 @@ from tests.support.workers import (
     settings_of,
 )
 
-ENDLESS = [*SMALL, *PACED, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=5)]
+ENDLESS = [*SMALL, *PACED, *QUICK, *settings_of(run__steps=1_000_000, diloco__inner_steps=2)]
 TASK = PACED[:2]  # who joins says that it trusts the code
 
 

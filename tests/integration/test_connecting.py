@@ -19,6 +19,8 @@ from murmuration.worker.node import newcomer
 from murmuration.worker.node.own_address import find_host
 from tests.support.gates import gate
 from tests.support.workers import (
+    ENDLESS,
+    PACED,
     QUICK,
     SMALL,
     WorkerProcess,
@@ -59,10 +61,9 @@ def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_p
 def test_after_a_power_cut_the_joiner_may_start_first(tmp_path: Path) -> None:
     """As at the beginning, with the same commands: it tries until the first is there."""
     first, second = free_addresses(2)
-    settings = (*SMALL, *QUICK, *settings_of(run__steps=100_000, diloco__inner_steps=10))
-    shared = ("--min-peers", "2", "--json", *settings, "--set", "checkpoint.every_s=0.1")
+    shared = ("--min-peers", "2", "--json", *ENDLESS, *QUICK, "--set", "checkpoint.every_s=0.1")
     commands = {
-        "second": ["join", first, "--listen", second, "--json", *QUICK],
+        "second": ["join", first, "--listen", second, "--json", *PACED[:2], *QUICK],
         "first": ["up", "--listen", first, *shared],
     }
     workers: dict[str, WorkerProcess] = {}
@@ -128,9 +129,8 @@ def findings(out: Path, *args: str) -> dict[str, tuple[bool, str]]:
 
 
 def test_the_doctor_says_who_dials_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = [*SMALL, *settings_of(run__steps=10_000_000, diloco__inner_steps=10)]
-    here, (nowhere,) = ("--listen", "127.0.0.1:0"), free_addresses(1)
-    with running_swarm(1, tmp_path, *settings) as swarm:
+    here, (nowhere,) = ("--listen", "127.0.0.1:0", *PACED[:2]), free_addresses(1)
+    with running_swarm(1, tmp_path, *ENDLESS) as swarm:
         swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
         address = swarm.addresses["w0"]
         found = findings(tmp_path, address, *here)
@@ -149,7 +149,7 @@ def test_the_doctor_says_who_dials_it(tmp_path: Path, monkeypatch: pytest.Monkey
         assert found["folder"] == (False, f"--out {tmp_path / 'w0'}: another worker writes there")
         found = findings(tmp_path, address, *here, "--inner-steps", "33")
         assert not found["the run"][0]
-        assert "diloco.inner_steps: 33 here, 10 there" in found["the run"][1]
+        assert "diloco.inner_steps: 33 here, 4 there" in found["the run"][1]
         monkeypatch.setattr(newcomer, "PROTOCOL", PROTOCOL + 1)
         found = findings(tmp_path, address, *here)
         assert found["version"] == (

@@ -1,5 +1,4 @@
-"""The examples in docs/examples: two or three processes each, of which one is started as people
-type it."""
+"""The examples in docs/examples: two or three processes each."""
 
 import os
 import re
@@ -20,20 +19,16 @@ from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 STORY = "the flock turns as one , and no bird leads ."
 
 
-def run_peers(
-    script: str, *options: str, peers: int = 2, first: type[subprocess.Popen[str]] = ForkedPopen
-) -> list[str]:
-    """What a first peer and those that join it print."""
-    with started(script, options, *[options] * (peers - 1), first=first) as processes:
+def printed_by(script: str, *each: tuple[str, ...]) -> list[str]:
+    """What a first peer and those that join it print, each with options of its own."""
+    with started(script, *each) as processes:
         printed = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * peers, printed
+    assert {process.returncode for process in processes} == {0}, printed
     return printed
 
 
 @contextmanager
-def started(
-    script: str, *each: tuple[str, ...], first: type[subprocess.Popen[str]] = ForkedPopen
-) -> Iterator[list[subprocess.Popen[str]]]:
+def started(script: str, *each: tuple[str, ...]) -> Iterator[list[subprocess.Popen[str]]]:
     """A process of the example for each of these options; the others join the first."""
     (address,) = free_addresses(1)
     processes: list[subprocess.Popen[str]] = []
@@ -43,9 +38,8 @@ def started(
                 wait_until_listens(address)
             begins = ("--listen", address, "--min-peers", str(len(each)))
             where = ("--name", f"w{number}", *(("--join", address) if number else begins))
-            popen = ForkedPopen if number else first
             processes.append(
-                popen(
+                ForkedPopen(
                     [sys.executable, str(EXAMPLES / script), *options, *where],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -71,8 +65,7 @@ def started(
     ids=["own loop", "accelerate", "lora", "lightning"],
 )
 def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> None:
-    typed = script == "loop.py"
-    printed = run_peers(script, *options, first=subprocess.Popen if typed else ForkedPopen)
+    printed = printed_by(script, options, options)
     weights = [re.findall(r"weights (\S+)", text) for text in printed]
     assert weights[0] == weights[1] != []
     losses = [re.findall(r"^loss ([\d.]+)", text, re.MULTILINE) for text in printed]
@@ -86,9 +79,7 @@ def test_a_checkpoint_of_ones_own_is_fine_tuned_and_can_be_loaded_again(tmp_path
     given = (str(base), str(text), "--lora", "--steps", "12", "--inner-steps", "6")
     small = ("--context", "16", "--batch", "2", "--accumulate", "2", "--lr", "0.05")
     saves = [tmp_path / "one", tmp_path / "two"]
-    with started("finetune.py", *((*given, *small, "--save", str(s)) for s in saves)) as peers:
-        printed = [peer.communicate(timeout=PATIENCE_S)[0] for peer in peers]
-    assert [peer.returncode for peer in peers] == [0, 0], printed
+    printed_by("finetune.py", *((*given, *small, "--save", str(save)) for save in saves))
     found = [transformers.AutoModelForCausalLM.from_pretrained(each) for each in (base, *saves)]
     before, one, two = (model.state_dict() for model in found)
     assert all(torch.equal(value, two[name]) for name, value in one.items())
@@ -123,7 +114,7 @@ def tiny_checkpoint(folder: Path) -> Path:
 
 
 def test_three_peers_train_a_gpt_with_two_optimizers() -> None:
-    printed = run_peers("gpt.py", "--steps", "40", peers=3)
+    printed = printed_by("gpt.py", *[("--steps", "40")] * 3)
     ends = [re.findall(r"^loss ([\d.]+), weights (\S+)", text, re.MULTILINE) for text in printed]
     assert ends[0] == ends[1] == ends[2] != []
     assert float(ends[0][0][0]) < 5.0  # of 5.5 before the first step

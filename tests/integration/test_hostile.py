@@ -39,7 +39,7 @@ def test_a_joiner_loads_no_code_for_a_peer(tmp_path: Path, monkeypatch: pytest.M
     assert not out.exists()
 
 
-ATTACKED = [*ENDLESS, *QUICK, *settings_of(diloco__inner_steps=4, task__pause_s=0.05)]
+ATTACKED = [*ENDLESS, *QUICK]
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> No
     assert swarm.returncode == 130
 
 
-RUN = settings_of(run__steps=100, diloco__inner_steps=10, task__pause_s=0.05)
+RUN = settings_of(run__steps=100, diloco__inner_steps=10)
 
 
 def test_every_peer_ends_with_the_report_of_all_and_names_the_dead(tmp_path: Path) -> None:

@@ -9,25 +9,23 @@ import pytest
 from murmuration.worker.config import Config, load_config, to_document
 from tests.support import own_loop
 from tests.support.head_starts import AnchorPrefetch
-from tests.support.peers import run
+from tests.support.peers import values
 from tests.support.reference import reference_hashes
 from tests.support.workers import SMALL, Hashes, settings_of
 
 
-def run_of(preset: str, steps: int, **values: object) -> tuple[Config, dict[str, object]]:
+def run_of(preset: str, steps: int, **more: object) -> tuple[Config, dict[str, object]]:
     """The config of a daemon, and the same as arguments of a peer."""
-    settings = settings_of(run__steps=steps, run__seed=3, **values)
+    settings = settings_of(run__steps=steps, run__seed=3, **more)
     config = load_config(None, [*SMALL, *settings][1::2], preset)
-    plan = {key.replace("__", "."): value for key, value in values.items() if "diloco" in key}
+    plan = {key.replace("__", "."): value for key, value in more.items() if "diloco" in key}
     given = {"preset": preset, "steps": steps, "settings": {"run.seed": 3, **plan}}
     return config, {"task": to_document(config), **given}
 
 
 def ended(folder: Path, count: int, loop: Any) -> dict[str, dict[str, Any]]:
     """What so many such peers end with, by name."""
-    outcomes = run(folder, *[loop] * count)
-    assert [each.error for each in outcomes] == [""] * count, outcomes
-    return {f"p{number}": each.value for number, each in enumerate(outcomes)}
+    return {f"p{number}": value for number, value in enumerate(values(folder, *[loop] * count))}
 
 
 @pytest.mark.parametrize(

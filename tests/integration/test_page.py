@@ -45,9 +45,8 @@ def wait_until(url: str, peer: str, *states: str) -> None:
 
 
 def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
-    often = settings_of(run__evaluate_every=20)
-    with running_swarm(3, tmp_path, *ENDLESS, *often, *QUICK) as swarm:
-        w0 = swarm.start("w0", "--web", "0")
+    with running_swarm(3, tmp_path, *ENDLESS, *QUICK) as swarm:
+        w0 = swarm.start("w0", "--web", "0", *settings_of(run__evaluate_every=20))
         for name in ("w1", "w2"):
             swarm.start(name)
         url = w0.wait_for(lambda e: e["event"] == "page", "address of its page")["url"]

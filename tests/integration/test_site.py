@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import EXAMPLES
+from tests.support.fork_server import EXAMPLES, MURMUR
 from tests.support.site_loop import loop_of, printed, python, site_of, two_sites
 from tests.support.workers import PATIENCE_S, free_addresses, wait_until_listens
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+TORCHRUN = (*MURMUR[1:], "torchrun", "--nproc-per-node", "2", "--standalone")
 SITE = str(EXAMPLES / "site.py")
 SITES = [("noloco", "fsdp", 2), ("streaming", "tp", 4)]  # onebit and hsdp are below
 

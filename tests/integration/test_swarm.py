@@ -15,7 +15,7 @@ import pytest
 from murmuration.protos.figures import measured
 from tests.support.fork_server import MURMUR as FORKED
 from tests.support.fork_server import ForkedPopen, run
-from tests.support.workers import PATIENCE_S, SMALL, settings_of
+from tests.support.workers import ENDLESS, PATIENCE_S, SMALL
 
 AS_INSTALLED = (sys.executable, "-m", "murmuration.worker.cli")
 REPORT_KEYS = {
@@ -80,10 +80,7 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
 
 
 def test_ctrl_c_saves_and_still_reports(tmp_path: Path) -> None:
-    command = [
-        *FORKED, "swarm", "--workers", "2", "--inner-steps", "10",
-        "--out", str(tmp_path / "out"), *SMALL, *settings_of(run__steps=10_000_000),
-    ]  # fmt: skip
+    command = [*FORKED, "swarm", "--workers", "2", "--out", str(tmp_path / "out"), *ENDLESS]
     swarm = ForkedPopen(command, stdout=subprocess.PIPE, text=True)
     assert swarm.stdout is not None
     with swarm.stdout:

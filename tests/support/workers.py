@@ -290,9 +290,9 @@ def settings_of(**values: object) -> list[str]:
     return [part for pair in pairs for part in ("--set", pair)]
 
 
-PACED = settings_of(task__name="tests.support.slow_task:SlowBytes", task__pause_s=0.02)
+PACED = settings_of(task__name="tests.support.slow_task:SlowBytes", task__pause_s=0.05)
 # For swarms that only have to be there: what else is tested needs the processors.
-ENDLESS = [*SMALL, *PACED, *settings_of(run__steps=10_000_000, diloco__inner_steps=10)]
+ENDLESS = [*SMALL, *PACED, *settings_of(run__steps=10_000_000, diloco__inner_steps=4)]
 
 # A silent worker is suspected, and declared dead, within seconds.
 QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)

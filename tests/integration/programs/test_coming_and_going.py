@@ -16,7 +16,7 @@ import torch
 import murmuration
 from murmuration.worker.catchup import bootstrap
 from murmuration.worker.folder import remembered
-from tests.support.peers import Peer, peers, row, run
+from tests.support.peers import Peer, peers, row, run, values
 
 H = 20
 QUICK = {"membership.probe_timeout_s": 0.5, "membership.suspicion_factor": 1.0}
@@ -135,12 +135,8 @@ def test_joiners_may_start_first(tmp_path: Path) -> None:
 
 @row("A notebook, or an async program: an event loop runs already", "shared", "as elsewhere")
 def test_an_event_loop_may_run_already(tmp_path: Path) -> None:
-    with peers(tmp_path, trains_in_a_notebook, trains_in_a_notebook) as found:
-        found.start(0)
-        found.start(1)
-        outcomes = [found.outcome(index) for index in range(2)]
-        assert [each.error for each in outcomes] == ["", ""], outcomes
-        assert outcomes[0].value == outcomes[1].value
+    first, second = values(tmp_path, trains_in_a_notebook, trains_in_a_notebook)
+    assert first == second
 
 
 def endless(peer: Peer) -> None:

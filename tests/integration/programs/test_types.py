@@ -10,7 +10,7 @@ from torch import nn
 
 import murmuration
 from murmuration.worker.library.hooks import UserReplica
-from tests.support.peers import Peer, row, run
+from tests.support.peers import Peer, row, run, values
 
 STEPS, INNER_STEPS = 8, 4
 
@@ -44,9 +44,7 @@ def draws_first_values(peer: Peer) -> list[list[float]]:
 
 @row("peers that draw other first parameters", "shared", "all begin with the first peer's by name")
 def test_all_begin_with_the_first_values_of_the_first_peer_by_name(tmp_path: Path) -> None:
-    (drawn, first), (others, second) = (
-        each.value for each in run(tmp_path, draws_first_values, draws_first_values)
-    )
+    (drawn, first), (others, second) = values(tmp_path, draws_first_values, draws_first_values)
     assert drawn != others
     assert first == second == drawn
 
@@ -110,12 +108,11 @@ def with_tables(peer: Peer) -> list[str]:
 
 @row("buffers of fp64, fp8, complex numbers, integers", "shared", "bit for bit, the first peer's")
 def test_buffers_of_other_types_travel_bit_for_bit(tmp_path: Path) -> None:
-    first, second = run(tmp_path, with_tables, with_tables)
-    assert (first.error, second.error) == ("", "")
-    assert first.value == second.value
+    first, second = values(tmp_path, with_tables, with_tables)
     alone = Tables()
     alone.spectrum *= 1j
-    assert first.value == [f"1.{name} {value.tolist()}" for name, value in alone.named_buffers()]
+    held = [f"1.{name} {value.tolist()}" for name, value in alone.named_buffers()]
+    assert first == second == held
 
 
 def with_odd_buffers(peer: Peer) -> list[float]:
