@@ -36,8 +36,8 @@ def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_p
     except ConfigError:
         pytest.skip("this machine has no address but loopback")
     public = ("--listen", "0.0.0.0:0", "--insecure", "--json")
-    held = gate(tmp_path, 25)
-    settings = (*SMALL, *settings_of(run__steps=40, diloco__inner_steps=10), *held.settings)
+    held = gate(tmp_path, 13)
+    settings = (*SMALL, *settings_of(run__steps=20, diloco__inner_steps=5), *held.settings)
     with ExitStack() as up:
 
         def started(name: str, *words: str) -> tuple[WorkerProcess, dict[str, Any]]:
@@ -141,7 +141,7 @@ def test_the_doctor_says_who_dials_it(tmp_path: Path, monkeypatch: pytest.Monkey
         assert re.fullmatch(r"round trip \d+\.\d ms, \d+\.\d Mbit/s to there", found["the way"][1])
         found = findings(tmp_path, address, *here, "--advertise", nowhere)
         assert found["reached"] == (False, f"{address} cannot dial {nowhere}")
-        found = findings(tmp_path, address, "--listen", address)
+        found = findings(tmp_path, address, "--listen", address, *PACED[:2])
         assert not found["address"][0]
         assert "cannot listen on" in found["address"][1]
         assert found["the way"][0]
@@ -149,7 +149,7 @@ def test_the_doctor_says_who_dials_it(tmp_path: Path, monkeypatch: pytest.Monkey
         assert found["folder"] == (False, f"--out {tmp_path / 'w0'}: another worker writes there")
         found = findings(tmp_path, address, *here, "--inner-steps", "33")
         assert not found["the run"][0]
-        assert "diloco.inner_steps: 33 here, 4 there" in found["the run"][1]
+        assert "diloco.inner_steps: 33 here, 2 there" in found["the run"][1]
         monkeypatch.setattr(newcomer, "PROTOCOL", PROTOCOL + 1)
         found = findings(tmp_path, address, *here)
         assert found["version"] == (

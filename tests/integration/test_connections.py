@@ -6,9 +6,6 @@ The server is a process of its own: gRPC's core used to end it by SIGABRT or SIG
 import asyncio
 import json
 import random
-import socket
-import ssl
-import struct
 import sys
 import threading
 import time
@@ -24,11 +21,10 @@ from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, Role
 from murmuration.worker.transport import Caller, Handler, Stream
 from murmuration.worker.transport.grpc import GrpcTransport
-from tests.support.stranger import calling
+from tests.support.stranger import break_off, calling
 from tests.support.workers import WorkerProcess
 
 THREADS, EACH = 16, 120  # 1,920 connections; half of them make a call
-_ANSWER_S = 5.0
 _RENEWED_S = 1.0
 
 
@@ -91,37 +87,6 @@ class Server:
         with suppress(OSError):
             break_off(self.address, draws)
         counts.broken += 1
-
-
-def break_off(address: str, draws: random.Random) -> None:
-    """A connection that ends at once, by a reset, amid its first record of TLS, or when the server
-    has answered that. Raises OSError."""
-    host, port = address.split(":")
-    with socket.create_connection((host, int(port)), _ANSWER_S) as connection:
-        how = draws.random()
-        if how < 0.2:
-            return
-        if how < 0.4:
-            linger = struct.pack("ii", 1, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            return
-        hello = client_hello()
-        if how < 0.6:
-            connection.sendall(hello[: draws.randrange(1, len(hello))])
-            return
-        connection.sendall(hello)
-        connection.recv(1)  # its answer has begun: it waits for this side's certificate
-
-
-def client_hello() -> bytes:
-    """What a client of TLS sends first."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
-    with suppress(ssl.SSLWantReadError):
-        context.wrap_bio(heard, said).do_handshake()
-    return said.read()
 
 
 class _Answers(Handler):

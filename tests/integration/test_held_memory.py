@@ -15,7 +15,7 @@ from murmuration.worker.transport.served import MOST_CALLS
 from tests.support.held_streams import Held, hold_streams, released
 from tests.support.members import certified_swarm, resident_mib
 from tests.support.stranger import calling
-from tests.support.workers import ENDLESS, PATIENCE_S, QUICK, Swarm, settings_of
+from tests.support.workers import ENDLESS, PATIENCE_S, QUICK, Swarm
 
 Attacked = tuple[Swarm, list[Identity]]
 MOST_BYTES = 256 * 1024 * 1024
@@ -26,10 +26,9 @@ FRAME = pb.ExchangeUp(frame=pb.Frame(payload=bytes(MIB))).SerializeToString()
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     """Two workers that train, and five members' certificates."""
-    settings = [*ENDLESS, *QUICK, *settings_of(diloco__inner_steps=2, task__pause_s=0.1)]
     members = [f"mallory{n}" for n in range(5)]
     out = tmp_path_factory.mktemp("held")
-    with certified_swarm(2, out, *settings, members=members) as (swarm, identities):
+    with certified_swarm(2, out, *ENDLESS, *QUICK, members=members) as (swarm, identities):
         swarm.start_all()
         swarm.workers["w1"].wait_for_round(2)
         yield swarm, identities

@@ -1,7 +1,7 @@
 """What a peer may never do to another: a client on our own protos attacks real workers."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -39,15 +39,26 @@ def test_a_joiner_loads_no_code_for_a_peer(tmp_path: Path, monkeypatch: pytest.M
     assert not out.exists()
 
 
-ATTACKED = [*ENDLESS, *QUICK]
+@pytest.fixture(scope="module")
+def begins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Coordinated]]:
+    """Makes a swarm of two workers and a coordinator. The one before ends: while it lives it takes
+    a third of a core."""
+    with ExitStack() as up:
+
+        def begin(first: str, *settings: str, **more: bool) -> Coordinated:
+            up.close()
+            used = (tmp_path_factory.mktemp("attacked"), *ENDLESS, *QUICK, *settings)
+            found = up.enter_context(coordinated_swarm(2, *used, **more))
+            found[0].workers[first].wait_for_round(2)
+            return found
+
+        yield begin
 
 
 @pytest.fixture(scope="module")
-def attackable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
-    """Two workers and a coordinator of an encrypted run, for the attacks of the lab."""
-    with coordinated_swarm(2, tmp_path_factory.mktemp("attackable"), *ATTACKED) as found:
-        found[0].workers["w1"].wait_for_round(2)
-        yield found
+def attackable(begins: Callable[..., Coordinated]) -> Coordinated:
+    """Of an encrypted run, for the attacks of the lab."""
+    return begins("w1")
 
 
 @pytest.mark.parametrize(
@@ -78,12 +89,9 @@ def test_no_attack_of_the_table_succeeds(attackable: Coordinated, name: str, who
 
 
 @pytest.fixture(scope="module")
-def attackable_stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
-    """Two workers of a model in two stages; the first one serves stage 1."""
-    out, often = tmp_path_factory.mktemp("stages"), settings_of(diloco__inner_steps=2)
-    with coordinated_swarm(2, out, *ATTACKED, *STAGES, *often, staged=True) as found:
-        found[0].workers["w0"].wait_for_round(2)
-        yield found
+def attackable_stages(begins: Callable[..., Coordinated]) -> Coordinated:
+    """Of a model in two stages; the first worker serves stage 1. Each microbatch has its pause."""
+    return begins("w0", *STAGES, *settings_of(task__pause_s=0.05), staged=True)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +138,9 @@ def wait_for_rounds_of_both(swarm: Swarm) -> None:
 
 
 @pytest.fixture(scope="module")
-def open_swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinated]:
-    """Two workers and a coordinator of a run that is not encrypted."""
-    settings = [*ATTACKED, *settings_of(checkpoint__every_s=1)]
-    out = tmp_path_factory.mktemp("open")
-    with coordinated_swarm(2, out, *settings, encrypted=False) as found:
-        found[0].workers["w1"].wait_for_round(2)
-        yield found
+def open_swarm(begins: Callable[..., Coordinated]) -> Coordinated:
+    """Of a run that is not encrypted."""
+    return begins("w1", *settings_of(checkpoint__every_s=1), encrypted=False)
 
 
 @pytest.mark.parametrize("name", ["128 bytes of a million lists", "a name of 3 MB"])

@@ -44,8 +44,8 @@ def test_a_swarm_behind_the_relay(tmp_path: Path) -> None:
 
 
 def test_a_newcomer_joins_through_its_proxy(tmp_path: Path) -> None:
-    settings = [*SMALL, *QUICK, *settings_of(run__steps=60, diloco__inner_steps=10)]
-    held = gate(tmp_path, 25)
+    settings = [*SMALL, *QUICK, *settings_of(run__steps=30, diloco__inner_steps=5)]
+    held = gate(tmp_path, 13)
     (address,) = free_addresses(1)
     with ExitStack() as up, running_swarm(2, tmp_path, *settings, *held.settings) as swarm:
         hosts = {**swarm.addresses, "new": address}

@@ -32,9 +32,9 @@ def started(
 
 @needs_nat
 def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path) -> None:
-    held = gate(tmp_path, 95)
+    held = gate(tmp_path, 38)
     run = Authority.make(tmp_path / "a")
-    settings = [*SMALL, *settings_of(run__steps=120, diloco__inner_steps=10)]
+    settings = [*SMALL, *settings_of(run__steps=48, diloco__inner_steps=4)]
     with Namespaces(3, None) as network, ExitStack() as up:
         a, b, router = network.members
         inside = up.enter_context(behind_nat(router))
@@ -74,7 +74,7 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
 def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path: Path, first: str) -> None:
     """Asked to where the peer begins the run, by itself where others cannot dial it."""
     run = Authority.make(tmp_path / "a")
-    settings = [*SMALL, *settings_of(run__steps=40, diloco__inner_steps=10)]
+    settings = [*SMALL, *settings_of(run__steps=20, diloco__inner_steps=5)]
     with Namespaces(2, None) as network, ExitStack() as up:
         a, router = network.members
         hosts = {"a": a, "nat": up.enter_context(behind_nat(router))}

@@ -5,7 +5,6 @@ import signal
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -46,7 +45,7 @@ def wait_until(url: str, peer: str, *states: str) -> None:
 
 def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
     with running_swarm(3, tmp_path, *ENDLESS, *QUICK) as swarm:
-        w0 = swarm.start("w0", "--web", "0", *settings_of(run__evaluate_every=20))
+        w0 = swarm.start("w0", "--web", "0", *settings_of(run__evaluate_every=10))
         for name in ("w1", "w2"):
             swarm.start(name)
         url = w0.wait_for(lambda e: e["event"] == "page", "address of its page")["url"]
@@ -84,14 +83,7 @@ def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
             urlopen(url)
 
 
-def served(document: dict[str, Any], address: str, out: Path) -> "closing[PageServer]":
-    """A page of one worker, which tells this."""
-    place = PagePlace(address, out)
-    told = {"w0": document}
-    return closing(PageServer(place, lambda: Look(time.time(), document, told), encrypted=False))
-
-
-def test_what_peers_write_is_text(tmp_path: Path) -> None:
+def test_what_peers_write_is_text_and_off_loopback_wants_a_token(tmp_path: Path) -> None:
     members = [
         {"peer": name, "health": "alive", "phase": "training", "address": HOSTILE}
         for name in ("w0", HOSTILE)
@@ -104,21 +96,18 @@ def test_what_peers_write_is_text(tmp_path: Path) -> None:
              "waited_for": HOSTILE, "stall_s": 4.0, "resumed_s_ago": 1.0},
         ],
     }  # fmt: skip
-    with served(document, "127.0.0.1:0", tmp_path) as server:
-        page = shown(server.url)
-    assert page.of("img") == page.of("b") == []
-    assert any(item.text.startswith(f"{HOSTILE}'s uplink") for item in page.of("li"))
-    assert page.of("g", "node", data_peer=HOSTILE)
-    assert "taken" not in page.of("title")[0].text
 
+    def look() -> Look:
+        return Look(time.time(), document, {"w0": document})
 
-def test_without_its_token_a_page_off_loopback_shows_nothing(tmp_path: Path) -> None:
-    document = {"peer": "w0", "members": [{"peer": "w0", "health": "alive"}]}
-    with served(document, "0.0.0.0:0", tmp_path) as server:
+    with closing(PageServer(PagePlace("0.0.0.0:0", tmp_path), look, encrypted=False)) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         assert server.token_path is not None
-        closed, opened = shown(url), shown(f"{url}#{server.token_path.read_text()}")
+        closed, page = shown(url), shown(f"{url}#{server.token_path.read_text()}")
     (notice,) = [node for node in closed.of("p") if node.attributes.get("id") == "notice"]
     assert "wants its token" in notice.text
     assert closed.of("g", "node", data_peer="w0") == []
-    assert len(opened.of("g", "node", data_peer="w0")) == 1
+    assert page.of("img") == page.of("b") == []
+    assert any(item.text.startswith(f"{HOSTILE}'s uplink") for item in page.of("li"))
+    assert [len(page.of("g", "node", data_peer=peer)) for peer in ("w0", HOSTILE)] == [1, 1]
+    assert "taken" not in page.of("title")[0].text

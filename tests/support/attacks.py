@@ -6,6 +6,7 @@ measures them, and `tests/integration/test_hostile.py` tries each once.
 
 import asyncio
 import os
+import random
 import resource
 import socket
 import struct
@@ -31,7 +32,7 @@ from tests.support.attacker import (
 )
 from tests.support.attacks_on_rounds import ON_ROUNDS
 from tests.support.held_streams import beside, hold_streams, released
-from tests.support.stranger import calling, channel_of, impossible, serving
+from tests.support.stranger import break_off, calling, channel_of, impossible, serving
 
 _SHORT = 2000  # characters of a line of the log
 
@@ -377,21 +378,15 @@ def hasty_connections(target: Target) -> Iterator[Callable[[], str]]:
 
 @contextmanager
 def broken_connections(target: Target) -> Iterator[Callable[[], str]]:
-    """Connections that break off: at once, in the first record of TLS, or by a reset; 60 a call."""
-    host, port = target.address.split(":")
-    made = 0
+    """Connections that break off in their handshake, 60 a call."""
+    made, draws = 0, random.Random(0)
 
     def once() -> str:
         nonlocal made
-        for _ in range(20):
-            hello = b"\x16\x03\x01\x02\x00" + bytes(99)
-            for begun, reset in ((b"", False), (hello, False), (b"", True)):
-                with suppress(OSError), socket.create_connection((host, int(port))) as connection:
-                    connection.sendall(begun)
-                    if reset:
-                        linger = struct.pack("ii", 1, 0)
-                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                    made += 1
+        for _ in range(60):
+            with suppress(OSError):
+                break_off(target.address, draws)
+                made += 1
         return f"{made} connections were broken off"
 
     yield once

@@ -1,8 +1,12 @@
 """Somebody who speaks the wire contract and means harm: a client and a server on our protos."""
 
+import random
+import socket
+import ssl
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -128,3 +132,34 @@ def impossible(peer: str, address: str, epoch: int) -> dict[str, pb.Member]:
         "version": pb.Member(**live, digests=[pb.FragmentDigest(version=10**12)]),
         "profile": pb.Member(**live, profile=b"x" * 20_000),
     }
+
+
+def break_off(address: str, draws: random.Random) -> None:
+    """A connection that ends at once, by a reset, amid its first record of TLS, or when the server
+    has answered that. Raises OSError."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        how = draws.random()
+        if how < 0.2:
+            return
+        if how < 0.4:
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            return
+        hello = client_hello()
+        if how < 0.6:
+            connection.sendall(hello[: draws.randrange(1, len(hello))])
+            return
+        connection.sendall(hello)
+        connection.recv(1)  # its answer has begun: it waits for this side's certificate
+
+
+def client_hello() -> bytes:
+    """What a client of TLS sends first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(heard, said).do_handshake()
+    return said.read()

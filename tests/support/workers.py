@@ -292,7 +292,8 @@ def settings_of(**values: object) -> list[str]:
 
 PACED = settings_of(task__name="tests.support.slow_task:SlowBytes", task__pause_s=0.05)
 # For swarms that only have to be there: what else is tested needs the processors.
-ENDLESS = [*SMALL, *PACED, *settings_of(run__steps=10_000_000, diloco__inner_steps=4)]
+ENDLESS = [*SMALL, *PACED, *settings_of(run__steps=10_000_000)]
+ENDLESS += settings_of(diloco__inner_steps=2, task__pause_s=0.1)
 
 # A silent worker is suspected, and declared dead, within seconds.
 QUICK = settings_of(membership__probe_timeout_s=0.5, membership__suspicion_factor=2)

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,7 @@ def training(peer: Peer, **more: Any) -> Iterator[tuple[murmuration.Swarm, Calla
         model(torch.ones(1, 64)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+        time.sleep(0.01)  # others need the cores
 
     arguments = {**peer.arguments, "settings": QUICK, **more}
     with murmuration.Swarm(model, optimizer, **arguments) as swarm:

@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,7 @@ def until_alone(peer: Peer, preset: str) -> dict[str, Any]:
     ) as swarm:
         while len(swarm.peers) == 2 or swarm.step % H:
             step(model, optimizer)
+            time.sleep(0.01)  # the other one needs the cores
     return result_of(swarm, model)
 
 

@@ -23,7 +23,7 @@ from tests.support import fork_server
 from tests.support.peers import Peer, peers, row, run
 from tests.support.workers import running_swarm, settings_of
 
-STEPS, H = 20, 5
+STEPS, H = 10, 5
 ROUNDS = STEPS // H
 ONES = torch.ones(2, 4)
 BY_FORK = multiprocessing.get_context("fork")
@@ -109,7 +109,7 @@ def a_pool(peer: Peer) -> object:
         while not swarm.done:
             with BY_FORK.Pool(2) as pool:
                 assert pool.map(abs, [-1, -2]) == [1, 2]
-            for _ in range(10):
+            for _ in range(H):
                 step()
     return swarm.metrics["rounds_completed"]
 
@@ -118,7 +118,7 @@ def a_process_that_leaves_the_block(peer: Peer) -> object:
     with training(peer) as (swarm, step):
         while not swarm.done:
             step()
-            if swarm.step == 10:
+            if swarm.step == H:
                 if (pid := os.fork()) == 0:
                     break
                 assert os.waitpid(pid, 0)[1] == 0
