@@ -37,6 +37,7 @@ class Manifest:
         for name, key in configs.ADVISED:
             advice.setdefault(name, {})[key] = document[name].pop(key)
         tensors = {spec.name: list(spec.shape) for spec in schema}
+        advice["tensors"] = {"order": run_hash({"names": [*tensors]})}
         return cls({"protocol": PROTOCOL, **document, "tensors": tensors, "advice": advice})
 
     @classmethod
@@ -72,6 +73,16 @@ class Manifest:
         return {**rest, "run": run}
 
     @property
+    def _advice(self) -> Mapping[str, Any]:
+        advice = self.document.get("advice")
+        return advice if isinstance(advice, Mapping) else {}
+
+    def other_order(self, other: "Manifest") -> str | None:
+        """Says so if the other tells that its tensors follow one another in another order."""
+        own, theirs = (each._advice.get("tensors") for each in (self, other))
+        return None if theirs in (None, own) else "tensors: registered in another order (of a set?)"
+
+    @property
     def steps(self) -> int:
         steps: int = self.document["run"]["steps"]
         return steps
@@ -80,9 +91,8 @@ class Manifest:
     def sections(self) -> dict[str, Any]:
         """The run-wide sections of the TOML, with the advice in its place."""
         found = {name: self.document[name] for name in RUN_WIDE if name in self.document}
-        advice = self.document.get("advice")
         for name, key in configs.ADVISED:
-            advised = advice.get(name) if isinstance(advice, Mapping) else None
+            advised = self._advice.get(name)
             if isinstance(advised, Mapping) and isinstance(found.get(name), Mapping):
                 found[name] = {**found[name], **{k: v for k, v in advised.items() if k == key}}
         return found

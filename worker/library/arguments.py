@@ -214,7 +214,7 @@ def _address(name: str, value: object) -> str:
     try:
         if not isinstance(value, str):
             raise ValueError("write HOST:PORT as a text, such as '127.0.0.1:7700'")
-        for each in alternatives(value) if name == "advertise" else (value,):
+        for each in (name == "advertise" and alternatives(value)) or (value,):
             split_address(each)
     except ValueError as error:
         raise _refused(name, value, str(error)) from None
@@ -278,9 +278,7 @@ _NEVER_NONE = frozenset({"listen", "insecure", "no_relay", "relay_mbps", "progre
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Gives a script the options of `Swarm` that differ between machines: `--join`, `--listen`,
-    `--advertise`, `--name`, `--min-peers`, `--wait-s`, `--out`, `--serve-metrics`, `--web`,
-    `--no-relay`, `--relay-mbps`, `--token`, `--insecure`, `--progress`.
+    """Gives a script the options of `Swarm` that differ between machines, `--join` to `--progress`.
 
     Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
 
@@ -334,7 +332,8 @@ def agree_on_terms(
     else:
         config = _joined(given, first)
         own = Manifest.of(config, schema)
-        if different := first_difference(own.agreed, first.manifest.agreed):
+        different = first_difference(own.agreed, first.manifest.agreed)
+        if different := different or own.other_order(first.manifest):
             raise ManifestRefused(
                 f"{first.address} trains another model: {different}; build the same one, with the "
                 "same parts frozen, or join another run"

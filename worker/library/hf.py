@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 from weakref import WeakSet
 
@@ -128,10 +128,8 @@ class _Training:
     def __init__(self, entered: TrainersSwarm) -> None:
         self._entered, self._lock, self._over = entered, threading.Lock(), threading.Event()
         self._thread = threading.get_ident()
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame.f_code.co_name != _LOOP:
-            frame = frame.f_back
-        self._frame = frame  # of the trainer's loop, which has led here
+        loops = (f for f, _ in walk_stack(sys._getframe()) if f.f_code.co_name == _LOOP)
+        self._frame = next(loops, None)  # of the trainer's loop, which has led here
         _trainings.add(self)
         atexit.register(self._fail)
         threading.Thread(target=self._watch, name="murmur-trainer", daemon=True).start()
@@ -141,10 +139,8 @@ class _Training:
 
     def leave_if_failed(self) -> None:
         """Leaves where the loop is no longer on the stack. any thread."""
-        frame = sys._current_frames().get(self._thread)
-        while frame is not None and frame is not self._frame:
-            frame = frame.f_back
-        if self._frame is not None and frame is None:
+        there = walk_stack(sys._current_frames().get(self._thread))
+        if self._frame is not None and all(frame is not self._frame for frame, _ in there):
             self._fail()
 
     def _fail(self) -> None:

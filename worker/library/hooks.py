@@ -38,9 +38,8 @@ class UserReplica(Replica):
         """The norm that the optimizer has stepped with. None where to ask would cost a wait (on a
         GPU) or a word of all ranks (sharded), and where it is still scaled."""
         gradients = [p.grad for p in self._named.values() if p.grad is not None]
-        scaled = is_scaled(self.optimizers)
         dear = any(g.device.type != "cpu" or g.is_sparse or is_sharded(g) for g in gradients)
-        if scaled or dear or not gradients:
+        if dear or not gradients or is_scaled(self.optimizers):
             return None
         return float(nn.utils.get_total_norm(gradients))
 
@@ -51,7 +50,8 @@ class UserReplica(Replica):
     @property
     def frozen_hash(self) -> str | None:
         """The hash of what is not trained, if anything. All ranks must ask at once."""
-        frozen: list[Any] = [p.detach() for p in self.model.parameters() if not p.requires_grad]
+        known = {id(parameter) for parameter in self._named.values()}
+        frozen: list[Any] = [p.detach() for p in self.model.parameters() if id(p) not in known]
         if not frozen:
             return None
         wholes = (p.full_tensor() if is_sharded(p) else p for p in frozen)
@@ -97,8 +97,7 @@ class UserReplica(Replica):
 
     def followed(self, listener: StepListener) -> AbstractContextManager[OptimizerSteps]:
         """Raises UsageError: it is followed already."""
-        parameters = (id(each) for each in self._named.values())
-        return OptimizerSteps(self.optimizers, parameters, listener).followed()
+        return OptimizerSteps(self.optimizers, map(id, self._named.values()), listener).followed()
 
     def has_moved(self) -> bool:
         """Whether anything has written into the parameters since the last call."""
@@ -127,6 +126,8 @@ class UserReplica(Replica):
         self._buffers, self._statistics = held, statistics
         for name, value in (*self._named.items(), *statistics.items()):
             before, now = self.parameters[name], value.detach()
+            if before.dtype != now.dtype:
+                models.check_types(self.model)
             if (before.shape, before.device) != (now.shape, now.device):
                 what = f"{now.device} {list(now.shape)}, it was "
                 what += f"{before.device} {list(before.shape)}"
@@ -185,7 +186,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def optimizers_of(model: object, given: object) -> list[Optimizer]:
+def optimizers_of(model: object, given: Any) -> list[Optimizer]:
     """Gives one or several, as a list. Raises UsageError: one is none, or the model is none."""
     if isinstance(model, Optimizer):
         raise UsageError("the model comes first: Swarm(model, optimizer)")
@@ -193,13 +194,10 @@ def optimizers_of(model: object, given: object) -> list[Optimizer]:
         raise UsageError(
             f"model is {_kind(model)}; give a torch.nn.Module (several as a torch.nn.ModuleList)"
         )
-    if isinstance(given, Optimizer):
-        return [given]
-    if isinstance(given, str | Mapping | LRScheduler | type) or not isinstance(given, Iterable):
-        raise _no_optimizer(given)
-    found = list(given)
+    several = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    found = list(given) if several else [given]
     for each in found:
-        if not isinstance(each, Optimizer):
+        if not isinstance(each, Optimizer) or not hasattr(each, "state"):
             raise _no_optimizer(each)
     if len({id(each) for each in found}) < len(found):
         raise UsageError("optimizer: one is given twice; give each once, in the order of the steps")
@@ -212,6 +210,8 @@ def _no_optimizer(given: object) -> UsageError:
         says = "give its .optimizer; the scheduler stays in your loop"
     elif isinstance(given, Mapping):
         says = "give its optimizers as a list"
+    elif isinstance(given, Optimizer):
+        says = "call super().__init__(params, defaults) in that of its class"
     elif hasattr(given, "unscale_"):
         says = "give the optimizer; the scaler stays in your loop"
     return UsageError(f"optimizer is {_kind(given)}, no torch.optim.Optimizer; {says}")

@@ -82,10 +82,8 @@ def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
         )
     if getattr(getattr(source, "dataset", source), "_distributed", None) is not None:
         raise UsageError("swarm.shard shares all samples out: leave split_dataset_by_node out")
-    if isinstance(
-        source.dataset if isinstance(source, torch_data.DataLoader) else source,
-        torch_data.IterableDataset,
-    ):
+    held = source.dataset if isinstance(source, torch_data.DataLoader) else source
+    if isinstance(held, torch_data.IterableDataset):
         return None
     if isinstance(source, torch_data.DataLoader):
         found = _of_loader(source, seed)

@@ -52,8 +52,7 @@ class Shares:
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._seed, self._rank, self._ranks = seed, rank, ranks
-        self._post, self._receive, self._warn = post, receive, warn
-        self._is_over = False
+        self._post, self._receive, self._warn, self._is_over = post, receive, warn, False
         self._openings = itertools.count()
         self._sources: dict[int, ref[Any]] = {}
         self._open: dict[int, LeasedBlocks] = {}
@@ -144,6 +143,10 @@ class Shares:
         self._open[stream.id] = blocks
         return blocks
 
+    def _check_open(self, blocks: LeasedBlocks) -> None:
+        if self._open.get(blocks.stream.id) is not blocks:
+            raise UsageError("swarm.shard: a second loop over the same samples needs name='second'")
+
     def _closed(self, blocks: LeasedBlocks) -> None:
         if self._open.get(blocks.stream.id) is blocks:
             del self._open[blocks.stream.id]
@@ -170,6 +173,7 @@ class Shares:
                     return
                 blocks.use(sizes.popleft())
                 yield batch
+                self._check_open(blocks)
         finally:
             self._closed(blocks)
 
@@ -191,6 +195,7 @@ class Shares:
                 for item in self._pass(reader, blocks, over):
                     blocks.use(self._ranks)
                     yield item
+                    self._check_open(blocks)
             finally:
                 if self._open.get(stream.id) is blocks:
                     reader.close()

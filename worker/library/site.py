@@ -258,18 +258,14 @@ class SiteRank(StepListener):
     def metrics(self) -> dict[str, object]:
         return {"step": self.step}
 
-    def report(self, loss: float | Tensor) -> None:
-        """Rank 0's loss is told."""
+    def _by_rank_0(self, *_given: object, **_named: object) -> None:
+        """Rank 0 tells it, or loads it and shares it with the others."""
 
-    def warn(self, text: str) -> None:
-        """Rank 0 tells of it."""
+    report = warn = load_state_dict = _by_rank_0
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: rank 0 has the outer state."""
         return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Rank 0 loads it, and shares it with the others."""
 
     def shard(
         self, loader: Iterable[T], *, name: str = "", block: int | None = None

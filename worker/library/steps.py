@@ -16,6 +16,7 @@ elsewhere a gradient of before is still to be used. Where one of them does not s
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from traceback import walk_stack
 from typing import Any
 from weakref import WeakSet
 
@@ -147,12 +148,8 @@ class OptimizerSteps:
 
 
 def _is_within_step(optimizer: Optimizer) -> bool:
-    frame = sys._getframe().f_back
-    while frame is not None:
-        if frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer:
-            return True
-        frame = frame.f_back
-    return False
+    callers = (frame for frame, _ in walk_stack(sys._getframe()) if frame.f_code.co_name == "step")
+    return any(frame.f_locals.get("self") is optimizer for frame in callers)
 
 
 def is_scaled(optimizers: Iterable[Optimizer]) -> bool:
@@ -190,8 +187,7 @@ def follows_position(scheduler: Any) -> bool:
 
 
 def _steps_of(scheduler: Any) -> int | None:
-    chained = getattr(scheduler, "_schedulers", None)  # torch's ChainedScheduler has no count
-    if getattr(scheduler, "last_epoch", None) is None and chained:
+    steps, chained = (getattr(scheduler, key, None) for key in ("last_epoch", "_schedulers"))
+    if steps is None and chained:  # torch's ChainedScheduler has no count
         return _steps_of(chained[0])
-    steps = getattr(scheduler, "last_epoch", None)
     return steps if isinstance(steps, int) else None

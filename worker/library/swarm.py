@@ -20,9 +20,10 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -169,7 +170,7 @@ class Swarm(StepListener):
         given = args.settings_by_argument(named, settings)
         if (frozen := self._replica.frozen_hash) is not None:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
-        schema = self._replica.schema
+        schema, self._frozen = self._replica.schema, frozen
         self._out = Path(out) if out is not None else None
         self._identity: Identity | None = None
         self._lines = args.LoopLines(progress=progress)
@@ -244,6 +245,9 @@ class Swarm(StepListener):
                 steps=self._config.run.steps,
                 mailbox=self._mailbox,
             )
+        tell = cache(lambda: self.warn("an optimizer steps before `with swarm:`: nobody shares it"))
+        for each in self._replica.optimizers:
+            self._open.enter_context(each.register_step_pre_hook(lambda *_: tell()))
 
     # ------------------------------------------------------------------------------- the block
 
@@ -253,6 +257,7 @@ class Swarm(StepListener):
         is taken; PeersUnreachable: too few came in time; UsageError: it was entered before."""
         if self._session is not None:
             raise UsageError("this Swarm was entered before: make another one for another block")
+        self._open.close()
         self._process = os.getpid()
         self._log = events = EventLog(self._out, self._lines, self._complete)
         self._session = Session(
@@ -301,7 +306,7 @@ class Swarm(StepListener):
             return
         with self._open:
             self._shares.tell()
-            if error is None:
+            if error is None or kind is GeneratorExit:  # a generator ends like its loop
                 with self._speaking():
                     self._end()
                     self._inside = False
@@ -345,6 +350,8 @@ class Swarm(StepListener):
         for each in loop.fragments if exchanges else ():
             if not (early and each.work_steps):  # what is in no round stays as it is
                 each.write(each.state.anchor)
+        if self._site is None and self._replica.frozen_hash != self._frozen:
+            self.warn("frozen parameters have changed, and no round has them: make them buffers")
 
     def _leave(self, session: Session) -> None:
         loop, others = self._loop, [each.peer for each in session.others]
@@ -596,10 +603,9 @@ class Swarm(StepListener):
         if self._session is not None:
             raise UsageError("load_state_dict comes before `with`: create the Swarm, load, enter")
         if "rest" not in state:
-            what = "no state of swarm.state_dict(), or one of an earlier version"
-            if not state:
-                what = "empty, as on all ranks of a site but the first: load rank 0's"
-            raise UsageError(f"this state is {what}")
+            what = "empty, as on all ranks of a site but the first: load rank 0's"
+            other = "no state of swarm.state_dict(), or one of an earlier version"
+            raise UsageError(f"this state is {other if state else what}")
         state = outer_state.unpacked(state)
         if (reason := outer_state.refusal(state, self._manifest)) is not None:
             raise UsageError(
@@ -611,6 +617,9 @@ class Swarm(StepListener):
         if "samples" in state:
             self._node.ledger.load(state["samples"])
         self._shares.load_streams(state.get("streams", ()))
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UsageError("no Swarm can be copied or pickled: save its state_dict()")
 
     # ------------------------------------------------------------------------------- inside
 

@@ -66,7 +66,8 @@ def refusal(state: Mapping[str, Any], manifest: Manifest) -> str | None:
     if (held := state.get("format", there.document["protocol"])) != FORMAT:
         return f"has format {held}, and this version reads {FORMAT}"
     different = first_difference(there.lasting, manifest.lasting, here="in it", there="asked for")
-    if different is not None:
+    flat = "fragments" in state  # a checkpoint has its tensors by name
+    if different := different or (flat and manifest.other_order(there)) or None:
         return f"is of another run: {different}"
     if state["step"] > manifest.steps:
         return f"is of step {state['step']}, and run.steps is {manifest.steps}"

@@ -9,6 +9,7 @@ from torch import nn
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.library.hooks import UserReplica
+from tests.support.peers import row
 from tests.support.refusals import one_line
 
 
@@ -18,19 +19,6 @@ def linear() -> nn.Linear:
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def test_a_model_without_anything_to_train_is_refused() -> None:
-    for make, says in [
-        (nn.Identity, "no parameters"),
-        (lambda: linear().requires_grad_(False), "every parameter is frozen"),
-        (lambda: linear().to("meta"), "device meta"),
-    ]:
-        model = make()
-        optimizer = sgd(model if says == "device meta" else linear())
-        with pytest.raises(UsageError, match=says) as refused:
-            UserReplica(model, optimizer)
-        assert "\n" not in str(refused.value), make
 
 
 def test_gradients_are_put_back_where_there_were_none() -> None:
@@ -87,6 +75,7 @@ def test_reads_and_writes_follow_the_tensors_of_the_model(
     assert model[1].num_batches_tracked == int.from_bytes(b"\0\7" * 4)
 
 
+@row("a part that is new, frozen, gone or of fp64 within the block", "refused", "build it before")
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -95,6 +84,7 @@ def test_reads_and_writes_follow_the_tensors_of_the_model(
         (lambda model: setattr(model[0].weight, "data", torch.ones(1, 2)), r"'0\.weight' has"),
         (lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(2, 3))), "was added"),
         (lambda model: model.register_buffer("more", torch.ones(1)), "'more' is new or gone"),
+        (lambda model: model[0].double(), r"'0\.weight' is of type torch\.float64"),
         (lambda model: delattr(model[1], "running_var"), r"'1\.running_var' is new or gone"),
         (lambda model: setattr(model[1], "running_var", torch.ones(3)), r"'1\.running_var' has"),
         (lambda model: model[1].running_mean.resize_(5), r"'1\.running_mean' has"),

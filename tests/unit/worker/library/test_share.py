@@ -17,6 +17,7 @@ from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.tasks import Cursor, TaskError
 from murmuration.worker.training.replica import RunIsOver
+from tests.support.peers import row
 from tests.unit.worker.leases.tables import Tables
 
 
@@ -320,13 +321,15 @@ def test_ranks_of_a_site_take_as_much_each() -> None:
     assert {len(batch) for each in drawn.values() for (batch,) in each} == {3}
 
 
-def test_the_end_of_the_run_ends_it_and_a_second_call_the_first() -> None:
+@row("two loops at once over the same samples, as `zip` of two calls", "refused", "name one")
+def test_the_end_of_the_run_ends_it_and_no_second_call_the_first() -> None:
     peers = Peers("a")
     first = peers.share("a", range(20), 2)
     begun = [next(first) for _ in range(3)]
     second = peers.share("a", range(20), 2)
     assert sorted([*begun, *second]) == list(range(20))
-    assert list(first) == []
+    with pytest.raises(UsageError, match="a second loop over the same samples needs name"):
+        next(first)
     loop = peers.share("a", range(50))
     assert [next(loop), next(loop)] == [0, 1]
     peers.over = True

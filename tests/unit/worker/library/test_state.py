@@ -14,17 +14,7 @@ from murmuration.worker.wire import tensor_hash
 from tests.support.refusals import one_line
 
 H, STEPS = 6, 15
-PRESETS: dict[str, dict[str, Any]] = {
-    "diloco": {},
-    "streaming": {"diloco.overlap_steps": 2},
-    "co2": {"diloco.overlap_steps": H},
-    "onebit": {},
-    "sparse": {},
-    "noloco": {},
-    "streaming-noloco": {"diloco.overlap_steps": 2},
-    "ddp": {},
-    "local": {},
-}
+OVERLAPS = {"streaming": 2, "co2": H, "streaming-noloco": 2}
 RESUMED = ("streaming", "onebit", "streaming-noloco", "ddp", "local")
 Saved = dict[str, Any]
 
@@ -54,10 +44,9 @@ class Loop:
 
 
 def swarm_of(loop: Loop, preset: str, **changes: Any) -> Swarm:
-    settings = PRESETS[preset]
-    name = preset.partition(",")[0]
-    given = {"inner_steps": None if name == "ddp" else H, "steps": STEPS, "name": "me", **changes}
-    return Swarm(loop.model, loop.optimizer, preset=name, settings=settings, **given)
+    settings = {"diloco.overlap_steps": OVERLAPS[preset]} if preset in OVERLAPS else {}
+    given = {"inner_steps": None if preset == "ddp" else H, "steps": STEPS, "name": "me", **changes}
+    return Swarm(loop.model, loop.optimizer, preset=preset, settings=settings, **given)
 
 
 def ends(loop: Loop, swarm: Swarm) -> list[str]:
@@ -126,9 +115,12 @@ def test_a_state_that_does_not_fit_is_refused_with_the_setting_that_differs() ->
         ({"settings": {"run.seed": 1}}, "run.seed: 0 in it, 1 asked for"),
         ({"settings": {"diloco.codec": "int8"}}, "diloco.codec: 'fp32' in it, 'int8' asked for"),
         ({"steps": 3}, "is of step 5, and run.steps is 3"),
+        ({"turned": True}, "is of another run: tensors: registered in another order"),
         ({"wider": True}, r"tensors\.0\.bias\[0\]: 8 in it, 9 asked for"),
     ]:
         other = Loop()
+        if changes.pop("turned", False):
+            other.model._modules = dict(reversed(other.model._modules.items()))
         if changes.pop("wider", False):
             other.model = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 1))
             other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)

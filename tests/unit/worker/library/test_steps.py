@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from murmuration.worker.errors import UsageError
+from murmuration import Swarm, UsageError
 from murmuration.worker.library.hooks import UserReplica
+from tests.support.peers import row
+from tests.support.refusals import one_line
 
 
 class Told:
@@ -136,12 +139,27 @@ def test_a_step_by_super_is_one_step() -> None:
     assert listener.words == "[][]"
 
 
-def test_a_fused_step_that_a_scaler_skips_is_none() -> None:
+@row("steps before the block, or around a Swarm that is never entered", "told", "once")
+@row("frozen parameters that a loop moves (a target network)", "told", "make them buffers")
+@row("a loop within a generator that is dropped", "shared", "its block ends there")
+@row("`copy.deepcopy` or `pickle` of a Swarm", "refused", "save its `state_dict()`")
+def test_what_a_loop_does_around_its_steps_is_told(tmp_path: Path) -> None:
     model = model_of()
-    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
-    with followed(model, optimizer) as listener:
-        optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
-        optimizer.step()
-        del optimizer.found_inf  # type: ignore[attr-defined]
-        optimizer.step()
-    assert listener.words == "[]"
+    optimizer = optimizers_of(model)["d"]
+    model[1].requires_grad_(False)
+
+    def train() -> Iterator[None]:
+        swarm = Swarm(model, optimizer, out=tmp_path)
+        for _ in range(2):
+            optimizer.step()
+        with one_line(UsageError, "no Swarm can be copied or pickled"):
+            copy.deepcopy(swarm)
+        with swarm:
+            model[1].weight.data.mul_(2)
+            yield
+
+    for _ in train():
+        break
+    told = (tmp_path / "events.jsonl").read_text()
+    for each in ("steps before `with swarm:`", "frozen parameters have changed", '"left"'):
+        assert told.count(each) == 1, told
