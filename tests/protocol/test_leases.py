@@ -25,14 +25,12 @@ async def test_peers_that_stay_draw_every_sample_once() -> None:
     "churn",
     [
         Churn(114, SampleStream(id=1, block=20, length=2400), delay_s=0.23),
-        Churn(5, SampleStream(id=1, block=5, length=4003), batch=12),
         Churn(65, SampleStream(id=1, block=5, length=4003), batch=12),
         Churn(3, SampleStream(id=1, block=7, length=2603), batch=3, delay_s=0.06),
     ],
     ids=[
         "a kill as a batch is given, on slow links",
-        "batches over blocks",
-        "a kill that is known when the others are in the next epoch",
+        "batches over blocks, a kill that is known when the others are in the next epoch",
         "a leave before the kills are known",
     ],
 )

@@ -83,10 +83,9 @@ def test_with_room_in_tau_nobody_waits() -> None:
     ("exchange", "special", "left"),
     [
         ("mean", {"merge_alpha": 0.5}, 0.05),
-        ("mean", {"codec": "sign", "reduction_codec": "sign", "merge": "keep"}, 0.05),
         ("pairs", {"merge_alpha": 0.5, "consensus": True}, 0.4),
     ],
-    ids=["means", "one bit", "pairs"],
+    ids=["means", "pairs"],
 )
 def test_a_measured_overlap_grows_until_hardly_anybody_waits(
     exchange: Exchange, special: dict[str, Any], left: float

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from murmuration.algorithms.plan import PRESETS
+from murmuration.worker.pipeline import planner
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Cursor, StageModule
 from murmuration.worker.training.replica import InnerReplica
@@ -142,8 +143,11 @@ async def test_uneven_shares_of_the_visits_count_as_what_they_are(
 
 
 @pytest.mark.parametrize(("routing", "drawn"), [("random", 0), ("skip", 2)])
-async def test_skips_visit_the_stages_equally_often(routing: str, drawn: int) -> None:
+async def test_skips_visit_the_stages_equally_often(
+    routing: str, drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But for what is left over while routes are drawn, until better ones are found."""
+    monkeypatch.setattr(planner, "SEARCH_S", 0.1)
     problem = StagedProblem(routing=routing, skip=0.25, steps=6, plain=True)
     async with StageSwarm(problem, 1) as swarm:
         await swarm.finished()

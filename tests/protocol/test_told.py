@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from murmuration.algorithms.plan import PRESETS
-from murmuration.worker.membership import Health, Phase
+from murmuration.worker.membership import Health, Phase, swim
 from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.training.mailbox import Begin, TrainingEvent
 from tests.protocol.problem import Problem, steady
@@ -158,9 +158,13 @@ def of(swarm: Swarm) -> list[str]:
     return [peer.name for peer in swarm.alive]
 
 
-@pytest.mark.parametrize(("peers", "killed"), [(2, 1), (8, 4), (11, 1)])
-async def test_crashes_are_noticed_by_all_in_the_documented_time(peers: int, killed: int) -> None:
+@pytest.mark.parametrize(("peers", "killed", "probed"), [(2, 1, 12), (8, 4, 12), (7, 1, 2)])
+async def test_crashes_are_noticed_by_all_in_the_documented_time(
+    peers: int, killed: int, probed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of half a swarm at once, and of a swarm too large for everybody to probe all."""
+    monkeypatch.setattr(swim, "_PROBE_ALL_OF", probed)
+    monkeypatch.setattr(swim, "_PROBE_OF_MORE", 2)
     async with waiting(peers, loss=0.01) as swarm:
         gone = of(swarm)[:killed]
         for name in gone:
@@ -217,12 +221,12 @@ async def test_a_heal_of_a_partition_kills_nobody() -> None:
 
 
 async def test_a_departure_and_a_death_are_known_though_a_tenth_of_all_is_lost() -> None:
-    async with waiting(8, loss=0.1) as swarm:
+    async with waiting(6, loss=0.1) as swarm:
         swarm.kill("w00")
         await swarm.leave("w01")
         swarm.peers.pop("w01")
         await swarm.passes(5)
         assert swarm.all_see("w01", as_=Health.LEFT)
-        await swarm.passes(CONFIG.detection_s(8))
+        await swarm.passes(CONFIG.detection_s(6))
         assert swarm.all_see("w00", as_=Health.DEAD)
         assert {peer for _, peer in swarm.dead} == {"w00"}

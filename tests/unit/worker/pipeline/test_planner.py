@@ -19,6 +19,11 @@ T = TypeVar("T")
 CONFIG = StagesConfig(count=3, routing="skip", skip=0.0, microbatches=2)
 
 
+@pytest.fixture(autouse=True)
+def brief_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "SEARCH_S", 0.1)
+
+
 class Searches:
     """Stands for the thread that searches: each waits until it is let go."""
 
@@ -64,7 +69,7 @@ def on_plan(peer: Peer, iteration: int) -> bool:
     routes, snapshot = peer.planner.routes(iteration)[0], planner.snapshot_of(peer.members)
     assert snapshot is not None
     rules = planner.planned_rules(CONFIG, snapshot, iteration)
-    given = {"seed": peer.context.seed - 1, "effort_s": 0.5, "shared_uplinks": True}
+    given = {"seed": peer.context.seed - 1, "effort_s": planner.SEARCH_S, "shared_uplinks": True}
     found = search_routes(snapshot.pipeline, rules, [0, 1, 0, 1], **given)
     me = snapshot.peers.index(peer.context.me)
     expected = [r.peers[1:] for r in found if r.origin == me]
