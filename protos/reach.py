@@ -122,7 +122,9 @@ async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
     if not asked:
         return address
     answers = [asyncio.wrap_future(answer) for _, _, answer, _ in asked]
-    await asyncio.wait(answers, timeout=max(left for *_, left in asked))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(left for *_, left in asked)):
+            await asyncio.gather(*answers, return_exceptions=True)
     return _target(asked)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import relayed_address, split_relayed
+from murmuration.protos.addresses import alternatives, relayed_address, split_relayed
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -79,7 +79,8 @@ class RelayedPeer(Component):
                 case Try(address):
                     self._node.spawn(self._try(address))
                 case Advertise(relays):
-                    address = relayed_address(self._gossip.me.peer, relays, self._direct)
+                    first = [alternatives(relay)[0] for relay in relays]
+                    address = relayed_address(self._gossip.me.peer, first, self._direct)
                     self._gossip.update(address=address)
                     by = list(self._choice.relays)
                     self._node.log(new_event("relayed", by=by, address=address))
