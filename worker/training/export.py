@@ -27,6 +27,7 @@ from murmuration.worker.training.kseed import give_seed_space, take_seed_space
 from murmuration.worker.training.optimizers import KSEED
 
 MODEL = "model.safetensors"
+_SOURCE, _CONFIG = "murmuration.json", "config.json"
 
 Layout = Literal["hf", "safetensors"]
 
@@ -39,6 +40,8 @@ def export(
     model has it; settings: of [task], typed here; what loads code or reads files must be among
     them. Raises CheckpointError: there is no anchor of a whole model; TaskError: the run's task
     cannot be loaded here; UsageError: the layout or the folder cannot be."""
+    if not (out / _SOURCE).exists() and any((out / name).exists() for name in (MODEL, _CONFIG)):
+        raise UsageError(f"{out} holds a model that is no export: choose another folder")
     saved = find_checkpoint(run)
     manifest = Manifest(saved.values["manifest"])
     config = config_of(saved, settings)
@@ -57,7 +60,7 @@ def export(
             model = task.to_huggingface(model, out)
         save_file(distinct_tensors(model), out / MODEL, {"format": "pt"})
         source = {"run": f"{manifest.run:016x}", "step": step, "settings": manifest.sections}
-        (out / "murmuration.json").write_text(json.dumps(source, indent=1))
+        (out / _SOURCE).write_text(json.dumps(source, indent=1))
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{out}: cannot be written: {error}; choose another folder") from error
     kind = "Hugging Face's layout" if chosen == "hf" else "tensors alone"

@@ -58,6 +58,9 @@ def test_any_other_model_is_tensors_by_name(
     assert torch.equal(again[0].weight, model[0].weight)
     with pytest.raises(UsageError, match=r"--to hf: the task 'task_in_.*:build' has no"):
         export(tmp_path / "run", tmp_path / "out", "hf")
+    (tmp_path / "out/murmuration.json").rename(tmp_path / "elsewhere.json")
+    with pytest.raises(UsageError, match=r"out holds a model that is no export: choose another"):
+        export(tmp_path / "run", tmp_path / "out", None)
 
 
 @pytest.mark.parametrize("source", ["out", "out/model.safetensors", "run"])
