@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.support.gates import gate
 from tests.support.namespaces import NamespaceHost, Namespaces, why_not
 from tests.support.nat import HOST as NEIGHBOURS
 from tests.support.nat import behind_nat, upnp, why_no_nat
-from tests.support.workers import PATIENCE_S, SMALL, Event, Hashes, WorkerProcess, settings_of
+from tests.support.workers import SMALL, Event, Hashes, WorkerProcess, looked, settings_of
 
 WHY_NOT = why_not() or why_no_nat()
 needs_nat = pytest.mark.skipif(WHY_NOT is not None, reason=f"no NAT: {WHY_NOT}")
@@ -105,16 +104,10 @@ def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path: Path, first: str) 
 
 def assert_seen_as_relayed(address: str, run: Path) -> None:
     """By `murmur status`. Which relay comes first follows from round trips."""
-    identity, deadline = Identity.load(run), time.monotonic() + PATIENCE_S
-    both = ("relayed by a or b", "relayed by b or a")
-    members = seen_from(address, identity)
-    while members["nat"]["path"] not in both:  # news is on its way
-        assert time.monotonic() < deadline, members
-        members = seen_from(address, identity)
+    both, identity = ("relayed by a or b", "relayed by b or a"), Identity.load(run)
+    members = looked(
+        lambda: {each["peer"]: each for each in ask(address, identity=identity)["members"]},
+        lambda members: members["nat"]["path"] in both,  # news is on its way
+    )
     assert members["a"]["path"] == members["b"]["path"] == "direct"
     assert members["nat"]["rtt_ms"] > 0
-
-
-def seen_from(address: str, identity: Identity) -> dict[str, Event]:
-    """The members as the one there knows them, by name."""
-    return {each["peer"]: each for each in ask(address, identity=identity)["members"]}

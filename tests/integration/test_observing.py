@@ -18,6 +18,7 @@ from tests.support.workers import (
     PACED,
     QUICK,
     free_addresses,
+    looked,
     printed,
     report_of,
     running_swarm,
@@ -88,13 +89,11 @@ def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> No
         try:
             line = next(line for line in swarm.stdout if "the page of the swarm" in line)
             assert line.endswith(f": http://{address}/\n")
-            rows: list[dict[str, Any]] = []
-            while [row["answers"] for row in rows] != [True, True]:
-                assert swarm.poll() is None
-                with urlopen(f"http://{address}/api/swarm") as answer:
-                    told = json.load(answer)
-                rows = told["peers"]
-            assert [row["peer"] for row in rows] == ["w0", "w1"]
+            told = looked(
+                lambda: json.loads(urlopen(f"http://{address}/api/swarm").read()),
+                lambda told: [row["answers"] for row in told["peers"]] == [True, True],
+            )
+            assert [row["peer"] for row in told["peers"]] == ["w0", "w1"]
             assert told["swarm"]["encrypted"] is True
         finally:
             swarm.send_signal(signal.SIGINT)

@@ -14,7 +14,7 @@ from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import Look
 from murmuration.worker.views.page import PageServer
 from tests.support.browser import CHROMIUM, Node, Page, shown
-from tests.support.workers import ENDLESS, PATIENCE_S, QUICK, running_swarm, settings_of
+from tests.support.workers import ENDLESS, QUICK, looked, running_swarm, settings_of
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
@@ -34,13 +34,12 @@ def peers(nodes: list[Node]) -> set[str]:
 
 def wait_until(url: str, peer: str, *states: str) -> None:
     """Until the server of the page has seen the peer in one of these states."""
-    deadline = time.monotonic() + PATIENCE_S
-    seen = None
-    while seen not in states:
-        assert time.monotonic() < deadline, f"{peer} is {seen}"
+
+    def state() -> str | None:
         with urlopen(f"{url}api/swarm?since=0") as answer:
-            rows = {row["peer"]: row for row in json.load(answer)["peers"]}
-        seen = rows[peer]["state"] if peer in rows else None
+            return {row["peer"]: row["state"] for row in json.load(answer)["peers"]}.get(peer)
+
+    looked(state, lambda seen: seen in states)
 
 
 def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:

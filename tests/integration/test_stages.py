@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from murmuration.worker.cli import cli
 from murmuration.worker.identity.certificates import member_identity
 from tests.support.fork_server import MURMUR, ForkedPopen
 from tests.support.gates import Gate
-from tests.support.workers import PATIENCE_S, QUICK, report_of, settings_of
+from tests.support.workers import PATIENCE_S, QUICK, looked, report_of, settings_of
 
 SMALL = (
     "--stages", "3", "--workers", "6", "--inner-steps", "2",
@@ -96,14 +95,16 @@ def wait_for_stage(stage: int, out: Path, name: str, *phases: str) -> None:
     """Until the worker there knows of a peer in that stage and in one of the phases.
 
     Not of one that was killed: for a while the others still take it to be alive."""
-    deadline = time.monotonic() + PATIENCE_S
-    known: list[tuple[int, str]] = []
-    while not any((stage, phase) in known for phase in phases):
-        assert time.monotonic() < deadline, f"{name} knows of {known}"
-        alive = [
-            m for m in members_at(out, name) if m["health"] == "alive" and m["peer"] not in KILLED
-        ]
-        known = [(m["stage"], m["phase"]) for m in alive]
+    looked(
+        lambda: members_at(out, name),
+        lambda members: any(
+            m["stage"] == stage
+            and m["phase"] in phases
+            and m["health"] == "alive"
+            and m["peer"] not in KILLED
+            for m in members
+        ),
+    )
 
 
 def kill_stage_1(printed: IO[str], out: Path) -> None:

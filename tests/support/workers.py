@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -214,11 +214,9 @@ class Swarm:
 
     def wait_until_all_train(self) -> None:
         """Until each worker knows that all train: any of them may lay out the next round."""
-        deadline = time.monotonic() + PATIENCE_S
-        for name, worker in self.workers.items():
+        for worker in self.workers.values():
             address = worker.of("listening")[0]["address"]
-            while late := self._not_training(address):
-                assert time.monotonic() < deadline, f"{name} sees {late}"
+            looked(lambda at=address: self._not_training(at), lambda late: not late)
 
     def _not_training(self, address: str) -> Event:
         """What the worker there knows of those that do not train, as far as it knows."""
@@ -265,6 +263,18 @@ def running_swarm(count: int, out: Path, *settings: str) -> Iterator[Swarm]:
         yield swarm
     finally:
         swarm.end()
+
+
+T = TypeVar("T")
+
+
+def looked(look: Callable[[], T], fits: Callable[[T], object]) -> T:
+    """What there is to be seen once it fits. Looks pause: what is looked at needs the cores too."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not fits(seen := look()):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.05)
+    return seen
 
 
 _reserved: list[ReservedPorts] = []  # as long as this process lives
