@@ -30,12 +30,13 @@ _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
 # A replica has so long for each stage to come, or so many times the longest of the last calls.
 _LEAST_HOP_S, _USUAL_HOPS, _LATELY = 3.0, 4, 64
 _FIRST_HOP_S = 30.0  # as the longest, before there was one
+_FADES = 0.9995  # with each call: a period of rounds may have thousands
 _BEFORE_S = 30.0  # for each stage of the model, until it has the activations, where it is alone
 _PASSED_S, _MOST_DOUBLED = 60.0, 3  # a replica that took longer is passed over so long at first
 # So is one whose calls are late again and again: so long for each stage to come, or so many times
 # the lower quartile of the last calls.
 _SOON_HOP_S, _STRIKES = 0.1, 3
-_SILENT, _LATE, _HOLDS = 1, 2, 3
+_LATE, _SILENT, _HOLDS = 1, 2, 3  # the later the worse
 
 
 class Forwarder:
@@ -50,7 +51,7 @@ class Forwarder:
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._warned: set[int] = set()
         self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
-        self._before_s: deque[float] = deque(maxlen=_LATELY)  # until these had the activations
+        self._before_s = 0.0  # at most, until a peer had the activations; it fades
         self._held: Counter[str] = Counter()  # how often a replica has held a microbatch too long
         self._strikes: Counter[str] = Counter()  # late calls of a replica, less those in time
         self._passed_until: dict[str, tuple[float, int]] = {}  # and why
@@ -80,11 +81,15 @@ class Forwarder:
             self.under_way.pop(call.key, None)
 
     async def _send_on(self, call: StageCall, values: memoryview) -> StageReply:
-        context, origin, rest, tried = self._context, call.key.origin, list(call.rest), set()
+        context, origin, rest, tried = self._context, call.key.origin, list(call.rest), set[str]()
         while True:
             hop = rest[0] if rest else Hop(0, origin.peer)
             after = replace(call, stage=hop.stage, rest=tuple(rest[1:]), sender=context.me)
             try:
+                left = self._left(hop.stage, tried) if rest else []
+                if left and self._passed(hop.peer) > self._passed(left[0]):
+                    raise TryElsewhere(f"{hop.peer} is passed over")
+                tried.add(hop.peer)
                 return await self._call(hop.peer, after, values)
             except (TransportError, wire.WireError, TryElsewhere) as error:
                 if isinstance(error, TransportError):
@@ -96,9 +101,7 @@ class Forwarder:
                     reason = f"its origin {origin.peer} does not answer {context.me}: {error}"
                     kind = TryElsewhere if lives and other else MicrobatchDropped
                     raise kind(reason) from error
-                tried.add(hop.peer)
-                left = [p for p in context.replicas(hop.stage) if p not in tried]
-                if left:
+                if left := self._left(hop.stage, tried):
                     rest[0] = Hop(hop.stage, left[call.key.number % len(left)])
                     context.counts.rerouted += 1
                 else:
@@ -134,10 +137,8 @@ class Forwarder:
         member = self._context.member(peer)
         if member is None or not member.live:
             raise Unreachable(f"{peer} is gone")
-        others = [self._passed(p) for p in self._context.replicas(call.stage) if p != peer]
-        if call.stage > 0 and min(others, default=_HOLDS) < self._passed(peer):
-            raise TryElsewhere(f"{peer} is passed over")
-        return await self._answer_in_time(member, call, values, 0 not in others)
+        alone = all(self._passed(other) >= _SILENT for other in self._left(call.stage, {peer}))
+        return await self._answer_in_time(member, call, values, alone)
 
     async def _answer_in_time(
         self, member: Member, call: StageCall, values: memoryview, alone: bool
@@ -152,8 +153,8 @@ class Forwarder:
         stream = context.transport.open(member.address, Method.STAGE_CALL, member.peer)
         before_s = _BEFORE_S * context.config.count + most_s
         if call.stage and not alone:
-            usual_s = max(self._before_s, default=_FIRST_HOP_S)
-            before_s = min(before_s, max(hops * _LEAST_HOP_S, _USUAL_HOPS * usual_s))
+            usual_s = _USUAL_HOPS * (self._before_s or _FIRST_HOP_S)
+            before_s = min(before_s, max(hops * _LEAST_HOP_S, usual_s))
         limit = asyncio.timeout(before_s)
         self._limits[limit] = Incarnation.of(member)
         try:
@@ -167,7 +168,7 @@ class Forwarder:
                     seconds = context.clock() - began_s
                 if first.HasField("received"):
                     received_s = context.clock()
-                    self._before_s.append(seconds)
+                    self._before_s = max(seconds, _FADES * self._before_s)
                     if self._limits[limit] is not None:
                         limit.reschedule(asyncio.get_running_loop().time() + most_s)
                     if not first.received.waited:
@@ -191,7 +192,7 @@ class Forwarder:
             if self._limits[limit] is None:
                 raise Unreachable(f"{member.peer} is gone") from None
             held_s = context.clock() - began_s
-            if member.peer in context.replicas(call.stage):  # not silent, maybe for a while
+            if call.stage and member.peer in context.replicas(call.stage):  # not silent just now
                 why, did = (_HOLDS, "held") if received_s > began_s else (_SILENT, "not taken")
                 self._pass_over(member.peer, why, f"has {did} a microbatch for {held_s:.0f} s")
             raise Unreachable(f"{member.peer} has held it for {held_s:.0f} s") from None
@@ -218,6 +219,12 @@ class Forwarder:
             del strikes[peer]
             self._pass_over(peer, _LATE, f"takes {seconds:.1f} s for what others do sooner")
 
+    def _left(self, stage: int, tried: set[str]) -> list[str]:
+        """Of the replicas that were not tried, those that are passed over least."""
+        left = [peer for peer in self._context.replicas(stage) if peer not in tried]
+        least = min(map(self._passed, left), default=0)
+        return [peer for peer in left if self._passed(peer) == least]
+
     def _passed(self, peer: str) -> int:
         """Why it is asked for nothing that another can do, more for what is worse; 0: it is."""
         until, why = self._passed_until.get(peer, (-math.inf, 0))
@@ -230,7 +237,7 @@ class Forwarder:
             self._held[peer] += 1
             self._passed_until[peer] = self._context.clock() + passed_s, why
             text = f"{peer} {text}: it is passed over for {passed_s:g} s"
-            if why > _SILENT or self._held[peer] > 1:
+            if why != _SILENT or self._held[peer] > 1:
                 self._context.event("warning", text=text)
 
 

@@ -37,10 +37,8 @@ class StageNode:
         self._rebalancer = Rebalancer(context.me, context.config.count)
         self._orphaned = OrphanedStages(context.config.count)
         self._tasks = Tasks()
-        # Of the microbatches that begin here:
-        self._incarnation = stage_call.Incarnation(
-            context.me, 0
-        )  # that has begun the latest iteration
+        # Of the microbatches that begin here; the incarnation has begun the latest iteration.
+        self._incarnation = stage_call.Incarnation(context.me, 0)
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
         self._shown = asyncio.Event()  # the first one has
         self._iterating: asyncio.Task[None] | None = None

@@ -1,9 +1,12 @@
-"""Calls at a stage: refused, broken off, failed or repeated; and with whom a peer gossips when one
-names other measurements than it plans with."""
+"""Calls at a stage: refused, broken off, failed or repeated; with whom a peer gossips when one
+names other measurements than it plans with; and whom it asks where a replica fails."""
 
 import asyncio
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,9 @@ from murmuration.worker.pipeline.planner import RoutePlanner, snapshot_name
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.server import StageServer
 from murmuration.worker.pipeline.stage_call import (
+    Hop,
     Incarnation,
+    MicrobatchDropped,
     StageCall,
     StageCallKey,
     StageReply,
@@ -24,6 +29,7 @@ from murmuration.worker.pipeline.stage_call import (
 )
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import IterationOver, JobKind, StageJob, StageJobDone
+from murmuration.worker.transport import TransportError
 from tests.protocol.virtual_time import run
 from tests.unit.worker.pipeline.members import context_of, members_of, telling
 
@@ -205,3 +211,71 @@ def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
         assert peer.reports == 3
 
     run(scenario())
+
+
+class Called(Stream):
+    """Of a peer that takes a microbatch after so long, or refuses it, and has it for so long."""
+
+    def __init__(self, taken_s: float = 0.1, held_s: float = 0.0) -> None:
+        payload, down = wire.Payload.of(VALUES), pb.StageCallDown
+        gradient = down(gradient=pb.Gradient(total_bytes=16, hash=payload.hash))
+        messages = [each.SerializeToString() for each in (down(received=pb.Received()), gradient)]
+        super().__init__([*messages, *(m for m, _, _ in wire.payload_messages(down, payload))])
+        self._waits_s = [taken_s, held_s]
+
+    async def send(self, message: bytes) -> None: ...
+
+    async def receive(self) -> bytes | None:
+        if (wait_s := self._waits_s.pop(0) if self._waits_s else 0.0) < 0:
+            raise TransportError("refused")
+        await asyncio.sleep(wait_s)
+        return await super().receive()
+
+
+# How often it goes by a replica of stage 1, or by none back to its origin; who is asked; delays.
+ASKED: dict[str, list[tuple[int, str, list[str], dict[str, tuple[float, float]]]]] = {
+    "who holds, where the other fails": [
+        (1, "p1", ["p1", "p2"], {"p1": (0.1, math.inf)}),
+        (1, "p1", ["p2", "p1"], {"p2": (-1.0, 0.0)}),
+    ],
+    "who is late, before one that is silent": [
+        (20, "p2", ["p2"], {}),
+        (6, "p2", ["p2"], {"p2": (0.1, 5.0)}),
+        (12, "p1", ["p1"], {"p1": (0.1, 5.0)}),
+        (6, "p2", ["p2"], {"p2": (0.1, 5.0)}),
+        (1, "p1", ["p1", "p2"], {"p1": (math.inf, 0.0)}),
+        (1, "p1", ["p2"], {}),
+    ],
+    "who waits once a period": [
+        (1, "p1", ["p1"], {"p1": (20.0, 0.0)}),
+        (200, "p1", ["p1"], {}),
+        (1, "p1", ["p1"], {"p1": (20.0, 0.0)}),
+    ],
+    "an origin, for its loss": [(1, "", ["p0"], {"p0": (0.1, math.inf)})],
+}
+
+
+@pytest.mark.parametrize("calls", ASKED.values(), ids=ASKED)
+def test_who_is_asked(calls: Sequence[tuple[int, str, list[str], dict[str, Any]]]) -> None:
+    asked, told, delays = list[str](), list[dict[str, Any]](), dict[str, Any]()
+
+    def opened(peer: str, *_: object) -> Called:
+        asked.append(peer)
+        return Called(*delays.get(peer, ()))
+
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        context = context_of("p0", lambda: members_of(0, 1, 1), log=told.append, clock=clock)
+        context.transport.open = opened
+        forwarder, key = Forwarder(context), StageCallKey(ITERATION, ORIGIN, 0)
+        for times, by, expected, waits_s in calls:
+            rest, _ = (Hop(1, by),) if by else (), delays.update(waits_s)
+            for _ in range(times):
+                asked.clear()
+                with suppress(MicrobatchDropped):
+                    await forwarder._send_on(StageCall(key, 0, rest, (1, 1, 4), 0, ""), VALUES)
+                assert asked == expected
+            delays.clear()
+
+    run(scenario())
+    assert not any("p0 " in event.get("text", "") for event in told)
