@@ -125,6 +125,7 @@ class Worker:
         self._shares: Shares | None = None  # of samples that are leased
         self._batches: Generator[Batch] | None = None  # of these
         self._interrupted_by: int | None = None
+        self._code = ExitCode.DONE  # unless something fails
         self._noticed = False  # that the machine will go away
         self._done = False  # all that there was to do
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
@@ -138,7 +139,10 @@ class Worker:
             self.warn(text)
         aside = checkpoint.set_aside(folder) if self._options.resume is False else None
         try:
-            return self._run()
+            code = self._run()
+            if self.goes_on is not None and self._leaves:  # it was told so as it moved
+                self.goes_on, code = None, self._code
+            return code
         finally:
             self._saver.close()
             self._log.close()
@@ -175,7 +179,7 @@ class Worker:
                     if trainer.metrics.inner_steps:  # the run is over for this worker, not its work
                         self._saver.begin(trainer.step, partial(self._snapshot, trainer))
                     raise
-                if (move := trainer.moves_to) is not None and trainer.stopped is not None:
+                if (move := trainer.moves_to) and trainer.stopped and not self._leaves:
                     live = [member.address for member in session.others]
                     joins = (*dict.fromkeys((*live, *options.node.joins)),)
                     node = replace(options.node, stage=move.stage, joins=joins, min_peers=None)
@@ -261,6 +265,7 @@ class Worker:
             if self._interrupted_by is not None:
                 os._exit(128 + number)
             self._interrupted_by = number
+            self._code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.DONE
             self._mailbox.answer(Stop(signal.Signals(number).name))
 
         before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -317,7 +322,7 @@ class Worker:
                 trainer.hand_in(_NOTICE_S if self._noticed else _GRACE_S)
             session.leave()
         saving.result()
-        code = ExitCode.INTERRUPTED if self._interrupted_by == signal.SIGINT else ExitCode.DONE
+        code = self._code
         if self._saver.failed:
             code = ExitCode.CHECKPOINT
         result = build_result(

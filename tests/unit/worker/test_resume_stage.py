@@ -1,11 +1,13 @@
-"""A worker that is to go on from a checkpoint of another stage says so in one line."""
+"""A worker that is to go on from a checkpoint of another stage says so in one line, and one that
+is ended as it moves to another stage does."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from murmuration.worker.config import load_config
-from murmuration.worker.daemon import WorkerOptions, run_worker
+from murmuration.worker.daemon import Worker, WorkerOptions, run_worker
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.component import NodeConfig
@@ -19,6 +21,24 @@ SETTINGS = (
     "task.architecture={hidden_size=16, intermediate_size=24, num_hidden_layers=3, "
     "num_attention_heads=2, num_key_value_heads=2}",
 )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_worker_that_is_ended_as_it_moves_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    def moves(worker: Worker) -> int:
+        worker.goes_on = options
+        with worker._signals():
+            signal.raise_signal(number)
+        monkeypatch.undo()  # another one would train
+        return 0
+
+    config = load_config(None, (*SETTINGS, f'task.text="{__file__}"'), None)
+    node = NodeConfig(peer="w", stage=1)
+    options = WorkerOptions(node=node, out=tmp_path, resume=False, announce=lambda _: None)
+    monkeypatch.setattr(Worker, "_run", moves)
+    assert run_worker(config, options) == code
 
 
 def test_a_checkpoint_of_another_stage_is_refused(tmp_path: Path) -> None:
