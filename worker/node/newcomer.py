@@ -72,16 +72,13 @@ class Newcomer:
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.contacts, self._proxy, self._tell = tuple(contacts), proxy, tell
-        self._known, default_s = remembered, math.inf if remembered.members else FIRST_S
+        self._known, self.remembered = remembered, remembered.members
+        default_s = math.inf if self.remembered else FIRST_S
         self._wait_s = default_s if wait_s is None else wait_s
         self._thread: LoopThread | None = None
         self._transport: GrpcTransport | None = None
         self._problems: dict[str, str] = {}  # by address: why it has not answered
         self._turned_away: dict[str, int] = {}  # how often in a row
-
-    @property
-    def remembered(self) -> tuple[str, ...]:
-        return self._known.members
 
     def __enter__(self) -> Self:
         return self
@@ -216,7 +213,7 @@ class Newcomer:
 
     async def _glances(self, looks: bool, timeout_s: float = _GLANCE_S) -> list[FirstAnswer]:
         """The answers to one call of each. Raises IdentityError: only another run answers."""
-        addresses = (*dict.fromkeys((*self.contacts, *self._known.members)),)
+        addresses = (*dict.fromkeys((*self.contacts, *self.remembered)),)
         asked = (self._glance(address, looks, timeout_s) for address in addresses)
         found = await asyncio.gather(*asked, return_exceptions=True)
         self._problems = {a: self._problems[a] for a in addresses if a in self._problems}
@@ -228,7 +225,7 @@ class Newcomer:
         return answers
 
     async def _glance(self, address: str, looks: bool, timeout_s: float) -> FirstAnswer | None:
-        request = pb.JoinRequest().SerializeToString()
+        request, times = pb.JoinRequest().SerializeToString(), self._turned_away.pop(address, 0)
         try:
             raw = await self._client.call(address, Method.JOIN, request, timeout_s)
             reply = wire.parse(pb.JoinReply, raw)
@@ -236,12 +233,11 @@ class Newcomer:
         except (TransportError, wire.WireError) as error:
             self._problems[address] = str(error)
             if not isinstance(error, Untrusted):
-                self._turned_away.pop(address, None)
                 return None
             if looks and await asyncio.to_thread(certificates.is_encrypted_run, address):
                 raise IdentityError(f"{address}: {GIVE_TOKEN}") from error
-            self._turned_away[address] = self._turned_away.get(address, 0) + 1
-            if self._turned_away[address] >= _TURNED_AWAY and not error.closed:
+            self._turned_away[address] = times + 1
+            if times + 1 >= _TURNED_AWAY and not error.closed:
                 raise IdentityError(f"not let in: {error}") from error
             return None
         ahead_s = time.time() - reply.time_ms / 1000 if reply.time_ms else None

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -137,6 +138,15 @@ def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(
 
     assert (asyncio.run(cell()) if notebook else joins()) == "second"
     assert len(made) == 1
+
+
+async def test_who_answers_has_turned_nobody_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = newcomer.Untrusted("another authority")
+    answer = pb.JoinReply(manifest=RUN.pack()).SerializeToString()
+    asks, client = Newcomer(), AsyncMock(side_effect=[away, away, answer, away, away])
+    monkeypatch.setattr(asks, "_transport", SimpleNamespace(call=client))
+    found = [await asks._glance("a:1", False, 1.0) for _ in range(5)]
+    assert [each is not None for each in found] == [False, False, True, False, False]
 
 
 def test_a_client_that_does_not_close_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
