@@ -17,7 +17,7 @@ class Offload(Protocol):
     async def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
-def workers(threads: int = 3) -> Offload:
+def workers(threads: int = 2) -> Offload:
     """Works on so many threads. Each call of torch has Python's lock for a moment: a training loop
     that gives a card its work would stand in line for it with many threads at once."""
     pool = concurrent.futures.ThreadPoolExecutor(threads, "murmur-work")

@@ -131,6 +131,9 @@ class Peer:
 class NoRouter(UpnpRouter):
     """Opens no port."""
 
+    def __init__(self) -> None:
+        self.offload = inline
+
     def open(self, bound: str, before: str) -> str:
         raise NoRouterPort(f"none for {bound}")
 

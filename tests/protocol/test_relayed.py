@@ -12,7 +12,7 @@ from murmuration.worker.relay.router_port import UpnpRouter
 from murmuration.worker.relay.tunnels import message, received
 from murmuration.worker.transport import Method, Stream
 from tests.protocol.problem import steady
-from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.swarm import Peer, Swarm, inline
 from tests.support.memory_transport import MemoryNetwork
 
 
@@ -30,6 +30,7 @@ class HomeRouter(UpnpRouter):
     def __init__(self, network: MemoryNetwork, leads: bool) -> None:
         self._network, self._leads = network, leads
         self.opened: list[str] = []
+        self.offload = inline
 
     def open(self, bound: str, before: str) -> str:
         self.opened.append(bound)

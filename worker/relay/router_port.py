@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from murmuration.protos.addresses import alternatives, is_loopback, join_address, split_address
 from murmuration.protos.events import Warnings, new_event
-from murmuration.worker.background import Component
+from murmuration.worker.background import Component, workers
 from murmuration.worker.membership.gossip import GossipService
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ class NoRouterPort(Exception):
 
 
 class UpnpRouter:
-    """The router that this machine is behind, if it speaks UPnP. Its methods block for seconds."""
+    """The router of this machine, if it speaks UPnP. What blocks for seconds has its own thread."""
+
+    def __init__(self) -> None:
+        self.offload = workers(1)
 
     def open(self, bound: str, before: str) -> str:
         """Has a port lead to what is bound to HOST:PORT here: the one of `before`, or the same, if
@@ -101,13 +104,13 @@ class RouterPort(Component):
     async def close(self) -> None:
         if address := self._address:
             self._address = ""
-            await self._node.offload(lambda: self._node.router.close(address))
+            await self._node.router.offload(lambda: self._node.router.close(address))
 
     async def _ask(self) -> None:
-        node = self._node
+        node, router = self._node, self._node.router
         self._again_at = node.clock() + _AGAIN_S
         try:
-            address = await node.offload(lambda: node.router.open(self._bound, self._address))
+            address = await router.offload(lambda: router.open(self._bound, self._address))
             address = address if node.transport.encrypted else alternatives(address)[0]
         except NoRouterPort as error:
             self.refused = str(error)
