@@ -35,6 +35,7 @@ class NodeServer:
 
     def __init__(self, gate: Gate, refused: Callable[[str], None], warnings: Warnings) -> None:
         self._gate, self._refused, self._warnings = gate, refused, warnings
+        self.admit = gate.admit
         most = lambda: most_streams(self.peers())  # noqa: E731
         self._places = transport.Places("streams", _STREAMS_SHARE, STREAMS_EACH, most)
         self._tunnels = transport.Places(
@@ -47,9 +48,6 @@ class NodeServer:
         }
         self.streams: dict[str, Callable[[Stream], Awaitable[None]]] = {}
         self._open: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)  # by caller
-
-    def admit(self, method: str, caller: Caller) -> None:
-        self._gate.admit(method, caller)
 
     async def on_call(
         self, method: str, request: bytes, caller: Caller = transport.NOBODY

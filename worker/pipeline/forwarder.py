@@ -126,9 +126,8 @@ class Forwarder:
         if isinstance(error, TransportError) and now - since < _PATIENCE_S:
             return
         self._warned.add(stage)
-        serve = "serves" if len(replicas) == 1 else "serve"
-        though = f"though {', '.join(replicas)} {serve} it: {error}"
-        text = f"a microbatch goes past stage {stage}, {though}"
+        serve = f"{', '.join(replicas)} {'serves' if len(replicas) == 1 else 'serve'} it"
+        text = f"a microbatch goes past stage {stage}, though {serve}: {error}"
         context.event("warning", text=text, stage=stage)
 
     async def _call(self, peer: str, call: StageCall, values: memoryview) -> StageReply:

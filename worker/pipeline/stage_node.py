@@ -94,7 +94,11 @@ class StageNode:
                     context.event("warning", text="no other stage is served: waiting")
                 warned = True
                 await asyncio.sleep(_AGAIN_S)
-            if self._is_late(iteration):
+            steps: dict[int, int] = {}
+            for m in context.members():
+                if m.stage > 0 and m.live and m.phase in (Phase.READY, Phase.TRAINING):
+                    steps[m.stage] = max(m.step, steps.get(m.stage, 0))
+            if steps and min(steps.values()) >= iteration:  # all stages have ended it without
                 context.event("late", iteration=iteration)
                 self.tracker.reported(iteration, me, [])
                 return
@@ -114,14 +118,6 @@ class StageNode:
             self.tracker.reported(iteration, me, done)
         except Exception as error:  # whatever it is, the others would wait for this origin
             context.end(error)
-
-    def _is_late(self, iteration: int) -> bool:
-        """Whether a replica of every other stage has ended the iteration without this origin."""
-        steps: dict[int, int] = {}
-        for member in self.context.members():
-            if member.stage > 0 and member.live and member.phase in (Phase.READY, Phase.TRAINING):
-                steps[member.stage] = max(member.step, steps.get(member.stage, 0))
-        return bool(steps) and min(steps.values()) >= iteration
 
     async def _microbatch(
         self, iteration: int, number: int, rest: tuple[stage_call.Hop, ...], snapshot: int

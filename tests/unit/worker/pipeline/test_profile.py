@@ -137,40 +137,21 @@ def test_who_is_gone_or_has_started_again_is_not_remembered() -> None:
     assert measurements.measured_at("c") is None
 
 
-class Measuring:
-    """p0 with a clock; a probe takes a tenth of a second. `cut` are those that do not answer."""
-
-    def __init__(self, members: list[Member]) -> None:
-        self.members, self.now, self.cut = members, 0.0, set[str]()
-        self.measured: dict[str, float] = {}
-        self.prober = LinkProber("p0", self.measured.get)
-
-    def during(self, seconds: float) -> list[tuple[float, str]]:
-        """(when, whom) of the probes begun from now on."""
-        began, end = [], self.now + seconds
-        while self.now < end:
-            member = self.prober.next(self.members, self.now)
-            if member is not None:
-                began.append((self.now, member.peer))
-                self.now = round(self.now + 0.1, 3)
-                answers = member.peer not in self.cut
-                if answers:
-                    self.measured[member.peer] = self.now
-                self.prober.ended(member.peer, answers, self.now)
-            self.now = round(self.now + 0.05, 3)
-        return began
-
-
-def names(probes: list[tuple[float, str]]) -> list[str]:
-    return sorted(peer for _, peer in probes)
-
-
 def test_who_is_not_ready_or_suspected_is_not_measured() -> None:
-    members = members_of(0, 1, 1, 2)
-    members[1] = replace(members[1], phase=Phase.STARTING)
-    members[2] = replace(members[2], health=Health.SUSPECT)
-    measuring = Measuring(members)
-    assert names(measuring.during(60.0)) == ["p3"]
-    measuring.members = members_of(0, 1, 1, 2)
-    assert names(measuring.during(60.0)) == ["p1", "p2"]
-    assert Measuring([replace(members[0], phase=Phase.STARTING), *members[1:]]).during(60.0) == []
+    measured: dict[str, float] = {}
+    prober, all_serve = LinkProber("p0", measured.get), members_of(0, 1, 1, 2)
+
+    def probed(members: list[Member], began_s: int) -> list[str]:
+        found = []
+        for now_s in range(began_s, began_s + 20):
+            if (member := prober.next(members, now_s)) is not None:
+                found.append(member.peer)
+                measured[member.peer] = now_s
+                prober.ended(member.peer, True, now_s)
+        return sorted(found)
+
+    starting = [replace(member, phase=Phase.STARTING) for member in all_serve]
+    suspect = replace(all_serve[2], health=Health.SUSPECT)
+    assert probed([starting[0], *all_serve[1:]], 0) == []
+    assert probed([all_serve[0], starting[1], suspect, all_serve[3]], 20) == ["p3"]
+    assert probed(all_serve, 40) == ["p1", "p2"]
