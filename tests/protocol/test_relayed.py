@@ -1,5 +1,6 @@
 """A peer that can only dial out is a member through its relays, and they may die."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from murmuration.worker.relay.router_port import UpnpRouter
 from murmuration.worker.relay.tunnels import message, received
 from murmuration.worker.transport import Method, Stream
 from tests.protocol.problem import steady
-from tests.protocol.swarm import Peer, Swarm, inline
+from tests.protocol.swarm import Peer, Swarm, T
 from tests.support.memory_transport import MemoryNetwork
 
 
@@ -30,7 +31,11 @@ class HomeRouter(UpnpRouter):
     def __init__(self, network: MemoryNetwork, leads: bool) -> None:
         self._network, self._leads = network, leads
         self.opened: list[str] = []
-        self.offload = inline
+        self.asked_aside = 0
+
+    async def offload(self, work: Callable[[], T], /) -> T:
+        self.asked_aside += 1  # rounds go on meanwhile
+        return work()
 
     def open(self, bound: str, before: str) -> str:
         self.opened.append(bound)
@@ -54,6 +59,7 @@ async def test_a_port_of_the_router_comes_before_relays(
         await swarm.join("d", via="a", min_peers=2)
         await swarm.until(lambda: swarm["d"].versions >= (2,), 30)
         assert router.opened
+        assert router.asked_aside
         assert relays_of(swarm["d"]) == ([] if leads else ["a", "b"])
         if leads:  # a router that was restarted has forgotten the port
             swarm.network.close_port("d")
