@@ -10,7 +10,7 @@ accuser has failed to reach the accused itself, and the time counts from the fir
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from murmuration.worker.membership import MAX_UNREACHABLE
@@ -151,14 +151,18 @@ class IdlePeers:
         self._begun: dict[str, deque[float]] = {}
         self._late: dict[int | str, deque[Counter[str]]] = {}
 
-    def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
+    def round_ended(
+        self, series: int | str, late: Sequence[str], now: float, named: Mapping[str, int]
+    ) -> None:
         """A round is over. Args: series: whose last eight rounds count: a fragment or a partner;
-        late: the peers that it has waited for in vain, once for each part of theirs."""
+        late: the peers that it has waited for in vain, once for each part of theirs; named: how
+        many others have. In pairs that counts: there a peer is met only now and then."""
         recent = self._late.setdefault(series, deque(maxlen=_REMEMBERED))
         recent.append(Counter(late))
         for peer in set(late):
+            times = sum(each[peer] for each in recent) + (series == peer) * named.get(peer, 0)
             # One that has been marked not long ago is waited for once more.
-            if peer in self._marks or sum(each[peer] for each in recent) >= _STRIKES:
+            if peer in self._marks or times >= _STRIKES:
                 self.waited_for(peer, now)
 
     def begun_again(self, peer: str, now: float) -> None:

@@ -158,7 +158,8 @@ class Pairs(Component):
         round_.own[CONTRIBUTION] = contribution
         size, lead_s = self._round_bytes[begin.fragment], self.prefetch.lead_s(begin.fragment)
         self._patience.has_quorum(*key, self.now)
-        round_.begin(self.now, size, lead_s, self._patience.usual_s(*key, self._members(round_)))
+        patience_s = self._patience.usual_s(0, key[1], self._members(round_))
+        round_.begin(self.now, size, lead_s, patience_s)
         self._catch_up(round_)
         self.step(round_)
         self.changed = True
@@ -190,13 +191,9 @@ class Pairs(Component):
     # ------------------------------------------------------------------ what partners' streams ask
 
     def header(self, round_: PairRound, peer: str) -> pb.PairHeader:
-        come = (round_.partners[peer].parts.get(part) for part in rounds.PARTS)
-        held = [
-            pb.Held(hash=part.payload.hash, offset=part.payload.received_bytes)
-            if part
-            else pb.Held()
-            for part in come
-        ]
+        parts = round_.partners[peer].parts
+        come = (parts[part].payload if part in parts else None for part in rounds.PARTS)
+        held = [pb.Held(hash=p.hash, offset=p.received_bytes) if p else pb.Held() for p in come]
         return pb.PairHeader(
             run=self.context.run,
             fragment=round_.fragment,
@@ -386,10 +383,10 @@ class Pairs(Component):
         key, now, view, patience = round_.key, self.now, self._view, self._patience
         patience.ends(*key, now)
         two = self._members(round_) <= 2  # of two nobody knows which is the slow one
-        most_s = patience.usual_s(*key, 2) if two else patience.habit_s(round_.fragment)
+        most_s = patience.usual_s(0, key[1], 2) if two else patience.habit_s(0)
         for peer in round_.partners:
             waited_s, useless = round_.waited_s(peer, now), peer in round_.useless
-            patience.waited(*key, waited_s)
+            patience.waited(0, key[1], waited_s)
             late = waited_s > most_s - _TOLERANCE_S
             met = round_.succeeded or late or useless
             if met and view.answers(peer) and view.reach(self.context.me, peer):
@@ -405,16 +402,20 @@ class Pairs(Component):
         explained = Counter(each for suspects in self._late for each in suspects)
         shares = {p: sum(each) / (1 + len(each)) for p, each in self._lateness.items()}
         most = max(share for p, share in shares.items() if p == peer or self._view.usable(p))
-        return shares[peer] == most and explained[peer] == max(explained.values())
+        times, others = explained.pop(peer), max(explained.values(), default=0)
+        return shares[peer] == most and times >= others + (times > 1)
 
     def _suspects(self, peer: str, fragment: int, round_: int) -> Group:
-        """The partner, and those of its last group without this peer: they may have kept it."""
-        context, size = self.context, self.context.plan.group_size
-        for before in range(round_ - 1, max(-1, round_ - _REMEMBERED), -1):
-            group = draw_group(peer, context.run, size, self._view, (fragment, before))
-            if context.me not in group:
-                return tuple({peer, *group})  # it may have ended the run since
-        return (peer,)
+        """The partner, and those of its last groups without this peer, one of each fragment: they
+        may have kept it."""
+        run, size, found = self.context.run, self.context.plan.group_size, {peer}
+        for each, at in self._versions.items():
+            now = self._laid.get((each, at))
+            latest = round_ - 1 if each == fragment else at - (now is None or not now.begun)
+            earlier = ((each, n) for n in range(latest, max(-1, latest - _REMEMBERED), -1))
+            drawn = (draw_group(peer, run, size, self._view, key) for key in earlier)
+            found |= {*next((group for group in drawn if self.context.me not in group), ())}
+        return tuple(found)  # the partner itself may have ended the run since
 
     def _fail(self, round_: PairRound) -> None:
         round_.leave_at = self.now + _LEAVE_S

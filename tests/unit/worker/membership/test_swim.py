@@ -245,7 +245,7 @@ def test_three_of_eight_rounds_of_a_fragment(
 ) -> None:
     idle = IdlePeers()
     for number, late in enumerate(rounds):
-        idle.round_ended(number % fragments, list(late), now=0.0)
+        idle.round_ended(number % fragments, list(late), 0.0, {})
     assert idle.peers == marked
 
 
@@ -256,7 +256,7 @@ def test_who_was_marked_is_waited_for_once_more_and_stays_out_for_twice_as_long(
         each.waited_for("d", now=0.0)
     idle.tick(MINUTE_S)
     assert idle.peers == ()
-    idle.round_ended(0, ["d"], now=MINUTE_S)
+    idle.round_ended(0, ["d"], MINUTE_S, {})
     for each, minutes in ((idle, 3), (itself, 4)):
         each.tick(minutes * MINUTE_S - 1)
         assert each.peers == ("d",)
