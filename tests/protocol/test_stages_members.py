@@ -201,15 +201,6 @@ async def test_whoever_is_late_with_microbatches_is_named(late: str, late_s: flo
         assert all(text.startswith(f"{late} ") for text in told), told
 
 
-async def test_who_is_slow_is_asked_where_the_other_replica_holds_microbatches() -> None:
-    async with StageSwarm(three_stages(999, count=2, layers=2, microbatches=4), 2, at=6) as swarm:
-        holds_microbatches(swarm["1b"].node)
-        await swarm.until(lambda: any(peer.warnings for peer in swarm.alive), 30)
-        swarm["1a"].replica._forward_s *= 8
-        await swarm.reached(swarm["0a"].trainer.step + 5, 40)
-        assert {text.split()[0] for peer in swarm.alive for text in peer.warnings[-1:]} == {"1b"}
-
-
 FORWARD_S = {f"{stage}{letter}": 1.0 for stage in range(3) for letter in "ab"}
 PROBLEM = three_stages(10_000, forward_s=FORWARD_S)
 

@@ -2,8 +2,8 @@
 replica of stage 0 puts the whole model together, also where another was stopped meanwhile."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,15 +48,6 @@ class OneThread:
         return asyncio.run(work())
 
 
-@dataclass
-class Rebuilt:
-    events: list[dict[str, Any]]
-    before: dict[str, Tensor]
-    parameters: Mapping[str, Tensor]
-    anchors: list[Tensor]
-    lr: float
-
-
 def member(stage: int, norm: float) -> Member:
     profile = replace(Profile.unpack(b""), gradient_norm=norm)
     return Member(str(stage), str(stage), 1, stage=stage, profile=profile.pack())
@@ -80,7 +71,7 @@ def lifecycle_of(
     return lifecycle.StageLifecycle(*of_run, io, out, events.append)
 
 
-def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "diloco") -> Rebuilt:
+def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "diloco") -> Any:
     """Stage 1 with neighbours 0 and 2, of which only some can be fetched; all values of stage n
     are n + 1, and their norms 1 and 3."""
     problem = replace(PROBLEM, plan=PRESETS[plan])
@@ -101,7 +92,8 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     step = problem.inner.warmup_steps
     replica.inner_step(step, {name: torch.ones_like(v) for name, v in before.items()})
     lr = replica.optimizers[0].param_groups[0]["lr"] / problem.inner.lr_at(step, problem.steps)
-    return Rebuilt(events, before, parameters, anchors, lr)
+    given = {"events": events, "before": before, "parameters": parameters, "anchors": anchors}
+    return SimpleNamespace(**given, lr=lr)
 
 
 def test_neighbours_count_by_the_norms_of_their_gradients() -> None:

@@ -74,18 +74,18 @@ def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared(
         pytest.param({1: 2.0}, (1, 2), None, id="it is the last of its stage"),
         pytest.param({2: 0.07}, (1, 1, 2), None, id="its own is the slowest"),
         pytest.param({}, (1, 1, 2), None, id="less than a factor of 1.2"),
+        pytest.param(
+            {1: 0.8, 2: 0.1, 3: 0.1, 4: 9.0},
+            (0, 1, 2, 2, 2),
+            ("p3", 1),
+            id="one is too slow to help",
+        ),
     ],
 )
 def test_a_peer_moves_for_a_real_gain_and_never_orphans_a_stage(
     visit_s: dict[int, float], stages: tuple[int, ...], moves: tuple[str, int] | None
 ) -> None:
     assert rebalancing.mover_to_slowest(members_at_speed(visit_s, *stages), 3) == moves
-
-
-def test_a_peer_that_is_too_slow_to_help_does_not_go() -> None:
-    visits_s = {1: 0.8, 2: 0.1, 3: 0.1, 4: 9.0}
-    members = members_at_speed(visits_s, 0, 1, 2, 2, 2)
-    assert rebalancing.mover_to_slowest(members, 3) == ("p3", 1)
 
 
 def row(stage: object, health: str = "alive", speed: object = None) -> dict[str, object]:

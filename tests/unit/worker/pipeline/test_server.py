@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -213,30 +214,35 @@ def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
     run(scenario())
 
 
-class Called(Stream):
+def called(taken_s: float = 0.1, held_s: float = 0.0) -> Stream:
     """Of a peer that takes a microbatch after so long, or refuses it, and has it for so long."""
+    payload, down = wire.Payload.of(VALUES), pb.StageCallDown
+    gradient = down(gradient=pb.Gradient(total_bytes=16, hash=payload.hash))
+    messages = [each.SerializeToString() for each in (down(received=pb.Received()), gradient)]
+    stream = Stream([*messages, *(m for m, _, _ in wire.payload_messages(down, payload))])
+    receive, waits_s = stream.receive, [taken_s, held_s]
 
-    def __init__(self, taken_s: float = 0.1, held_s: float = 0.0) -> None:
-        payload, down = wire.Payload.of(VALUES), pb.StageCallDown
-        gradient = down(gradient=pb.Gradient(total_bytes=16, hash=payload.hash))
-        messages = [each.SerializeToString() for each in (down(received=pb.Received()), gradient)]
-        super().__init__([*messages, *(m for m, _, _ in wire.payload_messages(down, payload))])
-        self._waits_s = [taken_s, held_s]
-
-    async def send(self, message: bytes) -> None: ...
-
-    async def receive(self) -> bytes | None:
-        if (wait_s := self._waits_s.pop(0) if self._waits_s else 0.0) < 0:
+    async def later() -> bytes | None:
+        if (wait_s := waits_s.pop(0) if waits_s else 0.0) < 0:
             raise TransportError("refused")
         await asyncio.sleep(wait_s)
-        return await super().receive()
+        return await receive()
+
+    stream.receive, stream.send = later, AsyncMock()
+    return stream
 
 
 # How often it goes by a replica of stage 1, or by none back to its origin; who is asked; delays.
-ASKED: dict[str, list[tuple[int, str, list[str], dict[str, tuple[float, float]]]]] = {
+ASKED = {
     "who holds, where the other fails": [
         (1, "p1", ["p1", "p2"], {"p1": (0.1, math.inf)}),
         (1, "p1", ["p2", "p1"], {"p2": (-1.0, 0.0)}),
+    ],
+    "who is late, before one that holds": [
+        (20, "p2", ["p2"], {}),
+        (6, "p2", ["p2"], {"p2": (0.1, 5.0)}),
+        (1, "p1", ["p1", "p2"], {"p1": (0.1, math.inf)}),
+        (1, "p1", ["p2"], {}),
     ],
     "who is late, before one that is silent": [
         (20, "p2", ["p2"], {}),
@@ -259,9 +265,9 @@ ASKED: dict[str, list[tuple[int, str, list[str], dict[str, tuple[float, float]]]
 def test_who_is_asked(calls: Sequence[tuple[int, str, list[str], dict[str, Any]]]) -> None:
     asked, told, delays = list[str](), list[dict[str, Any]](), dict[str, Any]()
 
-    def opened(peer: str, *_: object) -> Called:
+    def opened(peer: str, *_: object) -> Stream:
         asked.append(peer)
-        return Called(*delays.get(peer, ()))
+        return called(*delays.get(peer, ()))
 
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
