@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from murmuration.worker.config import load_config
+from murmuration.worker.config import load_config, task_of
 from murmuration.worker.daemon import Worker, WorkerOptions, run_worker
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.pipeline.part import part_of
-from murmuration.worker.tasks import load_task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.outer_state import FORMAT
 
@@ -20,7 +19,9 @@ SETTINGS = (
     "stages.count=3",
     "task.architecture={hidden_size=16, intermediate_size=24, num_hidden_layers=3, "
     "num_attention_heads=2, num_key_value_heads=2}",
+    f'task.text="{__file__}"',
 )
+CONFIG = load_config(None, SETTINGS, None)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -34,20 +35,18 @@ def test_a_worker_that_is_ended_as_it_moves_ends(
         monkeypatch.undo()  # another one would train
         return 0
 
-    config = load_config(None, (*SETTINGS, f'task.text="{__file__}"'), None)
     node = NodeConfig(peer="w", stage=1)
     options = WorkerOptions(node=node, out=tmp_path, resume=False, announce=lambda _: None)
     monkeypatch.setattr(Worker, "_run", moves)
-    assert run_worker(config, options) == code
+    assert run_worker(CONFIG, options) == code
 
 
 def test_a_checkpoint_of_another_stage_is_refused(tmp_path: Path) -> None:
-    config = load_config(None, (*SETTINGS, f'task.text="{__file__}"'), None)
-    task = load_task(config.task.name, seed=config.run.seed, options=config.task.options)
-    manifest = Manifest.of(config, part_of(task, config, 0).whole)
+    task = task_of(CONFIG)
+    manifest = Manifest.of(CONFIG, part_of(task, CONFIG, 0).whole)
     values = {"manifest": manifest.plain(), "stage": 2, "step": 5, "format": FORMAT}
     saved = checkpoint.save(tmp_path / "checkpoints", 5, {}, values)
     node, given = NodeConfig(peer="w", stage=1), {"resume": True, "announce": lambda _: None}
     says = "is of stage 2, this worker serves stage 1; resume with --stage 2 or another --out"
     with pytest.raises(CheckpointError, match=f"^{saved} {says}$"):
-        run_worker(config, WorkerOptions(node=node, out=tmp_path, **given))
+        run_worker(CONFIG, WorkerOptions(node=node, out=tmp_path, **given))

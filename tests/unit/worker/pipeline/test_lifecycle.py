@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,22 +31,13 @@ from tests.protocol.stage_swarm import StagedProblem
 PROBLEM = StagedProblem(count=3, layers=3)
 
 
-class OneThread:
-    """An I/O thread's answers, on this thread."""
-
-    def __init__(self, members: tuple[Member, ...], stage: int = 1) -> None:
-        context = SimpleNamespace(
-            stage=stage, members=lambda: members, transport=None, run=0, me="me"
-        )
-        self.given: set[str] = set()  # whose results are here
-        results = SimpleNamespace(has=self.given.__contains__)
-        self.node = SimpleNamespace(stages=SimpleNamespace(context=context), results=results)
-
-    def ask(self, question: Callable[[], Any]) -> Any:
-        return question()
-
-    def do(self, work: Callable[[], Coroutine[None, None, Any]], _timeout_s: float) -> Any:
-        return asyncio.run(work())
+def one_thread(members: tuple[Member, ...], stage: int = 1) -> Any:
+    """An I/O thread's answers, on this thread; `given`: whose results are here."""
+    known, given = {"members": lambda: members, "transport": None, "run": 0}, set[str]()
+    context, results = SimpleNamespace(stage=stage, me="me", **known), Mock(has=given.__contains__)
+    node = SimpleNamespace(stages=SimpleNamespace(context=context), results=results)
+    thread = {"ask": lambda question: question(), "do": lambda work, _: asyncio.run(work())}
+    return SimpleNamespace(given=given, node=node, **thread)
 
 
 def member(stage: int, norm: float) -> Member:
@@ -65,7 +57,7 @@ def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, l
 
 
 def lifecycle_of(
-    io: OneThread, events: list[dict[str, Any]], out: Path, problem: StagedProblem = PROBLEM
+    io: Any, events: list[dict[str, Any]], out: Path, problem: StagedProblem = PROBLEM
 ) -> lifecycle.StageLifecycle:
     of_run = (problem.task, problem.config, problem.manifest)
     return lifecycle.StageLifecycle(*of_run, io, out, events.append)
@@ -83,7 +75,7 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     fragments = [FragmentReplica(each, problem.plan, replica.parameters) for each in cut]
     trainer: Any = SimpleNamespace(replica=replica, fragments=fragments)
     first = [each.state for each in fragments]
-    io = OneThread((member(0, 1.0), member(2, 3.0)))
+    io = one_thread((member(0, 1.0), member(2, 3.0)))
     events: list[dict[str, Any]] = []
     lifecycle_of(io, events, Path(), problem).rebuild(trainer, lambda: False)
     both = zip(fragments, first, strict=True)
@@ -154,7 +146,7 @@ class Ending:
         mailbox.answer(Started(("me",)))
         self.trainer.run()
         me = replace(peer("me", stage), phase=Phase.DONE)
-        self.lifecycle = lifecycle_of(OneThread((me, *others), stage), [], out)
+        self.lifecycle = lifecycle_of(one_thread((me, *others), stage), [], out)
 
     def stop(self) -> None:
         self._mailbox.answer(Stop("SIGTERM"))
@@ -205,7 +197,7 @@ def test_who_has_put_the_model_together_is_waited_for_until_its_result_is_here(
     tmp_path: Path,
 ) -> None:
     """It stays until the results of the others are there, so nobody may wait for it to leave."""
-    io, done = OneThread((peer("me", 1), peer("first", 0))), list[bool]()
+    io, done = one_thread((peer("me", 1), peer("first", 0))), list[bool]()
 
     def await_others(is_assembled: Callable[[], bool], _: float) -> None:
         done.append(is_assembled())

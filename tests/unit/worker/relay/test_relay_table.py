@@ -26,8 +26,8 @@ def test_it_joins_a_dial_with_the_peer_that_has_reserved_and_no_other() -> None:
     assert relay.tunnels == 0
 
 
-def test_it_leads_nowhere_but_to_peers_that_have_a_place() -> None:
-    relay = table()
+def test_it_leads_nowhere_but_to_peers_that_have_a_place_and_these_are_limited() -> None:
+    relay = table(places=2)
     with pytest.raises(Refused, match="not reached through it"):
         relay.dial("x", "192.0.2.1:22", known=True)
     with pytest.raises(Refused, match="between members only"):
@@ -35,10 +35,7 @@ def test_it_leads_nowhere_but_to_peers_that_have_a_place() -> None:
     relay.release("r")
     with pytest.raises(Refused, match="not reached through it"):
         relay.dial("x", "r", known=True)
-
-
-def test_places_are_limited_and_kept() -> None:
-    relay = table(places=2)
+    relay.reserve("r", 0.0, relayed=False)
     relay.reserve("s", 0.0, relayed=False)
     relay.reserve("r", 1.0, relayed=False)
     with pytest.raises(Refused, match="2 peers already"):
