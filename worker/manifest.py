@@ -33,11 +33,11 @@ class Manifest:
     @classmethod
     def of(cls, config: Config, schema: Sequence[TensorSpec]) -> "Manifest":
         document = configs.to_document(config)
-        advice: dict[str, dict[str, Any]] = {}
+        kinds = [f"{each.name} {each.averaged} {each.integers}" for each in schema]
+        advice: dict[str, dict[str, Any]] = {"tensors": {"order": run_hash({"kinds": kinds})}}
         for name, key in configs.ADVISED:
             advice.setdefault(name, {})[key] = document[name].pop(key)
         tensors = {spec.name: list(spec.shape) for spec in schema}
-        advice["tensors"] = {"order": run_hash({"names": [*tensors]})}
         return cls({"protocol": PROTOCOL, **document, "tensors": tensors, "advice": advice})
 
     @classmethod
@@ -78,9 +78,13 @@ class Manifest:
         return advice if isinstance(advice, Mapping) else {}
 
     def other_order(self, other: "Manifest") -> str | None:
-        """Says so if the other tells that its tensors follow one another in another order."""
+        """Says so if the other tells that its tensors are of other kinds, or in another order."""
         own, theirs = (each._advice.get("tensors") for each in (self, other))
-        return None if theirs in (None, own) else "tensors: registered in another order (of a set?)"
+        return (
+            None
+            if theirs in (None, own)
+            else "tensors: in another order (of a set?) or of other types"
+        )
 
     @property
     def steps(self) -> int:

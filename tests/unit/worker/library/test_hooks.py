@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from murmuration.worker.config import load_config
 from murmuration.worker.errors import UsageError
 from murmuration.worker.library.hooks import UserReplica
+from murmuration.worker.manifest import Manifest
 from tests.support.peers import row
 from tests.support.refusals import one_line
 
@@ -103,3 +105,16 @@ def test_other_tensors_than_the_swarms_are_refused(
         return
     with one_line(UsageError, says):
         replica.refresh()
+
+
+@row("buffers of another type on each peer", "refused", "by all but one")
+def test_buffers_of_another_type_are_another_model() -> None:
+    def manifest_with(buffer: torch.Tensor) -> Manifest:
+        model = linear()
+        model.register_buffer("x", buffer)
+        return Manifest.of(load_config(None, []), UserReplica(model, sgd(model)).schema)
+
+    first, other = (manifest_with(x) for x in (torch.ones(3).int(), torch.ones(3, 2)))
+    assert first.agreed == other.agreed
+    assert "of other types" in str(first.other_order(other))
+    assert first.other_order(first) is None

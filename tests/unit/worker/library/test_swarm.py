@@ -149,7 +149,7 @@ def test_another_model_than_the_runs_is_said_from_this_side() -> None:
             Swarm(other, torch.optim.SGD(other.parameters(), lr=0.1), join=swarm.address)
         with one_line(
             murmuration.ManifestRefused,
-            r"trains another model: tensors: registered in another order",
+            r"trains another model: tensors: in another order",
         ):
             Swarm(turned, optimizer, join=swarm.address)
 
