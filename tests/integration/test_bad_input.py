@@ -2,30 +2,19 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
-from tests.support.fork_server import WORKER, ForkedPopen
+from tests.support.fork_server import WORKER, run
 from tests.support.gates import gate
 from tests.support.workers import PATIENCE_S, SMALL, free_addresses, running_swarm, settings_of
 
 
 def refused(*args: str) -> tuple[int, str]:
     """(exit code, the one line on stderr)."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with ForkedPopen([*WORKER, *args], **pipes) as process:
-        _, errors = process.communicate(timeout=PATIENCE_S)
-    lines = errors.strip().splitlines()
-    assert len(lines) == 1, errors
-    return process.returncode, lines[0]
-
-
-def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
-    """Of the many ways, one in a process of its own: the others are cases of the unit tests."""
-    code, line = refused("up", "--out", str(tmp_path), "--set", 'task.text="/nowhere/at/all"')
-    assert code == 4
+    done = run([*WORKER, *args], timeout=PATIENCE_S)
+    (line,) = done.stderr.strip().splitlines()
     assert line.startswith("murmur: ")
-    assert "/nowhere/at/all" in line
+    return done.returncode, line
 
 
 def test_a_peer_that_does_not_answer_is_given_up_when_the_user_says(tmp_path: Path) -> None:
@@ -35,7 +24,8 @@ def test_a_peer_that_does_not_answer_is_given_up_when_the_user_says(tmp_path: Pa
     assert re.search(rf"nobody answers: {address}: .* \([1-9]\d* tries in \d+\.\d s\)", line)
 
 
-def test_a_port_in_use_and_another_manifest(tmp_path: Path) -> None:
+def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
+    """Of the many ways some in processes of their own: the others are cases of the unit tests."""
     held = gate(tmp_path, 1)
     with running_swarm(1, tmp_path, *SMALL, *held.settings) as swarm:
         swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
@@ -45,6 +35,7 @@ def test_a_port_in_use_and_another_manifest(tmp_path: Path) -> None:
         join = ("join", address, *held.settings)
         up = ("up", "--join", address, *SMALL, *held.settings)
         for code, says, command, out in (
+            (4, "/nowhere/at/all", ("up", *nowhere), "v"),
             (7, address, ("up", "--listen", address, *SMALL), "x"),
             (5, "diloco.inner_steps: 33 here, 20 there", (*up, *other), "y"),
             # Before anything is made of that: else 4.
