@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import IO, Any
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.launch import Launch
@@ -93,7 +93,8 @@ def _train(workers: list[WorkerProcess], stack: ExitStack, kind: str, beside: st
     spread addresses that are neither private nor public to it (198.18.0.0/15 is such), and then
     finds no way to a peer it knows by name.
     """
-    known = [_start_lighthouse(stack, beside, len(workers))] if kind == "torchft" else []
+    # It waits for everyone: a quorum of fewer would be a smaller group than the others measure.
+    known = [start_lighthouse(stack, beside, len(workers))] if kind == "torchft" else []
     for worker in workers:
         worker.tell(json.dumps(known))
         if kind != "torchft":
@@ -128,15 +129,16 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(problem)
 
 
-def _start_lighthouse(stack: ExitStack, address: str, workers: int) -> str:
-    """Starts it beside the workers and returns its URL; these try again until it listens.
+def start_lighthouse(stack: ExitStack, address: str, least: int, log: IO[str] | None = None) -> str:
+    """Starts torchft's beside the workers and returns its URL; these try again until it listens.
 
-    It waits for everyone: a quorum of fewer would be a smaller group than the others measure.
+    Args: least: workers of a quorum; log: for what it says.
     """
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
-    bind = ["--bind", f"{address}:{port}", "--min_replicas", str(workers)]
-    process = subprocess.Popen([str(_BIN / "torchft_lighthouse"), *bind])
+    bind = ["--bind", f"{address}:{port}", "--min_replicas", str(least)]
+    command = [str(_BIN / "torchft_lighthouse"), *bind]
+    process = subprocess.Popen(command, stdout=log, stderr=log)
     stack.callback(process.wait)
     stack.callback(process.kill)
     return f"http://{address}:{port}"

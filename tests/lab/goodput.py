@@ -37,14 +37,14 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from murmuration.algorithms.link import Link
+from tests.lab.bench_peers import start_lighthouse
 from tests.support.namespaces import NamespaceHost, Namespaces, NoNamespaces
+from tests.support.workers import Event, at_s
 
 WORKERS, MAJORITY = 8, 5
 MBPS, SLOW_MBPS = 100, 5
@@ -55,7 +55,6 @@ PEERS = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin"
 TASK = "tests.support.slow_task:SlowBytes"
 KINDS = ("kill", "stop", "cut", "slow", "replace")
 AWAY = ("kill", "stop", "replace")  # a worker does not live meanwhile
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -124,14 +123,10 @@ class Life:
         fragments = {each["fragment"] for each in self.events if each["event"] == "round"}
         for event in self.events:
             if event["event"] == "handed_in" and unnamed.get((event["fragment"], event["round"])):
-                yield at(event), event["steps"] / max(1, len(fragments))
+                yield at_s(event), event["steps"] / max(1, len(fragments))
             counts = event["event"] == "round" and not event["missed"]
             if counts and event["contributors"] >= MAJORITY:
-                yield at(event), event["work_steps"] / len(fragments)
-
-
-def at(event: Event) -> float:
-    return datetime.fromisoformat(event["at"]).timestamp()
+                yield at_s(event), event["work_steps"] / len(fragments)
 
 
 def lives(folder: Path) -> list[Life]:
@@ -223,7 +218,7 @@ def outcome(
     ended = defaultdict[int, list[float]](list)
     for each in rounds:
         if not (each["fragment"] or each["missed"]) and each["contributors"] >= MAJORITY:
-            ended[each["round"]].append(at(each))
+            ended[each["round"]].append(at_s(each))
     marks = sorted(
         sorted(times)[MAJORITY - 1] for times in ended.values() if len(times) >= MAJORITY
     )
@@ -236,7 +231,7 @@ def outcome(
         return sum(steps for when, steps in useful if since + slack < when <= until + slack)
 
     def step_s(since: float, until: float) -> float:
-        within = [each for each in rounds if since + slack < at(each) <= until + slack]
+        within = [each for each in rounds if since + slack < at_s(each) <= until + slack]
         computed_s = sum(each["steps"] * (each["step_s"] or 0.0) for each in within)
         return float(computed_s / sum(each["steps"] for each in within))
 
@@ -253,7 +248,7 @@ def outcome(
         possible=rate * WORKERS * seconds,
         living=rate * (lived_s(faults, stop - begins) + WORKERS * (begins - start)),
         stalled_s=sum(
-            each["stall_s"] for each in rounds if start + slack < at(each) <= stop + slack
+            each["stall_s"] for each in rounds if start + slack < at_s(each) <= stop + slack
         ),
         unasked=unasked,
         lost_s=losses(found, first, start, stop),
@@ -273,17 +268,17 @@ def losses(found: Sequence[Life], first: float, start: float, stop: float) -> di
     """Seconds that workers which live by the plan have lost between two moments, by cause."""
     unnamed, lost = missing_names(found), defaultdict[str, float](float)
     stalls = [each for life in found for each in life.of_kind("round")]
-    quiet = [each["stall_s"] for each in stalls if first < at(each) <= start]
+    quiet = [each["stall_s"] for each in stalls if first < at_s(each) <= start]
     usual_s = statistics.fmean(quiet) if quiet else 0.0  # as in the rate
-    within = [each for each in stalls if start < at(each) <= stop + STEP_S]
+    within = [each for each in stalls if start < at_s(each) <= stop + STEP_S]
     lost["rounds that waited, above the usual"] = sum(each["stall_s"] - usual_s for each in within)
     for life in found:
-        began = [at(each) for each in (*life.of_kind("started"), life.events[-1])][:1]
+        began = [at_s(each) for each in (*life.of_kind("started"), life.events[-1])][:1]
         if start < life.began < stop:
             lost["starts, until the first step"] += min(began[0], stop) - life.began
         if life.ended is not None and start < life.ended <= stop:
             counted = [when for when, _ in life.useful(unnamed)]
-            counted += [] if life.leaves else map(at, life.of_kind("checkpoint"))
+            counted += [] if life.leaves else map(at_s, life.of_kind("checkpoint"))
             since_s = life.ended - max([*began, *counted])
             since = "round, of workers that left" if life.leaves else "checkpoint, before kills"
             lost[f"since the last {since}"] += max(0.0, since_s)
@@ -375,7 +370,7 @@ class Swarm:
     def lives(self) -> dict[str, list[Life]]:
         found = {name: lives(self.folder / name) for name in self.everybody}
         for when, name in self.began:
-            heard = [life for life in found[name] if at(life.events[0]) > when]
+            heard = [life for life in found[name] if at_s(life.events[0]) > when]
             for life in heard:
                 life.began = when
         for when, name, asked in self.ended:
@@ -424,24 +419,6 @@ def torchft(swarm: Swarm, place: int, name: str) -> list[str]:
 
 
 SYSTEMS = {"murmuration": murmuration, "torchft": torchft}
-
-
-@contextmanager
-def lighthouse(network: Namespaces, options: argparse.Namespace, folder: Path) -> Iterator[str]:
-    """torchft's, beside the workers' network; its URL. Empty for another system."""
-    if options.system != "torchft":
-        yield ""
-        return
-    where = f"{network.host_address}:{PORT}"
-    command = [str(PEERS / "torchft_lighthouse"), "--bind", where]
-    command += ["--min_replicas", str(MAJORITY)]
-    with (folder / "lighthouse.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield f"http://{where}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def through(swarm: Swarm, faults: Sequence[Fault], minutes: float) -> None:
@@ -501,10 +478,11 @@ def main() -> int:
 def measure(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> Outcome:
     """One run, from start to end."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (
-        Namespaces(WORKERS, Link(rate_mbps=MBPS)) as network,
-        lighthouse(network, options, folder) as url,
-    ):
+    with Namespaces(WORKERS, Link(rate_mbps=MBPS)) as network, ExitStack() as stack:
+        url = ""
+        if options.system == "torchft":
+            log = stack.enter_context((folder / "lighthouse.log").open("w"))
+            url = start_lighthouse(stack, network.host_address, MAJORITY, log)
         swarm = Swarm(network.members, folder, options, url)
         try:
             for place in range(WORKERS):

@@ -32,7 +32,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from murmuration.worker.training.checkpoint import load
@@ -41,7 +40,7 @@ from tests.support.attacks import ATTACKS, CONNECTIONS, HOLDING
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
 from tests.support.liar import HONEST, INSIDERS
 from tests.support.members import certified_swarm, coordinated_swarm, resident_mib
-from tests.support.workers import QUICK, SMALL, Event, Swarm, WorkerProcess, settings_of
+from tests.support.workers import QUICK, SMALL, Event, Swarm, WorkerProcess, at_s, settings_of
 
 ENOUGH = 0.9
 MOST_SLOW = 3  # rounds until a liar is left out
@@ -315,11 +314,6 @@ def named_in(worker: WorkerProcess, liars: Sequence[str], since_s: float) -> Ite
     for event in worker.of("warning"):
         if at_s(event) >= since_s and any(name in event["text"] for name in liars):
             yield event
-
-
-def at_s(event: Event) -> float:
-    """Seconds from 1970 to an event."""
-    return datetime.fromisoformat(event["at"]).timestamp()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -263,6 +264,11 @@ def running_swarm(count: int, out: Path, *settings: str) -> Iterator[Swarm]:
         yield swarm
     finally:
         swarm.end()
+
+
+def at_s(event: Event) -> float:
+    """Seconds from 1970 to an event of a worker's."""
+    return datetime.fromisoformat(event["at"]).timestamp()
 
 
 T = TypeVar("T")
