@@ -52,7 +52,8 @@ class Shares:
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._seed, self._rank, self._ranks = seed, rank, ranks
-        self._post, self._receive, self._warn, self._is_over = post, receive, warn, False
+        self._post, self._receive, self._warn = post, receive, warn
+        self._is_over = self._has_ended = False
         self._openings = itertools.count()
         self._sources: dict[int, ref[Any]] = {}
         self._open: dict[int, LeasedBlocks] = {}
@@ -97,6 +98,12 @@ class Shares:
     def tell(self) -> None:
         for blocks in self._open.values():
             blocks.tell()
+
+    def end(self) -> None:
+        """Tells it for the last time. What is closed later, as when the interpreter ends, is not
+        told."""
+        self.tell()
+        self._has_ended = True
 
     def streams(self) -> list[list[Any]]:
         """Gives each stream's state and how far it is read, for a checkpoint."""
@@ -150,7 +157,8 @@ class Shares:
     def _closed(self, blocks: LeasedBlocks) -> None:
         if self._open.get(blocks.stream.id) is blocks:
             del self._open[blocks.stream.id]
-            blocks.close()
+            if not self._has_ended:
+                blocks.close()
 
     def _by_index(self, samples: Indexed[T], stream: SampleStream, over: Over) -> Iterator[T]:
         blocks = self._opened(stream, samples.batch)

@@ -224,6 +224,7 @@ class SiteRank(StepListener):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._open:
+            self._shares.end()
             if kind is None:
                 self._steps.finish()
                 self._follow()

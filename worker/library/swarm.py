@@ -305,7 +305,7 @@ class Swarm(StepListener):
             self._open.pop_all()
             return
         with self._open:
-            self._shares.tell()
+            self._shares.end()
             if error is None or kind is GeneratorExit:  # a generator ends like its loop
                 with self._speaking():
                     self._end()

@@ -336,6 +336,18 @@ def test_the_end_of_the_run_ends_it_and_no_second_call_the_first() -> None:
     assert list(loop) == []
 
 
+@pytest.mark.parametrize("source", [range(9), iter(range(9))], ids=["by index", "in order"])
+def test_a_loop_that_the_interpreter_ends_tells_nothing_more(source: Any) -> None:
+    """Its modules are gone by then: a program that had not read all of an epoch said so."""
+    peers = Peers("a")
+    loop, shares = peers.share("a", source, 3), peers.shares["a"]
+    next(loop)
+    shares.end()
+    for blocks in shares._open.values():
+        blocks._post = None  # type: ignore[assignment]  # as modules have it then
+    loop.close()
+
+
 def test_two_data_sets_of_one_length_need_names() -> None:
     peers, train, other = Peers("a"), loader(), loader()
     peers.share("a", train)
