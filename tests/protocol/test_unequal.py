@@ -51,20 +51,20 @@ async def test_what_one_says_of_its_speed_binds_nobody() -> None:
 @pytest.mark.parametrize("plan", [PLANS["diloco"], PLANS["streaming"]], ids=["diloco", "streaming"])
 async def test_a_peer_that_stands_still_holds_the_others_up_once(plan: Plan) -> None:
     """For 5 s of each 20. What it has learned comes with a later round."""
-    async with Swarm(Problem(layers=(64, 32), steps=450, plan=plan), "abcd") as swarm:
+    async with Swarm(Problem(layers=(64, 32), steps=650, plan=plan), "abcd") as swarm:
         first, stalls = swarm["a"].trainer.metrics, []
-        for _ in range(2):
+        for _ in range(3):
             await swarm.sleep(15)
             swarm.freeze("d")
             await swarm.sleep(5)
             swarm.thaw("d")
             stalls.append(first.stall_s)
-        assert stalls[1] - stalls[0] < 0.15 * 10  # as much as without anybody who stands still
+        assert stalls[2] - stalls[1] < 0.15 * 10  # as much as without anybody who stands still
         assert "d" in swarm["a"].node.gossip.view.late
         await swarm.ends_equal()
         slow = swarm["d"].trainer
         assert slow.unsent_steps + slow.metrics.steps_lost == 0
-        rounds = swarm["a"].of_kind("round")[10:]
+        rounds = swarm["a"].of_kind("round")[20:]
         assert sum(event["contributors"] == 4 for event in rounds) > len(rounds) / 3
 
 
