@@ -12,7 +12,7 @@ from murmuration.coordinator import Failure
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos import reach
-from murmuration.protos.addresses import split_relayed
+from murmuration.protos.addresses import alternatives, split_relayed
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import printable, text_of
 from murmuration.protos.exit_codes import ExitCode
@@ -143,8 +143,9 @@ class AskedSwarm:
         address = text_of(member, "address") or ""
         if split_relayed(address) is not None:  # a relay leads members to it, and not this command
             return None
-        with suppress(Failure):
-            answer = self._ask(address, _PEER_S)
-            # Behind one address there may be another by now.
-            return answer if text_of(answer, "peer") == text_of(member, "peer") else None
+        for each in alternatives(address):
+            with suppress(Failure):
+                answer = self._ask(each, _PEER_S)
+                if text_of(answer, "peer") == text_of(member, "peer"):  # it may be another's now
+                    return answer
         return None

@@ -52,6 +52,11 @@ def alternatives(address: str) -> tuple[str, ...]:
     return tuple(direct.split(",")) if direct else ()
 
 
+def public_address(address: str) -> str:
+    """The one of a peer's addresses that is for all: the first, or that through its relays."""
+    return address.partition(";" if "@" in address else ",")[0]
+
+
 def with_port(address: str, bound: str) -> str:
     """The port of `bound` in the place of 0, in each of them."""
     parts = [split_address(each) for each in alternatives(address)]

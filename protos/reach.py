@@ -134,7 +134,7 @@ def ways(address: str, tunnel: str | None) -> list[str]:
 
 
 def known_target(address: str) -> str:
-    """The same without asking a name server: of several addresses those that are no names."""
+    """As `target_of` without asking anybody: of several addresses those that are no names."""
     known = [(_family(host), host, port) for host, port in _to_look_up(address)]
     places = [(family, host, port) for family, host, port in known if family is not None]
     return _written(places) if places else address.partition(",")[0]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from murmuration.protos.addresses import alternatives, split_address
+from murmuration.protos.addresses import public_address, split_address, split_relayed
 from murmuration.protos.events import EVENTS, Log, new_event
 from murmuration.protos.files import LineLog, read_json, write_atomically
 from murmuration.worker.errors import ConfigError, MurmurError
@@ -164,7 +164,9 @@ class Remembered:
         document = {
             "run": f"{self.run:016x}",
             "contacts": self.contacts[:_MOST],
-            "members": [each for member in self.members for each in alternatives(member)][:_MOST],
+            "members": [public_address(m) for m in self.members if split_relayed(m) is None][
+                :_MOST
+            ],
         }
         write_atomically(folder / _MEMBERS, json.dumps(document, indent=1).encode())
 

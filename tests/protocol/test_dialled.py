@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import pack
 from murmuration.worker.errors import NotDialled
 from murmuration.worker.leases import SampleStream
 from murmuration.worker.transport import Caller
@@ -45,7 +46,13 @@ async def test_addresses_that_are_dialled_back_keep_no_connection() -> None:
     async with Swarm(steady(60), "ab") as swarm:
         await swarm.join("c", via="a")
         await swarm.sleep(2)
-        node, packed = swarm["a"].node, swarm.problem.manifest.pack()
+        node, manifest = swarm["a"].node, swarm.problem.manifest
+        packed, member = manifest.pack(), pb.Member(peer="d", address="d", epoch=1)
+        turned = {**manifest.document["advice"], "tensors": {"order": "1"}}
+        document = pack({**manifest.document, "advice": turned})
+        join = pb.JoinRequest(member=member, manifest=document).SerializeToString()
+        answer = pb.JoinReply.FromString(await node.server.on_call("Control/Join", join))
+        assert "tensors: in another order" in answer.refusal
         for number in range(50):
             member = pb.Member(peer="d", address=f"d{number}", epoch=1 + number)
             join = pb.JoinRequest(member=member, manifest=packed)

@@ -140,10 +140,11 @@ async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reserv
         await swarm.until(lambda: relays_of(swarm["d"]) == sorted((second, third)), 120)
 
 
-async def test_a_relay_cannot_take_over_the_reservation_of_another() -> None:
+@pytest.mark.parametrize("address", ["a", "b;a", "b@a"])
+async def test_a_relay_cannot_take_over_the_reservation_of_another(address: str) -> None:
     async def lies(stream: Stream) -> None:
         await received(stream, 10)
-        await stream.send(message(opened=pb.RelayOpened(peer="b", address="a")))
+        await stream.send(message(opened=pb.RelayOpened(peer="b", address=address)))
         await received(stream, 10)
 
     async with Swarm(steady(10**6), "ab") as swarm:
@@ -154,5 +155,5 @@ async def test_a_relay_cannot_take_over_the_reservation_of_another() -> None:
         await swarm.sleep(20)  # it tries after 1, 3, 7 and 15 s
         assert [said["by"] for said in swarm["d"].of_kind("relayed")] == [["a"]]
         told = swarm["d"].warnings
-        assert any("b at a, which is another" in text for text in told)
+        assert any(f"b at {address}, which is another" in text for text in told)
         assert not any("no relay is left" in text for text in told)

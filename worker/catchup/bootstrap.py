@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.robust import Doubts
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import public_address
 from murmuration.protos.events import Warnings, new_event
 from murmuration.worker import wire
 from murmuration.worker.catchup import choices
@@ -164,7 +165,7 @@ class Bootstrap:
                     raise
                 return str(error)
 
-        known = {member.address for member in self._gossip.members if member.live}
+        known = {public_address(m.address) for m in self._gossip.members if m.live}
         joins = dict.fromkeys((*self._config.joins, *self._config.remembered))
         addresses = [address for address in joins if address not in known]
         found = zip(addresses, await asyncio.gather(*map(contact, addresses)), strict=True)

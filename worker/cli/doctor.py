@@ -14,9 +14,9 @@ import click
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import (
-    alternatives,
     is_loopback,
     join_address,
+    public_address,
     split_address,
     with_port,
 )
@@ -206,16 +206,16 @@ def _own_address(
             where = UpnpRouter().open(flags.listen, "")  # it ends in an hour without a worker
         except NoRouterPort as error:
             return None, Finding.refused("address", error)
-        return where, Finding("address", True, f"{where}, which the router opens")
+        return public_address(where), Finding("address", True, f"{where}, which the router opens")
     seen_from = first.seen_from if first else ""
     try:
         found = flags.found([address] if address else [], seen_from)
     except MurmurError as error:
         return None, Finding.refused("address", error)
     advertised = found.advertised if found else flags.advertise or flags.listen
-    where = with_port(advertised, flags.listen)
+    where = public_address(with_port(advertised, flags.listen))  # at which others dial back
     said = f"{where}, {found.origin}" if found else where
-    if is_loopback(split_address(alternatives(where)[0])[0]):
+    if is_loopback(split_address(where)[0]):
         said += ", which only this machine reaches"
     own = source_host(address) if address else None
     if seen_from and own and own != seen_from:

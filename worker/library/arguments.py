@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from murmuration.algorithms.fragments import TensorSpec
-from murmuration.protos.addresses import alternatives, split_address
+from murmuration.protos.addresses import split_address
 from murmuration.protos.documents import first_difference
 from murmuration.protos.events import NO_END
 from murmuration.protos.figures import is_utf8
@@ -214,8 +214,10 @@ def _address(name: str, value: object) -> str:
     try:
         if not isinstance(value, str):
             raise ValueError("write HOST:PORT as a text, such as '127.0.0.1:7700'")
-        for each in (name == "advertise" and alternatives(value)) or (value,):
+        for each in value.split(",") if name == "advertise" else (value,):
             split_address(each)
+        if "@" in value:
+            raise ValueError(f"{value!r} is a relayed peer's")
     except ValueError as error:
         raise _refused(name, value, str(error)) from None
     return value

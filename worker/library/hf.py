@@ -139,7 +139,8 @@ class _Training:
 
     def leave_if_failed(self) -> None:
         """Leaves where the loop is no longer on the stack. any thread."""
-        there = walk_stack(sys._current_frames().get(self._thread))
+        last = sys._current_frames().get(self._thread)
+        there = walk_stack(last) if last is not None else ()
         if self._frame is not None and all(frame is not self._frame for frame, _ in there):
             self._fail()
 

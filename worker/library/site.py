@@ -259,10 +259,14 @@ class SiteRank(StepListener):
     def metrics(self) -> dict[str, object]:
         return {"step": self.step}
 
-    def _by_rank_0(self, *_given: object, **_named: object) -> None:
-        """Rank 0 tells it, or loads it and shares it with the others."""
+    def report(self, loss: float | Tensor) -> None:
+        """Rank 0's loss is told."""
 
-    report = warn = load_state_dict = _by_rank_0
+    def warn(self, text: str) -> None:
+        """Rank 0 tells of it."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Rank 0 loads it, and shares it with the others."""
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: rank 0 has the outer state."""

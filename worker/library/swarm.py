@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.optim import Optimizer
 
-from murmuration.protos.addresses import is_loopback, split_address
+from murmuration.protos.addresses import is_loopback, public_address, split_address
 from murmuration.protos.events import NO_END, new_event
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
@@ -247,7 +247,8 @@ class Swarm(StepListener):
             )
         tell = cache(lambda: self.warn("an optimizer steps before `with swarm:`: nobody shares it"))
         for each in self._replica.optimizers:
-            self._open.enter_context(each.register_step_pre_hook(lambda *_: tell()))
+            hook = each.register_step_pre_hook(lambda *_: None if _entered else tell())
+            self._open.enter_context(hook)
 
     # ------------------------------------------------------------------------------- the block
 
@@ -452,7 +453,7 @@ class Swarm(StepListener):
     @property
     def address(self) -> str:
         """`HOST:PORT` that others join at."""
-        return self._address
+        return public_address(self._address)
 
     @property
     def step(self) -> int:

@@ -77,10 +77,12 @@ class FirstContact:
         if not join.manifest:
             now_ms = time.time_ns() // 1_000_000
             return pb.JoinReply(manifest=self._packed, seen_from=seen_from, time_ms=now_ms)
-        same = join.manifest == self._packed  # as it is most of the time
-        if not same and (theirs := Manifest.unpack(join.manifest)).run != self.gossip.run:
-            difference = first_difference(theirs.agreed, self._manifest.agreed)
-            return pb.JoinReply(refusal=f"the manifests differ in {difference}")
+        if join.manifest != self._packed:
+            theirs, difference = Manifest.unpack(join.manifest), None
+            if theirs.run != self.gossip.run:
+                difference = first_difference(theirs.agreed, self._manifest.agreed) or "the run"
+            if difference := difference or theirs.other_order(self._manifest):
+                return pb.JoinReply(refusal=f"the manifests differ in {difference}")
         member, refusal = self._newcomer(join)
         if member is None:
             return pb.JoinReply(refusal=refusal)
@@ -142,7 +144,9 @@ class FirstContact:
             return None
         async with self._dialling[caller]:
             second = None if alone else asyncio.ensure_future(self._second_dial(member))
-            if await self.gossip.answers(member.peer, member.address, _DIAL_S):
+            # At one that is for all: neighbours may reach it elsewhere.
+            at_all = addresses.public_address(member.address)
+            if await self.gossip.answers(member.peer, at_all, _DIAL_S):
                 return None if second is None else await second
             if second is not None:
                 second.cancel()

@@ -45,8 +45,8 @@ class Addresses:
 
     def check(self, others: Iterable[tuple[str, str | None]] = ()) -> None:
         """Raises UsageError: one of these, or of `others` by flag, cannot be dialled."""
-        said = alternatives(self.said) if self.said else ()
-        own = (("--listen ", self.listen), *(("--advertise ", each) for each in said))
+        said = self.said.split(",") if self.said else []
+        own = (("--listen ", self.listen), *(("--advertise ", each or ",") for each in said))
         for flag, address in (*own, *others):
             try:
                 if address:

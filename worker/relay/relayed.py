@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import alternatives, relayed_address, split_relayed
+from murmuration.protos.addresses import public_address, relayed_address, split_relayed
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -38,13 +38,16 @@ class RelayedPeer(Component):
     ) -> None:
         self._gossip, self._bound, self._node = gossip, bound, node
         self._round_trip_s = round_trip_s
-        # Without certificates whoever has that address elsewhere would be taken for it.
-        self._direct = neighbours_dial(bound) if node.transport.encrypted else ""
         self._choice = RelayChoice()
         self._warnings = Warnings(node.log)
         self._held: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Future[bool]] = {}
         self._tunnels: Counter[str] = Counter()  # that are open, by relay
+
+    def _near(self) -> str:
+        """Where neighbours dial this peer; nowhere without certificates, as whoever has that
+        address elsewhere would be taken for it."""
+        return neighbours_dial(self._bound) if self._node.transport.encrypted else ""
 
     async def begin(self, address: str) -> bool:
         """Asks the peer there to be the first relay; False if it is none, or there is one."""
@@ -60,8 +63,8 @@ class RelayedPeer(Component):
         now, members, away = self._node.clock(), self._gossip.others, self._gossip.me.unreachable
         alive = (m for m in members if m.health is Health.ALIVE and m.peer not in away)
         able = (member for member in alive if split_relayed(member.address) is None)
-        there = {m.address: (m.peer, self._round_trip_s(m.peer)) for m in able}
-        gone = {member.address for member in members if not member.live}
+        there = {public_address(m.address): (m.peer, self._round_trip_s(m.peer)) for m in able}
+        gone = {public_address(member.address) for member in members if not member.live}
         self._do(self._choice.seen(there, gone, now))
         self._do(self._choice.tick(now))
 
@@ -79,8 +82,7 @@ class RelayedPeer(Component):
                 case Try(address):
                     self._node.spawn(self._try(address))
                 case Advertise(relays):
-                    first = [alternatives(relay)[0] for relay in relays]
-                    address = relayed_address(self._gossip.me.peer, first, self._direct)
+                    address = relayed_address(self._gossip.me.peer, relays, self._near())
                     self._gossip.update(address=address)
                     by = list(self._choice.relays)
                     self._node.log(new_event("relayed", by=by, address=address))
@@ -91,11 +93,12 @@ class RelayedPeer(Component):
         try:
             await stream.send(message(header=pb.RelayHeader(sender=self._gossip.me.peer)))
             opened = (await received(stream, _RESERVE_S)).opened
-            wire.check_name(opened.address)
-            if self._choice.is_of_another(opened.address, asked, opened.peer):
+            at = public_address(opened.address)
+            wire.check_name(at)
+            if {"@", ";"} & {*at} or self._choice.is_of_another(at, asked, opened.peer):
                 named = shown(f"{opened.peer} at {opened.address}")
                 raise wire.WireError(f"it says that it is {named}, which is another")
-            address = opened.address
+            address = at
             self._held[address] = self._held.pop(asked)
             self._do(self._choice.reserved(asked, opened.peer, address, self._node.clock()))
             reserved = True

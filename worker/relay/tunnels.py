@@ -202,7 +202,7 @@ class Tunnels:
     async def _dialled(self, relay: str, peer: str) -> Stream | None:
         """A tunnel to the peer; None: the relay does not answer, or does not reach it."""
         advertised, bound = self.own
-        here = relay in addresses.alternatives(advertised)
+        here = relay == addresses.public_address(advertised)
         target = addresses.join_address(*own_port(bound)) if here else relay
         stream, opened = self._transport.open(target, Method.DIAL), False
         try:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import public_address
 from murmuration.protos.events import float_of, int_of, text_of
 from murmuration.worker import wire
 from murmuration.worker.config import Config
@@ -162,7 +163,7 @@ def status_document(
     this peer has been listening: traffic is counted since then."""
     context, gossip, transport = node.context, node.gossip, node.transport
     counts, me, traffic = context.counts, gossip.me, transport.traffic
-    names = {member.address: member.peer for member in gossip.members}
+    names = {public_address(member.address): member.peer for member in gossip.members}
     staged = config.stages.count > 1
     return {
         "kind": "worker",

@@ -40,6 +40,7 @@ _SIZES = (
     ("num_hidden_layers", "n_layer", "num_layers"),
     ("intermediate_size", "n_inner", "ffn_dim"),
 )
+_ROTARY = {"rope_theta", "rope_scaling", "rope_parameters"}
 _LORA = frozenset(
     {
         *("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "bias"),
@@ -123,9 +124,9 @@ class HuggingFace:
         self.tokens_per_sample, self.sample_prompt = context, sample_prompt
         self._config = self._read_config()
         shape = self._config.get_text_config()
-        self._vocab = shape.vocab_size
+        self._vocab = int(getattr(shape, "vocab_size", 0))
         places = getattr(shape, "max_position_embeddings", None) or context
-        if context > places:
+        if context > places > 0 and not _ROTARY & vars(shape).keys():  # these are computed
             raise TaskError(
                 f"context is {context}, and the model has {places} positions: shorten it"
             )

@@ -56,11 +56,11 @@ def export(
     step = int(saved.values["step"])
     try:
         out.mkdir(parents=True, exist_ok=True)
+        source = {"run": f"{manifest.run:016x}", "step": step, "settings": manifest.sections}
+        (out / _SOURCE).write_text(json.dumps(source, indent=1))  # first: it may be tried again
         if chosen == "hf" and isinstance(task, ExportsToHuggingFace):
             model = task.to_huggingface(model, out)
         save_file(distinct_tensors(model), out / MODEL, {"format": "pt"})
-        source = {"run": f"{manifest.run:016x}", "step": step, "settings": manifest.sections}
-        (out / _SOURCE).write_text(json.dumps(source, indent=1))
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{out}: cannot be written: {error}; choose another folder") from error
     kind = "Hugging Face's layout" if chosen == "hf" else "tensors alone"

@@ -194,8 +194,10 @@ class GrpcTransport:
         return _Line(address, use, name, self.tunnel(address))
 
     def _end(self, line: "_Line") -> None:
-        self._targets.pop(line.address, None)
-        if (connection := self._connections.pop(line, None)) is not None:
+        connection = self._connections.pop(line, None)
+        if all(each.address != line.address for each in self._connections):
+            self._targets.pop(line.address, None)
+        if connection is not None:
             task = asyncio.ensure_future(connection.channel.close(None))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
@@ -308,7 +310,8 @@ def _unreachable(line: _Line, error: aio.AioRpcError) -> Unreachable:
     details = (error.details() or "").splitlines()
     # The peer's own words, where it was the one to end the call.
     said = "".join(c for c in details[0][:_MAX_DETAILS] if c.isprintable()) if details else ""
-    if line.tunnel is None and (why := reach.mismatch(said, encrypts=line.server_name is not None)):
+    alone = len(reach.ways(line.address, line.tunnel)) == 1 and line.tunnel is None
+    if alone and (why := reach.mismatch(said, encrypts=line.server_name is not None)):
         return transport.Untrusted(f"{line.address}: {why}", closed=why.closed)
     refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT  # as `served` has it
     return (transport.Untrusted if refused else Unreachable)(

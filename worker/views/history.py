@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
+from murmuration.protos.addresses import public_address
 from murmuration.protos.events import costliest, float_of, int_of, place_of, text_of, verdict_words
 from murmuration.protos.figures import shown
 from murmuration.worker.views import summary as views
@@ -112,7 +113,8 @@ class History:
             self._time_s = look.time_s
             listed = maps_of(look.first, "members")[:MOST_PEERS]
             members = {views.name_of(each): each for each in listed}
-            addresses = {str(each.get("address")): name for name, each in members.items()}
+            told = {name: str(each.get("address")) for name, each in members.items()}
+            addresses = {public_address(address): name for name, address in told.items()}
             gone = [name for name in self._peers if name not in members]  # these make room
             for name in members:
                 if name not in self._peers and len(self._peers) >= MOST_PEERS and gone:

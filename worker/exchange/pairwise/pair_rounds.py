@@ -394,7 +394,8 @@ class Pairs(Component):
 
     def _blamed(self, peer: str, key: tuple[int, int], *, late: bool) -> bool:
         """Whether a partner is late by itself. One that has waited for another is late too: so none
-        is blamed while another is late more often, or explains more late rounds."""
+        is blamed while another is late more often, or explains more late rounds; from the second on
+        as many will do."""
         self._lateness.setdefault(peer, deque(maxlen=_REMEMBERED)).append(late)
         if not late:
             return False

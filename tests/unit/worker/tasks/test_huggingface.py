@@ -15,6 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and peft ab
 
 TINY = {"model_type": "llama", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 32}
 TINY |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 64, "n_embd": 16, "n_head": 2}
 LORA = {"r": 2, "target_modules": ["q_proj"]}
 
 
@@ -128,8 +129,12 @@ def test_it_goes_on_with_a_text_of_bytes(text: str) -> None:
         ({"model": {"model_type": "lama"}}, TaskError, "with model_type"),
         ({"model": {**TINY, "vocab_size": 99}}, TaskError, "has 256 tokens, the model 99"),
         ({"tokenizer": "nowhere"}, TaskError, "tokenizer 'nowhere'"),
-        ({"context": 10**6}, TaskError, "context is 1000000, and the model has 2048 positions"),
-        ({"context": 2000}, TextError, "too short"),
+        (
+            {"context": 99, "model": GPT2},
+            TaskError,
+            "context is 99, and the model has 64 positions",
+        ),
+        ({"context": 10**6}, TextError, "too short"),
         ({"context": 0}, TaskError, "at least 1"),
         ({"lora": {"rank": 2}}, TaskError, "lora: .*rank"),
     ],

@@ -43,6 +43,11 @@ def test_a_model_with_a_class_in_transformers_is_laid_out_for_it(tmp_path: Path)
         assert torch.equal(tensors[name], value), name
     with pytest.raises(UsageError, match=r"cannot be written: .*; choose another folder"):
         export(tmp_path / "run", path, None)
+    path.unlink()
+    path.mkdir()
+    for _ in range(2):  # what has failed halfway may be tried again
+        with pytest.raises(UsageError, match=r"cannot be written"):
+            export(tmp_path / "run", tmp_path / "out", None)
 
 
 def test_any_other_model_is_tensors_by_name(
