@@ -15,7 +15,7 @@ _state = tempfile.TemporaryDirectory(prefix="murmur-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
 # As the product has it before it loads gRPC, which some tests load first.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-os.environ["OMP_NUM_THREADS"] = "1"  # more would only wait for one another; torch is not loaded yet
+os.environ["OMP_NUM_THREADS"] = "1"  # more would only wait for one another
 
 # A collection looks at all that torch and gRPC have brought, and by default comes with each 700 new
 # objects: a tenth of all that the tests compute.

@@ -41,8 +41,8 @@ def test_a_joiner_loads_no_code_for_a_peer(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def begins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Coordinated]]:
-    """Makes a swarm of two workers and a coordinator. The one before ends: while it lives it takes
-    a third of a core."""
+    """Makes a swarm of two workers and a coordinator. The one before ends, for it takes a third of
+    a core: tests of one swarm stand together."""
     with ExitStack() as up:
 
         def begin(first: str, *settings: str, **more: bool) -> Coordinated:

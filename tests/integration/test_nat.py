@@ -31,6 +31,7 @@ def started(
 
 @needs_nat
 def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path) -> None:
+    """Its neighbour, behind the same NAT, is dialled directly."""
     held = gate(tmp_path, 38)
     run = Authority.make(tmp_path / "a")
     settings = [*SMALL, *settings_of(run__steps=48, diloco__inner_steps=4)]
@@ -53,7 +54,7 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
         assert relayed("a", "b")["address"].startswith("nat@")
         for worker in workers.values():
             worker.wait_for(lambda e: e["event"] == "round" and e["contributors"] == 4, "all four")
-        found = [*inside.prefix, "ss", "-Htn", "dst", NEIGHBOURS]
+        found = [*inside.prefix, "ss", "-Htn", "state", "established", "dst", NEIGHBOURS]
         direct = subprocess.run(found, capture_output=True, text=True, check=True).stdout
         assert re.search(":770[01] ", direct), direct
         assert_seen_as_relayed(f"{a.address}:7700", tmp_path / "a")

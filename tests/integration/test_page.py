@@ -5,6 +5,7 @@ import signal
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -32,14 +33,15 @@ def peers(nodes: list[Node]) -> set[str]:
     return {node.attributes["data-peer"] for node in nodes if "data-peer" in node.attributes}
 
 
-def wait_until(url: str, peer: str, *states: str) -> None:
-    """Until the server of the page has seen the peer in one of these states."""
+def wait_until(url: str, peer: str, state: str) -> None:
+    """Until the server of the page has seen the peer so, and an evaluation: it looks at times."""
 
-    def state() -> str | None:
+    def seen() -> dict[str, Any]:
         with urlopen(f"{url}api/swarm?since=0") as answer:
-            return {row["peer"]: row["state"] for row in json.load(answer)["peers"]}.get(peer)
+            told: dict[str, Any] = json.load(answer)
+        return dict(told["facts"]) | {row["peer"]: row["state"] for row in told["peers"]}
 
-    looked(state, lambda seen: seen in states)
+    looked(seen, lambda told: told.get(peer) == state and "validation loss" in told)
 
 
 def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ async def test_a_stage_without_a_replica_is_told_once_until_it_is_served_again()
     line = "stage 2 has no replica left: routes leave it out"
     async with StageSwarm(problem_of(), 1, at=3) as swarm:
         swarm.kill("2a")
-        await swarm.sleep(TOLD_S + 3.0)
+        await swarm.sleep(TOLD_S + 6.0)
         assert (swarm["0a"].warnings, swarm["1a"].warnings) == ([line], [line])
         again = await swarm.restart("2a", via=["0a"])
         await swarm.until(lambda: again.trainer.step > 3, 60.0)

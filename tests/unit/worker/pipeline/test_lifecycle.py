@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,7 +33,8 @@ PROBLEM = StagedProblem(count=3, layers=3)
 def one_thread(members: tuple[Member, ...], stage: int = 1) -> Any:
     """An I/O thread's answers, on this thread; `given`: whose results are here."""
     known, given = {"members": lambda: members, "transport": None, "run": 0}, set[str]()
-    context, results = SimpleNamespace(stage=stage, me="me", **known), Mock(has=given.__contains__)
+    context = SimpleNamespace(stage=stage, me="me", **known)
+    results = SimpleNamespace(has=given.__contains__)
     node = SimpleNamespace(stages=SimpleNamespace(context=context), results=results)
     thread = {"ask": lambda question: question(), "do": lambda work, _: asyncio.run(work())}
     return SimpleNamespace(given=given, node=node, **thread)
