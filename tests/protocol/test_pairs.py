@@ -80,7 +80,7 @@ async def test_anchors_come_ahead_on_long_links_too(preset: str) -> None:
         for peer in swarm.alive:
             # A single step is undone, if any: of five rounds the first has no anchors ahead.
             taken = peer.of_kind("head_start")
-            assert len(taken) >= 3
+            assert len(taken) >= 4
             assert max(event["step"] % 20 for event in taken) <= plan.overlap_steps + 5
 
 
@@ -180,7 +180,7 @@ ROUNDS = 4
 
 
 @pytest.mark.usefixtures("brief_end")
-@pytest.mark.parametrize(("plan", "peers"), [(SLOW, "abcd"), (NOLOCO, "abcde"), (THREES, "abcdef")])
+@pytest.mark.parametrize(("plan", "peers"), [(SLOW, "abcd"), (NOLOCO, "abcde"), (THREES, "abcd")])
 async def test_a_link_cut_for_good_costs_the_pair_one_round(plan: Plan, peers: str) -> None:
     """From then on each meets others: nobody waits, and nobody sits out who would not anyway."""
     async with Swarm(steady(ROUNDS * plan.inner_steps, plan), peers) as swarm:

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import murmuration
+from murmuration.worker import cli
 
 # Libraries first: they know their systems. What is left are the imports of our own modules.
 _IMPORTS = """
@@ -50,8 +52,13 @@ def test_windows_lacks_nothing_and_a_users_own_modules_are_in_nobodys_way(tmp_pa
     script.write_text(_IMPORTS)
     command = [sys.executable, script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     count, *names = done.stdout.split()
     assert int(count) > 150
     assert "Swarm" in names
     assert all(hasattr(murmuration, name) for name in names)
+
+
+def test_murmur_is_what_is_installed() -> None:
+    (murmur,) = entry_points(group="console_scripts", name="murmur")
+    assert murmur.load() is cli.main

@@ -90,12 +90,17 @@ def test_a_loop_without_an_end_ends_with_its_block(tmp_path: Path) -> None:
 
 
 def test_an_exception_leaves_the_parameters_as_they_are() -> None:
+    """Such as that of a step whose model has got another parameter."""
     model, optimizer = model_of()
     swarm = Swarm(model, optimizer, steps=9)
     swarm.__enter__()
     one_step(model, optimizer)
     seen = values(model)
-    swarm.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    model.add_module("extra", nn.Linear(2, 2))
+    with one_line(UsageError, r"'extra\.weight' was added"):
+        optimizer.step()
+    del model.extra
+    swarm.__exit__(UsageError, UsageError(), None)
     assert torch.equal(values(model), seen)
     with Swarm(model, optimizer, steps=1):  # and the model is free again
         one_step(model, optimizer)
