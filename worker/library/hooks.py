@@ -197,7 +197,7 @@ def optimizers_of(model: object, given: Any) -> list[Optimizer]:
     several = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
     found = list(given) if several else [given]
     for each in found:
-        if not isinstance(each, Optimizer) or not hasattr(each, "_optimizer_step_pre_hooks"):
+        if not isinstance(each, Optimizer) or not hasattr(each, "state"):
             raise _no_optimizer(each)
     if len({id(each) for each in found}) < len(found):
         raise UsageError("optimizer: one is given twice; give each once, in the order of the steps")
