@@ -161,12 +161,11 @@ class Remembered:
 
     def keep(self, folder: Path) -> None:
         """Raises OSError."""
+        dialled = [public_address(m) for m in self.members if split_relayed(m) is None]
         document = {
             "run": f"{self.run:016x}",
             "contacts": self.contacts[:_MOST],
-            "members": [public_address(m) for m in self.members if split_relayed(m) is None][
-                :_MOST
-            ],
+            "members": dialled[:_MOST],
         }
         write_atomically(folder / _MEMBERS, json.dumps(document, indent=1).encode())
 

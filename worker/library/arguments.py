@@ -216,8 +216,6 @@ def _address(name: str, value: object) -> str:
             raise ValueError("write HOST:PORT as a text, such as '127.0.0.1:7700'")
         for each in value.split(",") if name == "advertise" else (value,):
             split_address(each)
-        if "@" in value:
-            raise ValueError(f"{value!r} is a relayed peer's")
     except ValueError as error:
         raise _refused(name, value, str(error)) from None
     return value

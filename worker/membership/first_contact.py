@@ -235,7 +235,7 @@ def undialable(theirs: str, mine: str) -> str | None:
         return next(filter(None, (undialable(address, mine) for address in each)), None)
     if (through := addresses.split_relayed(mine)) is not None:
         return undialable(theirs, through[1][0])
-    mine, *_ = addresses.alternatives(mine)
+    mine = addresses.public_address(mine)
     if len(several := addresses.alternatives(theirs)) > 1:
         return next(filter(None, (undialable(each, mine) for each in several)), None)
     if ":" in theirs:

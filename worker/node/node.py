@@ -17,7 +17,7 @@ from typing import Any
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import alternatives, with_port
+from murmuration.protos.addresses import public_address, with_port
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -163,7 +163,7 @@ class Node:
         if node.advertise not in (None, ROUTER):  # port 0 stands for the one that is listened on
             advertised = with_port(node.advertise, bound)
             if node.advertise_origin and not transport.encrypted:
-                advertised, *_ = alternatives(advertised)  # there may be others elsewhere
+                advertised = public_address(advertised)  # there may be others elsewhere
         self.tunnels.own = (advertised, bound)
         self._add_membership(Member(node.peer, advertised, epoch, stage=node.stage), bound)
         if node.advertise == ROUTER and not await self._router_port.begin(bound):

@@ -49,6 +49,8 @@ class Addresses:
         own = (("--listen ", self.listen), *(("--advertise ", each or ",") for each in said))
         for flag, address in (*own, *others):
             try:
+                if "@" in (address or ""):
+                    raise ValueError(f"{address!r} is no HOST:PORT, but a relayed peer's")
                 if address:
                     split_address(address)
             except ValueError as error:

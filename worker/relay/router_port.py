@@ -11,7 +11,7 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from murmuration.protos.addresses import alternatives, is_loopback, join_address, split_address
+from murmuration.protos.addresses import is_loopback, join_address, public_address, split_address
 from murmuration.protos.events import Warnings, new_event
 from murmuration.worker.background import Component, workers
 from murmuration.worker.membership.gossip import GossipService
@@ -44,7 +44,7 @@ class UpnpRouter:
         if is_loopback(host):
             raise NoRouterPort(f"no other machine reaches {bound}, which this one listens on")
         router, refused = self._found(), ""
-        ports = [*([split_address(alternatives(before)[0])[1]] if before else []), own]
+        ports = [*([split_address(public_address(before))[1]] if before else []), own]
         ports += random.sample(_PORTS, _TRIES)
         for port, lease_s in [*((port, _LEASE_S) for port in ports), (own, 0)]:  # some know no end
             try:
@@ -58,7 +58,7 @@ class UpnpRouter:
     def close(self, address: str) -> None:
         """What `open` has returned leads to nobody; a router that does not answer forgets it."""
         with suppress(Exception):  # the library has no others
-            port = split_address(alternatives(address)[0])[1]
+            port = split_address(public_address(address))[1]
             self._found().deleteportmapping(port, "TCP")
 
     @staticmethod
@@ -111,7 +111,7 @@ class RouterPort(Component):
         self._again_at = node.clock() + _AGAIN_S
         try:
             address = await router.offload(lambda: router.open(self._bound, self._address))
-            address = address if node.transport.encrypted else alternatives(address)[0]
+            address = address if node.transport.encrypted else public_address(address)
         except NoRouterPort as error:
             self.refused = str(error)
             if self._address:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from murmuration.protos import events, figures
-from murmuration.protos.addresses import is_loopback, split_address
+from murmuration.protos.addresses import is_loopback, public_address, split_address
 from murmuration.protos.events import NO_END, Event, float_of, int_of, names_of, text_of
 from murmuration.protos.exit_codes import exit_words
 from murmuration.protos.files import print_line
@@ -58,7 +58,7 @@ def _filled(words: str, event: Event, **more: object) -> str:
 def _listening(event: Event, joins: str | None) -> str:
     """What to type to join must work as it stands."""
     address = str(event["address"])
-    first, *_ = address.split(",")  # of several
+    first = public_address(address)
     host, port = split_address(first)
     origin = f" ({event['origin']}; --advertise says otherwise)" if event.get("origin") else ""
     only = ", from this machine only" if is_loopback(host) else ""
