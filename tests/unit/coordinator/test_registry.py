@@ -102,17 +102,3 @@ def test_over_when_all_expected_are_done_or_long_silent(registry: Registry) -> N
     for expected, now, over in ((2, 10.0, False), (3, 40.0, False), (2, 31.0, True)):
         assert registry.all_over(expected, now, 30.0) == over  # a third has never come
     assert [known.health(31.0) for known in registry.members.values()] == ["lost", "alive"]
-
-
-def test_the_status_document(registry: Registry) -> None:
-    digests = [pb.FragmentDigest(version=3), pb.FragmentDigest(version=2)]
-    registry.introduce(call("w0", step=7, digests=digests), 0.0)
-    document = registry.status(2.0)
-    assert document["kind"] == "coordinator"
-    assert len(str(document["run"])) == 16
-    assert document["members"] == [
-        {
-            "peer": "w0", "address": "w0:7700", "health": "alive", "phase": "training", "step": 7,
-            "versions": [3, 2], "heard_s_ago": pytest.approx(2.0),
-        }
-    ]  # fmt: skip

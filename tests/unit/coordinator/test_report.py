@@ -13,15 +13,6 @@ from murmuration.coordinator.records import Record
 from murmuration.coordinator.report import Report, build_report
 from tests.support.worker_status import result_event
 
-KEYS = (
-    "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
-    "wall_s", "compute_s", "stall_s", "compute_utilization", "rounds_completed", "rounds_failed",
-    "peers",
-)  # fmt: skip
-PEER_KEYS = (
-    "peer", "steps", "bytes_sent", "bytes_received", "payload_bytes_sent", "anchor_hash",
-    "momentum_hash", "exit_code",
-)  # fmt: skip
 COUNTS = {"visits": 160, "repeated": 1, "rerouted": 0, "skipped": 0, "dropped": 0, "lost": 0,
           "other_snapshots": 4, "discarded": 0}  # fmt: skip
 PARAMS = (1_000_000, 300_000, 200_000)
@@ -71,8 +62,8 @@ def lines(*records: Record, **changes: object) -> dict[str, str]:
     return dict(figure_lines(report_of(*records) | changes))
 
 
-def printed(report: Report, width: int = 160) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
+def printed(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=100, highlight=False)
     print_report(report, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -85,8 +76,6 @@ def test_means_are_over_the_workers_that_reported() -> None:
     w0 = finished("w0", compute_s=8.0, compute_utilization=0.8, steps_lost=5)
     w1 = finished("w1", compute_s=6.0, compute_utilization=0.6, bytes_sent=4_000_000)
     report = report_of(w0, w1, killed("w2"))
-    assert not [key for key in KEYS if key not in report]
-    assert not [key for key in PEER_KEYS if any(key not in peer for peer in report["peers"])]
     assert report["compute_s"] == pytest.approx(7.0)
     assert report["compute_utilization"] == pytest.approx(0.7)
     assert report["bytes_sent_per_worker"] == 3_000_000
@@ -222,7 +211,6 @@ def test_nonsense_from_outside_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("label", "changes", "words"),
     [
-        ("validation loss", {}, "2.000 nats per byte (perplexity 7.39, 2.89 bits per byte)"),
         ("validation loss", {"loss_unit": None}, "2.000"),
         ("validation loss", {"loss_unit": "mean squared error"}, "2.000 mean squared error"),
         ("validation loss", {"loss_unit": "nats per token"},
@@ -233,17 +221,12 @@ def test_nonsense_from_outside_is_passed_over() -> None:
         ("validation loss", {"val_loss": None, "reason": "SIGTERM"},
          "not measured: stopped before the end"),
         ("on the way", {"val_loss_curve": [[20, 4.5], [40, 2.0]]}, "4.50 █▁ 2.00"),
-        ("training loss", {}, "3.00 █▁ 2.50"),
-        ("bytes sent", {}, "2.0 MB per worker; DDP in fp32 would have sent 100.0 MB, 50 times as "
-         "much; in bf16 25 times"),
         ("bytes sent", {"ddp_bytes": None}, "2.0 MB per worker"),
         ("bytes sent", {"ddp_bytes": 1_000_000}, "2.0 MB per worker; DDP in fp32 would have sent "
          "1.0 MB, 2.0 times less"),
-        ("probes", {}, None),
         ("probes", {"probe_bytes_received": 1_900_000, "probe_bytes_sent": 3},
          "1.9 MB received and 0.000003 MB sent, not counted above: doctor, status, and rates that "
          "peers measure"),
-        ("final mean", {}, None),
         ("final mean", {"final_mean_bytes": 1.5e6, "final_mean_stall_s": 1.25, "traffic": {
             "final_mean": {"values": 4e5, "encoded_bytes": 1.6e6, "payload_bytes": 1.5e6}}},
          "exact, in fp32, of all replicas: 1.5 MB of these bytes, 30.00 bits per value; 1.2 s of "
@@ -251,8 +234,6 @@ def test_nonsense_from_outside_is_passed_over() -> None:
         ("bits per value", {"traffic": {
             "contributions": {"values": 8e6, "encoded_bytes": 2e6, "payload_bytes": 1e6}}},
          "1.00 in contributions (2.00 before zstd)"),
-        ("computing", {},
-         "80.0 % of the 10 s from first to last inner step; 1.0 s stalled on average"),
         ("waited for", {"stall_s_by_peer": {"w2": 1.5}, "longest_stalls": [
             {"stall_s": 0.75, "fragment": 0, "round": 3, "waited_for": "w2"}]},
          "w2 1.5 s; longest 0.75 s, w0 for round 3 of fragment 0 from w2"),
@@ -260,17 +241,15 @@ def test_nonsense_from_outside_is_passed_over() -> None:
          "w1's disk, 3 s a checkpoint, others 100 ms since ?, no cost"),
         ("warning", {"warnings": ["w0 and w1 contribute the same values"]},
          "w0 and w1 contribute the same values"),
-        ("rounds", {}, "4 completed, none failed"),
         ("rounds", {"steps_lost": 5, "most_overlap_steps": 2}, "4 completed, none failed; 5 inner "
          "steps lost, since values were not finite, up to 2 steps on their way"),
         ("rounds", {"rounds_completed": 9, "final_mean_rounds": 3, "fragments": 3}, "9 completed "
          "(3 of the final mean), none failed; each exchanges one of 3 fragments of the model"),
         ("replicas", {}, "nothing to compare: 1 worker reported to the end"),
-        ("loop lag", {}, "p50 0.2 ms, p99 2.0 ms, max 5.0 ms (slowest worker)"),
     ],
 )  # fmt: skip
-def test_a_figure_in_words(label: str, changes: dict[str, Any], words: str | None) -> None:
-    assert lines(finished(**changes)).get(label) == words
+def test_a_figure_in_words(label: str, changes: dict[str, Any], words: str) -> None:
+    assert lines(finished(**changes))[label] == words
 
 
 @pytest.mark.parametrize(
@@ -336,7 +315,7 @@ def test_a_run_of_stages_in_words() -> None:
 def test_a_whole_report_as_it_is_printed() -> None:
     records = [finished(f"w{n}", sample="def f():\n\treturn \x1b[2J1\n") for n in range(2)]
     report = report_of(*records, killed("w2")) | {"loss_png": "out/loss.png", "out": "report.json"}
-    assert [line.rstrip() for line in printed(report, 100).splitlines()] == EXPECTED.splitlines()
+    assert [line.rstrip() for line in printed(report).splitlines()] == EXPECTED.splitlines()
 
 
 EXPECTED = """
@@ -365,9 +344,3 @@ checkpoint  out/w0/checkpoints/100
 loss curve  out/loss.png
 report      report.json
 """
-
-
-def test_a_narrow_terminal_shows_each_workers_row_whole() -> None:
-    text = printed(report_of(finished("worker-of-lab-3", anchor_hash="0123456789abcdef")), 80)
-    (row,) = [line.split() for line in text.splitlines() if "worker-of-lab-3" in line.split()]
-    assert " ".join(row) == "worker-of-lab-3 100 4 2.0 MB 80 % 1.0 s 012345 done"

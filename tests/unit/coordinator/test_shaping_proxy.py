@@ -58,19 +58,6 @@ def test_connections_of_one_worker_share_its_link_both_ways_apart() -> None:
     assert (w2.sent_bytes, w2.received_bytes) == (0, 2 * n)
 
 
-def test_what_is_under_way_is_what_fits_on_the_link() -> None:
-    pipe = ShapedPipe(
-        member("w0", delay_s=0.2, jitter_s=0.05), LinkedPeer("far", None), random.Random(0)
-    )
-    held = 0
-    while not pipe.full:
-        pipe.enter(1000, 0.0)
-        held += 1000
-    assert RATE * 0.25 <= held <= RATE * 0.25 + 5 * pipe.chunk_bytes
-    pipe.leave(20_000)
-    assert not pipe.full
-
-
 # --------------------------------------------------------------------------------- real sockets
 
 

@@ -1,8 +1,4 @@
-"""Kubernetes, SkyPilot and Slurm: by their schemas, and that they type what a worker takes.
-
-SkyPilot is none of our dependencies, since it brings a web server and a database. To check its
-file, run this test in an environment that has both: `pip install skypilot`.
-"""
+"""Kubernetes, SkyPilot and Slurm: that they type what a worker takes; Kubernetes by its schemas."""
 
 import os
 import shutil
@@ -99,25 +95,6 @@ def test_a_pod_runs_a_worker_that_joins_the_others(
     assert (given["name"], given["advertise"]) == (name, f"{name}.murmuration:7700")
     assert list(given["joins"]) == [f"murmuration-{each}.murmuration:7700" for each in others]
     assert given["metrics"] == "0.0.0.0:9464"
-
-
-def test_probes_and_services_know_the_ports() -> None:
-    ports = {each["name"]: each["containerPort"] for each in worker()["ports"]}
-    assert ports == {"grpc": 7700, "metrics": 9464}
-    for kind in ("startup", "readiness", "liveness"):
-        assert worker()[f"{kind}Probe"]["grpc"]["port"] == ports["grpc"]
-    assert {each["name"]: each["port"] for each in resources()["Service"]["spec"]["ports"]} == ports
-
-
-def test_skypilot_takes_the_file() -> None:
-    schemas = pytest.importorskip("sky.utils.schemas", reason="no skypilot here")
-    from jsonschema import Draft7Validator
-
-    Draft7Validator(schemas.get_task_schema()).validate(SKYPILOT)
-    of_resources = Draft7Validator(schemas.get_resources_schema())
-    of_resources.validate(SKYPILOT["resources"])
-    with pytest.raises(Exception, match="use_spots"):
-        of_resources.validate(SKYPILOT["resources"] | {"use_spots": True})
 
 
 def test_a_job_joins_under_its_own_name_and_leaves_on_the_clouds_notice(

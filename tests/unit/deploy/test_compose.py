@@ -134,10 +134,3 @@ def test_what_is_mounted_is_there_and_nothing_but_this_machine_can_read_the_char
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
         sources = [volume.split(":")[0] for volume in service["volumes"]]
         assert all((DEPLOY / each).is_file() for each in sources if each.startswith("."))
-
-
-@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="no docker-compose here")
-def test_compose_takes_the_file() -> None:
-    command = ["docker-compose", "-f", DEPLOY / "compose.yaml", "--profile", "observe", "config"]
-    checked = subprocess.run([*command, "-q"], capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
