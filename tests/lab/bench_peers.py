@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean, median
-from typing import IO, Any
+from typing import Any
 
 from murmuration.algorithms.link import Link
 from murmuration.coordinator.launch import Launch
@@ -94,7 +94,7 @@ def _train(workers: list[WorkerProcess], stack: ExitStack, kind: str, beside: st
     finds no way to a peer it knows by name.
     """
     # It waits for everyone: a quorum of fewer would be a smaller group than the others measure.
-    known = [start_lighthouse(stack, beside, len(workers))] if kind == "torchft" else []
+    known = [_start_lighthouse(stack, beside, len(workers))] if kind == "torchft" else []
     for worker in workers:
         worker.tell(json.dumps(known))
         if kind != "torchft":
@@ -129,16 +129,16 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(problem)
 
 
-def start_lighthouse(stack: ExitStack, address: str, least: int, log: IO[str] | None = None) -> str:
+def _start_lighthouse(stack: ExitStack, address: str, least: int) -> str:
     """Starts torchft's beside the workers and returns its URL; these try again until it listens.
 
-    Args: least: workers of a quorum; log: for what it says.
+    Args: least: workers of a quorum.
     """
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     bind = ["--bind", f"{address}:{port}", "--min_replicas", str(least)]
     command = [str(_BIN / "torchft_lighthouse"), *bind]
-    process = subprocess.Popen(command, stdout=log, stderr=log)
+    process = subprocess.Popen(command)
     stack.callback(process.wait)
     stack.callback(process.kill)
     return f"http://{address}:{port}"

@@ -1,7 +1,7 @@
 """How much of the work of eight real workers ends in the model, through a plan of faults.
 
     python -m tests.lab goodput [--minutes 30] [--per-minute 2] [--seed 0] [--preset diloco]
-        [--set SECTION.KEY=VALUE] [--system murmuration|torchft] [--out FOLDER]
+        [--set SECTION.KEY=VALUE] [--out FOLDER]
 
 Each worker is a process in a network namespace of its own (root), behind a link of 100 Mbit/s. Its
 steps sleep half a second, as a stand-in for a card. After some quiet minutes faults come by a
@@ -37,12 +37,11 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from murmuration.algorithms.link import Link
-from tests.lab.bench_peers import start_lighthouse
 from tests.support.namespaces import NamespaceHost, Namespaces, NoNamespaces
 from tests.support.workers import Event, at_s
 
@@ -51,7 +50,6 @@ MBPS, SLOW_MBPS = 100, 5
 STEP_S, LEAST_S, MOST_S = 0.5, 10.0, 30.0  # of a step; of a fault
 TARGET = 0.98
 PORT = 7700
-PEERS = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin"
 TASK = "tests.support.slow_task:SlowBytes"
 KINDS = ("kill", "stop", "cut", "slow", "replace")
 AWAY = ("kill", "stop", "replace")  # a worker does not live meanwhile
@@ -196,7 +194,7 @@ class Outcome:
 
 
 HEAD = (
-    "| system | faults | minutes | rounds | s of a step, quiet and then "
+    "| preset | faults | minutes | rounds | s of a step, quiet and then "
     "| steps/s of a worker without faults | useful steps "
     "| of 8 workers always there | of the workers that live by the plan | waited for rounds "
     "| ended unasked |\n| --- |" + 10 * " ---: |"
@@ -294,13 +292,11 @@ class Swarm:
 
     Args:
         folder: each worker has one of its own there, with its events in the file `out`.
-        lighthouse: torchft's; no fault concerns it.
     """
 
     members: Sequence[NamespaceHost]
     folder: Path
     options: argparse.Namespace
-    lighthouse: str
     names: list[str] = field(default_factory=lambda: [f"w{n}" for n in range(WORKERS)])
     processes: "dict[int, subprocess.Popen[bytes]]" = field(default_factory=dict)
     away: set[int] = field(default_factory=set)  # places whose process is to be gone
@@ -317,7 +313,7 @@ class Swarm:
         folder.mkdir(exist_ok=True)
         with (folder / "out").open("a") as out, (folder / "log").open("a") as log:
             self.processes[place] = subprocess.Popen(
-                [*self.members[place].prefix, *SYSTEMS[self.options.system](self, place, name)],
+                [*self.members[place].prefix, *command(self, place, name)],
                 stdout=out,
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
@@ -394,8 +390,8 @@ class Swarm:
         return f"{stem}-hub", port
 
 
-def murmuration(swarm: Swarm, place: int, name: str) -> list[str]:
-    """The command of a worker."""
+def command(swarm: Swarm, place: int, name: str) -> list[str]:
+    """A worker's."""
     addresses = [f"{member.address}:{PORT}" for member in swarm.members]
     own = addresses.pop(place)
     if name == f"w{place}":
@@ -409,16 +405,6 @@ def murmuration(swarm: Swarm, place: int, name: str) -> list[str]:
     words += ["--name", name, "--listen", own, "--out", str(swarm.folder / name)]
     words += ["--insecure", "--json", "--threads", "1"]
     return [sys.executable, "-m", "murmuration.worker.cli", *words]
-
-
-def torchft(swarm: Swarm, place: int, name: str) -> list[str]:
-    """The command of a worker."""
-    address, steps = swarm.members[place].address, str(swarm.options.inner_steps)
-    words = [name, address, str(place), str(STEP_S), steps, swarm.lighthouse]
-    return [str(PEERS / "python"), "-m", "tests.lab.peers.torchft_churn", *words]
-
-
-SYSTEMS = {"murmuration": murmuration, "torchft": torchft}
 
 
 def through(swarm: Swarm, faults: Sequence[Fault], minutes: float) -> None:
@@ -454,10 +440,9 @@ def main() -> int:
     parser.add_argument("--quiet-minutes", type=float, default=2.0, help="before it")
     parser.add_argument("--per-minute", type=float, default=2.0, help="faults")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--system", choices=SYSTEMS, default="murmuration")
     parser.add_argument("--preset", choices=("diloco", "streaming"), default="diloco")
     parser.add_argument("--inner-steps", type=int, default=50)
-    parser.add_argument("--set", action="append", default=[], help="a worker's, of murmuration")
+    parser.add_argument("--set", action="append", default=[], help="of a worker")
     parser.add_argument("--out", type=Path, help="keep what the workers write here")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -469,8 +454,7 @@ def main() -> int:
             found = measure(options, faults, options.out or Path(folder))
     except NoNamespaces as reason:
         raise SystemExit(f"goodput: {reason}") from reason
-    ours = ", ".join([f"ours, {options.preset}", *options.set])
-    name = ours if options.system == "murmuration" else "torchft 0.2.0, DiLoCo"
+    name = ", ".join([options.preset, *options.set])
     print(f"\n{HEAD}\n{found.row(name, len(faults))}\n", *found.causes(), sep="\n")
     return 0 if found.useful / found.living >= TARGET else 1
 
@@ -478,12 +462,8 @@ def main() -> int:
 def measure(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> Outcome:
     """One run, from start to end."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Namespaces(WORKERS, Link(rate_mbps=MBPS)) as network, ExitStack() as stack:
-        url = ""
-        if options.system == "torchft":
-            log = stack.enter_context((folder / "lighthouse.log").open("w"))
-            url = start_lighthouse(stack, network.host_address, MAJORITY, log)
-        swarm = Swarm(network.members, folder, options, url)
+    with Namespaces(WORKERS, Link(rate_mbps=MBPS)) as network:
+        swarm = Swarm(network.members, folder, options)
         try:
             for place in range(WORKERS):
                 swarm.start(place)

@@ -3,13 +3,12 @@
     python -m tests.lab memory [--workers 2] [--layers 18] [--preset NAME ...]
 
 They train half a billion parameters in bf16 with SGD; with `--layers 9` it is a quarter of a
-billion. The peak of a process (VmHWM) is read before the last batch, so without the checkpoint that
-follows, and once more when it has ended. Writes a Markdown table.
+billion. The peak of a process is that of its whole life: it comes with the last checkpoint. Writes
+a Markdown table.
 """
 
 import argparse
 import os
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -17,11 +16,9 @@ from statistics import mean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from murmuration.worker.tasks.llama import Llama
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.tasks.task import Batch
 from tests.support.workers import running_swarm, settings_of
 
 PRESETS = ("diloco", "streaming", "onebit")
@@ -36,36 +33,14 @@ _SPAWNED = (
 )  # a process of its own: one that is forked has its parent's peak
 
 
-class Measured(LlamaBytes):
-    """The built-in task; notes the peak in a file named after the process before a batch."""
-
-    def __init__(
-        self, *, seed: int, notes: str, last_step: int, dtype: str = "float32", **options: Any
-    ) -> None:
-        # Whatever the built-in task takes: it checks its options by itself.
-        super().__init__(seed=seed, **options)
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._notes, self._last_step, self._losses = Path(notes), last_step, 0
+class Large(LlamaBytes):
+    """The built-in task in bf16."""
 
     def model(self) -> Llama:
-        return super().model().to(self._dtype)
+        return super().model().to(torch.bfloat16)
 
     def generate(self, *_: Any) -> str:
         return ""  # the text of a large model takes longer than its training
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        self._losses += 1
-        if self._losses == self._last_step:
-            (self._notes / str(os.getpid())).write_text(str(peak_bytes()))
-        return super().loss(model, batch)
-
-
-def peak_bytes() -> int:
-    """The largest resident size that this process has had."""
-    status = Path("/proc/self/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found is not None, status
-    return 1024 * int(found[1])
 
 
 def main() -> None:
@@ -78,20 +53,17 @@ def main() -> None:
     count = parameters(options.layers)
     print(
         f"{options.workers} workers, {count / 1e6:.0f} million parameters in bf16, SGD\n\n"
-        "| preset | peak of each in training | in its whole life | together | seconds "
-        "| asked for |\n"
-        "| --- | --- | --- | --- | --- | --- |"
+        "| preset | peak of each | together | seconds | asked for |\n"
+        "| --- | --- | --- | --- | --- |"
     )
     for preset in options.preset:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            notes = Path(folder) / "notes"
-            notes.mkdir()
-            training, whole = train_workers(preset, notes, options.layers, options.workers)
+            whole = train_workers(preset, Path(folder), options.layers, options.workers)
         seconds, together = time.monotonic() - began, options.workers * whole
         kept = "kept" if together <= _WANTED_BYTES else "MISSED"
         print(
-            f"| {preset} | {training / 1e9:.2f} GB | {whole / 1e9:.2f} GB "
+            f"| {preset} | {whole / 1e9:.2f} GB "
             f"| {together / 1e9:.2f} GB = {together / (1 << 30):.1f} GiB | {seconds:.0f} "
             f"| at most {_WANTED_BYTES >> 30} GiB: {kept} |",
             flush=True,
@@ -121,17 +93,14 @@ def parameters(layers: int) -> int:
         return sum(parameter.numel() for parameter in task.model().parameters())
 
 
-def train_workers(preset: str, notes: Path, layers: int, workers: int) -> tuple[float, float]:
-    """Peaks of a swarm before the last batch and of the whole life, bytes, means over workers."""
+def train_workers(preset: str, out: Path, layers: int, workers: int) -> float:
+    """The peak of a swarm's workers, bytes, their mean."""
     options = options_of(layers)
     architecture = options.pop("architecture")
     settings = settings_of(
         **{f"task__{key}": value for key, value in options.items()},
-        task__name='"tests.lab.memory:Measured"',
-        task__notes=f'"{notes}"',
-        task__last_step=_STEPS,
+        task__name='"tests.lab.memory:Large"',
         task__architecture=f"{{{', '.join(f'{k}={v}' for k, v in architecture.items())}}}",
-        task__dtype='"bfloat16"',
         inner__optimizer='"sgd"',
         run__steps=_STEPS,
         checkpoint__every_s=3600,
@@ -140,16 +109,15 @@ def train_workers(preset: str, notes: Path, layers: int, workers: int) -> tuple[
     )
     if preset in ("streaming", "onebit"):
         settings += settings_of(diloco__overlap_steps=1)
-    out = notes.parent / "out"
     with running_swarm(workers, out, "--preset", preset, *settings) as swarm:
         swarm.programs |= dict.fromkeys(swarm.names, _SPAWNED)
         swarm.start_all()
-        wholes = []
+        peaks = []
         for name, worker in swarm.workers.items():
             _, status, usage = os.wait4(worker.process.pid, 0)
             assert status == 0, f"{name} ended with {status}: {worker.errors}"
-            wholes.append(1024 * usage.ru_maxrss)
-    return mean(int(note.read_text()) for note in notes.iterdir()), mean(wholes)
+            peaks.append(1024 * usage.ru_maxrss)
+    return mean(peaks)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ ARGUMENTS = {
     "bench": "--link 100mbit --preset diloco --peers none --steps 40 --limit 20 --out {out}/runs",
     "bench-peers": "torch-ddp --workers 2 --steps 8 --inner-steps 1",
     "exchange": "--mbytes 1 --rounds 2",
-    "false-means": "--peers 4 --rounds 5 --seeds 1",
     "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
     "--line 'alone: local' --line 'DDP: ddp' --line 'onebit: onebit diloco.inner_steps=6' "
     "--results {out}/results.jsonl --picture {out}/frontier.png",
@@ -36,7 +35,6 @@ ARGUMENTS = {
     "schedules": "pairs --schedules 5",
     "sites": "--presets onebit",
     "sync-time": "--peers 2 --rounds 2",
-    "unequal": "--steps 20 --peers 3 --preset diloco --case half",
 }
 _OF_NAMESPACES = ("bench", "goodput", "sync-time")
 

@@ -27,7 +27,14 @@ from murmuration.worker.exchange.round_context import Context, RoundConfig
 from murmuration.worker.exchange.view import ShardKey
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
-from tests.support.false_means import LIES, attacks, closing_falsely, reducing_falsely, showing
+from tests.support.false_means import (
+    LIES,
+    closing_falsely,
+    next_to_nothing,
+    only_itself,
+    reducing_falsely,
+    showing,
+)
 from tests.support.liar import with_ghosts
 
 LONG = Problem(steps=600)
@@ -72,11 +79,17 @@ async def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie: str) -
 
 
 @pytest.mark.parametrize(
-    "attack", ["counts only itself", "counts next to nothing", "names a ghost"]
+    "attack",
+    [
+        partial(closing_falsely, "d", only_itself),
+        partial(closing_falsely, "d", next_to_nothing),
+        partial(reducing_falsely, "d", LIES["turned"], ghost="ghost"),
+    ],
+    ids=["counts only itself", "counts next to nothing", "names a ghost"],
 )
-async def test_a_mean_of_others_than_have_contributed_is_seen(attack: str) -> None:
+async def test_a_mean_of_others_than_have_contributed_is_seen(attack: Any) -> None:
     """In the third such round: once, what others have told may be what differs."""
-    await named_by_all(attacks("d")[attack](), 6)
+    await named_by_all(attack(), 6)
 
 
 def consistent(before: list[torch.Tensor], of_lie: torch.Tensor) -> list[torch.Tensor]:

@@ -23,21 +23,12 @@ def view(
     *,
     suspect: str = "",
     dead: str = "",
-    left: str = "",
-    done: str = "",
-    starting: str = "",
-    ahead: str = "",
     unreachable: str = "",
 ) -> View:
-    """Peers by single letters; those in `ahead` have applied round 0 already, and the two in
-    `unreachable` do not reach each other."""
+    """Peers by single letters; the two in `unreachable` do not reach each other."""
     members = [member(peer) for peer in peers]
     members += [member(peer, Health.SUSPECT) for peer in suspect]
     members += [member(peer, Health.DEAD) for peer in dead]
-    members += [member(peer, Health.LEFT) for peer in left]
-    members += [member(peer, phase=Phase.DONE) for peer in done]
-    members += [member(peer, phase=Phase.STARTING, versions=()) for peer in starting]
-    members += [member(peer, versions=(1,)) for peer in ahead]
     told = [
         replace(each, unreachable=(unreachable[1],)) if each.peer in unreachable[:1] else each
         for each in members

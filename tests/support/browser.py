@@ -1,10 +1,9 @@
-"""A headless Chromium, where one is installed: what a page shows, as its nodes or as a picture."""
+"""A headless Chromium, where one is installed: what a page shows, as its nodes."""
 
 import shutil
 import subprocess
 import tempfile
 from html.parser import HTMLParser
-from pathlib import Path
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 _SHOWN_MS = 6_000  # of the page's own time: three questions for news
@@ -27,24 +26,13 @@ _OPTIONS = (
 
 def shown(url: str) -> "Page":
     """The nodes of a page after some seconds of its own time."""
-    return Page(_chromium("--dump-dom", url))
-
-
-def picture(url: str, path: Path, *, width: int, height: int, dark: bool = False) -> None:
-    """Takes a picture (PNG) of a page after some seconds of its own time. Args: width, height:
-    pixels."""
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    _chromium(f"--window-size={width},{height}", scheme, f"--screenshot={path}", url)
-
-
-def _chromium(*arguments: str) -> str:
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(prefix="murmur-chromium-") as folder:
-        command = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", *arguments]
+        command = [CHROMIUM, *_OPTIONS, f"--user-data-dir={folder}", "--dump-dom", url]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True
         )
-    return done.stdout
+    return Page(done.stdout)
 
 
 class Node:

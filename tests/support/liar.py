@@ -1,10 +1,9 @@
 """Members that mean harm: live peers with a method or two replaced, and all else as it was.
 
-    python -m tests.support.liar "sign flip x100" murmur's arguments...
     python -m tests.support.liar "reduces 15 s late" murmur's arguments...
 
-The rest of it is `murmur` itself, so that the others can tell it by what it does alone. It tells
-LIES from the start. Of INSIDERS it is one when it gets SIGUSR1, and honest until then.
+The rest of it is `murmur` itself, so that the others can tell it by what it does alone. It is one
+of INSIDERS when it gets SIGUSR1, and honest until then.
 """
 
 import asyncio
@@ -50,26 +49,9 @@ _CLOCK_BACK_S, _SHIFTED = 25 * 3600.0, "MURMUR_TESTS_CLOCK_IS_BACK"
 Lie = Callable[[Tensor], Tensor]
 
 
-def noise(values: Tensor) -> Tensor:
+def turned(values: Tensor) -> Tensor:
     """As large as may count: three times the others' norm, as far as this peer knows it."""
-    drawn = torch.randn(values.shape)
-    return drawn * (2.9 * values.norm() / drawn.norm())
-
-
-def first_again() -> Lie:
-    """Whatever it learned in its first round, for ever."""
-    kept: dict[int, Tensor] = {}
-    return lambda values: kept.setdefault(values.numel(), values.clone())
-
-
-LIES: dict[str, Lie] = {
-    "sign flip x100": lambda values: -100 * values,
-    "1e15 everywhere": lambda values: torch.full_like(values, 1e15),
-    "NaN": lambda values: torch.full_like(values, torch.nan),
-    "sign flip within the limit": lambda values: -2.9 * values,
-    "noise within the limit": noise,
-    "its first round again and again": first_again(),
-}
+    return -2.9 * values
 
 
 def contribute_instead(lie: Lie) -> None:
@@ -324,7 +306,7 @@ def hides_false_means(node: Node) -> None:
 def counts_itself_turned(node: Node) -> None:
     """Its shards are what it contributes, which is turned and as large as may count."""
     closes(node, false_means.only_itself)
-    contribute_instead(LIES["sign flip within the limit"])
+    contribute_instead(turned)
 
 
 def names_a_ghost(node: Node) -> None:
@@ -460,9 +442,7 @@ INSIDERS: dict[str, Change] = {
     "its first mean again": partial(reduces_falsely, lie=false_means.LIES["stale"]),
     "means of 0": partial(reduces_falsely, lie=false_means.LIES["zero"]),
     "means that are turned, and hidden": hides_false_means,
-    "contributes what it learned times -2.9": lambda _: contribute_instead(
-        LIES["sign flip within the limit"]
-    ),
+    "contributes what it learned times -2.9": lambda _: contribute_instead(turned),
     "means of NaN": partial(gives_otherwise, change=lambda raw, _: b"\xff" * len(raw)),
     "counts only itself": partial(closes, change=false_means.only_itself),
     "counts itself, and turns it": counts_itself_turned,
@@ -500,8 +480,5 @@ def change_when_told(change: Change) -> None:
 if __name__ == "__main__":
     if os.environ.get(_SHIFTED):
         clock_goes_back()
-    if (name := sys.argv.pop(1)) in LIES:
-        contribute_instead(LIES[name])
-    else:
-        change_when_told(INSIDERS[name])
+    change_when_told(INSIDERS[sys.argv.pop(1)])
     main()

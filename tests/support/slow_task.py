@@ -1,4 +1,4 @@
-"""The built-in task on unequal machines: every batch takes a pause, one worker a longer."""
+"""The built-in task on a slow machine: every batch takes a pause."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,6 @@ class SlowBytes(LlamaBytes):
     """Args:
     pause_s: before each training batch; long beside the computing, so that workers which share
         cores do not slow each other down.
-    slow: the worker whose pause is `times` as long; none if empty.
         architecture, context_bytes, batch_size: as of `LlamaBytes`.
     """
 
@@ -25,8 +24,6 @@ class SlowBytes(LlamaBytes):
         *,
         seed: int,
         pause_s: float,
-        slow: str = "",
-        times: float = 5.0,
         architecture: Mapping[str, object] = SIZES,
         context_bytes: int = 64,
         batch_size: int = 4,
@@ -34,13 +31,12 @@ class SlowBytes(LlamaBytes):
         super().__init__(
             seed=seed, architecture=architecture, context_bytes=context_bytes, batch_size=batch_size
         )
-        self._pause_s, self._slow, self._times = pause_s, slow, times
+        self._pause_s = pause_s
 
     def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
-        pause_s = self._pause_s * (self._times if cursor.stream == self._slow else 1.0)
         for batch in super().batches(split, cursor):
             if split == "train":
-                time.sleep(pause_s)
+                time.sleep(self._pause_s)
             yield batch
 
     def loader(self) -> DataLoader[tuple[Tensor, Tensor]]:
