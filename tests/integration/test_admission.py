@@ -22,7 +22,7 @@ from murmuration.worker.config import Config
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import FOLDER, Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
-from murmuration.worker.node.newcomer import Newcomer
+from murmuration.worker.node.admission import Newcomer
 from tests.support.stranger import calling, serving
 from tests.support.workers import (
     ENDLESS,

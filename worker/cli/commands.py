@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import Config
     from murmuration.worker.identity.certificates import Identity
-    from murmuration.worker.node.newcomer import Newcomer
+    from murmuration.worker.node.admission import Newcomer
     from murmuration.worker.training.export import Layout
 
 _PRINTED_USES = 16  # peers that the token which `up` prints lets in
@@ -148,7 +148,7 @@ class WorkerFlags:
         wait_s: float | None = None,
         tell: Callable[[str], None] = _warn,
     ) -> "Newcomer":
-        from murmuration.worker.node.newcomer import Newcomer
+        from murmuration.worker.node.admission import Newcomer
 
         known = NOTHING if self.fresh else remembered(self.out, contacts, tell)
         return Newcomer(contacts, proxy=self.proxy, wait_s=wait_s, remembered=known, tell=tell)
@@ -282,7 +282,7 @@ def join(
     flags.begin(*addresses)
     from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.manifest import join_config
-    from murmuration.worker.node.newcomer import check_version, clock_warning
+    from murmuration.worker.node.admission import check_version, clock_warning
 
     with flags.newcomer(addresses, wait_s) as newcomer:
         identity = flags.identity(newcomer)

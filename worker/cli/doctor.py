@@ -33,7 +33,7 @@ from murmuration.worker.transport import AddressInUse, Caller, Method, Stream, T
 
 if TYPE_CHECKING:
     from murmuration.worker.manifest import Manifest
-    from murmuration.worker.node.newcomer import FirstAnswer
+    from murmuration.worker.node.admission import FirstAnswer
     from murmuration.worker.transport.grpc import GrpcTransport
 
 _NAME = "doctor"
@@ -175,7 +175,7 @@ def _network(
 
 def _run(first: "FirstAnswer", address: str, run: Path | None, said: RunFlags) -> Iterator[Finding]:
     from murmuration.worker.manifest import PROTOCOL, join_config
-    from murmuration.worker.node.newcomer import check_version, clock_warning
+    from murmuration.worker.node.admission import check_version, clock_warning
 
     try:
         check_version(first)

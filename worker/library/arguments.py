@@ -27,7 +27,7 @@ from murmuration.worker.errors import ConfigError, ManifestRefused, MurmurError,
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.library.site import is_site
 from murmuration.worker.manifest import Manifest, join_config
-from murmuration.worker.node.newcomer import FirstAnswer, Newcomer, check_version
+from murmuration.worker.node.admission import FirstAnswer, Newcomer, check_version
 from murmuration.worker.node.own_address import ROUTER, Addresses, FoundHost
 from murmuration.worker.tasks import OWN_LOOP
 from murmuration.worker.training.optimizers import KSEED

@@ -1,25 +1,278 @@
-"""How a worker comes to its certificate: it has one, is given one for a token, or begins the run.
+"""How a process comes into a run: what it asks before it is a peer, and what it is let in by.
 
-The files are in the worker's folder, for its user alone (`murmuration.worker.identity`).
+Where nobody answers it asks again, and tells the user whom it tries and why they do not answer. The
+files are in the worker's folder, for its user alone (`murmuration.worker.identity`).
 """
 
+import asyncio
 import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self, TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import first_difference
+from murmuration.protos.figures import duration, shown
 from murmuration.protos.files import read_json
-from murmuration.protos.reach import cannot_listen, listening_problem
-from murmuration.worker.errors import ConfigError, UsageError
+from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, cannot_listen, listening_problem
+from murmuration.worker import wire
+from murmuration.worker.config import Config
+from murmuration.worker.errors import (
+    ConfigError,
+    ManifestRefused,
+    MurmurError,
+    PeersUnreachable,
+    UsageError,
+)
+from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import TRIAL, Authority
 from murmuration.worker.identity.certificates import Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
-from murmuration.worker.node.newcomer import Newcomer
-from murmuration.worker.transport import AddressInUse
+from murmuration.worker.manifest import PROTOCOL, Manifest
+from murmuration.worker.node.iothread import LoopThread
+from murmuration.worker.pipeline.stages_config import StagesConfig
+from murmuration.worker.transport import AddressInUse, Method, TransportError, Untrusted
+from murmuration.worker.transport.grpc import GrpcTransport
 
+T = TypeVar("T")
+
+FIRST_S = 120.0  # that a peer tries for which has never been a member
+_TRY_S = 3.0
+_GLANCE_S = 2.0
+_PAUSE_S, _EAGER_S, _LATER_S = 0.25, 10.0, 2.0
+_TELL_S, _TELL_AGAIN_S = 2.0, 30.0
+_SKEW_S = 60.0
+_CLOSE_S = 5.0
+_WITHOUT_END = "until one does (if all of them join, start one by `murmur up`, or without join=)"
+_TURNED_AWAY = 3  # times in a row: it is there, and is no peer of this run
 _REVOKED = "revoked.json"  # that the authority has taken back, beside the identity
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """What a peer or a coordinator says of the run before anything is known."""
+
+    address: str
+    manifest: Manifest
+    coordinated: bool
+    seen_from: str  # the host that it has seen this process at
+    ahead_s: float | None  # by how much the clock here is ahead
+
+    def peers(self, contacts: Sequence[str]) -> tuple[str, ...]:
+        return tuple(each for each in contacts if not (self.coordinated and each == self.address))
+
+
+class Newcomer:
+    """A client for what is asked, used as a context manager. any thread. Args: contacts: HOST:PORT
+    of peers or a coordinator; proxy: of HTTP CONNECT, to reach them by; wait_s: how long to try;
+    None: two minutes, or without end for a peer that was a member; remembered: the members that it
+    knew then; tell: takes a line for the user."""
+
+    def __init__(
+        self,
+        contacts: Sequence[str] = (),
+        *,
+        proxy: str | None = None,
+        wait_s: float | None = None,
+        remembered: Remembered = NOTHING,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.contacts, self._proxy, self._tell = tuple(contacts), proxy, tell
+        self._known, self.remembered = remembered, remembered.members
+        default_s = math.inf if self.remembered else FIRST_S
+        self._wait_s = default_s if wait_s is None else wait_s
+        self._thread: LoopThread | None = None
+        self._transport: GrpcTransport | None = None
+        self._problems: dict[str, str] = {}  # by address: why it has not answered
+        self._turned_away: dict[str, int] = {}  # how often in a row
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            if self._transport is not None:
+                with suppress(TimeoutError):
+                    self._thread.do(self._transport.close, _CLOSE_S)
+            self._thread.close()
+
+    def enrol(self, token: Token, name: str) -> Identity:
+        """Asks the contacts for a certificate until one gives it. Raises PeersUnreachable;
+        IdentityError: they refuse, are of another run, or the token has expired."""
+        token.check_date()
+        key, refused = certificates.new_key(), set[str]()
+        request = certificates.request_for(key)
+        asked = pb.EnrolRequest(name=name, request=request).SerializeToString()
+        given = f"{TRIAL}{token.id}" if name.startswith(TRIAL) else name
+
+        async def ask() -> Identity | None:
+            """Asks one after the other: a token lets in as often as it says."""
+            for address in [each for each in self.contacts if each not in refused]:
+                try:
+                    raw = await self._client.call(address, Method.ENROL, asked, _TRY_S)
+                    reply = wire.parse(pb.EnrolReply, raw)
+                except (TransportError, wire.WireError) as error:
+                    self._problems[address] = str(error)
+                    refused.update([address] if isinstance(error, Untrusted) else [])
+                    continue
+                if reply.refusal:
+                    self._problems[address] = f"{address} refuses: {shown(reply.refusal, 200)}"
+                    refused.add(address)
+                    continue
+                pem = certificates.key_to_pem(key)
+                own = Identity.of(pem, reply.certificate, token.identity.authority)
+                if (own.role, own.name) != (Role.PEER, given):
+                    raise IdentityError(f"{address} gives the certificate of {shown(own.name)}")
+                return own
+            if len(refused) < len(set(self.contacts)):
+                return None
+            why = "; ".join(self._problems.values())
+            raise IdentityError(f"not let in by token {token.id}: {why}")
+
+        return self._do(lambda: self._until_answered(ask), token.identity)
+
+    def ask_run(self, identity: Identity | None) -> FirstAnswer:
+        """Asks what the run is; of all that answer, the first that is named. Raises
+        PeersUnreachable; IdentityError: there is no certificate, or it is of another run."""
+        looks = identity is None and self._proxy is None
+
+        async def first() -> FirstAnswer | None:
+            for answer in await self._glances(looks, _TRY_S):
+                if answer.address in self.contacts or answer.manifest.run == self._known.run:
+                    return answer
+                self._problems[answer.address] = f"{answer.address}: another run by now"
+            return None
+
+        return self._do(lambda: self._until_answered(first), identity)
+
+    def check_run(self, config: Config, identity: Identity | None) -> str:
+        """Asks those that answer at once whether they run what `config` says. Returns the host that
+        the first of the contacts has seen this process at. Raises ManifestRefused, with the
+        difference; IdentityError: one is of an encrypted run, and there is no certificate."""
+        if not self.contacts:
+            return ""
+        looks = identity is None and self._proxy is None
+        named = self._do(lambda: self._glances(looks), identity)
+        answers = [each for each in named if each.address in self.contacts]
+        mine = Manifest.of(config, ()).agreed
+        for answer in answers:
+            check_version(answer)
+            theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
+            if difference := first_difference(mine, theirs):
+                raise ManifestRefused(
+                    f"{answer.address} runs something else: {difference}; leave it out, or join "
+                    "another run"
+                )
+        return next((a.seen_from for a in answers if a.address == self.contacts[0]), "")
+
+    def stage_to_serve(self, address: str, stages: StagesConfig, identity: Identity | None) -> int:
+        """Raises PeersUnreachable."""
+        from murmuration.worker.pipeline.rebalancing import members_at, slowest_stage
+
+        try:
+            members = self._do(lambda: members_at(self._client, address), identity)
+            return slowest_stage(members, stages)
+        except (TransportError, wire.WireError) as error:
+            raise PeersUnreachable(
+                f"{address} does not say who serves which stage: {error}; choose one with --stage"
+            ) from error
+
+    @property
+    def _client(self) -> GrpcTransport:
+        assert self._transport is not None, "asked on the loop, by `_do`"
+        return self._transport
+
+    def _do(self, work: Callable[[], Awaitable[T]], proves: Identity | None) -> T:
+
+        async def asked() -> T:
+            if self._transport is None:
+                self._transport = GrpcTransport("127.0.0.1:0", self._proxy, proves)
+            elif proves is not None:
+                self._transport.renew(proves)
+            return await work()
+
+        if self._thread is None:
+            self._thread = LoopThread("murmur-newcomer", lambda event: None)
+            self._thread.start()
+        return self._thread.do(asked)
+
+    async def _until_answered(self, sweep: Callable[[], Awaitable[T | None]]) -> T:
+        """Raises PeersUnreachable, and as `sweep`."""
+        began = time.monotonic()
+        tell_at, tries = began + _TELL_S, 0
+        while True:
+            tries += 1
+            if (found := await sweep()) is not None:
+                return found
+            now = time.monotonic()
+            left_s, why = began + self._wait_s - now, "; ".join(self._problems.values())
+            if left_s <= 0:
+                raise PeersUnreachable(
+                    f"nobody answers: {why} ({tries} tries in {now - began:.1f} s); {CHECK_ADDRESS}"
+                )
+            if now >= tell_at:
+                tell_at = now + _TELL_AGAIN_S
+                until = _WITHOUT_END if left_s == math.inf else f"for {duration(left_s)} more"
+                self._tell(f"nobody answers yet: {why}; {CHECK_ADDRESS}; trying {until}")
+            pause_s = _PAUSE_S if now < began + _EAGER_S else _LATER_S
+            await asyncio.sleep(min(pause_s, left_s))
+
+    async def _glances(self, looks: bool, timeout_s: float = _GLANCE_S) -> list[FirstAnswer]:
+        """The answers to one call of each. Raises IdentityError: only another run answers."""
+        addresses = (*dict.fromkeys((*self.contacts, *self.remembered)),)
+        asked = (self._glance(address, looks, timeout_s) for address in addresses)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        self._problems = {a: self._problems[a] for a in addresses if a in self._problems}
+        answers = [each for each in found if isinstance(each, FirstAnswer)]
+        for address, each in zip(addresses, found, strict=True):
+            strange = isinstance(each, IdentityError) and not answers and address in self.contacts
+            if isinstance(each, BaseException) and (strange or not isinstance(each, MurmurError)):
+                raise each
+        return answers
+
+    async def _glance(self, address: str, looks: bool, timeout_s: float) -> FirstAnswer | None:
+        request, times = pb.JoinRequest().SerializeToString(), self._turned_away.pop(address, 0)
+        try:
+            raw = await self._client.call(address, Method.JOIN, request, timeout_s)
+            reply = wire.parse(pb.JoinReply, raw)
+            manifest = Manifest.unpack(reply.manifest)
+        except (TransportError, wire.WireError) as error:
+            self._problems[address] = str(error)
+            if not isinstance(error, Untrusted):
+                return None
+            if looks and await asyncio.to_thread(certificates.is_encrypted_run, address):
+                raise IdentityError(f"{address}: {GIVE_TOKEN}") from error
+            self._turned_away[address] = times + 1
+            if times + 1 >= _TURNED_AWAY and not error.closed:
+                raise IdentityError(f"not let in: {error}") from error
+            return None
+        ahead_s = time.time() - reply.time_ms / 1000 if reply.time_ms else None
+        return FirstAnswer(address, manifest, reply.coordinator, reply.seen_from, ahead_s)
+
+
+def check_version(answer: FirstAnswer) -> None:
+    """Raises ManifestRefused."""
+    if (theirs := answer.manifest.document["protocol"]) != PROTOCOL:
+        raise ManifestRefused(
+            f"{answer.address} speaks protocol {theirs}, and this version speaks {PROTOCOL}; "
+            "install the version that they run"
+        )
+
+
+def clock_warning(answer: FirstAnswer) -> str | None:
+    if answer.ahead_s is None or abs(answer.ahead_s) <= _SKEW_S:
+        return None
+    side = "ahead of" if answer.ahead_s > 0 else "behind"
+    return (
+        f"the clock here is {abs(answer.ahead_s):.0f} s {side} that of {answer.address}; set it, "
+        "by NTP: training goes on, but certificates and tokens may not be taken, and logs do not "
+        "fit"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from murmuration.worker.errors import ConfigError, UsageError
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
-from murmuration.worker.node.admission import Admission
-from murmuration.worker.node.newcomer import Newcomer
+from murmuration.worker.node.admission import Admission, Newcomer
 from murmuration.worker.transport import AddressInUse
 from murmuration.worker.views.lines import describe
 

@@ -20,7 +20,7 @@ from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Role
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node import newcomer
-from murmuration.worker.node.newcomer import Newcomer
+from murmuration.worker.node.admission import Newcomer
 from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import handing_out, serving
 from tests.support.workers import free_addresses
