@@ -199,12 +199,13 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def _newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    problems: list[str] = []
-    for path in _newest_first(folder):
+    problems, found = list[str](), _newest_first(folder)
+    for path in found:
         try:
             return load_one(path), problems
         except CheckpointDamaged as error:
-            problems.append(f"{path}: {error}; going back to the one before")
+            back = "" if path == found[-1] else "; going back to the one before"
+            problems.append(f"{path}: {error}{back}")
     return None, problems
 
 

@@ -104,7 +104,8 @@ class RemoteCopies:
                 checkpoint.load_one(arriving)
             except checkpoint.CheckpointDamaged as error:
                 shutil.rmtree(arriving)
-                self.to_tell += [f"{self._said}: {step}: {error}; going back to the one before"]
+                back = "" if step == steps[-1] else "; going back to the one before"
+                self.to_tell += [f"{self._said}: {step}: {error}{back}"]
             else:
                 self.to_tell += [f"{arriving.rename(folder / step)} was fetched: {self._said}"]
                 return
