@@ -31,6 +31,7 @@ class UserReplica(Replica):
         self._buffers = _places(model)
         self._written = 0
         self._averaged: dict[int, tuple[int, int]] = {}  # gradients: by parameter, and as of when
+        self._frozen: set[str] | None = None  # all the time since it was asked
         self._check()
 
     @property
@@ -107,14 +108,15 @@ class UserReplica(Replica):
     def refresh(self) -> None:
         """Follows what the model holds now. Raises UsageError: what travels is not what it was."""
         known = {id(parameter) for parameter in self._named.values()}
-        trained = {id(p): n for n, p in self.model.named_parameters() if p.requires_grad}
-        if known != trained.keys():
-            new = next((name for each, name in trained.items() if each not in known), None)
-            what = f"{new!r} was added" if new else "one was frozen or taken away"
+        present = {id(p): (name, p.requires_grad) for name, p in self.model.named_parameters()}
+        new = [n for each, (n, trains) in present.items() if trains and each not in known]
+        if new or not known <= present.keys():
+            what = f"{new[0]!r} was added or thawed" if new else "one was taken away"
             raise UsageError(
-                f"the parameters to train have changed in the swarm ({what}): build and freeze the "
-                "model before `with Swarm(...)`, the same way on every peer"
+                f"the parameters to train have changed in the swarm ({what}): build the model "
+                "before `with Swarm(...)`, and let all that ever trains require a gradient then"
             )
+        self.note_frozen()
         held, statistics = _places(self.model), self._statistics
         if held != self._buffers:  # a module may assign a buffer anew at each step
             statistics = models.running_statistics(self.model)
@@ -136,6 +138,15 @@ class UserReplica(Replica):
                     "final shape and device before `Swarm(...)`"
                 )
             self.parameters[name] = now
+
+    def note_frozen(self) -> None:
+        frozen = {name for name, parameter in self._named.items() if not parameter.requires_grad}
+        self._frozen = frozen if self._frozen is None else self._frozen & frozen
+
+    def take_frozen(self) -> set[str]:
+        """The parameters that are frozen in the swarm, whenever noted since the last call."""
+        frozen, self._frozen = self._frozen or set(), None
+        return frozen
 
     def _check(self) -> None:
         name = type(self.model).__name__

@@ -45,9 +45,8 @@ from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import Site, SiteRank, SwarmProgress, agreed, is_site
 from murmuration.worker.library.steps import StepListener, catch_up
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.node.admission import Admission, Credentials
+from murmuration.worker.node.admission import Admission, Credentials, Newcomer
 from murmuration.worker.node.component import NodeConfig
-from murmuration.worker.node.newcomer import Newcomer
 from murmuration.worker.node.own_address import Addresses, served_at
 from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.training import outer_state
@@ -226,7 +225,7 @@ class Swarm(StepListener):
         self._address = ""
         self._resumed_s, self._moves = 0.0, 0
         self._saved_model = ""  # the hash of what the loaded state goes with
-        self._at_anchor = self._told_over = False
+        self._at_anchor = self._told_over = self._told_frozen = False
         self._site: Site | None = None
         self._strides, self._meets_at = tuple[int, ...](), 0
         if is_site():
@@ -403,6 +402,7 @@ class Swarm(StepListener):
             self._replica.set_gradients(gradients)
 
     def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
+        self._replica.note_frozen()
         if self._config.plan.payload == "gradient":
             self._replica.check_averaged(optimizer)
         for each in self._loop.fragments if late else ():
@@ -424,8 +424,23 @@ class Swarm(StepListener):
                 loop.end_step()
                 self._raise_what_ended()
                 self._settle_ahead()
+        if loop.step % (2 * self._config.plan.inner_steps) == 0:
+            self._tell_frozen()
         if moves:
             self._resumed_s = time.monotonic()
+
+    def _tell_frozen(self) -> None:
+        """A GAN freezes one half while the other steps, and that is no matter."""
+        frozen = self._replica.take_frozen()
+        if frozen and not self._told_frozen and self._config.plan.exchange != "none":
+            self._told_frozen = True
+            some = f"{min(frozen)!r}" + (
+                f" and {n} more stay" if (n := len(frozen) - 1) else " stays"
+            )
+            self.warn(
+                f"{some} frozen in the swarm, where others and the outer momentum still move "
+                "parameters: freeze before the block what is not to move"
+            )
 
     def _settle_ahead(self) -> None:
         if self._site is not None:

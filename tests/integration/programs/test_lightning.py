@@ -156,9 +156,11 @@ def gan() -> Any:
             generator, critic = self.optimizers()
             real, fake = batch[0], self.generator(torch.randn_like(batch[0]))
             loss = self.critic(fake.detach()).mean() - self.critic(real).mean()
+            self.toggle_optimizer(critic)
             critic.zero_grad()
             self.manual_backward(loss)
             critic.step()
+            self.untoggle_optimizer(critic)
             if number % 5 == 4:
                 generator.zero_grad()
                 self.manual_backward(-self.critic(fake).mean())

@@ -77,12 +77,13 @@ def test_reads_and_writes_follow_the_tensors_of_the_model(
     assert model[1].num_batches_tracked == int.from_bytes(b"\0\7" * 4)
 
 
-@row("a part that is new, frozen, gone or of fp64 within the block", "refused", "build it before")
+@row("a part that is new, thawed, gone or of fp64 within the block", "refused", "build it before")
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda model: model.add_module("more", linear()), r"'more\.weight' was added"),
-        (lambda model: model[0].weight.requires_grad_(False), "frozen or taken away"),
+        (lambda model: delattr(model[0], "bias"), "one was taken away"),
+        (lambda model: model[0].weight.requires_grad_(False), None),
         (lambda model: setattr(model[0].weight, "data", torch.ones(1, 2)), r"'0\.weight' has"),
         (lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(2, 3))), "was added"),
         (lambda model: model.register_buffer("more", torch.ones(1)), "'more' is new or gone"),

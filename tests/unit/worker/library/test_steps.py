@@ -139,6 +139,19 @@ def test_a_step_by_super_is_one_step() -> None:
     assert listener.words == "[][]"
 
 
+@row("layers that are frozen within the block", "told", "the outer step still moves them")
+def test_layers_that_stay_frozen_in_the_block_are_told(tmp_path: Path) -> None:
+    model = model_of()
+    optimizer = optimizers_of(model)["d"]
+    with Swarm(model, optimizer, inner_steps=2, out=tmp_path):
+        for frozen in (False, True, True, True):
+            model[1].requires_grad_(not frozen)
+            optimizer.step()
+            optimizer.step()
+    told = (tmp_path / "events.jsonl").read_text()
+    assert told.count("'1.bias' and 1 more stay frozen in the swarm") == 1
+
+
 @row("steps before the block, or around a Swarm that is never entered", "told", "once")
 @row("frozen parameters that a loop moves (a target network)", "told", "make them buffers")
 @row("a loop within a generator that is dropped", "shared", "its block ends there")
