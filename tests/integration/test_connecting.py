@@ -15,7 +15,7 @@ from murmuration.protos.addresses import is_loopback, split_address
 from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.manifest import PROTOCOL
-from murmuration.worker.node import newcomer
+from murmuration.worker.node import admission
 from murmuration.worker.node.own_address import find_host
 from tests.support.gates import gate
 from tests.support.workers import (
@@ -150,7 +150,7 @@ def test_the_doctor_says_who_dials_it(tmp_path: Path, monkeypatch: pytest.Monkey
         found = findings(tmp_path, address, *here, "--inner-steps", "33")
         assert not found["the run"][0]
         assert "diloco.inner_steps: 33 here, 2 there" in found["the run"][1]
-        monkeypatch.setattr(newcomer, "PROTOCOL", PROTOCOL + 1)
+        monkeypatch.setattr(admission, "PROTOCOL", PROTOCOL + 1)
         found = findings(tmp_path, address, *here)
         assert found["version"] == (
             False,

@@ -19,7 +19,7 @@ from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, Usa
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.worker.library import arguments, swarm
 from murmuration.worker.library.site import Site
-from murmuration.worker.node import newcomer
+from murmuration.worker.node import admission
 from murmuration.worker.training import optimizers
 from murmuration.worker.training.outer_state import unpacked
 from tests.support.peers import row
@@ -201,7 +201,7 @@ def test_a_compiled_step_is_followed_without_a_warning_of_the_compilers(
 def test_what_is_told_before_the_block_is_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newcomer, "_TELL_S", 0.0)
+    monkeypatch.setattr(admission, "_TELL_S", 0.0)
     (address,) = free_addresses(1)
     (tmp_path / "members.json").write_text("{")
     with pytest.raises(PeersUnreachable):

@@ -19,7 +19,7 @@ from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Role
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.node import newcomer
+from murmuration.worker.node import admission
 from murmuration.worker.node.admission import Newcomer
 from murmuration.worker.transport.grpc import GrpcTransport
 from tests.support.stranger import handing_out, serving
@@ -35,8 +35,8 @@ def peer(address: str = "127.0.0.1:0", **manifest: Any) -> AbstractContextManage
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(newcomer, "_TELL_S", 0.0)
-    monkeypatch.setattr(newcomer, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(admission, "_TELL_S", 0.0)
+    monkeypatch.setattr(admission, "_PAUSE_S", 0.01)
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])
@@ -78,8 +78,8 @@ def test_the_user_is_told_after_two_seconds_and_every_half_minute_until_two_minu
     async def nobody() -> None:
         """Answers."""
 
-    monkeypatch.setattr(newcomer, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(newcomer, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(admission, "asyncio", SimpleNamespace(sleep=sleep))
     with pytest.raises(PeersUnreachable):
         asyncio.run(Newcomer(["a:1"], tell=lambda line: told.append(now_s))._until_answered(nobody))
     assert (told, now_s) == ([2.0, 32.0, 62.0, 92.0], 120.0)
@@ -122,7 +122,7 @@ def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(newcomer, "GrpcTransport", Counted)
+    monkeypatch.setattr(admission, "GrpcTransport", Counted)
     answers = {"Control/Enrol": lets_in(run), "Control/Join": handing_out(RUN.document)}
     shown = run.new_identity(Role.PEER, "first")
 
@@ -141,7 +141,7 @@ def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(
 
 
 async def test_who_answers_has_turned_nobody_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = newcomer.Untrusted("another authority")
+    away = admission.Untrusted("another authority")
     answer = pb.JoinReply(manifest=RUN.pack()).SerializeToString()
     asks, client = Newcomer(), AsyncMock(side_effect=[away, away, answer, away, away])
     monkeypatch.setattr(asks, "_transport", SimpleNamespace(call=client))
@@ -153,7 +153,7 @@ def test_a_client_that_does_not_close_holds_nobody_up(monkeypatch: pytest.Monkey
     async def never(_transport: GrpcTransport) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(newcomer, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(admission, "_CLOSE_S", 0.01)
     with peer() as address, Newcomer([address]) as asks:
         asks.ask_run(None)
         monkeypatch.setattr(GrpcTransport, "close", never)
