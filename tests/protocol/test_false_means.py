@@ -162,9 +162,7 @@ async def test_one_that_shows_what_it_did_not_contribute_is_named_and_no_reducer
     ],
     ids=["at once", "in a later round", "never", "its own"],
 )
-async def test_a_false_mean_is_not_hidden_by_showing_nothing(
-    hiding: Callable[[], AbstractContextManager[Any]], rounds: int
-) -> None:
+async def test_a_false_mean_is_not_hidden_by_showing_nothing(hiding: Any, rounds: int) -> None:
     with hiding():
         await named_by_all(reducing_falsely("d", LIES["turned"]), rounds)
 
@@ -270,9 +268,7 @@ async def test_checks_take_little_of_the_link_and_name_nobody_who_is_honest() ->
 
 
 @pytest.mark.parametrize("preset", ["streaming", "onebit", "sparse"])
-async def test_what_is_left_of_earlier_means_names_nobody_when_all_come_to_rest(
-    preset: str,
-) -> None:
+async def test_what_earlier_means_left_names_nobody_when_all_come_to_rest(preset: str) -> None:
     async with Swarm(few_bits(preset), "abcd") as swarm:
         await swarm.until(lambda: swarm["a"].versions >= (6,), 10)
         for peer in swarm.alive:

@@ -52,11 +52,12 @@ Caught = tuple[str, str]
 
 @dataclass(frozen=True)
 class Given:
-    """The mean of a shard, as its own reducer gave it to this peer."""
+    """The mean of a shard, as its own reducer gave it to this peer, so long after it was asked."""
 
     key: ShardKey
     shard: ShardRange
     header: wire.ReductionHeader
+    took_s: float
 
 
 @dataclass(frozen=True)
@@ -258,13 +259,11 @@ class Checks:
         shown: dict[tuple[ShardKey, bytes], Shown] = {}
         request, answers = self._request(wanted), list[pb.CheckedLeaf]()
         with suppress(TransportError, TimeoutError, wire.WireError):
-            for tried in range(1, _TRIES):  # an honest peer's stream may break
+            for tried in range(_TRIES):  # an honest peer's stream may break
+                await asyncio.sleep(tried * self._context.config.retry_s)
                 with suppress(TransportError):
                     answers = await self._answers(peer, request, len(wanted))
                     break
-                await asyncio.sleep(tried * self._context.config.retry_s)
-            else:
-                answers = await self._answers(peer, request, len(wanted))
             shown = {
                 (each.given.key, root): (answer.payload, answer.path)
                 for (each, root), answer in zip(wanted, answers, strict=False)
@@ -279,10 +278,12 @@ class Checks:
         self, peer: str, request: pb.CheckRequest, count: int
     ) -> list[pb.CheckedLeaf]:
         stream, found = self.open_to(peer), list[pb.CheckedLeaf]()
+        fragment, shards = request.fragment, self._shards
+        means = [each for each in self._given[fragment].values() if each.header.reducer == peer]
+        way_s = max((each.took_s for each in means), default=self._context.round_s(fragment))
+        late_s = shards.patience.habit_s(fragment) + shards.transfer_s(fragment, [peer])
         try:
-            fragment, shards = request.fragment, self._shards  # it may be as late as a contribution
-            within_s = shards.patience.habit_s(fragment) + shards.transfer_s(fragment, [peer])
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(late_s + way_s):  # as late as a contribution, and the way
                 await stream.send(pb.ExchangeUp(check=request).SerializeToString())
                 await stream.done()
                 while len(found) < count and (raw := await stream.receive()) is not None:

@@ -535,7 +535,7 @@ class Contributor:
                 context.caught(part.target, f"{part.key} leaves out {', '.join(sorted(out))}")
         if context.plan.compares_norms:
             others = [
-                Given(part.key, part.shard, part.reduction)
+                Given(part.key, part.shard, part.reduction, part.ended_at - part.asked_at)
                 for part in round_.parts
                 if part.reduction and part.reduction.reducer == part.target != context.me
             ]
