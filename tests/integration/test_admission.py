@@ -18,7 +18,6 @@ from murmuration.coordinator.asking import ask
 from murmuration.coordinator.cli import status
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.cli.doctor import doctor
-from murmuration.worker.config import Config
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import FOLDER, Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
@@ -276,14 +275,6 @@ def test_the_doctor_uses_up_no_token(run: Authority, first: str, tmp_path: Path)
     assert enrolled(token, "looked at", [first]).name == "looked at"
     done = CliRunner().invoke(doctor, asked, standalone_mode=False)
     assert "has let in 1 of 1: it is used up" in done.output
-
-
-def test_one_that_starts_beside_others_is_told_that_their_run_is_encrypted(first: str) -> None:
-    with (
-        Newcomer([first]) as newcomer,
-        pytest.raises(IdentityError, match="this run is encrypted; give a token"),
-    ):
-        newcomer.check_run(Config(), None)
 
 
 def test_a_token_or_certificate_is_of_no_use_where_nothing_is_encrypted(run: Authority) -> None:

@@ -7,11 +7,11 @@ import asyncio
 import json
 import random
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -28,65 +28,21 @@ THREADS, EACH = 16, 120  # 1,920 connections; half of them make a call
 _RENEWED_S = 1.0
 
 
-@dataclass
-class Counts:
-    """Of one that connects: calls that were answered or not, and connections broken off."""
-
-    answered: int = 0
-    failed: int = 0
-    broken: int = 0
-
-
-class Server:
-    """A server that renews its certificate all the time. Args: folder: for it and its authority."""
-
-    def __init__(self, folder: Path) -> None:
-        authority = Authority.make(folder / "authority")
-        authority.new_identity(Role.PEER, "w0").save(folder)
-        self.member = authority.new_identity(Role.PEER, "w1")
-        program = ("tests.integration.test_connections",)
-        self.worker = WorkerProcess([str(folder)], "server", program)
-        self.process = self.worker.process
-        listening = self.worker.wait_for(lambda e: e["event"] == "listening", "address")
-        self.address = listening["address"]
-
-    def connected(self, threads: int, goes_on: Callable[[Counts], bool]) -> Counts:
-        """By several at once, each until it is enough or the server has ended: half of the
-        connections make a call with a member's certificate, a stranger breaks the others off."""
-        each = [Counts() for _ in range(threads)]
-
-        def connect(counts: Counts, draws: random.Random) -> None:
-            while goes_on(counts) and self.process.poll() is None:
-                self._connect(counts, draws)
-
-        running = [
-            threading.Thread(target=connect, args=(counts, random.Random(number)))
-            for number, counts in enumerate(each)
-        ]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        return Counts(*(sum(getattr(c, kind) for c in each) for kind in vars(Counts())))
-
-    def end(self) -> tuple[int | None, str]:
-        """(its exit code, None if it lived until now; what it has written to stderr)."""
-        code = self.process.poll()
-        self.worker.end()
-        return code, self.worker.errors
-
-    def _connect(self, counts: Counts, draws: random.Random) -> None:
+def connect(address: str, member: Identity, draws: random.Random) -> Iterator[str]:
+    """What becomes of each: half of the connections make a call with a member's certificate, a
+    stranger breaks the others off."""
+    for _ in range(EACH):
         if draws.random() < 0.5:
             try:
-                with calling(self.address, self.member) as each:
+                with calling(address, member) as each:
                     each.call("Control/Status", pb.StatusRequest(), pb.StatusReply)
-                counts.answered += 1
+                yield "answered"
             except grpc.RpcError:
-                counts.failed += 1
-            return
-        with suppress(OSError):
-            break_off(self.address, draws)
-        counts.broken += 1
+                yield "failed"
+        else:
+            with suppress(OSError):
+                break_off(address, draws)
+            yield "broken"
 
 
 class _Answers(Handler):
@@ -116,12 +72,24 @@ async def serve(folder: Path) -> None:
 
 def test_a_server_outlives_connections_that_break_off_in_their_handshake(tmp_path: Path) -> None:
     """While its certificate is renewed again and again, at moments that it does not choose."""
-    server = Server(tmp_path)
-    counts = server.connected(THREADS, lambda c: c.answered + c.failed + c.broken < EACH)
-    code, said = server.end()
-    assert code is None, f"ended with {code}: {said}"
-    assert (counts.failed, counts.answered + counts.broken) == (0, THREADS * EACH)
-    assert min(counts.answered, counts.broken) > THREADS * EACH / 3
+    authority = Authority.make(tmp_path / "authority")
+    authority.new_identity(Role.PEER, "w0").save(tmp_path)
+    member = authority.new_identity(Role.PEER, "w1")
+    with WorkerProcess(
+        [str(tmp_path)], "server", ("tests.integration.test_connections",)
+    ) as server:
+        listening = server.wait_for(lambda e: e["event"] == "listening", "address")
+        with ThreadPoolExecutor(THREADS) as threads:
+            draws = map(random.Random, range(THREADS))
+            found = [
+                threads.submit(Counter, connect(listening["address"], member, each))
+                for each in draws
+            ]
+        counts = sum((each.result() for each in found), Counter[str]())
+        code = server.process.poll()
+    assert code is None, f"ended with {code}: {server.errors}"
+    assert (counts["failed"], counts.total()) == (0, THREADS * EACH)
+    assert min(counts["answered"], counts["broken"]) > THREADS * EACH / 3
 
 
 if __name__ == "__main__":

@@ -18,15 +18,6 @@ from tests.support.fork_server import ForkedPopen, run
 from tests.support.workers import ENDLESS, PATIENCE_S, SMALL
 
 AS_INSTALLED = (sys.executable, "-m", "murmuration.worker.cli")
-REPORT_KEYS = {
-    "preset", "workers", "steps", "inner_steps", "seed", "params", "val_loss", "train_loss_curve",
-    "wall_s", "compute_s", "stall_s", "compute_utilization", "rounds_completed", "rounds_failed",
-    "peers",
-}  # fmt: skip
-PEER_KEYS = {
-    "peer", "steps", "bytes_sent", "bytes_received", "payload_bytes_sent", "anchor_hash",
-    "momentum_hash", "exit_code",
-}  # fmt: skip
 
 
 def murmur(*args: str, program: Sequence[str] = AS_INSTALLED) -> "subprocess.CompletedProcess[str]":
@@ -57,8 +48,6 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(report_path.read_text())
-    assert set(report) >= REPORT_KEYS
-    assert [set(peer) >= PEER_KEYS for peer in report["peers"]] == [True, True]
     assert (report["preset"], report["workers"], report["seed"]) == (preset, 2, 5)
     rounds = {"diloco": 3, "local": 0}[preset]
     assert (report["rounds_completed"], report["rounds_failed"]) == (rounds, 0)

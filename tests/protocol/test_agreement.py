@@ -7,11 +7,9 @@ import pytest
 
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.membership.swim import MembershipConfig
-from tests.protocol.pair_taps import steady as pairs_problem
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Event, Swarm
+from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Passing
-from tests.protocol.virtual_time import run
 
 PEERS = "abcde"
 CO2 = PRESETS["co2"]
@@ -98,21 +96,6 @@ async def test_a_peer_alone_trains_like_the_reference() -> None:
 async def test_fragments_smaller_than_the_group_have_empty_shards() -> None:
     async with Swarm(Problem(layers=(3,)), PEERS) as swarm:
         await swarm.ends_at_reference()
-
-
-def test_the_same_scenario_takes_the_same_course() -> None:
-    """So a failure on the virtual clock comes again."""
-
-    async def scenario() -> tuple[float, list[list[Event]]]:
-        async with Swarm(pairs_problem(40), "abcde") as swarm:
-            await swarm.sleep(4)
-            swarm.cut("a", "b")
-            swarm.kill("c")
-            await swarm.restart("c", via=["d"])
-            await swarm.finished()
-            return swarm.loop.now, [peer.events for peer in swarm.peers.values()]
-
-    assert run(scenario()) == run(scenario())
 
 
 # ---------------------------------------------------------------------------------------- traffic

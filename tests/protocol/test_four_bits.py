@@ -76,20 +76,6 @@ async def test_peers_need_not_agree_on_compressing() -> None:
 # -------------------------------------------------------------------------------------- damage
 
 
-def garbage(frame: pb.Frame) -> pb.Frame:
-    return rehashed(frame, b"no zstd " * 20)
-
-
-def cut_short(frame: pb.Frame) -> pb.Frame:
-    return rehashed(frame, frame.payload[: len(frame.payload) // 2])
-
-
-def other_size(frame: pb.Frame) -> pb.Frame:
-    changed = rehashed(frame, frame.payload)
-    changed.raw_bytes -= 1
-    return changed
-
-
 def other_values(frame: pb.Frame) -> pb.Frame:
     """A sound frame of the right size that is not what was announced."""
     packed = Payload.of(memoryview(bytes(frame.raw_bytes)), compress=True).packed[0]
@@ -111,11 +97,7 @@ def rehashed(frame: pb.Frame, payload: bytes) -> pb.Frame:
 
 @pytest.mark.parametrize(
     ("damage", "up"),
-    [
-        *((each, True) for each in (garbage, cut_short, other_size, other_values, flipped_bit)),
-        (other_size, False),
-        (other_values, False),
-    ],
+    [(flipped_bit, True), (other_values, True), (other_values, False)],
     ids=lambda value: getattr(value, "__name__", "up" if value else "back"),
 )
 async def test_a_compressed_frame_damaged_on_the_way_is_sent_again(

@@ -228,20 +228,6 @@ async def test_a_peer_that_is_back_in_time_is_waited_for() -> None:
         await swarm.ends_equal()
 
 
-async def test_who_waits_says_so_every_half_minute() -> None:
-    """A joiner waits as long as the first peer does, which waits for a third."""
-    async with Swarm(Problem()) as swarm:
-        await swarm.join("a", via=(), min_peers=3, wait_s=300.0)
-        b = await swarm.join("b", via="a", **PATIENT)
-        await swarm.sleep(125.0)
-        for name in "ab":
-            told = [(e["here"], e["wanted"]) for e in swarm[name].of_kind("awaiting")]
-            assert told == [(["a", "b"], 3 if name == "a" else None)] * 5, told
-        await swarm.join("c", via="a", **PATIENT)
-        await swarm.finished()
-        assert not b.of_kind("adopted")
-
-
 async def test_how_long_a_joiner_waits_may_be_said() -> None:
     async with Swarm(Problem()) as swarm:
         await swarm.join("a", via=(), min_peers=3, wait_s=300.0)

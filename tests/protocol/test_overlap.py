@@ -125,22 +125,9 @@ async def test_a_slow_peer_is_named_by_those_who_wait_for_it() -> None:
             metrics = swarm[name].trainer.metrics
             by_c = metrics.plain()["stall_s_by_peer"]["c"]
             assert by_c > 0.5 * slow.steps * (0.5 - 0.1)
+            assert {each["waited_for"] for each in metrics.plain()["longest_stalls"]} == {"c"}
         # The slow one is in nobody's debt: it finds the others' there already.
         assert sum(stalls(swarm["c"])) < 0.1 * sum(stalls(swarm["a"]))
-
-
-async def test_a_slow_link_is_put_down_to_its_ends_and_slows_everyone() -> None:
-    """Each message between a and b takes half a second more; c is never to blame."""
-    async with Swarm(problem(0), "abc") as swarm:
-        swarm.lags_s[frozenset("ab")] = 0.5
-        await swarm.ends_at_reference()
-        named = {name: {e["waited_for"] for e in swarm[name].of_kind("round")} for name in "abc"}
-        assert set.union(*named.values()) == {"a", "b"}
-        for peer in swarm.alive:
-            longest = peer.trainer.metrics.plain()["longest_stalls"]
-            assert isinstance(longest, list)
-            assert [each["waited_for"] != "c" for each in longest] == [True] * 5
-            assert longest[-1]["stall_s"] > 0.5
 
 
 async def test_a_round_that_fails_is_put_down_to_the_reducer_that_did_not_answer() -> None:

@@ -1,13 +1,11 @@
 """Rounds in pairs under faults, between real nodes: they cost the pair a round, others nothing."""
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import cache, partial
 
 import pytest
-import torch
 
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.exchange.round_context import RoundConfig
@@ -313,48 +311,3 @@ async def test_peers_that_finish_at_different_times_do_not_hold_each_other_up() 
         await swarm.finished()
         assert {peer.versions for peer in swarm.alive} == {(8,)}
         assert swarm.loop.time() < 40 * 0.55 + 8 * RoundConfig().patience_s + 5.0 + 5.0
-
-
-# -------------------------------------------------------------------------------------- schedules
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_a_random_schedule_of_faults(seed: int) -> None:
-    """Whatever happens, all that live finish, and nobody applies a round twice or out of order."""
-    rng = random.Random(f"pairs {seed}")
-    plan = rng.choice((NOLOCO, STREAMING, replace(NOLOCO, group_size=3)))
-    async with Swarm(steady(120, plan, seed), "abcde", delay_s=rng.choice((0.005, 0.05))) as swarm:
-        for _ in range(5):
-            await swarm.sleep(rng.uniform(0.5, 8.0))
-            await strike(swarm, rng)
-        await swarm.finished()
-        for peer in swarm.alive:
-            for index in range(len(peer.versions)):
-                rounds = peer.of_kind("round")
-                applied = [event["round"] for event in rounds if event["fragment"] == index]
-                assert applied == sorted(set(applied))
-                assert len(applied) >= 5
-            assert peer.versions == swarm.alive[0].versions
-            assert all(torch.isfinite(state.anchor).all() for state in peer.trainer.states)
-
-
-async def strike(swarm: Swarm, rng: random.Random) -> None:
-    """One fault, which is over some seconds later at the latest."""
-    one, other = rng.sample([peer.name for peer in swarm.alive], 2)
-    seconds = rng.choice((0.3, 3.0, 12.0))
-    match rng.choice(("kill", "freeze", "cut", "lose")):
-        case "kill" if len(swarm.alive) > 3:
-            swarm.kill(one)
-        case "freeze":
-            swarm.freeze(one)
-            swarm.loop.call_later(seconds, swarm.thaw, one)
-        case "lose":
-            kind = rng.choice(("header", "anchor frame", "contribution frame", "staged"))
-
-            def lose(said: GossipMessage) -> None:
-                raise Unreachable("lost")
-
-            swarm.tap = first(lambda said: said.kind == kind, lose)
-        case _:
-            swarm.cut([one], [other])
-            swarm.loop.call_later(seconds, swarm.heal, [one], [other])

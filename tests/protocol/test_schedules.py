@@ -119,11 +119,6 @@ def test_wrongly_declared_deaths_stop_nobody() -> None:
     assert sum(failures(run) for run in played) <= 0.02 * outcomes
 
 
-def test_everything_at_once() -> None:
-    for run in runs(crash, breaking, false_deaths, late):
-        assert all(peer.done for peer in run.live)
-
-
 @pytest.mark.parametrize(("codec", "merge"), [("fp32", "reset"), ("sign", "keep")])
 @pytest.mark.parametrize(("seeds", "shuffled"), [(range(3), False), (range(20, 23), True)])
 def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge, shuffled: bool) -> None:
@@ -141,12 +136,3 @@ def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge, shuffled
 )
 def test_plans_that_were_violated(seed: int) -> None:
     assert list(violations(random_run(seed))) == []
-
-
-def test_a_seed_is_a_schedule() -> None:
-    for seed in (5, 6):
-        one, other = random_run(seed), random_run(seed)
-        assert one.swarm.clock.now == other.swarm.clock.now
-        ended = [(o.peer, o.round, o.ended_at, o.reason) for o in one.record.outcomes]
-        assert ended == [(o.peer, o.round, o.ended_at, o.reason) for o in other.record.outcomes]
-        assert one.record.answers == other.record.answers

@@ -20,24 +20,6 @@ from tests.protocol.swarm import Peer, Swarm
 PROBLEM = Problem(layers=(31, 17), plan=replace(PRESETS["diloco"], inner_steps=5), steps=15)
 
 
-async def test_a_peer_says_how_long_it_has_been_here() -> None:
-    async with Swarm(PROBLEM) as swarm:
-        await swarm.join("a", via=[], min_peers=2)
-        await swarm.sleep(3.0)
-        await swarm.join("b", via=["a"], min_peers=2)
-        await swarm.sleep(2.0)
-        assert [swarm[name].node.status()["up_s"] for name in "ab"] == [5.0, 2.0]
-
-
-async def test_who_waits_for_the_others_in_the_end_says_so_once() -> None:
-    async with Swarm(PROBLEM, "ab") as swarm:
-        await swarm.finished()
-        for peer in swarm.alive:
-            told = [event["state"] for event in peer.of_kind("progress")]
-            assert told.index("settling") == len(told) - 1
-            assert "training" in told
-
-
 async def test_a_round_that_takes_far_longer_than_the_last_says_for_whom() -> None:
     step_s = dict.fromkeys("abc", 0.5)
     async with Swarm(replace(steady(20), step_s=step_s), "abc", at=2) as swarm:

@@ -4,7 +4,6 @@ window."""
 import asyncio
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -163,23 +162,3 @@ def share_used(names: str, mbytes: float, link: Link) -> float:
 def test_a_round_fills_a_long_link(names: str, mbytes: float, link: Link, least: float) -> None:
     """A round trip takes 100 ms."""
     assert share_used(names, mbytes, link) >= least
-
-
-def test_a_shard_leaves_before_the_next_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what stays with this peer is not compressed."""
-    done, payload, opened = list[str](), Compression.payload, Peer.open
-
-    def compressed(*given: Any) -> Any:
-        done.append("compressed")
-        return payload(*given)
-
-    def opens(*given: Any) -> Any:
-        done.append("opened")
-        return opened(*given)
-
-    monkeypatch.setattr(Compression, "payload", compressed)
-    monkeypatch.setattr(Peer, "open", opens)
-    share_used("ab", 2, Link(rate_mbps=200, delay_s=0.05))
-    shards = 2 * 8  # that go to the other peer
-    assert done[: 2 * shards] == ["compressed", "opened"] * shards
-    assert done.count("compressed") == 2 * shards  # the means among them

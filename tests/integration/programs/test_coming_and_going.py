@@ -1,9 +1,7 @@
-"""Peers of a loop of one's own that come and go: nobody waits for ever, in whatever order, and
-a loop hears of it unasked."""
+"""Peers of a loop of one's own that come and go: nobody waits for ever, in whatever order."""
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ import torch
 import murmuration
 from murmuration.worker.catchup import bootstrap
 from murmuration.worker.folder import remembered
-from tests.support.peers import Peer, peers, row, run, values
+from tests.support.peers import Peer, peers, row, values
 
 H = 20
 QUICK = {"membership.probe_timeout_s": 0.5, "membership.suspicion_factor": 1.0}
@@ -168,29 +166,3 @@ def test_a_peer_comes_back_though_the_one_that_it_names_is_away(tmp_path: Path) 
             each.wait()
         again = found.start(2)
         again.wait_for(says("took over p1's state"), "the state")
-
-
-def waits_until_alone(peer: Peer) -> None:
-    with training(peer, inner_steps=5) as (swarm, step):
-        while len(swarm.peers) > 1:
-            step()
-
-
-def dies_after_two_rounds(peer: Peer) -> None:
-    with training(peer, inner_steps=5) as (swarm, step):
-        while swarm.metrics["rounds_completed"] != 2:
-            step()
-        os._exit(0)
-
-
-@row("a peer that joins or dies", "told", "a line of `logging` at INFO, with its name")
-def test_joins_deaths_and_the_first_round_are_lines_at_info(tmp_path: Path) -> None:
-    first, _ = run(tmp_path, waits_until_alone, dies_after_two_rounds)
-    assert first.code == 0, first.log
-    said = [x.partition("INFO murmuration: ")[2] for x in first.log.splitlines()]
-    assert "4160 parameters, preset diloco, a round every 5 steps, on cpu" in said
-    assert "p1 is alive" in said
-    assert "started at step 0 with p0, p1" in said
-    assert sum(line.startswith("the first round 0 of fragment 0: 2 peers") for line in said) == 1
-    assert not any(line.startswith("round 1 ") for line in said)
-    assert "p1 is dead" in said
