@@ -18,20 +18,7 @@ from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.training.export import find_checkpoint
 from tests.support import commands
-from tests.support.saved_runs import own_task, save_run, tiny_llama, trained
-
-UNSTAGED = """
-import torch
-from murmuration.worker.tasks import Batch
-
-class Numbers:
-    def model(self): return torch.nn.Linear(1, 1, bias=False)
-    def batches(self, split, cursor):
-        while True: yield Batch(torch.ones(1), None, cursor)
-    def loss(self, model, batch): return model(batch.inputs).sum()
-
-def build(*, seed): return Numbers()
-"""
+from tests.support.saved_runs import save_run, tiny_llama, trained
 
 
 @pytest.fixture
@@ -73,14 +60,6 @@ def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> No
     assert commands.refused(evaluate, 8, tmp_path).startswith(
         f"{path}: does not hold the whole model of its run (model.norm.weight); name "
     )
-
-
-def test_a_task_of_ones_own_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = own_task(UNSTAGED, tmp_path, monkeypatch)
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, 0.25)
-    save_run(config, model, tmp_path)
-    assert loss_in(printed(tmp_path)) == 0.25
 
 
 # --------------------------------------------------------------------------------- assemble

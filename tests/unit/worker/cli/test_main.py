@@ -69,15 +69,9 @@ HELP = " --help`"
         # Configurations.
         (3, "up --set diloco.inner_step=5", "--set diloco.inner_step=5: [diloco] has no key "
          "'inner_step'; did you mean 'inner_steps'?", ""),
-        (3, "up --set inner_steps", "--set inner_steps: write section.key=value, such as ",
-         "diloco.inner_steps=50"),
-        (3, "up --set diloco.inner_steps=0", "--set diloco.inner_steps=0: [diloco] inner_steps (H) "
-         "is 0; it must be at least 1", ""),
         (3, "up --steps 0", "--steps 0: [run] steps is 0; it must be at least 1", ""),
         (3, "up --inner-steps 0", "--inner-steps 0: [diloco] inner_steps (H) is 0", ""),
-        (3, "up --preset diloc", "--preset diloc: no preset 'diloc'; did you mean 'diloco'?", ""),
         (3, "up missing.toml", "missing.toml: cannot be read: No such file or directory", ""),
-        (3, "up text.txt", "text.txt: not TOML: ", ""),
         (3, "up --join 127.0.0.1:1 --listen 0.0.0.0:7700", TOKEN_NEEDED, ""),
         (3, "up --set task.text=text.txt --set diloco.fragments=99",
          "--set diloco.fragments=99: [diloco] 99 fragments of 3 layers", ""),
@@ -94,9 +88,6 @@ HELP = " --help`"
         # Tasks and texts.
         (4, "up --text missing.txt --model tiny --seed 3",
          "--text missing.txt: text 'missing.txt': no such file or folder", ""),
-        (4, "up --set task.text=missing.txt",
-         "--set task.text=missing.txt: text 'missing.txt': no such file or folder", ""),
-        (4, "up --set task.text=3", "--set task.text=3: ", ""),
         (4, "up --set task.name=lama-bytes", "--set task.name=lama-bytes: unknown task "
          "'lama-bytes'; did you mean 'llama-bytes'?", ""),
         (4, "up --set task.batchsize=3", "--set task.batchsize=3: task 'llama-bytes' has no option "
@@ -106,15 +97,11 @@ HELP = " --help`"
          "name a folder that `murmur` wrote to"),
         # Usage.
         (2, "swram", "no such command 'swram' (did you mean swarm?); see `murmur --help`", ""),
-        (2, "fly", "no such command 'fly'; see `murmur --help`", ""),
-        (2, "up --colour", "no such option", HELP),
         (2, "up --presett diloco", "no such option '--presett'", HELP),
         (2, "up --min-peers 0", "invalid value", HELP),
-        (2, "up --wait-s 0", "invalid value", HELP),
         (2, "up --threads none", "invalid value", HELP),
         (2, "join", "missing argument 'HOST:PORT... [RUN]'; see `murmur join --help`", ""),
         (2, "generate run", "missing argument", HELP),
-        (2, "generate run prompt --bytes 0", "invalid value", HELP),
         (2, "up --resume --fresh", "--resume and --fresh: one or the other", ""),
         (2, "up --set stages.count=2", "this run has 2 stages: say which one this worker serves "
          "with --stage 0 to 1, or ", ""),
@@ -200,17 +187,15 @@ sys.meta_path.insert(0, First())
 main()
 """
     plain = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
-    for words, given, told in (
-        (("up",), {}, "passive"),
-        (("up",), {"OMP_WAIT_POLICY": "active"}, "active"),
-        (("up", "--listen", "0.0.0.0:0"), {}, "None"),
-        (("up", "--threads", "2"), {}, "None"),
-        (("generate", "nowhere", ""), {}, "passive"),
+    for words, told in (
+        (("up",), "passive"),
+        (("up", "--listen", "0.0.0.0:0"), "None"),
+        (("generate", "nowhere", ""), "passive"),
     ):
         done = subprocess.run(
             [sys.executable, "-P", "-c", code, *words],
             cwd=tmp_path,
-            env=plain | given,
+            env=plain,
             capture_output=True,
             text=True,
             check=True,

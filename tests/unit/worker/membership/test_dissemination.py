@@ -161,10 +161,3 @@ def test_a_member_that_gave_way_is_forgotten_with_what_is_under_way_of_it() -> N
 def test_loopback_only_among_peers_on_loopback(theirs: str, mine: str, says: str | None) -> None:
     refusal = undialable(theirs, mine)
     assert refusal is None if says is None else refusal and says in refusal
-
-
-def test_without_news_a_message_takes_a_few_bytes() -> None:
-    head = {"sender": "w0", "run": 1, "acknowledged": 10_000}
-    assert pb.GossipMessage(**head).ByteSize() <= 16
-    progress = pb.MemberProgress(epoch=2**40, heartbeat=100_000, step=100_000)
-    assert pb.GossipMessage(progress=progress, **head).ByteSize() <= 40

@@ -65,26 +65,6 @@ def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for() -> 
     assert line.endswith("; trying for 2 min 00 s more")
 
 
-def test_the_user_is_told_after_two_seconds_and_every_half_minute_until_two_minutes_are_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.undo()
-    now_s, told = 0.0, list[float]()
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    async def nobody() -> None:
-        """Answers."""
-
-    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(admission, "asyncio", SimpleNamespace(sleep=sleep))
-    with pytest.raises(PeersUnreachable):
-        asyncio.run(Newcomer(["a:1"], tell=lambda line: told.append(now_s))._until_answered(nobody))
-    assert (told, now_s) == ([2.0, 32.0, 62.0, 92.0], 120.0)
-
-
 @pytest.mark.parametrize("stranger", [False, True])
 def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone(
     tmp_path: Path, stranger: bool
@@ -147,16 +127,6 @@ async def test_who_answers_has_turned_nobody_away(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(asks, "_transport", SimpleNamespace(call=client))
     found = [await asks._glance("a:1", False, 1.0) for _ in range(5)]
     assert [each is not None for each in found] == [False, False, True, False, False]
-
-
-def test_a_client_that_does_not_close_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(_transport: GrpcTransport) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(admission, "_CLOSE_S", 0.01)
-    with peer() as address, Newcomer([address]) as asks:
-        asks.ask_run(None)
-        monkeypatch.setattr(GrpcTransport, "close", never)
 
 
 # ---------------------------------------------------------------------------- what is remembered

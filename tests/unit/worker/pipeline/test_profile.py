@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgpack
 
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.pipeline.profile import LinkProber, Profile, StageMeasurements, call_bytes
+from murmuration.worker.pipeline.profile import LinkProber, Profile, StageMeasurements
 from tests.support.fake_clock import FakeClock
 from tests.unit.worker.pipeline.members import members_of
 
@@ -35,15 +35,6 @@ def news_at(measurements: StageMeasurements, now_s: float) -> Profile:
     news = measurements.poll(now_s)
     assert news is not None
     return news
-
-
-def test_memory_is_how_many_calls_fit_and_at_least_one() -> None:
-    measurements = StageMeasurements(1000)
-    measurements.activation_bytes = 100
-    news = news_at(measurements, 0.0)
-    assert (news.activation_bytes, news.memory) == (100, 1000 // call_bytes(100))
-    measurements.activation_bytes = 10_000
-    assert news_at(measurements, 60.0).memory == 1
 
 
 def test_small_changes_are_no_news() -> None:
@@ -85,27 +76,6 @@ def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
     clock.now_s = 901.0
     measurements.sent("b", 1_000_000, 2.1)
     assert rates(measurements, 901.0)["b"] == 5e5
-
-
-def test_messages_alone_on_their_way_tell_so() -> None:
-    measurements = StageMeasurements(1000)
-    with measurements.sending() as first:
-        assert first.alone
-        with measurements.sending() as second:
-            pass
-    with measurements.sending() as third:
-        pass
-    assert [sample.alone for sample in (first, second, third)] == [False, False, True]
-
-
-def test_rates_of_messages_that_shared_the_uplink_count_while_few_had_it_alone() -> None:
-    measurements = StageMeasurements(1000, FakeClock())
-    measurements.round_trip("b", 0.1)
-    for seconds, alone in [(2.1, False)] * 20 + [(1.1, True)] * 4:
-        measurements.sent("b", 1_000_000, seconds, alone=alone)
-    assert rates(measurements, 0.0)["b"] == 5e5
-    measurements.sent("b", 1_000_000, 1.1, alone=True)
-    assert rates(measurements, 2.0)["b"] == 1e6
 
 
 def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None:

@@ -1,17 +1,12 @@
 """Which stage is orphaned, which one peer moves there, and the stage that a newcomer serves."""
 
-from collections.abc import Sequence
-
 import pytest
 
-from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline import rebalancing
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import StageMove
-from murmuration.worker.transport import Caller, Stream
-from tests.support.memory_transport import MemoryNetwork, MemoryTransport
 from tests.unit.worker.pipeline.members import members_of, telling
 
 STAGES = 3
@@ -95,34 +90,3 @@ def row(stage: object, health: str = "alive", speed: object = None) -> dict[str,
 def test_what_is_no_member_of_a_stage_is_passed_over() -> None:
     odd = [row(0), "x", row(None), row("1"), row(7), row(-1), {"stage": 1}]
     assert rebalancing.slowest_stage(odd, StagesConfig(count=2)) == 1
-
-
-class Answering:
-    def __init__(self, kind: str, members: object) -> None:
-        self.document = {"kind": kind, "members": members}
-
-    async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
-        assert method == "Control/Status"
-        return wire.status_reply(self.document)
-
-    async def on_stream(self, method: str, stream: Stream, caller: Caller) -> None:
-        raise AssertionError("nobody opens one")
-
-
-async def asked(address: str, answers: dict[str, Answering]) -> Sequence[object]:
-    network = MemoryNetwork()
-    for name, handler in answers.items():
-        await MemoryTransport(network, name).listen(handler)
-    return await rebalancing.members_at(MemoryTransport(network, "new"), address)
-
-
-async def test_a_coordinator_is_asked_for_a_peer_that_has_measured() -> None:
-    """An answer that is no document has no members."""
-    rows = [{"address": name, **row(0, health)} for name, health in
-            (("gone", "lost"), ("cut", "alive"), ("there", "alive"))]  # fmt: skip
-    measured = [row(0, speed=2.0)]
-    coordinator, peer = Answering("coordinator", rows), Answering("worker", measured)
-    assert await asked("it", {"it": coordinator, "there": peer}) == measured
-    assert await asked("there", {"it": coordinator, "there": peer}) == measured
-    assert await asked("it", {"it": coordinator}) == rows
-    assert await asked("it", {"it": Answering("coordinator", "many")}) == []

@@ -30,22 +30,9 @@ def test_what_cannot_be_is_refused() -> None:
             StagesConfig(**settings)
 
 
-def test_a_skip_leaves_so_many_stages() -> None:
-    for count, skip, visited in [(4, 0.25, 3), (6, 0.33, 4), (6, 0.0, 6), (4, 0.5, 2)]:
-        rules = StagesConfig(count=count, routing="skip", skip=skip).rules(1)
-        assert (rules.stages, rules.visited) == (count, visited)
-
-
 def test_every_so_many_iterations_no_stage_is_skipped() -> None:
     config = StagesConfig(count=4, routing="skip", skip=0.25, full_every=3)
     assert [config.rules(i).visited for i in range(1, 8)] == [3, 3, 4, 3, 3, 4, 3]
-
-
-def test_settings_reach_the_section_and_are_named_when_refused() -> None:
-    config = load_config(None, ["stages.count=4", 'stages.routing="skip"', "stages.skip=0.25"])
-    assert config.stages == StagesConfig(count=4, routing="skip", skip=0.25)
-    with pytest.raises(ConfigError, match="stages"):
-        load_config(None, ["stages.count=4", "stages.skip=0.25"])
 
 
 def test_layers_are_a_list_in_toml() -> None:

@@ -10,28 +10,15 @@ from murmuration.worker.simulation.peer import VALUES, descended
 from murmuration.worker.simulation.run import distance_to_optimum, spread
 
 
-def at_ends(peers: int, seed: int, *steps: int) -> list[torch.Tensor]:
-    """The values of so many replicas after these steps, some at once."""
-    ends = []
-    for peer in range(peers):
-        values, rng = torch.zeros(VALUES), np.random.default_rng((seed, peer))
-        for each in steps:
-            values = descended(values, each, rng)
-        ends.append(values)
-    return ends
-
-
-def test_steps_at_once_have_the_moments_of_steps_one_by_one() -> None:
-    peers, steps = 2000, 12
-    at_once, one_by_one = at_ends(peers, 1, steps), at_ends(peers, 2, *[1] * steps)
-    left, right = (torch.stack(each).double().numpy() for each in (at_once, one_by_one))
-    assert np.all(np.abs(left.mean(0) - right.mean(0)) < 6 * np.sqrt(left.var(0) / peers))
-    assert left.std(0) == pytest.approx(right.std(0), rel=0.1)
+def at_ends(steps: int) -> list[torch.Tensor]:
+    """The values of 50 replicas after so many steps."""
+    draws = (np.random.default_rng((3, peer)) for peer in range(50))
+    return [descended(torch.zeros(VALUES), steps, each) for each in draws]
 
 
 def test_replicas_come_near_the_optimum_and_each_has_noise_of_its_own() -> None:
-    assert distance_to_optimum(at_ends(50, 3)) == 1
-    ends = at_ends(50, 3, 2000)
+    assert distance_to_optimum(at_ends(0)) == 1
+    ends = at_ends(2000)
     assert distance_to_optimum(ends) < 0.05
     assert spread(ends) > 0.02
 
@@ -54,14 +41,6 @@ def test_after_a_partition_all_have_one_anchor_again() -> None:
     found = simulate(mean(peers=4, rounds=6, partition=(10.0, 30.0)))
     assert found.spread == 0
     assert found.unfinished == 0
-
-
-def test_what_replicas_keep_brings_them_as_far_as_exact_rounds() -> None:
-    exact = simulate(mean(peers=3, rounds=20))
-    for codec in ("sign", "ternary"):
-        kept = simulate(mean(peers=3, rounds=20, codec=codec, merge="keep"))
-        assert kept.spread == 0
-        assert kept.distance < 2 * exact.distance < 0.2
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """What a peer tells of its rounds: totals, the latest, those on their way, and figures of them."""
 
-import asyncio
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmuration.protos.events import new_event
 from murmuration.worker.exchange.measured import Arrivals
-from murmuration.worker.status import document as lag
-from murmuration.worker.status.document import LagMonitor, RoundLog
+from murmuration.worker.status.document import RoundLog
 from murmuration.worker.status.locator import OwnFigures, from_document, to_document
 from tests.support.fake_clock import FakeClock
 
@@ -47,29 +44,6 @@ def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept() -> None
 
     assert [each["round"] for each in rounds.recent()] == [*range(200 - 48, 200), 201]
     assert rounds.done == 200
-
-
-def test_memory_is_bounded_and_the_largest_is_never_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, late_s = FakeClock(), iter([0.5, *[0.001] * 2500, *[0.003] * 2500])
-
-    async def sleep(seconds: float) -> None:
-        if (lag_s := next(late_s, None)) is None:
-            raise asyncio.CancelledError
-        clock.now_s += seconds + lag_s
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(lag, "_SAMPLES", 100)
-    monitor = LagMonitor(clock)
-    with pytest.raises(asyncio.CancelledError):
-        monitor.run().send(None)
-    assert len(monitor._samples_s) == 100
-    summary = monitor.summary_ms()
-    assert summary["max"] == 500.0
-    assert summary["p99"] == pytest.approx(3.0)
-    early = sum(lag_s < 0.002 for lag_s in monitor._samples_s)
-    assert 30 <= early <= 70, "a uniform sample holds about half of each"
 
 
 def test_medians_of_the_last_rounds() -> None:

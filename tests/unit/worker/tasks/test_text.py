@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -160,15 +159,6 @@ def test_text_that_cannot_be_used_says_why_in_one_line(
     monkeypatch.chdir(tmp_path)
     with one_line(TextError, expected):
         load_text(source, min_bytes=100)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "closed.txt"
-    path.write_text("text")
-    path.chmod(0)
-    with pytest.raises(TextError, match=r"cannot read .*closed\.txt: Permission denied"):
-        load_text(str(path))
 
 
 def test_a_file_that_fails_to_open_is_named(

@@ -1,7 +1,5 @@
 """What is measured of a training, and what the train thread tells of it meanwhile."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,6 @@ from murmuration.worker.library.hooks import UserReplica
 from murmuration.worker.tasks import Cursor
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
 from murmuration.worker.training import metrics as metrics_module
-from murmuration.worker.training.device import flops_peak, memory_peak
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.training.mailbox import Mailbox, ToIO, TrainingEvent
 from murmuration.worker.training.metrics import Metrics, Reporter, Stall
@@ -105,23 +102,6 @@ def test_what_a_card_holds_and_how_much_of_it_is_used_is_told(
     assert (last["device_memory_bytes"], last["mfu"]) == (3 << 30, round(used, 4))
 
 
-def test_only_cards_that_are_known_by_name_have_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: names[-1])
-    for name, tflops in [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA A10", 125),
-        ("NVIDIA A100-PCIE-40GB", 312),
-        ("Tesla V100-SXM2-16GB", 125),
-        ("NVIDIA GeForce RTX 4090", 165),
-        ("NVIDIA L400", None),
-    ]:
-        names.append(name)
-        assert flops_peak(torch.device("cuda")) == (tflops and 1e12 * tflops), name
-    assert flops_peak(torch.device("cpu")) is memory_peak(torch.device("cpu")) is None
-
-
 def test_a_step_taken_over_from_another_peer_is_no_pace() -> None:
     told = Told()
     for second, step in enumerate((0, 1, 500, 502)):
@@ -141,15 +121,3 @@ def test_where_the_loop_is_the_users_there_are_no_samples_to_tell_of() -> None:
     (event,) = told.events()
     assert event["learning_rate"] == 0.25
     assert event.keys().isdisjoint({"samples", "samples_per_s", "tokens", "tokens_per_s"})
-
-
-def test_a_stage_without_a_loss_says_none() -> None:
-    told = Told()
-    for told.replica.loss, said in ((1.5, 1.5), (math.nan, None)):
-        told.reporter.iteration(2, visits=8)
-        assert told.events()[-1] == {
-            "event": "iteration",
-            "iteration": 2,
-            "visits": 8,
-            "loss": said,
-        }

@@ -69,15 +69,6 @@ def test_checkpoints_take_three_percent_whatever_is_asked(
     assert len(case.warnings()) == stretched
 
 
-def test_what_is_told_of_a_stretched_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(monkeypatch, 30.0, (0.6, 3.0))
-    case.train(500)
-    assert case.warnings() == [
-        "a checkpoint costs 3.6 s of training: one is written every 2 min 00 s, not every 30 s as "
-        "checkpoint.every_s says, so that they take 3 % of the time"
-    ]
-
-
 def test_one_that_fails_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(monkeypatch, 10.0, (0.0, 0.0))
     case.fails = True

@@ -89,25 +89,6 @@ async def test_a_name_that_this_machine_does_not_know_is_said_to_be_one(names: N
     await client.close()
 
 
-async def test_a_data_connection_opens_before_there_is_anything_to_send() -> None:
-    greeted: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        greeted.set_result(await reader.readexactly(14))
-        writer.close()
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()[:2]
-    transport = GrpcTransport("127.0.0.1:0")
-    try:
-        transport.connect(f"{host}:{port}")
-        async with asyncio.timeout(30):
-            assert await greeted == b"PRI * HTTP/2.0"
-    finally:
-        await transport.close()
-        server.close()
-
-
 class Ends(Handler):
     """Ends every stream at once."""
 

@@ -145,21 +145,6 @@ def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting(
     assert [row[heads.index("waited for")] for row in told["table"]["rows"]] == ["-", "-", "12 s"]
 
 
-def test_a_fault_is_told_once_by_the_highest_cost_and_with_how_many_have_found_it(
-    history: History,
-) -> None:
-    def verdict(peer: str, cost: float) -> dict[str, Any]:
-        return {"kind": "uplink", "peer": peer, "measured": 3.1, "usual": 20.0, "cost": cost}
-
-    said = {"w0": [verdict("w2", 0.04)], "w1": [verdict("w2", 0.06)], "w2": [verdict("w0", 0.9)]}
-    history.add(look(100.0, *(status(name, *said, verdicts=v) for name, v in said.items())))
-
-    first, second = history.since(0)["verdicts"]
-    assert first["text"] == "w2's uplink, 3.1 of 20 Mbit/s since ?, cost 6 % of rounds"
-    assert (first["peer"], first["by"]) == ("w2", 2)
-    assert (second["peer"], second["by"]) == ("w0", 1)
-
-
 @pytest.mark.parametrize("value", [None, "x", [], {}, float("nan"), float("inf"), 2**63, True])
 def test_a_document_may_hold_anything(history: History, value: Any) -> None:
     document = status("w0", "w1")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from murmuration.worker.errors import ConfigError
 from murmuration.worker.views.tracking import Trackers, figures_of
 
 PROGRESS = {
@@ -82,14 +81,6 @@ def test_the_others_are_told_the_same(
     assert library.finished
     assert (library.began["project"], library.began["name"]) == ("murmuration", "w0")
     assert library.began.get("dir") == (str(tmp_path) if name == "wandb" else None)
-
-
-def test_a_library_that_is_missing_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ConfigError, match=r"--track trackio: .* pip install 'murmuration\[track"):
-        tell(("trackio",), tmp_path)
 
 
 def test_a_tracker_that_fails_is_told_of_once_and_holds_nothing_up(
