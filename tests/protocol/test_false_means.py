@@ -118,10 +118,12 @@ async def test_few_bits_hide_no_lie(preset: str, lie: str, leaving: Any) -> None
 async def test_what_was_left_over_cannot_be_invented(preset: str) -> None:
     """An honest mean of the contributions and of what no mean before has left over."""
 
-    async def invented(context: Context, due: DueMean, before: torch.Tensor | None) -> Any:
+    async def invented(
+        context: Context, due: DueMean, before: torch.Tensor | None, *known: Any
+    ) -> Any:
         if context.me == "d" and before is not None:
-            before = torch.full_like(before, 0.01)
-        return await reduce(context, due, before)
+            before, known = torch.full_like(before, 0.01), ()
+        return await reduce(context, due, before, *known)
 
     await named_by_all(patch.object(reducer, "reduce", invented), 8, few_bits(preset))
 

@@ -48,9 +48,9 @@ def reducing_falsely(
     first: dict[tuple[int, int], Tensor] = {}
 
     async def answer(
-        context: Context, due: DueMean, before: Tensor | None
+        context: Context, due: DueMean, before: Tensor | None, *known: Any
     ) -> tuple[wire.Reduction, Tensor | None, list[wire.Commitment]]:
-        reduction, left_out, lefts = await reduce(context, due, before)
+        reduction, left_out, lefts = await reduce(context, due, before, *known)
         if context.me != liar:
             return reduction, left_out, lefts
         codec, shard = context.reduction_codec, due.shard

@@ -1,6 +1,6 @@
 """What a reducer makes of the contributions to a shard, and what it keeps for its next ones."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,13 @@ LEFT_CODEC = codec_by_name("fp32")  # in which a reducer shows what its encoding
 
 
 async def reduce(
-    context: Context, due: DueMean, before: "Tensor | None"
+    context: Context, due: DueMean, before: "Tensor | None", known: wire.Commitment | None = None
 ) -> "tuple[wire.Reduction, Tensor | None, list[wire.Commitment]]":
     """The mean as the bytes that everyone applies; what their encoding leaves out, if that is kept;
     and commitments to what it takes up of that and what it leaves. Averages in the order given.
-    Args: before: what earlier means have left out, to be added."""
+    Args: before: what earlier means have left out, to be added; known: the commitment to it."""
     codec, shard = context.reduction_codec, due.shard
-    elements = shard.stop - shard.start
+    elements, leaves = shard.stop - shard.start, context.leaves(shard)
 
     def work() -> "tuple[wire.Payload, Tensor | None, list[wire.Commitment]]":
         over, aggregation = context.plan.mean_over, context.config.aggregation
@@ -40,8 +40,8 @@ async def reduce(
         if context.plan.keeps_reduction_residual:
             left_out = wire.encoding_error(codec, raw, mean, exact=shard.exact)
         lefts = [
-            wire.Commitment(LEFT_CODEC, context.leaves(shard), wire.encode(LEFT_CODEC, left), 0)
-            for left in (before, left_out)
+            made or wire.Commitment(LEFT_CODEC, leaves, wire.encode(LEFT_CODEC, left), 0)
+            for left, made in ((before, known), (left_out, None))
             if left is not None and context.plan.compares_norms
         ]
         return context.compression.payload(codec, raw), left_out, lefts
@@ -64,12 +64,13 @@ async def reduce(
 
 
 @dataclass(frozen=True)
-class _Left:
+class Left:
     """What the encoding of `round` has left out."""
 
     round: int
     before: "Tensor | None"  # what went into it, for the case that it is done over
     after: "Tensor"
+    lefts: Sequence[wire.Commitment] = ()  # the last one to `after`
     rest: bool = False  # of another layout's shard: for shards of the round after
 
 
@@ -79,7 +80,7 @@ class Residuals:
     up."""
 
     def __init__(self) -> None:
-        self._left: dict[tuple[int, int, int], _Left] = {}
+        self._left: dict[tuple[int, int, int], Left] = {}
 
     def __bool__(self) -> bool:
         return bool(self._left)
@@ -98,9 +99,12 @@ class Residuals:
             found[low - start : high - start] = values[low - at : high - at]
         return found
 
-    def keep(
-        self, key: ShardKey, start: int, stop: int, before: "Tensor | None", after: "Tensor"
-    ) -> None:
+    def commitment(self, key: ShardKey, start: int, stop: int) -> wire.Commitment | None:
+        """To what was before, if it has been made."""
+        left = self._left.get((key.fragment, start, stop))
+        return left.lefts[-1] if left and left.lefts and left.round < key.round else None
+
+    def keep(self, key: ShardKey, start: int, stop: int, new: Left) -> None:
         """The round has closed, with `before` in its mean and `after` left out."""
         for at, end, left in self._overlapping(key.fragment, start, stop):
             del self._left[key.fragment, at, end]
@@ -108,9 +112,9 @@ class Residuals:
                 if low < high:
                     cut = slice(low - at, high - at)
                     earlier = None if left.before is None else left.before[cut]
-                    rest = _Left(left.round, earlier, left.after[cut], rest=True)
+                    rest = Left(left.round, earlier, left.after[cut], rest=True)
                     self._left[key.fragment, low, high] = rest
-        self._left[key.fragment, start, stop] = _Left(key.round, before, after)
+        self._left[key.fragment, start, stop] = new
 
     def advanced(self, fragment: int, version: int) -> None:
         """The rounds before this one are applied here: they are not done over."""
@@ -129,9 +133,9 @@ class Residuals:
 
     def load(self, fragment: int, version: int, plain: Iterable[tuple[int, int, "Tensor"]]) -> None:
         for start, stop, values in plain:
-            self._left[fragment, start, stop] = _Left(version - 1, None, values)
+            self._left[fragment, start, stop] = Left(version - 1, None, values)
 
-    def _overlapping(self, fragment: int, start: int, stop: int) -> list[tuple[int, int, _Left]]:
+    def _overlapping(self, fragment: int, start: int, stop: int) -> list[tuple[int, int, Left]]:
         return [
             (at, end, left)
             for (of, at, end), left in self._left.items()

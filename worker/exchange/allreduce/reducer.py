@@ -27,7 +27,7 @@ from murmuration.worker import wire
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce import closing
 from murmuration.worker.exchange.allreduce.checks import Checks
-from murmuration.worker.exchange.allreduce.mean import Residuals, reduce
+from murmuration.worker.exchange.allreduce.mean import Left, Residuals, reduce
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import Group, ShardKey, View
 from murmuration.worker.transport import Stream
@@ -428,15 +428,16 @@ class Reducer:
             self._tasks.spawn(self._compute(due))
 
     async def _compute(self, due: closing.DueMean) -> None:
-        context, key, shard = self._context, due.key, due.shard
+        context, key = self._context, due.key
+        at = key, due.shard.start, due.shard.stop
         for peer in due.left_out:
             context.left_out(peer)
         self._late.update((key.fragment, peer, False) for peer in due.late)
-        before = self._residuals.before(key, shard.start, shard.stop)
+        before, known = self._residuals.before(*at), self._residuals.commitment(*at)
         try:
             if not context.ends_run:
                 await self._tell_alike(due)
-            reduction, left_out, lefts = await reduce(context, due, before)
+            reduction, left_out, lefts = await reduce(context, due, before, known)
         except Exception as failure:  # the shard must not stay closed to peers that try again
             context.log(new_event("warning", text=f"{key} was not reduced: {failure}"))
             self.shards.computed(key, due.attempt, failed=True)
@@ -445,16 +446,14 @@ class Reducer:
                 self._reductions[key] = reduction
                 self.checks.shows(key, *lefts)
                 if left_out is not None:
-                    self._residuals.keep(key, shard.start, shard.stop, before, left_out)
+                    self._residuals.keep(*at, Left(key.round, before, left_out, lefts))
         self._look_again()
 
     async def _tell_alike(self, due: closing.DueMean) -> None:
         """Says who contributes the same, where it is something: other values than zeros."""
         context, shard = self._context, due.shard
         codec, elements = context.codec, shard.stop - shard.start
-        for peers in due.alike:
-            if context.known_alike(peers):
-                continue
+        for peers in (each for each in due.alike if not context.known_alike(each)):
             given = due.inputs[due.contributors.index(peers[0])].raw
             check = partial(wire.check_values, codec, given, elements, exact=shard.exact)
             if await context.worked(elements, check) > 0:

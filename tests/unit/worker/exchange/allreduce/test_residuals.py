@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from murmuration.worker.exchange.allreduce.mean import Residuals
+from murmuration.worker.exchange.allreduce.mean import Left, Residuals
 from murmuration.worker.exchange.view import ShardKey
 
 
@@ -18,7 +18,7 @@ def left(value: float, elements: int = 4) -> Tensor:
 def closed(each: Residuals, at: ShardKey, start: int, stop: int, value: float) -> Tensor | None:
     """The round closes and leaves `value` out; what was added to it."""
     before = each.before(at, start, stop)
-    each.keep(at, start, stop, before, left(value, stop - start))
+    each.keep(at, start, stop, Left(at.round, before, left(value, stop - start)))
     return before
 
 
