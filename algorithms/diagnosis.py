@@ -224,14 +224,6 @@ class _Case:
     well: tuple[float, int] | None = None
 
 
-@dataclass(frozen=True)
-class Change:
-    """A fault was found, or has gone."""
-
-    verdict: Verdict
-    found: bool
-
-
 class Diagnosis:
     """The faults of a swarm over time: each must last before it counts, and be gone as long: for 10
     s and four rounds of the peer's, of a disk for two checkpoints."""
@@ -246,8 +238,9 @@ class Diagnosis:
         found = [case.verdict for case in self._cases.values() if case.found]
         return sorted(found, key=lambda verdict: (-verdict.cost, verdict.place))
 
-    def update(self, now_s: float, swarm: Sequence[PeerFigures]) -> list[Change]:
-        """Takes a look at time `now_s`; what has changed by it."""
+    def update(self, now_s: float, swarm: Sequence[PeerFigures]) -> list[tuple[Verdict, bool]]:
+        """Takes a look at time `now_s`. Returns what has changed: whether a fault was found, or has
+        gone."""
         known = [place for place, case in self._cases.items() if case.found]
         seen = {each.place: each for each in diagnose(swarm, in_turn=self._in_turn, known=known)}
         by_name = {each.peer: each for each in swarm}
@@ -261,7 +254,7 @@ class Diagnosis:
             if verdict is not None and (case is None or evidence < case.at):
                 self._cases[place] = _Case(replace(verdict, since_s=now_s), evidence)
                 if case is not None and case.found:  # the peer has begun anew
-                    changes.append(Change(case.verdict, False))
+                    changes.append((case.verdict, False))
                 continue
             assert case is not None, "it was seen now or before"
             if verdict is not None:
@@ -270,7 +263,7 @@ class Diagnosis:
                 lasts = now_s - since_s >= _HOLD_S and evidence - case.at >= least
                 if lasts and not case.found:
                     case.found = True
-                    changes.append(Change(case.verdict, True))
+                    changes.append((case.verdict, True))
                 continue
             if case.found and figures is not None:
                 if case.well is None or evidence < case.well[1]:
@@ -280,5 +273,5 @@ class Diagnosis:
                     continue
             del self._cases[place]
             if case.found:
-                changes.append(Change(case.verdict, False))
+                changes.append((case.verdict, False))
         return changes

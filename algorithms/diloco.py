@@ -45,8 +45,7 @@ def mean_in_order(
     Args:
         contributions: at least one fp32 tensor, of one shape, in the order of sorted peer ids.
         weights: 0 or more, one for each; equal ones are the same as none, bit for bit.
-        over: `all` of them, or for each value its `senders`: those in which it is not 0. What
-            nobody has sent is 0.
+        over: `all` of them, or for each value its `senders`: those in which it is not 0.
 
     Ref: arXiv:2508.15706 (SparseLoCo) divides by the number of senders.
     """
@@ -79,9 +78,8 @@ class Nesterov:
                  move outweighs g. A value that did not move lately is taken as it is.
     clip c       buf <- min(c, max(-c, buf)), before it is used.
 
-    Ref: arXiv:2311.08105 section 2 (OuterOpt), arXiv:2501.18512 algorithm 2, line 12. A penalty by
-    staleness and a clipped outer momentum are ideas of arXiv:2401.16265 (CO2); the formulas are
-    ours.
+    Ref: arXiv:2311.08105 section 2 (OuterOpt), arXiv:2501.18512 algorithm 2, line 12. Penalty and
+    clip are ideas of arXiv:2401.16265 (CO2); the formulas are ours.
     """
 
     lr: float
@@ -180,8 +178,7 @@ def keep_unsent(
 
         unsent = (start - local) - s = error + ((start - local) - g)
 
-    Without overlap local has not moved and unsent is error, bit for bit. An exact codec then gives
-    DiLoCo.
+    Without overlap local has not moved and unsent is error, bit for bit: DiLoCo, by an exact codec.
 
     Args:
         local: the parameters now; g: the pseudo-gradient when it was taken.

@@ -2,8 +2,7 @@
 
     contribute ──► in flight ──► apply      a round that closed
                              ├─► abandon    one that came to nothing
-                             └─► release    one that another peer's state may hold: then
-                                            take_back, adopt
+                             └─► release    one that another's state may hold: then take_back, adopt
 
 Decides what becomes of the local parameters when a round ends, whichever way it does. Tensors that
 are known outside are not written.
@@ -97,10 +96,9 @@ class Contribution:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Contribution":
-        found = cls(**{"values": plain["g"], **plain})
-        if found.ranges is None:
-            return found
-        return replace(found, ranges=tuple((start, stop) for start, stop in found.ranges))
+        ranges = plain.get("ranges")
+        known = None if ranges is None else tuple((start, stop) for start, stop in ranges)
+        return cls(**{"values": plain["g"], **plain, "ranges": known})
 
 
 @dataclass(frozen=True)
@@ -434,9 +432,8 @@ class FragmentOptimizer:
         self, version: int, local: Tensor, counted: Ranges = (), error: Tensor | None = None
     ) -> Tensor:
         """Ends a round in flight that another peer's state of this version holds already, or knows
-        nothing of: it is of an earlier version, from before this peer went another way. `counted`
-        and `error` are as in `abandon`, as far as known. Returns the local parameters, another
-        start taken out."""
+        nothing of: it is of an earlier version. `counted` and `error` are as in `abandon`, if
+        known. Returns the local parameters without another start."""
         local = self._from_anchor(local)
         back = version < self.state.version
         if self.in_flight is None or (self.in_flight.round >= version and not back):

@@ -1,8 +1,7 @@
 """Outer optimizers of replicas that exchange in small groups, and when they come together.
 
 A group exchanges anchors, which go ahead while the peers compute, and contributions, when the round
-is due. All tensors are of one fragment: fp32, 1-D. Two updates: `SharedMomentum` (ours) and
-`ModifiedMomentum` (the paper's).
+is due: of one fragment each, fp32, 1-D. `SharedMomentum` is ours, `ModifiedMomentum` the paper's.
 
 Stability is the exact recursion of the replicas' second moments. Take many replicas in random
 groups of n, and one coordinate of each: anchor phi and outer momentum delta, both counted from the
@@ -102,8 +101,7 @@ class SharedMomentum(GroupUpdate):
 @dataclass(frozen=True)
 class ModifiedMomentum(GroupUpdate):
     """Heavy ball over the group's mean pseudo-gradient, with a pull to the group's mean anchor.
-    Raises ValueError: the replicas would drift apart, with the spectral radius and the nearest
-    value that is stable.
+    Raises ValueError: the replicas would drift apart, with the nearest value that is stable.
 
     momentum <- a * momentum - b * mean(g) - c * (anchor - mean(anchor))
     anchor <- anchor + momentum

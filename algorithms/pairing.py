@@ -89,7 +89,6 @@ def separated(
 
 
 def _unreached_in(peer: str, group: Sequence[str], unreached: Mapping[str, set[str]]) -> int:
-    """How many of the group the peer does not reach."""
     return sum(other in unreached[peer] for other in group) if peer in unreached else 0
 
 

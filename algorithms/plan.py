@@ -30,8 +30,7 @@ ANCHOR_CODECS = ("fp32", "bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How the peers of a run exchange. Raises ValueError: a value or a combination that cannot
-    work, with the fix."""
+    """How the peers of a run exchange. Raises ValueError: what cannot work, with the fix."""
 
     inner_steps: int = 20  # H, inner steps between two rounds of one fragment
     fragments: int = 1  # or P fragments of layers plus one for the rest; 0 chooses P by the layers
@@ -201,9 +200,8 @@ class Plan:
 
     def chunks_per_peer(self, elements: int, peers: int) -> int:
         """The number of shards of a fragment that each peer reduces: links are busy both ways where
-        there are several. Each is a stream of its own, which takes about 4 ms of a core: with
-        shards far below 56 KiB, fast links wait for that; far above it, slow ones stand idle at the
-        end of each."""
+        there are several. Each is a stream, which takes about 4 ms of a core: with shards far below
+        56 KiB, fast links wait for that; far above it, slow ones stand idle at each end."""
         shard_bytes = codec_by_name(self.codec).encoded_bytes(elements) / max(1, peers)
         return min(_MAX_CHUNKS_PER_PEER, max(1, round(shard_bytes / _SHARD_BYTES)))
 
@@ -253,15 +251,6 @@ _STREAMING = replace(
     codec="e3m0",
     reduction_codec="e3m0",
 )
-# What everyone has learned in a period is averaged during the next one.
-_CO2 = replace(
-    _DILOCO,
-    inner_steps=10,
-    overlap_steps=10,
-    merge="keep",
-    outer_momentum_clip=0.01,
-    staleness_penalty=1.0,
-)
 
 _NOLOCO = replace(
     _DILOCO,
@@ -284,22 +273,28 @@ _ONE_BIT = replace(
     reduction_codec="sign",
     consensus=True,
 )
-_SPARSE = replace(
-    _ONE_BIT,
-    inner_steps=10,
-    codec="topk128",
-    reduction_codec="topk256",
-    mean_over="senders",
-    outer_lr=1.0,
-    outer_momentum=0.0,
-)
 
 PRESETS: dict[str, Plan] = {
     "diloco": _DILOCO,
     "streaming": _STREAMING,
-    "co2": _CO2,
+    "co2": replace(  # what everyone has learned in a period is averaged during the next one
+        _DILOCO,
+        inner_steps=10,
+        overlap_steps=10,
+        merge="keep",
+        outer_momentum_clip=0.01,
+        staleness_penalty=1.0,
+    ),
     "onebit": _ONE_BIT,
-    "sparse": _SPARSE,
+    "sparse": replace(
+        _ONE_BIT,
+        inner_steps=10,
+        codec="topk128",
+        reduction_codec="topk256",
+        mean_over="senders",
+        outer_lr=1.0,
+        outer_momentum=0.0,
+    ),
     "noloco": _NOLOCO,
     "streaming-noloco": replace(
         _NOLOCO,

@@ -21,8 +21,7 @@ class Due:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The rounds of a run of `steps` inner steps. Raises ValueError: with the value, the reason and
-    the fix."""
+    """The rounds of a run of `steps` inner steps. Raises ValueError, with reason and fix."""
 
     fragments: int  # at most `inner_steps` where they are not due together
     inner_steps: int  # H, inner steps between two syncs of one fragment

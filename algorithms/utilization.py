@@ -33,8 +33,7 @@ _OUTSIDE = "outside"
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model and the time that one worker needs for a step of it. Raises ValueError: a value that
-    cannot be, with the fix."""
+    """A model, and the time of a step on one worker. Raises ValueError: a value that cannot be."""
 
     step_s: float  # one inner step, in seconds
     layers: tuple[int, ...]  # parameters of each layer, in the order of the forward pass
@@ -161,9 +160,8 @@ class PlanPrediction:
 
 
 def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPrediction:
-    """Simulates a plan as our engine runs it. A round waits for the slowest link, so all of the
-    jitter counts as delay; all peers are taken to be alike. Raises ValueError: it does not fit the
-    model."""
+    """Simulates a plan as our engine runs it, all peers alike. A round waits for the slowest link,
+    so all of the jitter counts as delay. Raises ValueError: it does not fit the model."""
     rounds, rates_mbps = rounds_of(plan, workload, peers), np.array([link.rate_mbps])
     share = float(utilization(workload, rounds, rates_mbps, latency_s=latency_s(link))[0])
     computing_s = plan.inner_steps * workload.step_s
@@ -261,18 +259,9 @@ _H_OF_SIGN, _H_OF_TOPK = 1.3, 3.4
 _LEAST_BITS_OF_SIGN, _LEAST_H_OF_FEW_BITS = 1, 7
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """A plan that reaches the target. Args: preset: it is of; prediction: on the link."""
-
-    preset: str
-    plan: Plan
-    prediction: PlanPrediction
-
-
 def propose(
     target: float, plans: Mapping[str, Sequence[Plan]], workload: Workload, link: Link, peers: int
-) -> list[Proposal]:
+) -> list[tuple[str, Plan, PlanPrediction]]:
     """The first plan of each preset that reaches the target (utilization, below 1), best first; may
     be empty. Plans are by preset, the smallest H first; those that average nothing are passed over,
     and those that do not fit the model."""
@@ -280,9 +269,9 @@ def propose(
     for preset, of_preset in plans.items():
         for plan, prediction in _predictions(of_preset, workload, link, peers):
             if prediction.utilization >= target:
-                found.append(Proposal(preset=preset, plan=plan, prediction=prediction))
+                found.append((preset, plan, prediction))
                 break
-    return sorted(found, key=lambda each: _rank(each.plan))
+    return sorted(found, key=lambda each: _rank(each[1]))
 
 
 def least_mbps(
@@ -315,8 +304,7 @@ def _predictions(
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:
-    """(whether a round takes the whole period by intention, the H of a plan of four bits or more
-    that loses about as much)."""
+    """(whether a round takes the whole period, the H of a plan of four bits that loses as much)."""
     like_steps: float = plan.inner_steps
     if plan.payload == "gradient":
         like_steps = 0

@@ -69,7 +69,6 @@ def ask(
 
 
 def _failed(address: str, error: grpc.RpcError, waited_s: float, *, secure: bool) -> Failure:
-    """Says what a call that failed means."""
     code, details = error.code().name, printable(" ".join((error.details() or "").split()))
     why, exit_code = reach.mismatch(details, encrypts=secure), ExitCode.UNREACHABLE
     if code == "UNIMPLEMENTED":

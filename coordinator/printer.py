@@ -166,7 +166,6 @@ def _traffic(report: Report) -> str:
 
 
 def _probes(report: Report) -> str | None:
-    """The cost of looking on, where it is worth a word."""
     sent = sum(peer.get("probe_bytes_sent") or 0 for peer in report["peers"])
     received = sum(peer.get("probe_bytes_received") or 0 for peer in report["peers"])
     if sent + received < _WORTH_A_WORD_BYTES:
@@ -188,7 +187,6 @@ def _final_mean(report: Report) -> str | None:
 
 
 def _bits(report: Report) -> str | None:
-    """The bits that a value took in each direction; nothing where nothing was sent."""
     parts = []
     for kind in ("contributions", "reductions"):
         if (flow := report["bits_per_value"].get(kind)) is not None:
@@ -291,7 +289,6 @@ def _stage_lines(report: Report) -> dict[str, str]:
 
 
 def _staged_replicas(stages: dict[str, Any], preset: str | None) -> str:
-    """Says whether the replicas of each stage hold the same."""
     by_stage: Sequence[dict[str, Any]] = stages["by_stage"]
     several = [stage for stage in by_stage if stage["hashes_agree"] is not None]
     differing = [stage for stage in several if not stage["hashes_agree"]]

@@ -170,7 +170,6 @@ class RelayProcess(AbstractContextManager["RelayProcess"]):
         self.close()
 
     def _ask(self, line: str) -> dict[str, Any]:
-        """Raises RuntimeError: it has ended."""
         with suppress(OSError):
             print(line, file=self._asks, flush=True)
         if not (answer := self._answers.readline()):

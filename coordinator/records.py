@@ -91,7 +91,6 @@ class Record(PeerSummary):
                 self.exit_code = int_of(event, "exit_code")
 
     def warn(self, texts: Iterable[str]) -> None:
-        """What the worker has warned of, each once."""
         for text in texts:
             if len(self.warnings) < _MAX_WARNINGS:
                 self.warnings[text] = None

@@ -168,8 +168,7 @@ async def start_server(
 
 class CoordinatorRun:
     """One life of the coordinator, until `expect` workers are through, or a signal comes. Args:
-    as_json: prints events as JSON; keep: puts a renewed identity where the next start finds it
-    (OSError)."""
+    keep: puts a renewed identity where the next start finds it (OSError)."""
 
     def __init__(
         self,

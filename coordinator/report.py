@@ -157,12 +157,9 @@ class _Results:
 
     def settings(self) -> dict[str, object]:
         """The run's settings as the workers tell them."""
-        told: dict[str, object] = {
-            key: found[-1] for key in _SETTING_COUNTS if (found := self.ints(key))
-        }
-        presets, steps = self.texts("preset"), self.ints("run_steps")
-        told |= {"preset": presets[-1]} if presets else {}
-        return told | ({"steps": steps[-1]} if steps else {})
+        told: dict[str, Sequence[object]] = {key: self.ints(key) for key in _SETTING_COUNTS}
+        told |= {"preset": self.texts("preset"), "steps": self.ints("run_steps")}
+        return {key: values[-1] for key, values in told.items() if values}
 
     def agree(self) -> bool | None:
         """Tells whether all hold the same state; None when there are not two."""

@@ -35,8 +35,7 @@ def leave_results(
     json_path: Path | None = None,
     picture: bool = True,
 ) -> Report:
-    """Writes the report, its text and picture into OUT, and prints it, if there is a console. What
-    cannot be written is a warning."""
+    """Leaves report, text and picture in OUT, and prints the report. Failed writes are warnings."""
     report = build_report(records, settings=settings, elapsed_s=elapsed_s)
     problems = []
     curves = {record.peer: record.loss_curve() for record in records}
@@ -136,7 +135,8 @@ def draw_loss_curve(path: Path, curves: Mapping[str, Curve], report: Report) -> 
     axes = figure.add_subplot()
 
     def draw(curve: Curve, color: str, width: float, label: str | None, **style: Any) -> None:
-        steps, losses = zip(*_thinned(curve), strict=True)
+        stride = -(-len(curve) // _MAX_POINTS)
+        steps, losses = zip(*curve[:-1:stride], curve[-1], strict=True)
         axes.plot(steps, losses, color=color, linewidth=width, label=label, **style)
 
     for n, curve in enumerate(filter(None, curves.values())):  # one legend entry for all
@@ -157,12 +157,6 @@ def draw_loss_curve(path: Path, curves: Mapping[str, Curve], report: Report) -> 
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_atomically(path, picture.getvalue())
-
-
-def _thinned(curve: Curve) -> Curve:
-    """Keeps at most about 2,000 of the points, the last among them."""
-    stride = -(-len(curve) // _MAX_POINTS)
-    return [*curve[:-1:stride], curve[-1]] if stride > 1 else list(curve)
 
 
 def _smoothed(curve: Curve) -> Curve:

@@ -81,7 +81,6 @@ class ShapedPipe:
         return passed_s, self._due_s
 
     def leave(self, n_bytes: int) -> None:
-        """Takes note that bytes were delivered."""
         self._held_bytes -= n_bytes
 
     @property
@@ -163,7 +162,6 @@ class Relay:
             group.create_task(self._relay(member, client))
 
     async def _relay(self, member: LinkedPeer, client: socket.socket) -> None:
-        """One connection, from its first byte to its last."""
         loop = asyncio.get_running_loop()
         server: socket.socket | None = None
         try:
@@ -214,7 +212,6 @@ class Relay:
             del self._connections[task]
 
     async def _break_now_and_then(self, member: LinkedPeer) -> None:
-        """Breaks one of the worker's connections now and then, as its link says."""
         while member.link and member.link.loss:
             await asyncio.sleep(self._chance.expovariate(member.link.loss / 60))
             if own := [task for task, ends in self._connections.items() if member in ends]:
@@ -234,7 +231,6 @@ async def _head(client: socket.socket) -> tuple[str, str]:
 
 
 async def _reached(host: str, port: int, target: LinkedPeer) -> socket.socket:
-    """Raises ProxyRefusal."""
     server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     server.setblocking(False)
     set_buffers(server, target)
@@ -298,7 +294,6 @@ async def _main() -> None:
 
 
 def main() -> None:
-    """The relay's process: until stdin ends."""
     import resource  # which Windows has not
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -207,7 +207,6 @@ def _certify(launch: Launch) -> None:
 
 
 def _start_relay(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> RelayProcess:
-    """Raises Failure."""
     log_path = launch.out / "relay.log"
 
     def remove_if_empty() -> None:

@@ -43,13 +43,11 @@ class Screen:
             self.show(swarm(), now_s)
 
     def show(self, swarm: SwarmSummary, now_s: float) -> None:
-        """Shows how it is."""
         if (line := swarm.line()) != self._said:
             self._said = line
             self.note(line, now_s)
 
     def note(self, line: str, now_s: float) -> None:
-        """Shows a line that stays."""
         print(f"{now_s - self._began_s:.1f} s  {line}", file=self._stream, flush=True)
 
     def close(self, swarm: SwarmSummary | None = None) -> None:
@@ -79,7 +77,6 @@ class LiveScreen(Screen):
 
 
 def screen_for(console: Console, began_s: float) -> Screen:
-    """The live table where the console is a terminal, else plain lines."""
     live = console.is_terminal and not console.is_dumb_terminal
     return LiveScreen(console, began_s) if live else Screen(console.file, began_s)
 

@@ -99,7 +99,6 @@ class TopK(Codec):
         return rows
 
     def _encode(self, chunks: Tensor, records: Tensor) -> None:
-        """Fills records (n, bytes) from chunks (n, m)."""
         rows, elements = chunks.shape
         if not rows:
             return

@@ -119,8 +119,7 @@ def random_step(
     limits: Sequence[int],
     draws: Draws,
 ) -> dict[int, Route]:
-    """The routes that a drawn step changes; none if it is not allowed. Args: limits: how many of
-    the routes may visit each peer."""
+    """The routes that a drawn step changes, if it is allowed. Args: limits: of visits, by peer."""
     if rules.stages == 1:
         return {}
     other = draws.below(len(routes))

@@ -60,9 +60,8 @@ class Pipeline:
 
 
 def stage_layers(costs: Sequence[float], outer_cost: float, stages: int) -> list[tuple[int, int]]:
-    """Cuts the layers into contiguous stages of at least one layer, and returns the first and the
-    last of each, both included. The largest stage is as small as can be; of equals the most even
-    cut is taken.
+    """Cuts the layers into contiguous stages of at least one layer, as (first, last) of each. The
+    largest stage is as small as can be; of equals the most even cut is taken.
 
     Args: costs: of each layer, in order: parameters, or seconds; outer_cost: of what stage 0 holds
     besides: embedding, final norm, head. Raises ValueError: more stages than layers.

@@ -95,8 +95,7 @@ _TRADES = 10  # per route, where routes are mixed
 
 
 def stage_quota(routes: int, rules: Rules, seed: int = 0) -> tuple[int, ...]:
-    """How often each stage is visited by a batch of routes, as equally as it goes. Which stages get
-    one more turns with the seed."""
+    """How often routes visit each stage, as equally as can be; the seed says which get more."""
     if rules.stages == 1:
         return (routes,)
     others = rules.stages - 1

@@ -1,9 +1,8 @@
 """Who takes a microbatch through the stages: `full`, `random`, `stochastic` and `skip`.
 
 All peers that know the arguments find the same routes. Ref: arXiv:2506.10911 (random),
-arXiv:2502.19913 (skip), arXiv:2301.11913 section 3.2 (stochastic). Ours in `stochastic`: all
-microbatches of an iteration are shared out before it begins, by times that the caller has averaged;
-ties go to the lower peer.
+arXiv:2502.19913 (skip), arXiv:2301.11913 section 3.2 (stochastic). Ours in `stochastic`: all of an
+iteration are shared out before it begins, by averaged times; ties go to the lower peer.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +50,6 @@ def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: i
     queues = [[(0.0, peer) for peer in sorted(replicas)] for replicas in pipeline.stages[1:]]
 
     def choose(queue: list[tuple[float, int]]) -> int:
-        """The replica for the next microbatch, which is charged for it."""
         accumulated_s, peer = queue[0]
         heapreplace(queue, (accumulated_s + visit_s[peer], peer))
         return peer

@@ -74,7 +74,6 @@ class Planner:
 EFFORT_S = 2.0
 WIDTH = 3
 
-
 Limit = tuple[frozenset[int], int]
 """(peers, how many of the routes may visit one of them at most)"""
 
@@ -97,9 +96,8 @@ def search_routes(
     shared_uplinks: bool = False,
 ) -> list[Route]:
     """Searches routes for one iteration: one for each microbatch. Args: origins: of each
-    microbatch; seed: of the choices among equals and of the trades; effort_s: where to stop; the
-    answer is complete even at 0; shared_uplinks: as in `finish_times`, for the times that
-    decide."""
+    microbatch; seed: of choices among equals and of trades; effort_s: where to stop, 0 gives an
+    answer too; shared_uplinks: as in `finish_times`."""
     budget, planner = Budget(effort_s), Planner(pipeline, rules)
     slots, slot_origins = slots_of(origins, pipeline)
     scores = Scores(pipeline, slots, budget, shared_uplinks=shared_uplinks)

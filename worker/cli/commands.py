@@ -439,7 +439,6 @@ def _run(
     found: FoundHost | None,
     identity: "Identity | None",
 ) -> int:
-    """Args: waits: whom to join and wait for; found: the host to advertise, if none was given."""
     import torch
 
     from murmuration.worker.daemon import WorkerOptions, run_worker

@@ -23,8 +23,7 @@ PRESETS = (
 
 
 def option(*names: str, key: str = "", **attributes: Any) -> Any:
-    """A field of a dataclass that is an option. Args: key: of the run's TOML, that it stands
-    for."""
+    """A field of a dataclass that is an option. Args: key: of the TOML, that it stands for."""
     usual = () if attributes.get("multiple") else False if attributes.get("is_flag") else None
     return field(
         default=attributes.get("default", usual),

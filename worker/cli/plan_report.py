@@ -76,20 +76,19 @@ def found_for(
     plans: Mapping[str, Sequence[Plan]],
     target: float,
 ) -> dict[str, Any]:
-    """The run's own plan on a link, the speeds that it needs, and proposals. Raises ValueError: the
-    own plan does not fit the model."""
+    """The own plan on a link, the speeds that it needs, proposals. Raises ValueError: a misfit."""
     place = workload, link, peers
     prediction = utilization.predict(own, *place)
     proposals = []
-    for each in utilization.propose(target, plans, *place):
-        ddp = each.plan.payload == "gradient"  # a step is a round of it by itself
-        period = () if ddp else ("--set", f"diloco.inner_steps={each.plan.inner_steps}")
+    for preset, plan, expected in utilization.propose(target, plans, *place):
+        ddp = plan.payload == "gradient"  # a step is a round of it by itself
+        period = () if ddp else ("--set", f"diloco.inner_steps={plan.inner_steps}")
         proposals.append(
             {
-                "arguments": ["--preset", each.preset, *period],  # to add to `murmur up`
-                "plan": dataclasses.asdict(each.plan),
-                "bits_per_parameter": utilization.bits_per_parameter(each.plan),
-                "prediction": dataclasses.asdict(each.prediction),
+                "arguments": ["--preset", preset, *period],  # to add to `murmur up`
+                "plan": dataclasses.asdict(plan),
+                "bits_per_parameter": utilization.bits_per_parameter(plan),
+                "prediction": dataclasses.asdict(expected),
             }
         )
     return {

@@ -42,7 +42,7 @@ class LeaseService(Component):
         self._carry_out(self._table.heard(message))
 
     async def on_lease(self, request: bytes) -> bytes:
-        """Answers another peer's announcement. Raises WireError."""
+        """Raises WireError."""
         news = wire.lease_news_from_message(wire.parse(pb.LeaseNews, request), self._run)
         reply, actions = self._table.answer(news)
         self._carry_out(actions)

@@ -11,8 +11,7 @@ all have answered and nothing stands against it:
 So of two peers that know each other, or a third one, at most one has a block. A suspected peer is
 not asked; it asks this one before it has anything, unless each suspects the other. The blocks of a
 peer that died or left are free, from where it was known to be in them. One that lives and does not
-answer is not waited for until it has answered again and again, and what it says that it holds
-counts.
+answer is not waited for until it has answered again and again; what it holds counts.
 
 How far a peer is in its blocks goes to all in the same messages. `UseKnown` says what has arrived,
 and the train thread goes no further than a block beyond: that is all that a crash repeats.
@@ -108,7 +107,6 @@ class LeaseTable:
         return self._done()
 
     def answered(self, peer: str, number: int, news: LeaseNews) -> list[LeaseAction]:
-        """A peer has answered an `Announce`."""
         self._calling.discard(peer)
         self._silent_since.pop(peer, None)
         if (owed := self._owed.pop(peer, 0)) > 1:
@@ -176,13 +174,11 @@ class LeaseTable:
             self._compare(holding)
 
     def begin_block(self, block: Block) -> None:
-        """The first position of a block is about to be drawn."""
         if opened := self._opened.get(block.stream):
             opened.begun.add(block)
             opened.starved = False
 
     def starve(self, stream: int) -> None:
-        """Nothing is left to draw: a block is waited for."""
         if opened := self._opened.get(stream):
             opened.starved = True
 

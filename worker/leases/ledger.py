@@ -184,8 +184,7 @@ _MOST_STREAMS, _MOST_CURSORS = 1024, 1 << 16
 
 class Ledger:
     """Blocks that are used up, as ranges, and cursors into others. Merging is union and maximum:
-    news may come twice and in any order. Peers draw near the front of what is free, so ranges are
-    few."""
+    news may come twice and in any order. Peers draw near the front, so ranges are few."""
 
     def __init__(self) -> None:
         self.done: dict[int, Ranges] = {}

@@ -2,8 +2,7 @@
 
 Two relays are kept: the peer that was called first, and the one that answers soonest. One that is
 lost is replaced at once, and asked again after a pause that doubles. Each is tried now and then, by
-a call through it to this peer itself: one that leads nowhere several times in a row is replaced
-too, if it can be.
+a call through it to this peer itself: one that leads nowhere several times is replaced too.
 """
 
 import math

@@ -44,11 +44,6 @@ class RelayedPeer(Component):
         self._asked: dict[str, asyncio.Future[bool]] = {}
         self._tunnels: Counter[str] = Counter()  # that are open, by relay
 
-    def _near(self) -> str:
-        """Where neighbours dial this peer; nowhere without certificates, as whoever has that
-        address elsewhere would be taken for it."""
-        return neighbours_dial(self._bound) if self._node.transport.encrypted else ""
-
     async def begin(self, address: str) -> bool:
         """Asks the peer there to be the first relay; False if it is none, or there is one."""
         if self._choice.relays or split_relayed(address) is not None:
@@ -82,7 +77,9 @@ class RelayedPeer(Component):
                 case Try(address):
                     self._node.spawn(self._try(address))
                 case Advertise(relays):
-                    address = relayed_address(self._gossip.me.peer, relays, self._near())
+                    # Without certificates any peer that neighbours find there would pass for it.
+                    near = neighbours_dial(self._bound) if self._node.transport.encrypted else ""
+                    address = relayed_address(self._gossip.me.peer, relays, near)
                     self._gossip.update(address=address)
                     by = list(self._choice.relays)
                     self._node.log(new_event("relayed", by=by, address=address))
@@ -150,7 +147,6 @@ class RelayedPeer(Component):
             self._tunnels[relay] -= 1
 
     async def _try(self, relay: str) -> None:
-        """Calls this peer itself, by the way that others take."""
         me, transport, leads_here = self._gossip.me.peer, self._node.transport, False
         address, request = relayed_address(me, (relay,)), pb.MeasureRequest().SerializeToString()
         transport.drop(address)  # a connection that is there says nothing of new ones

@@ -37,9 +37,8 @@ class UpnpRouter:
         self.offload = workers(1)
 
     def open(self, bound: str, before: str) -> str:
-        """Has a port lead to what is bound to HOST:PORT here: the one of `before`, or the same, if
-        it is free. Returns HOST:PORT that the internet dials, and the one that neighbours dial.
-        Raises NoRouterPort."""
+        """Has a port lead to HOST:PORT here: that of `before`, or the same, if it is free. Returns
+        HOST:PORT that the internet dials, and the one that neighbours dial. Raises NoRouterPort."""
         host, own = split_address(bound)
         if is_loopback(host):
             raise NoRouterPort(f"no other machine reaches {bound}, which this one listens on")

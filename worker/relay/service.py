@@ -50,8 +50,7 @@ class RelayTable:
         return {"for": list(self._places), "tunnels": self.tunnels, "relayed_bytes": relayed_bytes}
 
     def reserve(self, peer: str, now: float, *, relayed: bool) -> None:
-        """Gives a place, or keeps it. Raises Refused. Args: relayed: this relay is itself reached
-        through one."""
+        """Gives a place, or keeps it. Raises Refused: it is full, or itself `relayed`."""
         if not self._rate_mbps:
             raise Refused("it relays for nobody (--relay-mbps 0)")
         if relayed:
@@ -212,7 +211,6 @@ class RelayService(Component):
 
 
 async def _tell(stream: Stream, dialled: "asyncio.Queue[int | None]") -> None:
-    """Until None is put in."""
     while True:
         try:
             async with asyncio.timeout(ALIVE_S):

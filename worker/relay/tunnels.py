@@ -170,7 +170,6 @@ class Tunnels:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Carries what a relay gives back; one that gives nothing comes last for a while."""
         now = self._clock()
         for relay in sorted(relays, key=lambda r: now - self._failed_at.get(r, -1e9) < _AVOID_S):
             if (dialled := await self._dialled(relay, peer)) is not None:

@@ -32,8 +32,6 @@ from murmuration.worker.transport import Stream
 
 _TICK_S = 0.05  # as the live node's
 _SHARD_BYTES = 4 * VALUES
-
-
 _REPAIR_S = 1.0  # between two tries to find somebody to take the state from
 _orders = lru_cache(maxsize=4096)(reducer_orders)
 
@@ -79,7 +77,6 @@ class MeanPeer(Peer):
         self._fetching: tuple[SimulatedStream, Act] | None = None
 
     def start(self) -> None:
-        """From the beginning of the run."""
         self.viewed()
         self.advanced(0, self._group)
         self.compute()
@@ -102,7 +99,6 @@ class MeanPeer(Peer):
         self.begin_round(self.version, self._group, values)
 
     def ended(self, result: RoundDone | RoundFailed) -> None:
-        """The round has succeeded, or has failed for this reason."""
         waited_s = self.waited()
         self.account.rounds += 1
         shards = [k * len(self._group) // VALUES for k in range(VALUES)]  # that each value is of
@@ -146,7 +142,6 @@ class MeanPeer(Peer):
         return Digest(state.version, state.contributors, state.hash)
 
     def commit(self) -> None:
-        """The optimizer's state is another now."""
         state = self.optimizer.state
         self.anchor, self.momentum = state.anchor, state.momentum
         self.version, self._group = state.version, state.group
@@ -189,7 +184,6 @@ class MeanPeer(Peer):
         return self.reducer.serve(stream)
 
     def begin_round(self, round_: int, group: Group, values: Tensor) -> None:
-        """Contributes these values."""
         self._group, self._in_round = group, True
         self.spawn(self.contributor.begin(Begin(0, round_, group, values.repeat(len(group)))))
 
@@ -205,7 +199,6 @@ class MeanPeer(Peer):
                 self.swarm.clock.act(other.number, other.tick)
 
     def viewed(self) -> None:
-        """Membership says something else than before."""
         view = self.swarm.view(self.number)
 
         def tell() -> None:

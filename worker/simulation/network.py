@@ -191,7 +191,6 @@ class Network:
         return self._link.delay_s + (self._rng.uniform(-reach_s, reach_s) if reach_s else 0.0)
 
     def connected(self, one: int, other: int) -> bool:
-        """No partition between them."""
         return (one in self._half) == (other in self._half)
 
     def open(self, caller: int, callee: int) -> SimulatedStream:
@@ -235,7 +234,6 @@ class Network:
             message.passed = -2
 
     def break_off(self, stream: SimulatedStream) -> None:
-        """Both ends find out."""
         if not stream.ended:
             stream.close()
             for end in (stream.caller, stream.callee):
@@ -249,7 +247,6 @@ class Network:
             self.clock.after(self.delay_s(by, other), lambda: self._tell(other, stream))
 
     def stall(self, stream: SimulatedStream, found_s: float = STALL_S) -> None:
-        """Nothing comes through any more."""
         self.clock.after(found_s, lambda: self.break_off(stream))
 
     def die(self, peer: int) -> None:

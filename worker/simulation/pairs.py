@@ -1,7 +1,6 @@
 """A simulated peer's rounds in pairs: the live code, and the train side around it. A peer waits for
 all anchors before it computes, as workers without overlap do, and goes on from their mean. A part
-holds the task's 8 values once for each frame of the payload; only on the links does it count
-more."""
+holds the task's 8 values once for each frame of the payload; only links count more."""
 
 import math
 from collections.abc import Coroutine
@@ -55,12 +54,10 @@ class PairPeer(Peer):
         self._group: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """From the beginning of the run."""
         self.viewed()
         self._enter(0)
 
     def viewed(self) -> None:
-        """Membership says something else than before."""
         self.as_own(lambda: self.pairs.on_view(self.swarm.view(self.number)))
 
     def sizes(self) -> tuple[Sizes, Sizes]:
@@ -83,7 +80,6 @@ class PairPeer(Peer):
         return self.pairs.serve(stream)
 
     def _enter(self, round_: int) -> None:
-        """On to the inner steps before this round."""
         done = round_ >= self.swarm.scenario.rounds
         self._awaits = round_ > 0 and not done
         self.spawn(self._advance(round_, Phase.DONE if done else Phase.TRAINING))
@@ -114,7 +110,6 @@ class PairPeer(Peer):
         self._group = tuple(sorted({*self.pairs.partners, self.me}))
 
     def prefetched(self, told: PrefetchedAnchor) -> None:
-        """The train side hears of the next round's anchors."""
         if told.round != self.round or self._start is not self.anchor:
             return
         if told.mean_anchor is not None:

@@ -123,7 +123,6 @@ class Peer(ABC):
         self.swarm.clock.after(delay_s, lambda: self.swarm.clock.act(self.number, act))
 
     def compute(self) -> None:
-        """The inner steps up to the next round."""
         taken_s = self._chance.lognormvariate(*self._time)
 
         def end() -> None:
@@ -142,12 +141,10 @@ class Peer(ABC):
         return waited_s
 
     def finish(self) -> None:
-        """All rounds are over for this peer."""
         self.done = True
         self.account.unfinished -= 1
 
     def surroundings(self) -> dict[str, Any]:
-        """What each simulated peer's `Context` has of the simulation."""
         clock = self.swarm.clock.time
         return {
             "me": self.me,
@@ -162,11 +159,9 @@ class Peer(ABC):
         }
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
-        """The train side hears of it."""
         self.later(0.0, lambda: self.ended(result))
 
     def open(self, peer: str, method: str) -> Stream:
-        """A stream to another peer."""
         number = int(peer[1:])
         near, far = open_stream(self.swarm.network, self.number, number, self.sizes())
         far.opens = lambda: self.swarm.endpoints[number].serve(far)
@@ -176,8 +171,6 @@ class Peer(ABC):
         """Membership is modelled: it finds out by itself."""
 
     def serve(self, end: StreamEnd) -> None:
-        """Another peer has come."""
-
         async def work() -> None:
             self._serving += 1
             try:
@@ -191,7 +184,6 @@ class Peer(ABC):
         self.as_own(lambda: setattr(end, "task", self._tasks.spawn(work())))
 
     def broken(self, stream: SimulatedStream) -> None:
-        """A stream has broken, and this end has found out."""
         end = stream.users.get(self.number)
         if isinstance(end, StreamEnd):
             end.broke()
@@ -201,5 +193,4 @@ class Peer(ABC):
         self._own.copy().run(act)
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Runs a coroutine of this peer's."""
         self.as_own(lambda: self._tasks.spawn(work))

@@ -147,11 +147,9 @@ class SimulatedSwarm:
             self._plan(fault)
 
     def view(self, peer: int) -> View:
-        """What this peer believes of the others."""
         return self._views[peer]
 
     def members(self, peer: int) -> list[Member]:
-        """The others, as this peer knows them."""
         me, members = self.names[peer], self.view(peer).members
         return [member for name, member in members.items() if name != me]
 
@@ -170,11 +168,9 @@ class SimulatedSwarm:
         return 2 * ahead >= len(self.view(peer).in_draw(0))
 
     def detection_s(self) -> float:
-        """How long a dead peer takes to be noticed."""
         return self._detector.detection_s(self.scenario.peers)
 
     def _plan(self, fault: scenarios.Fault) -> None:
-        """Puts what a fault does, and when others notice, on the clock."""
         clock, network = self.clock, self.network
         match fault:
             case scenarios.Crash(peer, at_s):

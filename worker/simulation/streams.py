@@ -42,7 +42,6 @@ class StreamEnd:
         self._check()
 
     async def done(self) -> None:
-        """The caller sends nothing more."""
         if self._me == self._stream.caller:
             self._check()
             self._pass(None)
@@ -74,7 +73,6 @@ class StreamEnd:
             self._network.abort(self._stream, self._me)
 
     def broke(self) -> None:
-        """The stream has broken, and this end finds out."""
         self._broken = True
         _wake(self._waits)
         _wake(self._sends)
@@ -114,7 +112,6 @@ def frame_sizes(kind: type[pb.ExchangeUp] | type[pb.ExchangeDown], scale: float)
 def open_stream(
     network: Network, caller: int, callee: int, sizes: tuple[Sizes, Sizes]
 ) -> tuple[StreamEnd, StreamEnd]:
-    """The ends of a stream at the caller and at the callee."""
     stream = network.open(caller, callee)
     near = StreamEnd(network, stream, caller, sizes[0])
     far = StreamEnd(network, stream, callee, sizes[1])

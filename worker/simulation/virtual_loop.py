@@ -47,7 +47,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.now
 
     def after(self, delay_s: float, act: Act) -> None:
-        """Does `act` this many seconds from now."""
         self.at(self.now + delay_s, act)
 
     def at(self, time_s: float, act: Act) -> None:
@@ -81,7 +80,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             act()
 
     def freeze(self, peer: Hashable) -> None:
-        """From now on nothing of the peer runs."""
         self._parked.setdefault(peer, [])
 
     def thaw(self, peer: Hashable) -> None:
@@ -90,7 +88,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.at(self.now, partial(self.act, peer, act))
 
     def kill(self, peer: Hashable) -> None:
-        """Nothing of the peer runs any more."""
         self._dead.add(peer)
         self._parked.pop(peer, None)
 
@@ -150,7 +147,6 @@ def running(loop: VirtualLoop) -> Iterator[VirtualLoop]:
 
 
 def context_of(peer: Hashable) -> contextvars.Context:
-    """A context whose callbacks belong to the peer."""
     context = contextvars.copy_context()
     context.run(_PEER.set, peer)
     return context

@@ -220,7 +220,6 @@ def status_document(
 def _member(
     member: Member, names: Mapping[str, str], rtt_s: float | None, traffic: Traffic, *, staged: bool
 ) -> dict[str, object]:
-    """Args: traffic: of streams that this peer has opened."""
     stage: dict[str, object] = {}
     if staged:
         visits_per_s = Profile.unpack(member.profile).visits_per_s

@@ -54,9 +54,7 @@ class StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         with suppress(RuntimeError, TimeoutError):
-            document = self._status()
-            return metrics_of(document)
-        return iter(())
+            yield from metrics_of(self._status())
 
 
 def metrics_of(document: Document) -> Iterator[Metric]:

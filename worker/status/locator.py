@@ -162,14 +162,14 @@ class FaultLocator(Component):
         kept = {p: told for p, told in self._answers.items() if p in names and told[0] >= old_s}
         self._answers = kept
         everyone = [self._own.figures(), *(figures for _, figures in kept.values())]
-        for change in self._diagnosis.update(self._clock(), everyone):
-            verdict, place = self._plain(change.verdict), change.verdict.place
-            if not change.found:
+        for fault, found in self._diagnosis.update(self._clock(), everyone):
+            verdict = self._plain(fault)
+            if not found:
                 verdict["until"] = self._date(self._clock())
                 self._past.append(verdict)
-            self._host.log(new_event("located", found=change.found, verdict=verdict))
-            if change.found and place.peer == self._own.peer:
-                self._host.on_slow(place.kind)
+            self._host.log(new_event("located", found=found, verdict=verdict))
+            if found and fault.place.peer == self._own.peer:
+                self._host.on_slow(fault.place.kind)
 
     def verdicts(self) -> list[dict[str, object]]:
         return [self._plain(verdict) for verdict in self._diagnosis.verdicts]

@@ -1,5 +1,4 @@
-"""A history of what the peers of a swarm say of themselves, for the page and
-`murmur status`.
+"""A history of what a swarm's peers say of themselves, for the page and `murmur status`.
 
 Everything is bounded, whatever peers say and however long the run is: 128 peers, of each 512 points
 and 128 rounds, in all at most 30 MB. Points are thinned out, so that they span the whole run; of
@@ -261,8 +260,7 @@ def _keep_rounds(peer: _Peer, own: Document, now_s: float) -> None:
 
 
 def _links(peers: Mapping[str, _Peer], look: Look) -> list[dict[str, Any]]:
-    """The busiest first. What goes from a to b: what a sends, and b receives, on its own
-    streams."""
+    """The busiest first. From a to b goes what a sends, and b receives, on its own streams."""
     told: dict[tuple[str, str], dict[str, Any]] = {}
     for name, own in look.answers.items():
         for member in maps_of(own, "members")[:MOST_PEERS]:

@@ -192,7 +192,6 @@ _WORDS = {
 
 
 def _computed(kind: str, event: Event) -> str | None:
-    """The words of other events, which depend on the fields."""
     match kind:
         case "run":
             return _run(event)

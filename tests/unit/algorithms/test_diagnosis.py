@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.diagnosis import (
-    Change,
     Diagnosis,
     FaultPlace,
     PeerFigures,
+    Verdict,
     diagnose,
 )
 
@@ -137,7 +137,9 @@ def test_a_peer_that_lies_harms_nobody_else() -> None:
 # ------------------------------------------------------------------------------------ over time
 
 
-def looks(diagnosis: Diagnosis, *spans: tuple[int, dict[int, float]]) -> list[tuple[int, Change]]:
+def looks(
+    diagnosis: Diagnosis, *spans: tuple[int, dict[int, float]]
+) -> list[tuple[int, Verdict, bool]]:
     """Changes, by the time of the look: one each five seconds, in which two rounds pass.
 
     Args: spans: (looks, share of the uplink by peer), one after another.
@@ -146,7 +148,7 @@ def looks(diagnosis: Diagnosis, *spans: tuple[int, dict[int, float]]) -> list[tu
     for count, up in spans:
         for _ in range(count):
             figures = simulated(4, up=up, rounds=2 * now // 5)
-            changes += [(now, change) for change in diagnosis.update(now, figures)]
+            changes += [(now, *change) for change in diagnosis.update(now, figures)]
             now += 5
     return changes
 
@@ -154,21 +156,23 @@ def looks(diagnosis: Diagnosis, *spans: tuple[int, dict[int, float]]) -> list[tu
 def test_a_fault_must_last_and_so_must_its_end() -> None:
     diagnosis = Diagnosis(in_turn=False)
     changes = looks(diagnosis, (4, {}), (6, {2: 0.1}), (6, {}))
-    assert [(at, change.found) for at, change in changes] == [(30, True), (60, False)]
-    assert {change.verdict.place for _, change in changes} == {FaultPlace("uplink", "w2")}
-    assert changes[0][1].verdict.since_s == 20
+    assert [(at, found) for at, _, found in changes] == [(30, True), (60, False)]
+    assert {verdict.place for _, verdict, _ in changes} == {FaultPlace("uplink", "w2")}
+    assert changes[0][1].since_s == 20
     assert diagnosis.verdicts == []
 
 
 def test_short_faults_and_a_fault_at_the_limit_do_not_flicker() -> None:
     assert looks(Diagnosis(in_turn=False), *[(2, {2: 0.1}), (1, {})] * 20) == []
     spans = [(4, {2: 0.1}), *[(2, {2: 0.6}), (2, {2: 0.45})] * 10]
-    assert [change.found for _, change in looks(Diagnosis(in_turn=False), *spans)] == [True]
+    assert [found for *_, found in looks(Diagnosis(in_turn=False), *spans)] == [True]
 
 
 def test_a_fault_goes_with_its_peer() -> None:
     diagnosis, uplink = Diagnosis(in_turn=False), FaultPlace("uplink", "w2")
     looks(diagnosis, (6, {2: 0.1}))
     assert [each.place for each in diagnosis.verdicts] == [uplink]
-    (change,) = diagnosis.update(30.0, [each for each in simulated(4) if each.peer != "w2"])
-    assert (change.found, change.verdict.place) == (False, uplink)
+    ((verdict, found),) = diagnosis.update(
+        30.0, [each for each in simulated(4) if each.peer != "w2"]
+    )
+    assert (found, verdict.place) == (False, uplink)

@@ -15,7 +15,6 @@ from murmuration.algorithms.schedule import Due, Schedule
 from murmuration.algorithms.utilization import (
     PERIODS,
     PlannedRounds,
-    Proposal,
     Workload,
     least_mbps,
     needed_mbps,
@@ -187,10 +186,6 @@ PLANS = {
 }
 
 
-def proposed(target: float, link: Link) -> list[Proposal]:
-    return propose(target, PLANS, SMALL, link, 4)
-
-
 def like_steps(plan: Plan) -> float:
     """One bit loses as much as four bits and 1.3 times the period, fewer as 3.4 times, and both as
     much before step 7. Gradients lose nothing."""
@@ -205,20 +200,19 @@ def like_steps(plan: Plan) -> float:
 )
 def test_each_has_the_smallest_h_that_reaches_the_target(target: float, mbps: float) -> None:
     link = Link(rate_mbps=mbps, delay_s=0.02)
-    ranked = proposed(target, link)
+    ranked = propose(target, PLANS, SMALL, link, 4)
     assert ranked
-    for proposal in ranked:
-        plan = proposal.plan
-        assert predict(plan, SMALL, link, 4) == proposal.prediction
-        assert proposal.prediction.utilization >= target
-        shorter = [each for each in PLANS[proposal.preset] if each.inner_steps < plan.inner_steps]
+    for preset, plan, prediction in ranked:
+        assert predict(plan, SMALL, link, 4) == prediction
+        assert prediction.utilization >= target
+        shorter = [each for each in PLANS[preset] if each.inner_steps < plan.inner_steps]
         fitting = [
             each for each in shorter if len(SMALL.fragments(each.fragments)) <= each.inner_steps
         ]
         assert all(predict(each, SMALL, link, 4).utilization < target for each in fitting)
-    keys = [(each.preset == "co2", like_steps(each.plan)) for each in ranked]
+    keys = [(preset == "co2", like_steps(plan)) for preset, plan, _ in ranked]
     assert keys == sorted(keys)
-    assert {each.preset for each in ranked} <= PRESETS.keys() - {"local"}
+    assert {preset for preset, *_ in ranked} <= PRESETS.keys() - {"local"}
 
 
 def test_what_cannot_be_reached_names_the_speed_that_could() -> None:
