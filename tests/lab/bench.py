@@ -14,7 +14,6 @@ bench.md. Ctrl-C ends the run in hand and prints what was measured.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from murmuration.coordinator.supervisor import run_swarm
 from murmuration.protos.figures import count, optional, percent, seconds, size
 from murmuration.worker.cli.plan_report import run_workload
 from murmuration.worker.config import load_config
+from tests.lab.bench_peers import run_peers
 from tests.lab.placed import PLACES
 from tests.support.namespaces import Namespaces, why_not
 
@@ -172,7 +172,7 @@ class Bench:
                 print(f"{text}  {name}: {steps} of {count(asked, 'step')}", file=sys.stderr)
                 try:
                     report = self._report(name, text, steps)
-                except (Failure, OSError, subprocess.SubprocessError) as error:
+                except (Failure, OSError) as error:
                     self.rows.append(replace(row, problem=" ".join(str(error).split())))
                     continue
                 self.rows.append(replace(row, report=report))
@@ -204,7 +204,7 @@ class Bench:
         return [*chosen, *self.options.settings]
 
     def _report(self, name: str, text: str, steps: int) -> Report:
-        """Raises Failure, OSError, SubprocessError: there is none; KeyboardInterrupt."""
+        """Raises Failure, OSError: there is none; KeyboardInterrupt."""
         link = parse_link(text)
         plain = text.replace(" ", "").replace(",", "-").replace("=", "-")
         folder = self.options.out / plain / name
@@ -242,21 +242,14 @@ class Bench:
         preset = SYSTEMS[name]
         inner = load_config(None, self._settings(preset), preset).plan.inner_steps
         folder.mkdir()
-        numbers = {
-            "--workers": self.options.workers, "--steps": steps, "--inner-steps": inner,
-            "--seed": self.options.seed, "--mbps": link.rate_mbps,
-        }  # fmt: skip
-        command = [sys.executable, "-m", "tests.lab.bench_peers", name]
-        command += [word for flag, number in numbers.items() for word in (flag, f"{number:g}")]
-        command += ["--logs", str(folder / "logs"), "--json", str(folder / "report.json")]
-        with (folder / "run.log").open("w") as log:
-            done = subprocess.run(
-                command, stdout=log, stderr=log, timeout=_START_S + 3 * self.options.limit
+        settings = {"steps": steps, "inner_steps": inner, "seed": self.options.seed}
+        patience_s = _START_S + 3 * self.options.limit
+        try:
+            return run_peers(
+                name, link, folder, patience_s, workers=self.options.workers, **settings
             )
-        if done.returncode:
-            raise Failure(f"failed: exit code {done.returncode}, see {folder / 'run.log'}", 1)
-        report: Report = json.loads((folder / "report.json").read_text())
-        return report
+        except AssertionError as error:
+            raise Failure(f"failed: {str(error).splitlines()[0]}, see {folder}", 1) from error
 
 
 def trained(launch: Launch) -> Report:

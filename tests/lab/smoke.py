@@ -20,8 +20,8 @@ from tests.support.namespaces import why_not
 _PATIENCE_S = 900.0
 # {out} is a folder that goes when the experiment has ended.
 ARGUMENTS = {
-    "bench": "--link 100mbit --preset diloco --peers none --steps 40 --limit 20 --out {out}/runs",
-    "bench-peers": "torch-ddp --workers 2 --steps 8 --inner-steps 1",
+    "bench": "--link 100mbit --preset diloco --peers torch-ddp --steps 40 --limit 20 "
+    "--out {out}/runs",
     "exchange": "--mbytes 1 --rounds 2",
     "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
     "--line 'alone: local' --line 'DDP: ddp' --line 'onebit: onebit diloco.inner_steps=6' "

@@ -8,7 +8,6 @@ from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
 _COUNTERS = Path("/proc/net/dev")
-LOOPBACK = "lo"
 
 
 def interface_of(address: str) -> str:
@@ -17,8 +16,6 @@ def interface_of(address: str) -> str:
     Raises:
         ValueError: there is none.
     """
-    if address.startswith("127."):
-        return LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())

@@ -24,7 +24,7 @@ from murmuration.worker.training.evaluation import validate
 from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.wire import tensor_hash
-from tests.lab.peers.network import LOOPBACK, interface_of, traffic_of
+from tests.lab.peers.network import interface_of, traffic_of
 
 PLAN = PRESETS["diloco"]
 
@@ -145,24 +145,17 @@ class Training:
             rounds_partial: completed rounds whose mean lacked somebody's part, here.
         """
         traffic = traffic_of(self._interface) - self._traffic_before
-        # All workers of a loopback run share one counter (and with whatever else uses it).
-        share = self.options.workers if self._interface == LOOPBACK else 1
         self.load(anchor)
         found = validate(self.task, self.model, self.options.seed)
         say(
             event="result",
             peer=self.options.name,
-            address=self.options.address,
             system=system,
-            torch=torch.__version__,
-            steps=self.options.steps,
-            params=self.fragment.elements,
             val_loss=found.loss if found is not None else None,
             **self.metrics.plain(),
             rounds_partial=rounds_partial,
-            bytes_sent=traffic.sent // share,
-            bytes_received=traffic.received // share,
-            bytes_counted_on=self._interface,
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
             anchor_hash=tensor_hash([anchor]),
             momentum_hash=tensor_hash([momentum]),
         )
