@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import grpc
 import pytest
 from click.testing import CliRunner
 
@@ -22,7 +21,7 @@ from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import FOLDER, Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
 from murmuration.worker.node.admission import Newcomer
-from tests.support.stranger import calling, serving
+from tests.support.stranger import serving
 from tests.support.workers import (
     ENDLESS,
     PACED,
@@ -313,11 +312,3 @@ def test_a_coordinator_lets_workers_in(folder: Path) -> None:
         assert {member["peer"] for member in document["members"]} == {"w0", "w1"}
         with pytest.raises(Failure, match="this run is encrypted"):
             ask(address)
-        mallory = authority.new_identity(Role.PEER, "mallory")
-        member = pb.Member(peer="w0", address="127.0.0.1:1", epoch=1)
-        asked = pb.IntroduceRequest(member=member)
-        with (
-            calling(address, mallory) as stranger,
-            pytest.raises(grpc.RpcError, match="not for this call"),
-        ):
-            stranger.call("Coordinator/Introduce", asked, pb.IntroduceReply)
