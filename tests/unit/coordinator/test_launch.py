@@ -62,13 +62,6 @@ def test_command_lines() -> None:
     ]
 
 
-def test_proxies_become_options() -> None:
-    launch = Launch(workers=2, out=Path("o"), program=("murmur",))
-    commands = launch.commands(["h:1", "h:2"], {"w1": "h:3"})
-    assert commands["w0"][-2:] == ["--join", "h:2"]
-    assert commands["w1"][-2:] == ["--proxy", "h:3"]
-
-
 # -------------------------------------------------------------------------------------- slow links
 
 

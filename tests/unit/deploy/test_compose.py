@@ -118,14 +118,6 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_a_worker_has() -> None:
     assert all(name in names for text in variables for name in re.findall(r"murmuration_\w+", text))
 
 
-def test_prometheus_scrapes_every_worker_of_the_containers() -> None:
-    (job,) = yaml.safe_load((DEPLOY / "observe" / "prometheus.yml").read_text())["scrape_configs"]
-    (found,) = job["dns_sd_configs"]
-    (port,) = re.findall(r"--metrics 0\.0\.0\.0:(\d+)", (DEPLOY / "worker.sh").read_text())
-    assert found == {"names": ["worker"], "type": "A", "port": int(port)}  # of each container
-    assert SERVICES["worker"]["deploy"]["endpoint_mode"] == "dnsrr"
-
-
 def test_what_is_mounted_is_there_and_nothing_but_this_machine_can_read_the_charts() -> None:
     observers = {name: each for name, each in SERVICES.items() if "ports" in each}
     assert set(observers) == {"prometheus", "grafana"}

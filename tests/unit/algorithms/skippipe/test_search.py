@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from murmuration.algorithms.skippipe.local_search import Budget, random_step, slots_of
+from murmuration.algorithms.skippipe.local_search import random_step, slots_of
 from murmuration.algorithms.skippipe.pipeline import Pipeline
 from murmuration.algorithms.skippipe.route import (
     Draws,
@@ -21,16 +21,13 @@ from murmuration.algorithms.skippipe.route import (
 )
 from murmuration.algorithms.skippipe.routing import random
 from murmuration.algorithms.skippipe.search import (
-    Draft,
     Planner,
-    keep_limits,
     search_routes,
 )
 from murmuration.algorithms.skippipe.simulator import finish_times
 from tests.unit.algorithms.skippipe.pipelines import (
     assert_fit_together,
     cases,
-    even_pipeline,
     uneven_pipeline,
 )
 
@@ -166,11 +163,3 @@ def test_searched_routes_beat_random_ones_by_far_on_unequal_links(found: list[Ro
     drawn = [random(TWENTY, FOUR_OF_SIX, ORIGINS, seed) for seed in range(10)]
     random_s = [max(finish_times(TWENTY, each)) for each in drawn]
     assert max(finish_times(TWENTY, found)) < 0.85 * np.mean(random_s)
-
-
-def test_limits_that_cannot_be_kept_give_no_draft() -> None:
-    pipeline = even_pipeline((3, 2, 2))
-    planner = Planner(pipeline, Rules(stages=3, visited=3))
-    alone = [planner.best(origin) for origin in pipeline.stages[0]]
-    root = Draft(tuple(route for route in alone if route), (frozenset[int](),) * 3)
-    assert keep_limits([root], [(frozenset([3, 4]), 2)], planner, Budget(1.0), share=1.0) == []

@@ -54,18 +54,6 @@ def test_it_pays_while_the_link_takes_longer_than_a_core(margin: float, pays: bo
     assert compresses(each) is pays
 
 
-def test_the_fastest_of_the_last_sixteen_rounds_tells_what_the_link_carries() -> None:
-    slow, fast = SAVED_BYTES / 100, SAVED_BYTES * 100
-    each, _ = compression()
-    compresses(each)
-    link_of(each, fast)
-    for _ in range(15):
-        link_of(each, slow)
-    assert not compresses(each)
-    link_of(each, slow)
-    assert compresses(each)
-
-
 def test_what_did_not_pay_is_tried_again_after_32_payloads() -> None:
     each, clock = compression(takes_s=1.0)
     assert compresses(each)
@@ -74,15 +62,6 @@ def test_what_did_not_pay_is_tried_again_after_32_payloads() -> None:
     clock.takes_s = 1e-9  # the core is free again
     assert [compresses(each) for _ in range(32)] == [False] * 31 + [True]
     assert [compresses(each) for _ in range(5)] == [True] * 5
-
-
-def test_while_the_link_is_unknown_only_small_payloads_are_tried() -> None:
-    each, _ = compression()
-    large = memoryview(bytes(2 * wire.MAX_FRAME_BYTES))
-    assert not each.payload(E3M0, large).packed
-    assert compresses(each)
-    link_of(each, 1.0)
-    assert each.payload(E3M0, large).packed
 
 
 def test_a_thread_that_is_held_up_does_not_take_compressing_for_slow(

@@ -190,19 +190,6 @@ def test_muon_takes_the_filters_of_a_convolution_for_a_matrix() -> None:
     assert torch.equal(whole.flatten(1), flat)
 
 
-def test_muon_computes_gradients_in_a_closure() -> None:
-    optimizer = muon((2, 2))
-    (weight,) = optimizer.param_groups[0]["params"]
-
-    def closure() -> float:
-        loss = (weight**2).sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 4.0
-    assert not torch.equal(weight, torch.ones(2, 2))
-
-
 def test_options_are_arguments_of_python() -> None:
     for line, as_arguments in [
         ("lower --min-peers, or wait with --wait-s", "min_peers=, or wait with wait_s="),

@@ -129,22 +129,6 @@ def test_rates_are_of_what_has_grown_lately(history: History) -> None:
     assert (link["mbps"], sent_mbps) == ([None, None], None)
 
 
-def test_who_was_waited_for_lately_is_told_and_who_keeps_the_others_waiting(
-    history: History,
-) -> None:
-    def waited(peer: str, whom: str, stall_s: float, resumed_s_ago: float = 1.0) -> dict[str, Any]:
-        said = {"fragment": 0, "round": int(10 * stall_s), "began_s_ago": 9.0, "waited_for": whom}
-        said |= {"stall_s": stall_s, "ended_s_ago": 1.0, "resumed_s_ago": resumed_s_ago}
-        return status(peer, *{"w0", "w1", "w2"} - {peer}, recent_rounds=[said])
-
-    history.add(look(90.0, waited("w0", "w1", 50.0, 200.0), waited("w1", "w1", 2.5)))
-    history.add(look(110.0, waited("w0", "w2", 8.0), waited("w1", "w2", 4.0)))
-    told = history.since(0)
-    assert told["waits"] == {"by_peer": {"w2": 12.0}, "share": 14.5 / 40.0}
-    heads = told["table"]["heads"]
-    assert [row[heads.index("waited for")] for row in told["table"]["rows"]] == ["-", "-", "12 s"]
-
-
 @pytest.mark.parametrize("value", [None, "x", [], {}, float("nan"), float("inf"), 2**63, True])
 def test_a_document_may_hold_anything(history: History, value: Any) -> None:
     document = status("w0", "w1")
