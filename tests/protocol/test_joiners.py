@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from murmuration.algorithms.plan import PRESETS, Plan
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.errors import PeersUnreachable
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.taps import Passing
 from tests.protocol.virtual_time import run
 
 NAMES = "abcd"
@@ -32,6 +34,25 @@ async def test_a_frozen_peer_is_fenced_and_catches_up() -> None:
         for peer in (swarm["a"], swarm["b"], swarm["c"]):
             assert peer.of_kind("round_failed") == []
             assert peer.of_kind("adopted") == []
+
+
+async def test_a_peer_whose_train_thread_is_busy_fetches_once() -> None:
+    """As in a validation of minutes, while the others hold round after round."""
+    step_s, frames = dict.fromkeys(NAMES, 0.5), list[str]()
+
+    def tap(passing: Passing) -> bytes:
+        if (passing.source, passing.method, passing.up) == ("d", "Data/Fetch", False):
+            frames.extend(["frame"] * pb.FetchReply.FromString(passing.message).HasField("frame"))
+        return passing.message
+
+    async with Swarm(replace(steady(100_000), step_s=step_s), NAMES, at=2) as swarm:
+        swarm.tap, step_s["d"] = tap, 120.0
+        await swarm.sleep(100)
+        assert swarm["a"].versions[0] > swarm["d"].versions[0] + 10
+        assert len(frames) == 2  # of anchor and momentum
+        step_s["d"] = 0.5
+        await swarm.until(swarm.agrees, 60)
+        assert swarm["d"].of_kind("adopted")
 
 
 @pytest.mark.parametrize("frozen_s", [0.5, 2.0])

@@ -223,10 +223,9 @@ class Bootstrap:
             ended = {published.phase, *(member.phase for member in voters)} == {Phase.DONE}
             back = choices.choose_return(mine, voters, node.held.hash_of, ended=ended)
         repair = back or choices.choose_repair(self._gossip.me.peer, mine, others, published.failed)
-        if repair is not None and await self._donors.fetch(
-            repair.donor, repair.fragments, repair.reason, goes_back=back is not None
-        ):
-            await asyncio.sleep(_REPAIR_S)  # until the train thread has adopted it
+        if repair is not None:
+            chosen = repair.donor, repair.fragments, repair.reason
+            await self._donors.fetch(*chosen, goes_back=back is not None)
 
     def _possible(self, published: Published) -> list[Member]:
         """The replicas, but those that say they are where nobody can be yet."""

@@ -46,6 +46,7 @@ class Donors:
         self._splits, self._next_split_at = 0, -math.inf
         self._unconfirmed: dict[str, float] = {}  # donors that too few confirm, since when
         self._begun: dict[int, wire.Incoming] = {}  # of a state whose donor has broken off
+        self._adopts = 0  # that have gone to the train thread
 
     def first_choices(self, members: Sequence[Member]) -> Sequence[Member]:
         """Those that are not set aside; all of them, where there is no other."""
@@ -61,6 +62,8 @@ class Donors:
         """
         node, published = self._node, self._node.published
         assert published is not None, "nothing to compare with"
+        if published.adopts < self._adopts:
+            return False  # the train thread is busy: another would wait behind the last
         own = published.states
         expected = {i: (own[i].anchor.numel(), own[i].momentum.numel()) for i in fragments}
         announced: dict[int, FragmentState | Digest] = {i: donor.digests[i] for i in expected}
@@ -94,6 +97,7 @@ class Donors:
         self._unconfirmed.pop(donor.peer, None)
         self._split = {i: (s.version, s.hash) for i, s in states.items()} if same else {}
         lost = await self._given_up(donor, published, states)
+        own = (node.published or published).states  # it may have gone on meanwhile
         replaced = frozenset(states if goes_back else parted)
         for index, state in states.items():
             if index in replaced or state.version > own[index].version:
@@ -101,6 +105,7 @@ class Donors:
         confirmed = () if votes is None else tuple(p for p in votes.holders if p != donor.peer)
         me = self._gossip.me.peer
         node.held.shares((donor.peer, *confirmed), states)
+        self._adopts += 1
         node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, replaced))
         behind = any(state.version > own[i].version + 1 for i, state in states.items())
         if self._plan.waits_for_nobody and published.phase is Phase.TRAINING and behind:

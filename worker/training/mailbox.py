@@ -50,6 +50,7 @@ class Published:
     # The fragments that this peer cannot bring forward by itself.
     failed: frozenset[int] = frozenset()
     step_s: float = 0.0  # what an inner step takes here, 0 as long as that is not known
+    adopts: int = 0  # how many `Adopt` were dealt with, whether taken or not
 
 
 @dataclass(frozen=True)

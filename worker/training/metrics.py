@@ -166,7 +166,7 @@ class Reporter:
         steps: int,
         clock: Callable[[], float],
     ) -> None:
-        self.phase = Phase.READY
+        self.phase, self.adopts = Phase.READY, 0
         self._mailbox, self._clock = mailbox, clock
         self._replica, self._fragments, self._pace, self._steps = replica, fragments, pace, steps
         self._progress_at = -math.inf
@@ -190,8 +190,8 @@ class Reporter:
         done = self.phase in (Phase.DONE, Phase.LEAVING)
         failed = frozenset(each.fragment.index for each in self._fragments if done or each.failed)
         states = tuple(each.state for each in self._fragments)
-        published = mail.Published(self.phase, step, entry, states, failed, self._pace.step_s)
-        self._mailbox.post(published)
+        known = (self.phase, step, entry, states, failed, self._pace.step_s, self.adopts)
+        self._mailbox.post(mail.Published(*known))
 
     def progress(self, step: int, state: str = "training") -> None:
         """Reports now and then where the training is, and publishes; other states, always."""

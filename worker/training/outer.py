@@ -486,6 +486,7 @@ class OuterLoop:
     def _adopt(self, adopt: mail.Adopt) -> None:
         """Takes over another peer's committed states; own progress against the anchor is kept."""
         self._put_back()
+        self.reporter.adopts += 1
         taken, phase = [], self.reporter.phase
         lost, kept, apart = 0, 0, 0.0
         for index, theirs in sorted(adopt.states.items()):
@@ -504,6 +505,7 @@ class OuterLoop:
                 kept = max(kept, each.work_steps - before)
                 taken.append(index)
         if not taken:
+            self.publish()
             return
         self.pace.took_over()
         if phase is Phase.TRAINING:
