@@ -1,5 +1,6 @@
-"""A donor breaks off: what has arrived stays, and another gives the rest."""
+"""A donor breaks off, or falls silent: what has arrived stays, and another gives the rest."""
 
+import asyncio
 from collections import Counter
 from contextlib import suppress
 
@@ -16,7 +17,7 @@ from murmuration.worker.catchup.state_transfer import fetch_states, serve_states
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.training.mailbox import Published
 from murmuration.worker.transport import Caller, Refused, Stream, TransportError
-from tests.protocol.problem import Problem
+from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm, inline
 from tests.protocol.taps import Passing
 from tests.protocol.virtual_time import run
@@ -36,12 +37,20 @@ def state(seed: int) -> FragmentState:
 class Donor:
     """Gives a state, or breaks off after some frames; counts those that it has given.
 
-    Args: spoils: the last frame is of other values, with a hash of its own.
+    Args: spoils: the last frame is of other values, with a hash of its own; silent: it stays there
+    where it breaks off, and says nothing.
     """
 
-    def __init__(self, given: FragmentState, breaks_after: int = 100, *, spoils: bool = False):
+    def __init__(
+        self,
+        given: FragmentState,
+        breaks_after: int = 100,
+        *,
+        spoils: bool = False,
+        silent: bool = False,
+    ):
         self._published = Published(Phase.DONE, 9, 9, (given,), (), 0.1)
-        self._breaks_after, self._spoils = breaks_after, spoils
+        self._breaks_after, self._spoils, self._silent = breaks_after, spoils, silent
         self.frames = 0
 
     async def on_call(self, method: str, request: bytes, caller: Caller) -> bytes:
@@ -59,6 +68,8 @@ class Donor:
         reply = pb.FetchReply.FromString(message)
         if reply.HasField("frame"):
             if self.frames == self._breaks_after:
+                if self._silent:
+                    await asyncio.Event().wait()
                 raise Refused("killed")
             self.frames += 1
             if self._spoils and len(reply.frame.payload) < wire.MAX_FRAME_BYTES:
@@ -89,15 +100,18 @@ async def fetched(
     for first, *helpers in [members] if at_once else [[each] for each in members]:
         expected = {0: (ELEMENTS, ELEMENTS)}
         try:
-            _, outcome = await fetch_states(joiner, first, RUN, expected, inline, begun, helpers)
-        except (TransportError, wire.WireError) as error:
+            _, outcome = await fetch_states(
+                joiner, first, RUN, expected, inline, 40.0, begun, helpers
+            )
+        except (TransportError, TimeoutError, wire.WireError) as error:
             outcome = str(error)
     return [donor.frames for donor in donors], outcome
 
 
+@pytest.mark.parametrize("silent", [False, True], ids=["breaks off", "silent"])
 @pytest.mark.parametrize("before", [0, 1, 4, FRAMES])
-def test_only_what_is_missing_comes_from_the_next_donor(before: int) -> None:
-    frames, states = run(fetched(Donor(state(0), before), Donor(state(0))))
+def test_only_what_is_missing_comes_from_the_next_donor(before: int, silent: bool) -> None:
+    frames, states = run(fetched(Donor(state(0), before, silent=silent), Donor(state(0))))
     assert frames == [before, FRAMES - before]
     assert isinstance(states, dict)
     assert torch.equal(states[0].anchor, state(0).anchor)
@@ -173,3 +187,42 @@ async def test_a_joiner_fetches_chunks_from_all_that_hold_a_state(
         whole, donor = 8 * 5000, joiner.of_kind("adopted")[0]["donor"]
         assert min(gave[name] for name in "abc") >= 1 << 12
         assert (gave[donor] > whole, joiner.warnings) == (lies, [])
+
+
+class Mute:
+    """A served stream of a donor that is silent from its first request of a state on. Args: silent:
+    the first of all donors that was asked for one."""
+
+    def __init__(self, stream: Stream, donor: str, silent: list[str]) -> None:
+        self._donor, self._silent = donor, silent
+        self.send, self.done, self.cancel = stream.send, stream.done, stream.cancel
+        self._receive = stream.receive
+
+    async def receive(self) -> bytes | None:
+        raw = await self._receive()
+        if raw is not None and not pb.FetchRequest.FromString(raw).versions:
+            self._silent.append(self._donor)
+            while self._donor == self._silent[0]:
+                await asyncio.sleep(60)
+        return raw
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["a joiner", "a repair"])
+async def test_a_donor_that_says_nothing_is_set_aside(joins: bool) -> None:
+    """And another gives its state. It lives, and answers all else."""
+    silent: list[str] = []
+    async with Swarm(steady(100_000), "abc" if joins else "abcd", at=2) as swarm:
+        for peer in swarm.alive:
+            streams = peer.node.server.streams
+            serve = streams["Data/Fetch"]
+            streams["Data/Fetch"] = lambda s, serve=serve, n=peer.name: serve(Mute(s, n, silent))
+        if joins:
+            await swarm.join("d", via="abc")
+        else:
+            swarm.freeze("d")
+            await swarm.sleep(20)
+            swarm.thaw("d")
+        await swarm.until(lambda: bool(swarm["d"].of_kind("adopted")), 60)
+        told = f"fetching from {silent[0]}: the donor has sent nothing for 38 s"
+        assert swarm["d"].warnings == [told]
+        assert silent[0] != swarm["d"].of_kind("adopted")[0]["donor"]

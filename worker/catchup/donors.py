@@ -80,11 +80,11 @@ class Donors:
             step, states = await self._states(donor, expected)
             self._begun = {}
             self._check_announced(donor, step, states)
-        except (TransportError, wire.WireError) as error:
+        except (TransportError, TimeoutError, wire.WireError) as error:
             if isinstance(error, wire.Again) and donor.peer not in self._started:
                 self._started.add(donor.peer)  # between its word and its answer
                 return False
-            lasting = isinstance(error, wire.WireError)
+            lasting = not isinstance(error, TransportError)
             self.set_aside(donor, str(error), _ASIDE_S if lasting else _RETRY_S)
             return False
         if any(state.hash != announced[index].hash for index, state in states.items()):
@@ -166,13 +166,15 @@ class Donors:
         does not fit, the donor is asked for all of it."""
         node, helpers = self._node, self._helpers(donor, expected)
         alone = not (self._begun or helpers)
-        given = (node.transport, donor, self._gossip.run, expected, node.offload, self._begun)
+        rounds = node.context.config
+        silent_s = rounds.transfer_s(wire.MAX_FRAME_BYTES) + rounds.slack_s
+        given = (node.transport, donor, self._gossip.run, expected, node.offload)
         try:
-            return await fetch_states(*given, helpers)
+            return await fetch_states(*given, silent_s, self._begun, helpers)
         except wire.WireError:
             if alone:
                 raise
-            return await fetch_states(*given)
+            return await fetch_states(*given, silent_s)
 
     def _helpers(self, donor: Member, expected: Mapping[int, tuple[int, int]]) -> list[Member]:
         """Others that hold the same states, as many as chunks at most, in this peer's own order."""

@@ -83,15 +83,17 @@ async def fetch_states(
     run: int,
     expected: Mapping[int, tuple[int, int]],
     offload: Offload,
+    silent_s: float = 40.0,
     begun: dict[int, wire.Incoming] | None = None,
     helpers: Sequence[Member] = (),
 ) -> tuple[int, dict[int, FragmentState]]:
     """Fetches fragments from one peer, which says what states these are, and from others that have
     the same. Returns (where a joiner goes on in the schedule, verified states by fragment). Raises
-    TransportError, WireError: nothing was taken. Args: helpers: as many as there are chunks at
-    most; expected: by fragment, the number of values of its anchor and of its momentum; begun: by
-    fragment, what has arrived from other donors; what arrives now is left there if the link breaks,
-    for the next to go on with."""
+    TransportError, TimeoutError, WireError: nothing was taken. Args: helpers: as many as there are
+    chunks at most; expected: by fragment, the number of values of its anchor and of its momentum;
+    silent_s: until a donor that sends nothing is given up; begun: by fragment, what has arrived
+    from other donors; what arrives now is left there if the link breaks, for the next to go on
+    with."""
     streams = [transport.open(each.address, Method.FETCH, each.peer) for each in (donor, *helpers)]
     stream, begun = streams[0], {} if begun is None else begun
     try:
@@ -109,11 +111,12 @@ async def fetch_states(
             await stream.done()
         headers: dict[int, pb.StateHeader] = {}
         for index in order:
-            headers[index] = await _header(stream, index, expected[index], begun)
+            headers[index] = (await _next(stream, silent_s)).header
+            _check_header(headers[index], index, expected[index], begun)
             while not (helpers or begun[index].complete):
-                begun[index].add(wire.parse(pb.FetchReply, await _next(stream)).frame)
+                begun[index].add((await _next(stream, silent_s)).frame)
         if helpers:
-            await _share_out(streams, run, {index: begun[index] for index in order})
+            await _share_out(streams, run, {index: begun[index] for index in order}, silent_s)
         states = {
             index: await _state(headers[index], begun[index], expected[index], offload)
             for index in order
@@ -128,7 +131,7 @@ async def fetch_states(
 
 
 async def _share_out(
-    streams: Sequence[Stream], run: int, begun: Mapping[int, wire.Incoming]
+    streams: Sequence[Stream], run: int, begun: Mapping[int, wire.Incoming], silent_s: float
 ) -> None:
     """Has each donor give chunks until all are here. One that is free gives the chunk that was
     asked for longest ago: nothing waits for a slow one. Raises TransportError: some are missing."""
@@ -140,7 +143,7 @@ async def _share_out(
     missing = {chunk: index for index, _, chunk in chunks}
 
     async def give(stream: Stream) -> None:
-        with suppress(TransportError, wire.WireError):  # of those that have broken off
+        with suppress(TransportError, TimeoutError, wire.WireError):  # it has broken off
             while missing:
                 chunk, index = next(iter(missing.items()))
                 missing[chunk] = missing.pop(chunk)  # the last one to be asked for
@@ -148,10 +151,10 @@ async def _share_out(
                 part, ask = chunk.part(begin, end), {"offsets": [begin], "lengths": [end - begin]}
                 request = pb.FetchRequest(run=run, fragments=[index], hashes=[part.hash], **ask)
                 await stream.send(request.SerializeToString())
-                if wire.parse(pb.FetchReply, await _next(stream)).header.hash != part.hash:
+                if (await _next(stream, silent_s)).header.hash != part.hash:
                     return  # it has gone on
                 while not part.complete:
-                    part.add(wire.parse(pb.FetchReply, await _next(stream)).frame)
+                    part.add((await _next(stream, silent_s)).frame)
                     if chunk not in missing:
                         return  # another was faster
                     chunk.received_bytes = max(chunk.received_bytes, part.received_bytes)
@@ -181,31 +184,29 @@ async def headers_at(
         request = pb.FetchRequest(run=run, fragments=fragments, versions=versions)
         await stream.send(request.SerializeToString())
         await stream.done()
-        found: list[pb.StateHeader] = []
         async with asyncio.timeout(_CONFIRM_S):
-            for _ in asked:
-                raw = await stream.receive()
-                if raw is None:
-                    return []
-                found.append(wire.parse(pb.FetchReply, raw).header)
-        return found
+            return [(await _next(stream, _CONFIRM_S)).header for _ in asked]
     except (TimeoutError, TransportError, wire.WireError):
         return []
     finally:
         stream.cancel()
 
 
-async def _next(stream: Stream) -> bytes:
-    if (raw := await stream.receive()) is None:
+async def _next(stream: Stream, silent_s: float) -> pb.FetchReply:
+    try:
+        async with asyncio.timeout(silent_s):
+            raw = await stream.receive()
+    except TimeoutError as error:
+        raise TimeoutError(f"the donor has sent nothing for {silent_s:.0f} s") from error
+    if raw is None:
         raise TransportError("the donor has nothing more to give")
-    return raw
+    return wire.parse(pb.FetchReply, raw)
 
 
-async def _header(
-    stream: Stream, index: int, sizes: tuple[int, int], begun: dict[int, wire.Incoming]
-) -> pb.StateHeader:
-    """The next one; what arrives of its state goes to `begun`."""
-    header = wire.parse(pb.FetchReply, await _next(stream)).header
+def _check_header(
+    header: pb.StateHeader, index: int, sizes: tuple[int, int], begun: dict[int, wire.Incoming]
+) -> None:
+    """What arrives of its state goes to `begun`. Raises WireError."""
     total_bytes = 4 * sum(sizes)
     if header.fragment != index or header.total_bytes != total_bytes:
         raise wire.WireError(
@@ -220,7 +221,6 @@ async def _header(
     incoming = begun.get(index)
     if incoming is None or (incoming.hash, incoming.total_bytes) != (header.hash, total_bytes):
         begun[index] = wire.Incoming(total_bytes, header.hash)
-    return header
 
 
 async def _state(

@@ -120,7 +120,7 @@ async def fetch_stages(
                 _, states = await fetch_states(
                     context.transport, member, context.run, sizes, context.offload
                 )
-            except (TransportError, WireError):
+            except (TransportError, TimeoutError, WireError):
                 continue
             fetched[stage] = [states[index].anchor for index in sorted(states)]
             break
