@@ -1,6 +1,7 @@
 """A member announces a state that few others have, and gives it to whoever asks."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -195,15 +196,20 @@ async def test_of_three_it_is_named_and_causes_few_adoptions() -> None:
             assert swarm[name].versions >= (10,)
 
 
-async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar() -> None:
+@pytest.mark.parametrize("pieces", [1, 300])
+async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar(
+    pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All have heard of the liar, which is ahead, and would be taken over before anybody else."""
-    async with Swarm(steady(200), "abx", at=2) as swarm:
-        lie(swarm["x"].node, 6, phase=Phase.TRAINING)
+    monkeypatch.setattr("murmuration.algorithms.fragments.PIECE_ELEMENTS", 900 // pieces)
+    async with Swarm(replace(steady(200), layers=(900,)), "abx", at=2) as swarm:
+        lie(swarm["x"].node, 6, None, phase=Phase.TRAINING)
         await swarm.sleep(1)
         await swarm.join("c", via=["x"])
         await swarm.until(lambda: bool(swarm["c"].of_kind("adopted")), 10)
         for adopted in swarm["c"].of_kind("adopted"):
             assert {adopted["donor"], *adopted["confirmed_by"]} == {"a", "b"}
+        assert [event for name in "ab" for event in swarm[name].of_kind("adopted")] == []
 
 
 def at(version: int, step: int) -> Member:

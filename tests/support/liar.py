@@ -25,6 +25,7 @@ import torch
 from grpc.aio import _utils as grpc_deadlines
 from torch import Tensor
 
+from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.cli import main
@@ -87,25 +88,21 @@ def lie(
         group: that lays out the next round; None for the peer's own.
     """
     assert node.published is not None
-    own = node.published.states[0]
-    anchor = 1.02 * own.anchor if value is None else torch.full_like(own.anchor, value)
-    moving = torch.full_like(own.momentum, momentum)
-    group = own.group if group is None else group
-    state = replace(
-        own,
-        group=group,
-        version=own.version + ahead,
-        contributors=4,
-        anchor=anchor,
-        momentum=moving,
-        hash=wire.state_hash(anchor, moving, group),
-    )
-    step = node.published.step + 5 * ahead
-    node._publish(replace(node.published, phase=phase, step=step, states=(state,)))
+
+    def false(own: FragmentState) -> FragmentState:
+        anchor = 1.02 * own.anchor if value is None else torch.full_like(own.anchor, value)
+        moving = torch.full_like(own.momentum, momentum)
+        by = own.group if group is None else group
+        hashed, version = wire.state_hash(anchor, moving, by), own.version + ahead
+        known = {"group": by, "version": version, "contributors": 4, "hash": hashed}
+        return replace(own, anchor=anchor, momentum=moving, **known)
+
+    states, step = tuple(map(false, node.published.states)), node.published.step + 5 * ahead
+    node._publish(replace(node.published, phase=phase, step=step, states=states))
     if odd:
-        node.gossip.update(digests=(Digest(state.version, 4, state.hash + 1),))
-    given = replace(state, version=state.version + gives)
-    node.published = replace(node.published, states=(given,))
+        node.gossip.update(digests=tuple(Digest(s.version, 4, s.hash + 1) for s in states))
+    given = tuple(replace(state, version=state.version + gives) for state in states)
+    node.published = replace(node.published, states=given)
     node._publish = lambda published: None  # type: ignore[method-assign]
 
 

@@ -246,8 +246,7 @@ class Donors:
             among = replace(among, others=tuple(drawn))
         counted = (*among.others, me) if among.counts_me else among.others
         at = {member.peer: {i: member.digests[i] for i in states} for member in counted}
-        asked = [(i, each[i].version) for each in (states, *at.values()) for i in states]
-        asked = [*dict.fromkeys(asked)][:REMEMBERED]
+        asked = [*dict.fromkeys((i, e[i].version) for e in (states, *at.values()) for i in states)]
         had = {me.peer: {each: node.held.hash_of(*each) for each in asked}}
         holders = {donor.peer} & {member.peer for member in among.others}
         open_ = [member for member in among.others if member.peer != donor.peer]

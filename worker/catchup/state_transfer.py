@@ -38,7 +38,7 @@ async def serve_states(
 async def _answer(
     stream: Stream, request: pb.FetchRequest, published: Published, held: HeldStates
 ) -> None:
-    if len(request.fragments) > (REMEMBERED if request.versions else len(published.states)):
+    if len(request.fragments) > len(published.states) * (REMEMBERED if request.versions else 1):
         raise wire.WireError(f"{len(request.fragments)} fragments of {len(published.states)}")
     if request.versions:
         for index, version in zip(request.fragments, request.versions, strict=False):
