@@ -25,7 +25,7 @@ from murmuration.algorithms.codecs.codec import Codec
 BLOCK = 128
 SCALE_BYTES = 2
 LIMIT = 2.0**127  # above, a rounded scale could overflow
-_CACHED_ELEMENTS = 256 * 1024  # a thread; 3 MiB of temporaries; with less, calls cost more
+_CACHED_ELEMENTS = 512 * 1024  # a thread; 6 MiB of temporaries; with less, calls cost more
 _DEVICE_ELEMENTS = 4 * 1024 * 1024  # accelerators want long kernels
 
 

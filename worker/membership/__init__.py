@@ -77,7 +77,7 @@ class Member:
 
     @property
     def live(self) -> bool:
-        return self.health in (Health.ALIVE, Health.SUSPECT)
+        return self.health < Health.DEAD
 
 
 @dataclass(kw_only=True)
