@@ -43,8 +43,11 @@ _UNUSED = dict.fromkeys((
     "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign",
     "encipher_only", "decipher_only",
 ), False)  # fmt: skip
-# What the library raises for bytes that are no request or certificate.
-_UNREADABLE = ValueError, UnsupportedAlgorithm, x509.InvalidVersion, x509.UnsupportedGeneralNameType
+# What the library raises for bytes that are no request or certificate, and for odd extensions.
+_UNREADABLE = (
+    *(ValueError, TypeError, KeyError, UnsupportedAlgorithm, x509.InvalidVersion),
+    *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
+)
 _CLOCKS_APART = datetime.timedelta(days=30)  # that clocks may be behind the authority's
 _certificate = x509.load_pem_x509_certificate
 
@@ -217,7 +220,7 @@ def is_encrypted_run(address: str, timeout_s: float = HANDSHAKE_S) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    with suppress(OSError, UnknownName, x509.ExtensionNotFound, *_UNREADABLE):
+    with suppress(OSError, UnknownName, *_UNREADABLE):
         with connected(*split_address(address), timeout_s) as raw, context.wrap_socket(raw) as tls:
             shown = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
         names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -340,16 +343,16 @@ def _read(article: str, what: str) -> Iterator[None]:
         yield
     except InvalidSignature:
         raise IdentityError(f"{article} certificate is not of this authority") from None
-    except (TypeError, x509.ExtensionNotFound, *_UNREADABLE) as error:
+    except _UNREADABLE as error:
         raise IdentityError(f"{what} cannot be read: {error}") from error
 
 
 def _certified(found: x509.Certificate, root: x509.Certificate) -> tuple[Role, str]:
     """Role and name, if this authority has signed it. To be called within `_read`."""
-    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     if found.issuer != root.subject:
         raise InvalidSignature
     found.verify_directly_issued_by(root)
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     certified = certified_name(names.get_values_for_type(x509.UniformResourceIdentifier))
     if certified is None:
         raise IdentityError("a certificate names nobody")

@@ -193,6 +193,21 @@ def test_a_certificate_of_another_authority_or_key_is_no_identity(
             Identity.of(key, certificate, mine.authority)
 
 
+def test_an_odd_extension_of_a_forged_certificate_is_refused_in_one_line(run: Authority) -> None:
+    """The library raises more for one than it says."""
+    mine, key = run.new_identity(Role.PEER, "w0"), new_key()
+    root = x509.load_pem_x509_certificate(mine.authority)
+    built = x509.CertificateBuilder(root.subject, root.subject, key.public_key(), 1)
+    built = built.not_valid_before(root.not_valid_before_utc)
+    built = built.not_valid_after(root.not_valid_after_utc)
+    odd = x509.UnrecognizedExtension(x509.TLSFeature.oid, b"\x30\x03\x02\x01\x63")
+    forged = built.add_extension(odd, critical=False).sign(key, hashes.SHA256())
+    with pytest.raises(KeyError):
+        list(forged.extensions)
+    with pytest.raises(IdentityError, match="not of this authority"):
+        Verifier(mine.authority).certified(forged.public_bytes(serialization.Encoding.DER))
+
+
 @pytest.mark.parametrize(
     "names", [[], ["w0"], ["murmur:king/w0"], ["murmur:peer/"], ["murmur:peer"]]
 )
