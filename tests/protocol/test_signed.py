@@ -1,5 +1,6 @@
 """Members sign what they say of themselves: another member can pass it on, and change nothing."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, Role, Verifier
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.membership import Digest, Health, Member, Phase, Signed
-from murmuration.worker.transport import Caller
+from murmuration.worker.transport import Caller, Method
 from murmuration.worker.wire import signed_member_to_message
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
@@ -255,3 +256,19 @@ def test_a_certificate_that_is_not_valid_by_this_machines_date_is_told_of(tmp_pa
     (line,) = told
     assert line.startswith("the certificate of b is not valid now: it is for ")
     assert "and this machine's clock says " in line
+
+
+async def test_nobody_answers_in_the_name_of_another(tmp_path: Path) -> None:
+    async with Swarm(Problem(steps=30), "abc", authority=Authority.make(tmp_path), at=2) as swarm:
+        calls = swarm["b"].node.server.calls
+        honest = calls[Method.GOSSIP]
+
+        async def as_c(request: bytes) -> bytes:
+            said, c = pb.GossipMessage.FromString(await honest(request)), seen(swarm, "b", "c")
+            said.sender = "c"
+            said.progress.CopyFrom(pb.MemberProgress(epoch=c.epoch, heartbeat=2**50, step=1))
+            return said.SerializeToString()
+
+        calls[Method.GOSSIP] = as_c
+        await asyncio.sleep(5)
+        assert seen(swarm, "a", "c").heartbeat < 2**50

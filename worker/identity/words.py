@@ -11,7 +11,7 @@ is asked for. Until it is there, the member waits.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.figures import shown
@@ -116,10 +116,10 @@ class SignedWords:
             except IdentityError:
                 break
             known = self._keys.get(found.name)
-            room = known is not None or len(self._keys) < MAX_MEMBERS
-            newer = known is None or found.issued > known.issued
-            if found.role is Role.PEER and room and newer:
+            if found.role is Role.PEER and (known is None or found.issued > known.issued):
                 self._keys[found.name] = found
+                if len(self._keys) > MAX_MEMBERS:  # the oldest after its own: asked for if need be
+                    del self._keys[next(islice(self._keys, 1, None))]
             if (waiting := self._waiting.pop(found.name, None)) is not None:
                 self._waiting_bytes -= waiting.message.ByteSize()
                 came.append(waiting.message)

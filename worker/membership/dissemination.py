@@ -32,6 +32,7 @@ _TELL_LIFE = 12
 _TELL_STATE = 4
 _FULL_PEERS = 32
 _FIRST_FULL = 3
+_UNACKNOWLEDGED = 32  # messages, of which the receiver keeps silent
 _MOST_BYTES = 40 * 1024  # of members in one message: a call takes 64 KiB
 
 
@@ -138,6 +139,8 @@ class Dissemination:
         if peer not in self._rumours:  # a stranger: nothing is tracked
             return self.part(members), pb.GossipMessage()
         link = self._links.setdefault(peer, _Peering())
+        if len(link.sent) >= _UNACKNOWLEDGED:
+            self._lose(peer, link)
         reset, full = link.reset, full or link.failed
         link.reset = link.failed = False
         chosen = self.part(members if full else self._news_for(peer, reset))

@@ -272,7 +272,8 @@ class GossipService:
         try:
             raw = await self._transport.call(address, Method.GOSSIP, request, timeout_s, peer)
             answer = wire.parse(pb.GossipMessage, raw)
-            sender = answer.sender if answer.run == self.run else None
+            itself = answer.sender == peer or self._words is None
+            sender = answer.sender if itself and answer.run == self.run else None
             if sender is not None:
                 members, _ = self._read(answer)
                 if answer.lacks:  # a newcomer's, say, that only this peer can give

@@ -261,15 +261,17 @@ class Membership:
             self._forgettable[member.peer] = None
 
     def _has_room(self) -> bool:
-        """Where all places are taken, one that has ended and never answered here gives way."""
+        """Where all places are taken, one that has ended gives way, best one that has never
+        answered here."""
         if len(self._members) < MAX_MEMBERS:
             return True
-        idle = (p for p in self._forgettable if p not in self._probing and p not in self._asking)
+        ended = (*self._forgettable, *(m.peer for m in self._others() if not m.live))
+        idle = (p for p in ended if p not in self._probing and p not in self._asking)
         if (peer := next(idle, None)) is None:
             return False
-        self._cases.pop(peer, None)
-        self._suspicions.words.pop(peer, None)
-        del self._members[peer], self._forgettable[peer]
+        for of in (self._cases, self._suspicions.words, self._forgettable, self._proven):
+            of.pop(peer, None)
+        del self._members[peer]
         self._sorted, self._outline_changed = None, True
         return True
 

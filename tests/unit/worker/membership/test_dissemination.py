@@ -128,6 +128,12 @@ def test_no_account_is_kept_of_strangers() -> None:
     assert a.deltas.say("stranger", a.members, full=False)[1].acknowledged == 0
 
 
+def test_what_a_peer_never_acknowledges_is_not_kept_for_ever() -> None:
+    a = Peer("a", "b")
+    said = [a.deltas.say("b", a.members, full=True)[1] for _ in range(50)]
+    assert [each.number for each in said if each.reset] == [1, 33]  # counted on nothing any more
+
+
 def test_a_member_that_gave_way_is_forgotten_with_what_is_under_way_of_it() -> None:
     a, b = acquainted("a", "b", "ghost")[:2]
     a.change("ghost", health=Health.DEAD)

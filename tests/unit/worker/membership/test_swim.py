@@ -126,10 +126,15 @@ def test_ghosts_that_came_first_give_way_once_they_have_ended(
     membership.hear((member("ghost-2", health=Health.DEAD),), None, 0.0)  # gone already
     membership.expel("w1")  # it has ended, and was there
     assert membership.view_changed()
-    for now, peer, changed in ((2.0, "w2", True), (3.0, "w3", False)):  # nobody else has ended
-        membership.hear((member(peer),), None, now)
-        assert membership.view_changed() == changed
-        assert [each.peer for each in membership.members] == ["ghost-1", "me", "w1", "w2"]
+    there = ["ghost-1", "me", "w1", "w2"], ["ghost-1", "me", "w2", "w3"]
+    for now, expected in (
+        (2.0, there[0]),
+        (3.0, there[1]),
+        (4.0, there[1]),
+    ):  # nobody else has ended
+        membership.hear((member(f"w{now:.0f}"),), None, now)
+        assert membership.view_changed() == (now < 4)
+        assert [each.peer for each in membership.members] == expected
 
 
 def test_the_time_to_refute_grows_with_the_logarithm_of_the_swarm() -> None:
