@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -36,6 +37,7 @@ from murmuration.worker.views.history import History, Look
 
 _AT_ONCE = 64  # connections
 _END_S = 5.0
+_HANDSHAKE_S = 5.0
 _REQUEST_S = 15.0  # a connection that begins no request in it, or in twice as long, is closed
 EVERY_S = 2.0
 PEERS_PER_S = 32  # a large swarm is asked less often
@@ -115,13 +117,20 @@ class WebServer:
             config.ssl.load_cert_chain(kept / "certificate.pem", kept / "key.pem")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._server.serve([self._socket])),
+            target=lambda: asyncio.run(self._serve()),
             name=f"murmur {option}",
             daemon=True,
         )
         self._thread.start()
         scheme = "http" if folder is None else "https"
         self.url = f"{scheme}://{join_address(host, self._socket.getsockname()[1])}/"
+
+    async def _serve(self) -> None:
+        if self._server.config.ssl:  # connections are counted after their handshakes only
+            loop = asyncio.get_running_loop()
+            limited = partial(loop.create_server, ssl_handshake_timeout=_HANDSHAKE_S)
+            loop.create_server = limited  # type: ignore[method-assign]
+        await self._server.serve([self._socket])
 
     def close(self) -> None:
         self._server.should_exit = True

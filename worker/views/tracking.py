@@ -7,6 +7,7 @@ import importlib
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +95,8 @@ class Trackers:
             self._waiting.put_nowait((figures, self._step))
 
     def close(self) -> None:
-        self._waiting.put(None)
+        with suppress(queue.Full):  # a tracker hangs
+            self._waiting.put(None, timeout=_END_S)
         self._thread.join(_END_S)
 
     def _tell(self) -> None:
