@@ -26,7 +26,7 @@ from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.files import print_line
 from murmuration.protos.reach import cannot_listen, listening_problem
 from murmuration.worker.identity import certificates
-from murmuration.worker.identity.authority import Authority, enrol, subject
+from murmuration.worker.identity.authority import TRIAL, Authority, enrol, subject
 from murmuration.worker.identity.certificates import Identity, Role
 from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.serving import ServerCertificate
@@ -45,6 +45,8 @@ _LAST_CALLS_S = 1.0
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # else two coordinators could share a port and half of the calls
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    ("grpc.max_concurrent_streams", 16),
+    ("grpc.max_allowed_incoming_connections", 512),  # half of the files that are usually allowed
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 10_000),  # of TLS, and of HTTP/2 without it
@@ -128,6 +130,8 @@ async def _check(
     problem = ""
     if role not in roles or claimed not in (None, name):
         problem = f"the certificate of {role} {printable(name)} is not for this call"
+    elif claimed is not None and name.startswith(TRIAL):
+        problem = "a token that is tried lets nobody in: join with it"
     elif subject(Role(role), name) in {each.subject for each in revoked}:
         problem = f"{role} {printable(name)} was expelled"
     if problem:

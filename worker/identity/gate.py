@@ -13,10 +13,17 @@ from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
 from murmuration.worker.identity import certificates
-from murmuration.worker.identity.authority import MOST, REVOCATION, Authority, enrol
+from murmuration.worker.identity.authority import MOST, REVOCATION, TRIAL, Authority, enrol
 from murmuration.worker.identity.certificates import Role, Verifier
 from murmuration.worker.membership.gossip import MOST_REVOCATIONS
-from murmuration.worker.transport import Caller, Method, Refused, Transport, TransportError
+from murmuration.worker.transport import (
+    PROBE_METHODS,
+    Caller,
+    Method,
+    Refused,
+    Transport,
+    TransportError,
+)
 
 _MAX_REASON = 200  # characters
 _MEMBERS = (Role.PEER, Role.COORDINATOR)
@@ -55,6 +62,8 @@ class Gate:
             self._refuse(f"{caller.role} {caller.name} was expelled")
         if caller.role not in ((Role.TOKEN, Role.PEER) if enrols else _MEMBERS):
             self._refuse(f"{method} is not for the certificate of a {caller.role}")
+        if caller.name.startswith(TRIAL) and method not in (Method.JOIN, *PROBE_METHODS):
+            self._refuse(f"{method} is not for a token that is tried: join with it")
 
     def check(self, method: str, raw: bytes, caller: Caller) -> None:
         """Raises Refused: as `admit`, or the caller speaks for another peer."""
@@ -65,7 +74,8 @@ class Gate:
             claimed = wire.claimed_sender(method, raw)
         except wire.WireError as error:
             self._refuse(str(error))
-        if claimed is not None and (caller.role, caller.name) != (Role.PEER, claimed):
+        tries = caller.name.startswith(TRIAL)
+        if claimed is not None and (tries or (caller.role, caller.name) != (Role.PEER, claimed)):
             self._refuse(f"the certificate of {caller.name} does not speak for {claimed}")
 
     def _refuse(self, problem: str) -> NoReturn:

@@ -110,7 +110,7 @@ def test_a_job_joins_under_its_own_name_and_leaves_on_the_clouds_notice(
     expected = {
         "words": ("first.example:7700",), "name": "w3", "listen": "0.0.0.0:7700",
         "advertise": "203.0.113.7:7700", "leave_on": SKYPILOT["envs"]["NOTICE"],
-        "out": tmp_path / "out" / "w3",
+        "out": tmp_path / "worker",
     }  # fmt: skip
     assert typed(join).items() >= expected.items()
     assert SKYPILOT["secrets"] == {"MURMUR_TOKEN": None}

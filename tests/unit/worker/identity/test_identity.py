@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker.background import workers
 from murmuration.worker.identity import authority, certificates
 from murmuration.worker.identity.authority import TRIAL, Authority, enrol
 from murmuration.worker.identity.certificates import (
@@ -27,7 +28,9 @@ from murmuration.worker.identity.certificates import (
     new_key,
     request_for,
 )
+from murmuration.worker.identity.gate import Gate
 from murmuration.worker.identity.tokens import Token, token_from
+from murmuration.worker.transport import Caller, Method, Refused
 
 
 @pytest.fixture
@@ -363,3 +366,16 @@ def test_a_member_does_not_renew_again_and_again(run: Authority) -> None:
         asked = pb.EnrolRequest(name=name, request=held.request(), certificate=held.der)
         replies = [enrol(run, asked, Role.PEER, name) for _ in range(times)]
         assert [bool(each.certificate) for each in replies] == [True] + [False] * (times - 1)
+
+
+@pytest.mark.parametrize("method", [Method.GOSSIP, Method.LEASE, Method.EXCHANGE, Method.FETCH])
+def test_a_token_that_is_tried_is_no_member(method: Method) -> None:
+    gate = Gate(None, offload=workers(), refused=lambda: None, log=lambda _: None)
+    tries = Caller("ipv4:127.0.0.1:1", Role.PEER, f"{TRIAL}id")
+    for asked in (Method.JOIN, Method.STATUS, Method.MEASURE):
+        gate.admit(asked, tries)
+    with pytest.raises(Refused, match="is not for a token that is tried"):
+        gate.admit(method, tries)
+    join = pb.JoinRequest(manifest=b"x", member=pb.Member(peer=tries.name))
+    with pytest.raises(Refused, match="does not speak for"):
+        gate.check(Method.JOIN, join.SerializeToString(), tries)
