@@ -8,6 +8,7 @@ import pytest
 
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.worker import wire
 from murmuration.worker.errors import PeersUnreachable
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
@@ -247,6 +248,22 @@ async def test_a_peer_that_is_back_in_time_is_waited_for() -> None:
         assert not b.train.ended
         await swarm.restart("a", via=(), min_peers=2)
         await swarm.ends_equal()
+
+
+async def test_who_waits_hashes_its_state_once_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at each look, twenty times a second."""
+    hashed, state_hash = list[int](), wire.state_hash
+
+    def counted(*of: Any) -> int:
+        hashed.append(state_hash(*of))
+        return hashed[-1]
+
+    monkeypatch.setattr(wire, "state_hash", counted)
+    async with Swarm(Problem()) as swarm:
+        await swarm.join("a", via=(), min_peers=3)
+        await swarm.join("b", via="a", **PATIENT)
+        await swarm.sleep(50.0)
+        assert len(hashed) < 10
 
 
 async def test_how_long_a_joiner_waits_may_be_said() -> None:

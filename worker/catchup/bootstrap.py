@@ -61,6 +61,8 @@ class Bootstrap:
         self._seen_at = math.inf  # when another was first seen to have started
         self._problems: dict[str, str] = {}  # by address to join at: why it does not answer
         self._deserted_since: float | None = None
+        # Of what is published, and a group: the digests with that group.
+        self._as_started: tuple[object, tuple[str, ...], tuple[Digest, ...]] = None, (), ()
         self._donors, self._splits = Donors(plan, gossip, node), Splits(gossip, node)
 
     async def run(self) -> None:
@@ -82,9 +84,9 @@ class Bootstrap:
             if node.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
+                    as_started = await self._digests_at_start()
                     me = self._gossip.me
                     replicas = self._donors.first_choices(self._gossip.replicas)
-                    as_started = self._digests_at_start()
                     under_way, donor = choices.choose_take_over(
                         me, replicas, as_started, self._plan
                     )
@@ -93,7 +95,7 @@ class Bootstrap:
                 if fetched and under_way:
                     node.post(Started(()))
                     return
-                if fetched and self._complete() and self._gossip.me.phase is Phase.READY:
+                if fetched and await self._complete() and self._gossip.me.phase is Phase.READY:
                     await self._start_with(tuple(sorted(self._gossip.view.joinable())))
                     return
             now = node.clock()
@@ -123,7 +125,7 @@ class Bootstrap:
             await asyncio.sleep(_START_POLL_S)
         node.post(AllStarted())
 
-    def _complete(self) -> bool:
+    async def _complete(self) -> bool:
         """Whether this peer may start: with enough, after others, or without them."""
         arrived, min_peers = self._gossip.swarm.arrived(), self._config.min_peers
         if min_peers is not None and len(arrived) >= min_peers:
@@ -136,7 +138,7 @@ class Bootstrap:
             may_begin = min_peers is None or begun
             return may_begin and self._holds_state and self._is_deserted(now)
         self._seen_at = min(self._seen_at, now)
-        together = self._digests_at_start() in {member.digests for member in started}
+        together = await self._digests_at_start() in {member.digests for member in started}
         return together or now - self._seen_at >= _ALONE_S
 
     @property
@@ -190,13 +192,19 @@ class Bootstrap:
             "of them again, or begin a run with `murmur up`"
         )
 
-    def _digests_at_start(self) -> tuple[Digest, ...]:
+    async def _digests_at_start(self) -> tuple[Digest, ...]:
         """This peer's digests as they will be once it starts with all that may join."""
         published, group = self._node.published, tuple(sorted(self._gossip.view.joinable()))
         assert published is not None, "nothing to compare with"
-        hashes = [wire.state_hash(s.anchor, s.momentum, group) for s in published.states]
-        both = zip(published.states, hashes, strict=True)
-        return tuple(Digest(s.version, s.contributors, hash_) for s, hash_ in both)
+        if self._as_started[0] is not published or self._as_started[1] != group:
+            found = await self._node.offload(
+                lambda: tuple(
+                    Digest(s.version, s.contributors, wire.state_hash(s.anchor, s.momentum, group))
+                    for s in published.states
+                )
+            )
+            self._as_started = published, group, found
+        return self._as_started[2]
 
     async def _repair(self) -> None:
         node, published = self._node, self._node.published

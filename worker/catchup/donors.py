@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.fragment_state import FragmentState
@@ -75,7 +76,7 @@ class Donors:
         if not self._enough(donor, votes, goes_back=goes_back):
             return False
         if not self._begun and published.phase is Phase.READY:
-            self._begin_with_own(donor, published, expected)
+            await self._begin_with_own(donor, published, expected)
         try:
             step, states = await self._states(donor, expected)
             self._begun = {}
@@ -148,15 +149,15 @@ class Donors:
                     return version - each
         return version - versions[-1] if versions else 0
 
-    def _begin_with_own(
+    async def _begin_with_own(
         self, donor: Member, published: Published, fragments: Iterable[int]
     ) -> None:
         """Before the start a donor at one version mostly has the same values: it sends none."""
         for index in fragments:
             mine, theirs = published.states[index], donor.digests[index]
             if mine.version == theirs.version:
-                parts = wire.state_parts(mine.anchor, mine.momentum)
-                whole = memoryview(bytearray().join(parts))
+                copy = partial(wire.state_bytes, mine.anchor, mine.momentum)
+                whole = await self._node.offload(copy)
                 self._begun[index] = wire.Incoming.held(whole, theirs.hash)
 
     async def _states(

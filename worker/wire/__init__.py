@@ -56,6 +56,7 @@ from murmuration.worker.wire.tensors import (
     hash64,
     is_finite,
     split_state,
+    state_bytes,
     state_hash,
     state_parts,
     tensor_hash,

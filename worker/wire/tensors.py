@@ -130,6 +130,11 @@ def state_parts(anchor: Tensor, momentum: Tensor) -> list[memoryview]:
     return [tensor_bytes(anchor), tensor_bytes(momentum)]
 
 
+def state_bytes(anchor: Tensor, momentum: Tensor) -> memoryview:
+    """A copy of both, one after the other."""
+    return tensor_bytes(torch.cat((anchor, momentum)))
+
+
 def split_state(payload: memoryview, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """(anchor, momentum) of those bytes, without a copy; `sizes` are their numbers of values."""
     anchor, momentum = torch.split(bytes_tensor(payload).view(torch.float32), list(sizes))

@@ -72,8 +72,11 @@ class PairValues:
         """Raises WireError."""
         elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
         codec = self.codec(part)
-        incoming.verify()
-        work = partial(wire.check_values, codec, incoming.raw, elements, exact=exact)
+
+        def work() -> None:
+            incoming.verify()
+            wire.check_values(codec, incoming.raw, elements, exact=exact)
+
         await self._context.worked(elements, work)
 
     async def mean_anchor(self, round_: PairRound) -> "Tensor":

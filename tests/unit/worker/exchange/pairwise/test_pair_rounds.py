@@ -14,6 +14,7 @@ from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
+from murmuration.worker.exchange.pairwise.partner import PairValues
 from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION
 from murmuration.worker.exchange.round_context import Context, RoundConfig
 from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
@@ -170,6 +171,18 @@ def test_without_an_anchor_nobody_waits(clock: Clock) -> None:
     pair.context.__dict__["plan"] = replace(pair.context.plan, anchor_codec="bf16")
     pair.run(pair.advanced(anchor=torch.full((VALUES,), float("nan"))))
     assert pair.told == [PrefetchedAnchor(0, 0, None)]
+
+
+def test_a_large_part_is_hashed_off_the_loop(clock: Clock) -> None:
+    offloaded, pair = list[Callable[[], Any]](), Pair(clock)
+
+    async def later(work: Callable[[], Any], /) -> Any:
+        offloaded.append(work)
+
+    context = replace(pair.context, elements=[1 << 20], offload=later)
+    pair.run(PairValues(context).check(0, CONTRIBUTION, wire.Incoming(4 << 20, 0)))
+    with pytest.raises(wire.Again, match="0 of 4194304 bytes"):
+        offloaded[0]()
 
 
 def test_a_stream_that_does_not_say_what_it_is_for_is_ended(clock: Clock) -> None:
