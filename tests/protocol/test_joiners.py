@@ -266,6 +266,16 @@ async def test_who_waits_hashes_its_state_once_for_a_group(monkeypatch: pytest.M
         assert len(hashed) < 10
 
 
+async def test_an_address_that_says_nothing_holds_up_no_start() -> None:
+    """It may be one of a former life. Asking there takes six seconds, each time."""
+    async with Swarm(Problem()) as swarm:
+        swarm.network.close_port("nowhere", silent=True)
+        a = await swarm.join("a", via=["nowhere"], min_peers=2)
+        await swarm.sleep(7.0)
+        await swarm.join("b", via="a", **PATIENT)
+        await swarm.until(lambda: a.of_kind("started") != [], 1)
+
+
 async def test_how_long_a_joiner_waits_may_be_said() -> None:
     async with Swarm(Problem()) as swarm:
         await swarm.join("a", via=(), min_peers=3, wait_s=300.0)

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import public_address
 from murmuration.protos.events import Warnings, new_event
 from murmuration.worker import wire
+from murmuration.worker.background import cancel
 from murmuration.worker.catchup import choices
 from murmuration.worker.catchup.donors import Donors
 from murmuration.worker.catchup.held_states import Received
@@ -59,7 +60,7 @@ class Bootstrap:
         self._config, self._plan, self._gossip, self._node = config, plan, gossip, node
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._seen_at = math.inf  # when another was first seen to have started
-        self._problems: dict[str, str] = {}  # by address to join at: why it does not answer
+        self._problems: dict[str, str | None] = {}  # by address tried: why it does not answer
         self._deserted_since: float | None = None
         # Of what is published, and a group: the digests with that group.
         self._as_started: tuple[object, tuple[str, ...], tuple[Digest, ...]] = None, (), ()
@@ -67,21 +68,28 @@ class Bootstrap:
 
     async def run(self) -> None:
         """Until cancelled. Raises PeersUnreachable, ManifestRefused, NotDialled."""
-        await self._start()
+        addresses = dict.fromkeys((*self._config.joins, *self._config.remembered))
+        tries = {each: asyncio.create_task(self._try(each)) for each in addresses}
+        try:
+            await self._start(tries)
+        finally:
+            await cancel(tries.values())
         while self._exchanges:
             await asyncio.sleep(_REPAIR_S)
             await self._repair()
 
-    async def _start(self) -> None:
+    async def _start(self, tries: Mapping[str, asyncio.Task[None]]) -> None:
+        """Args: tries: to reach others, by address; nobody begins before each has had its turn."""
         node = self._node
         deadline = node.clock() + self._config.wait_s
-        hint_at, tell_at, again_at = node.clock(), node.clock() + _TELL_S, 0.0
+        tell_at, again_at = node.clock() + _TELL_S, 0.0
         told: frozenset[str] | None = None
         while True:
-            if node.clock() >= hint_at:
-                hint_at = node.clock() + _HINT_S
-                await self._try_hints()
-            if node.published is not None and not self._first_contact.undialled:
+            for each in tries.values():
+                if each.done():
+                    each.result()  # it was refused
+            tried = self._problems.keys() >= tries.keys()
+            if tried and node.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
                     as_started = await self._digests_at_start()
@@ -150,7 +158,7 @@ class Bootstrap:
     def _is_deserted(self, now: float) -> bool:
         """Whether for a while nobody has been here that has begun the run, or would begin it."""
         live = {member.address for member in self._gossip.others if member.live}
-        hoped = any(each in live or each not in self._problems for each in self._config.joins)
+        hoped = any(each in live or not self._problems.get(each) for each in self._config.joins)
         if choices.have_started(self._gossip.others) or self._first_contact.introduced or hoped:
             self._deserted_since = None
         elif self._deserted_since is None:
@@ -158,24 +166,24 @@ class Bootstrap:
         since = self._deserted_since
         return since is not None and now - since >= min(DESERTED_S, self._config.wait_s)
 
-    async def _try_hints(self) -> None:
-        async def contact(address: str) -> str | None:
-            try:
-                return await self._first_contact.contact(address)
-            except (ManifestRefused, NotDialled) as error:
-                if address in self._config.joins:  # a refusal counts only where the user names it
-                    raise
-                return str(error)
-
-        known = {public_address(m.address) for m in self._gossip.members if m.live}
-        joins = dict.fromkeys((*self._config.joins, *self._config.remembered))
-        addresses = [address for address in joins if address not in known]
-        found = zip(addresses, await asyncio.gather(*map(contact, addresses)), strict=True)
-        self._problems = {address: problem for address, problem in found if problem}
+    async def _try(self, address: str) -> None:
+        """Again and again, for itself: an address that nothing comes from holds up nothing else.
+        Raises ManifestRefused, NotDialled: at one that the user has named."""
+        while True:
+            again_at, problem = self._node.clock() + _HINT_S, None
+            if all(public_address(m.address) != address for m in self._gossip.members if m.live):
+                try:
+                    problem = await self._first_contact.contact(address)
+                except (ManifestRefused, NotDialled) as error:
+                    if address in self._config.joins:
+                        raise
+                    problem = str(error)
+            self._problems[address] = problem
+            await asyncio.sleep(again_at - self._node.clock())
 
     def _too_few(self) -> str:
         have = ", ".join(member.peer for member in self._gossip.members if member.live)
-        tried = "; ".join(self._problems.values()) or "all that it knows answered"
+        tried = "; ".join(filter(None, self._problems.values())) or "all that it knows answered"
         wanted = self._config.min_peers
         arrived = f"{len(self._gossip.swarm.arrived())} of {wanted} peers" if wanted else "no start"
         return (
@@ -186,7 +194,7 @@ class Bootstrap:
     def _left_behind(self) -> str:
         ends = {Health.LEFT: "has left", Health.DEAD: "does not answer any more"}
         gone = [f"{m.peer} {ends[m.health]}" for m in self._gossip.others if m.health in ends]
-        said = "; ".join([*gone, *self._problems.values()]) or "nobody answers"
+        said = "; ".join([*gone, *filter(None, self._problems.values())]) or "nobody answers"
         return (
             f"there is no run to join any more: {said}; this peer has not got its state; start one "
             "of them again, or begin a run with `murmur up`"
