@@ -61,7 +61,7 @@ class Bootstrap:
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._seen_at = math.inf  # when another was first seen to have started
         self._problems: dict[str, str | None] = {}  # by address tried: why it does not answer
-        self._deserted_since: float | None = None
+        self._deserted_since = math.inf
         # Of what is published, and a group: the digests with that group.
         self._as_started: tuple[object, tuple[str, ...], tuple[Digest, ...]] = None, (), ()
         self._donors, self._splits = Donors(plan, gossip, node), Splits(gossip, node)
@@ -159,12 +159,10 @@ class Bootstrap:
         """Whether for a while nobody has been here that has begun the run, or would begin it."""
         live = {member.address for member in self._gossip.others if member.live}
         hoped = any(each in live or not self._problems.get(each) for each in self._config.joins)
-        if choices.have_started(self._gossip.others) or self._first_contact.introduced or hoped:
-            self._deserted_since = None
-        elif self._deserted_since is None:
-            self._deserted_since = now
-        since = self._deserted_since
-        return since is not None and now - since >= min(DESERTED_S, self._config.wait_s)
+        hoped = hoped or self._first_contact.introduced
+        waits = hoped or choices.have_started(self._gossip.others)
+        self._deserted_since = math.inf if waits else min(self._deserted_since, now)
+        return now - self._deserted_since >= min(DESERTED_S, self._config.wait_s)
 
     async def _try(self, address: str) -> None:
         """Again and again, for itself: an address that nothing comes from holds up nothing else.
