@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -224,6 +225,37 @@ async def test_another_relay_is_taken_where_one_drops_what_it_is_given(
         assert x.tunnels.problems[p.address] == "it drops what it is given"
         x.transport.drop(address)
         await heard_back(x, address, "r", b"through q")
+
+
+@pytest.mark.parametrize(
+    ("later_s", "silent_s", "fails"),
+    [(2.0, 11.0, True), (2.0, 9.0, False), (0.0, 11.0, False)],
+    ids=["silence", "a short one", "an acknowledgement"],
+)
+async def test_a_relay_whose_tunnel_ends_after_long_silence_comes_last(
+    later_s: float, silent_s: float, fails: bool
+) -> None:
+    """It drops all but the first word."""
+    now, answers, asked = [100.0], asyncio.Queue[bytes | None](), asyncio.Event()
+    answers.put_nowait(message(payload=b"first"))
+    send = AsyncMock(side_effect=lambda _: asked.set())
+    stream = Mock(send=send, receive=answers.get, done=AsyncMock())
+    tunnels = Tunnels(Party("x", None).transport, "x", lambda: now[0])
+    tunnels._dialled = AsyncMock(return_value=stream)
+    host, port = split_address(tunnels.port(relayed_address("r", ["p:1"])) or "")
+    reader, writer = await asyncio.open_connection(host, port)
+    assert await reader.read(5) == b"first"
+    now[0] += later_s
+    writer.write(b"asked")
+    await asked.wait()
+    now[0] += silent_s
+    answers.put_nowait(None)
+    assert await reader.read() == b""
+    while len(tunnels._tasks._tasks) > 1:  # the port goes on listening
+        await asyncio.sleep(0)
+    await tunnels.close()
+    writer.close()
+    assert ("p:1" in tunnels.problems) == fails
 
 
 class LoneNode:
