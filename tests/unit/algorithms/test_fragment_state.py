@@ -17,7 +17,6 @@ PLAIN = Plan(outer_lr=1.0, outer_momentum=0.0)
 
 LEFT = ((0, 2),)
 RIGHT = ((2, 4),)
-BOTH = ((0, 4),)
 
 
 def values(*numbers: float) -> Tensor:

@@ -32,9 +32,9 @@ class Clock:
         return self.now
 
 
-def compression(mode: str = "auto", takes_s: float = 1.0) -> tuple[Compression, Clock]:
+def compression(takes_s: float = 1.0) -> tuple[Compression, Clock]:
     clock = Clock(takes_s)
-    return Compression(ExchangeConfig(compression=mode), clock), clock
+    return Compression(ExchangeConfig(), clock), clock
 
 
 def compresses(each: Compression) -> bool:

@@ -16,10 +16,10 @@ OLD, NEW = (Digest(1, 2, 11),), (Digest(2, 2, 22),)
 class Peer:
     """A peer's members, merged as membership merges them, and its `Dissemination`."""
 
-    def __init__(self, name: str, *others: str, full_s: float = 1e9) -> None:
+    def __init__(self, name: str, *others: str) -> None:
         self.name = name
         self.known = {peer: member(peer) for peer in (name, *others)}
-        self.deltas = Dissemination(name, full_s)
+        self.deltas = Dissemination(name, full_s=1e9)
         self.now = 0.0
 
     @property

@@ -83,10 +83,7 @@ def test_a_peer_moves_for_a_real_gain_and_never_orphans_a_stage(
     assert rebalancing.mover_to_slowest(members_at_speed(visit_s, *stages), 3) == moves
 
 
-def row(stage: object, health: str = "alive", speed: object = None) -> dict[str, object]:
-    return {"stage": stage, "health": health, "visits_per_s": speed}
-
-
 def test_what_is_no_member_of_a_stage_is_passed_over() -> None:
-    odd = [row(0), "x", row(None), row("1"), row(7), row(-1), {"stage": 1}]
+    known = {"health": "alive", "visits_per_s": None}
+    odd = [*({"stage": stage, **known} for stage in (0, None, "1", 7, -1)), "x", {"stage": 1}]
     assert rebalancing.slowest_stage(odd, StagesConfig(count=2)) == 1
