@@ -74,7 +74,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
         sealed = {"record": record, "xxh3_128": _record_hash(record)}
         write_atomically(partial / MANIFEST, json.dumps(sealed, indent=1).encode())
         sync_folder(partial)
-    except OSError:  # what there is of it would keep a full disk full
+    except Exception:  # what there is of it would keep a full disk full
         shutil.rmtree(partial, ignore_errors=True)
         raise
     before = final.with_name(final.name + _BEFORE)

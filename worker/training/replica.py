@@ -26,6 +26,9 @@ _REMEMBERED_STEPS = 16
 _FIRST_STEPS = 4  # slower than the rest: the machine warms up
 _ALIKE = 0.9  # of the fastest peer's speed, and above, is as fast: speeds are measured with noise
 _NEWS = 0.1  # a change of the own step time that is published
+_GROUPS = "groups"
+# Of those what no checkpoint keeps: it is the schedule's and the machine's.
+_SET_ANEW = {"params", "lr", "initial_lr", "fused", "foreach", "capturable"}
 _STILL_S, _STILL = 5.0, 0.1  # of a peer that stood still, at least; of a period's time
 
 
@@ -172,7 +175,8 @@ class InnerReplica(Replica):
             scheduler.step()
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What optimizers remember by `parameter/key`: (their own tensors, other plain values)."""
+        """What optimizers remember by `parameter/key`, and of `groups` of parameters, such as
+        Prodigy's `d`: (their own tensors, other plain values)."""
         names = {id(parameter): name for name, parameter in self._named.items()}
         found = {
             f"{names[id(parameter)]}/{key}": value
@@ -182,6 +186,11 @@ class InnerReplica(Replica):
         }
         tensors = {place: value for place, value in found.items() if isinstance(value, Tensor)}
         values = {place: value for place, value in found.items() if place not in tensors}
+        values[_GROUPS] = [
+            {k: v for k, v in group.items() if k not in _SET_ANEW and isinstance(v, int | float)}
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+        ]
         return tensors, values
 
     def restore_optimizers(self, remembered: Mapping[str, Any], steps: int) -> None:
@@ -193,7 +202,10 @@ class InnerReplica(Replica):
             for group in each.param_groups
             for p in group["params"]
         }
-        for place, value in remembered.items():
+        groups = (group for each in self.optimizers for group in each.param_groups)
+        for group, kept in zip(groups, remembered.get(_GROUPS, ()), strict=False):
+            group.update(kept)
+        for place, value in ((p, v) for p, v in remembered.items() if p != _GROUPS):
             name, _, key = place.rpartition("/")
             parameter = self._named[name]
             owner, group = owners[id(parameter)]

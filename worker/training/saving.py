@@ -197,9 +197,10 @@ class Saver:
         began_s, busy_s = time.monotonic(), time.thread_time()
         try:
             self.path = checkpoint.save(self._folder, step, tensors, values)
-        except OSError as error:
+        except Exception as error:  # of the disk, or of values that no file can hold
             if not self.failed:  # it is told once, and tried again each time
-                text = f"no checkpoint at step {step}: {error}; training goes on"
+                why = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                text = f"no checkpoint at step {step}: {why}; training goes on"
                 self._log(new_event("warning", text=text))
             self.failed = True
         else:

@@ -1,5 +1,6 @@
 """Inner optimizers by name, their schedules, and what a checkpoint keeps of them."""
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -30,12 +31,29 @@ def half(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(list(parameters)[:1], lr=0.2)
 
 
+class Learns(torch.optim.Optimizer):
+    """Keeps numbers in its groups, as Prodigy does."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1, "betas": (0.9, 0.99), "k": 0, "d": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        group["k"] += 1
+        group["d"] *= 1.5
+        assert isinstance(group["betas"], tuple)
+        for p in group["params"]:
+            p -= group["lr"] / group["k"] * group["d"] * p.grad
+
+
 HERE = "tests.unit.worker.training.test_optimizers"
 
 
 def test_each_learns_and_goes_on_from_what_was_saved() -> None:
     kinds_of = {"auto": "AdamW", "adamw": "AdamW", "muon": "Muon AdamW", "sgd": "SGD"}
-    for name, kinds in {**kinds_of, f"{HERE}:adagrad": "Adagrad"}.items():
+    own = {f"{HERE}:adagrad": "Adagrad", f"{HERE}:Learns": "Learns"}
+    for name, kinds in {**kinds_of, **own}.items():
         config = InnerConfig(optimizer=name, lr=0.02, warmup_steps=2)
         whole = trained(replica(config), 6)
         assert " ".join(type(each).__name__ for each in whole.optimizers) == kinds
@@ -44,7 +62,7 @@ def test_each_learns_and_goes_on_from_what_was_saved() -> None:
         second = replica(config)
         for parameter, value in first.parameters.items():
             second.parameters[parameter].copy_(value)
-        second.restore_optimizers({**tensors, **plain}, 3)
+        second.restore_optimizers({**tensors, **json.loads(json.dumps(plain))}, 3)
         second.batches = Line().batches("train", first.cursor)
         for step in range(4, 7):
             second.inner_step(step, second.backward(step))

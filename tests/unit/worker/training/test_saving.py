@@ -28,7 +28,7 @@ class Case:
         self.costs = costs
         self.told: list[dict[str, object]] = []
         self.steps: list[int] = []
-        self.fails = False
+        self.fails: Exception | None = None
         monkeypatch.setattr(checkpoint, "save", self._save)
         config = CheckpointConfig(every_s=every_s)
         self.saver = Saver(Path("out"), config, 0, self.told.append, lambda _: None)
@@ -41,7 +41,7 @@ class Case:
         self.busy_s += self.costs[1]
         self.steps.append(step)
         if self.fails:
-            raise OSError(28, "No space left on device")
+            raise self.fails
         return Path(f"step-{step}")
 
     def train(self, seconds: int) -> None:
@@ -69,14 +69,21 @@ def test_checkpoints_take_three_percent_whatever_is_asked(
     assert len(case.warnings()) == stretched
 
 
-def test_one_that_fails_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [(OSError(28, "No space"), "[Errno 28] No space"), (KeyError("dtype"), "KeyError: 'dtype'")],
+)
+def test_one_that_fails_is_told_once_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, fails: Exception, says: str
+) -> None:
+    """A full disk, or what no file can hold."""
     case = Case(monkeypatch, 10.0, (0.0, 0.0))
-    case.fails = True
+    case.fails = fails
     case.train(35)
     assert len(case.steps) == 3
-    assert [line.startswith("no checkpoint at step 9: ") for line in case.warnings()] == [True]
+    assert case.warnings() == [f"no checkpoint at step 9: {says}; training goes on"]
     assert case.saver.failed
-    case.fails = False
+    case.fails = None
     case.train(10)
     assert not case.saver.failed
 
