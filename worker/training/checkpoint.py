@@ -40,7 +40,8 @@ _KEY_BYTES = 32
 _EARLIER = "-earlier-"
 _BEFORE = "-before"  # a checkpoint that one of the same step is just replacing
 _PARAMETERS = ("anchor/", "local/")
-_KINDS = {"step": int, "position": int, "stream": str, "manifest": dict, "states": list}
+_KINDS = {"step": int, "position": int, "stream": str, "manifest": dict}
+_KINDS |= {"states": list, "buffers": list}
 _NAME = re.compile(rf"step-(\d{{8,}})({_BEFORE}|)")
 
 
@@ -236,9 +237,11 @@ def load_one(path: Path) -> Checkpoint:
             if hashlib.file_digest(content, xxhash.xxh3_128).hexdigest() != expected["xxh3_128"]:
                 raise CheckpointDamaged("damaged: its hash differs")
         tensors = load_file(file)
+        own = {f"local/{name}" for name in values.get("buffers", ())}  # a peer's, whatever it is
         for name, held in tensors.items():  # from such parameters nobody can train
             floats = held.is_floating_point() and held.element_size() > 1
-            if name.startswith(_PARAMETERS) and floats and bool(held.isnan().any()):
+            checked = name.startswith(_PARAMETERS) and name not in own
+            if checked and floats and bool(held.isnan().any()):
                 raise CheckpointDamaged(f"{name} has values that are no numbers")
         return Checkpoint(path, tensors, values)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -152,6 +152,7 @@ def snapshot(
         "stream": trainer.replica.cursor.stream,
         "stage": stage,
         "optimizer": plain,
+        "buffers": [s.name for f in trainer.fragments for s in f.fragment.specs if s.averaged],
         "states": states,
     }
     return tensors, values

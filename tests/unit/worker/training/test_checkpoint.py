@@ -136,6 +136,9 @@ def test_values_that_no_worker_saves_lead_to_the_one_before(two: Path) -> None:
     ):
         save(two, 300 + step, tensors, values)
         assert step_of(two) == 200, (values, tensors)
+    buffers = {"anchor/0": torch.full((5,), 400.0), "local/0": no_numbers}  # of this peer alone
+    save(two, 400, buffers, {"step": 400, "buffers": ["0"]})
+    assert step_of(two) == 400
 
 
 def test_a_pickle_in_place_of_the_tensors_is_never_executed(

@@ -47,6 +47,7 @@ def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
     checkpointed, _ = checkpoint.load(tmp_path)
     assert checkpointed.tensors["anchor/1.num_batches_tracked"] == 2
     assert checkpointed.tensors["local/1.num_batches_tracked"] == 3
+    assert "1.running_mean" in checkpointed.values["buffers"]
     outer_state.restore_trainer(after, checkpointed, 20, Residuals())
     for name in ("num_batches_tracked", "positive", "seen"):
         was, comes = (getattr(t.replica.model[1], name) for t in (before, after))
