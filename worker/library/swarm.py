@@ -577,8 +577,9 @@ class Swarm(StepListener):
         False
         """
         with self._speaking():
-            locals_ = [each.local for each in self._loop.fragments]
-            for each in self._loop.fragments:
+            fragments = self._loop.fragments if self._loop.exchanges else []  # else it is local
+            locals_ = [each.local for each in fragments]
+            for each in fragments:
                 each.write(each.state.anchor)
         before, self._at_anchor = self._at_anchor, True
         try:
@@ -586,7 +587,7 @@ class Swarm(StepListener):
         finally:
             self._at_anchor = before
             with self._speaking():
-                for each, local in zip(self._loop.fragments, locals_, strict=True):
+                for each, local in zip(fragments, locals_, strict=True):
                     each.write(local)
 
     def state_dict(self) -> dict[str, Any]:

@@ -89,9 +89,11 @@ def model_of(task: Task, config: Config) -> nn.Module:
 
 
 def anchored_model(saved: Checkpoint, config: Config, task: Task) -> nn.Module:
-    """The task's model with the anchors as parameters. Raises CheckpointError: some is missing."""
+    """The task's model with the anchors as parameters; where nothing is exchanged, with the local
+    ones. Raises CheckpointError: some is missing."""
     model = model_of(task, config)
     anchor, integers = saved.named("anchor"), models.integer_buffers(model)
+    anchor |= saved.named("local") if config.plan.exchange == "none" else {}
     statistics = models.running_statistics(model).keys() - integers
     held_here = {**models.trained_parameters(model), **models.running_statistics(model), **integers}
     for name, held in held_here.items():

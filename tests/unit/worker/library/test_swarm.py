@@ -55,16 +55,18 @@ def events(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
 
 
-def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before() -> None:
+@pytest.mark.parametrize("preset", ["diloco", "local"])
+def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before(preset: str) -> None:
+    """Where nothing is exchanged, that is the model."""
     model, optimizer = model_of()
     start = values(model)
-    with Swarm(model, optimizer, inner_steps=4, steps=6, name="me") as swarm:
+    with Swarm(model, optimizer, preset=preset, inner_steps=4, steps=6, name="me") as swarm:
         assert (swarm.peers, swarm.is_first, swarm.step) == (("me",), True, 0)
         for _ in range(2):
             one_step(model, optimizer)
         local = values(model)
         with swarm.anchor() as at_anchor:
-            assert torch.equal(values(at_anchor), start)
+            assert torch.equal(values(at_anchor), start if preset == "diloco" else local)
             with swarm.anchor():  # which ends no outer one
                 pass
             with pytest.raises(UsageError, match=r"within swarm\.anchor\(\)"):
@@ -72,7 +74,7 @@ def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before()
         assert torch.equal(values(model), local)
         while not swarm.done:
             one_step(model, optimizer)
-        assert swarm.metrics["rounds_completed"] == 2
+        assert swarm.metrics["rounds_completed"] == (2 if preset == "diloco" else 0)
     assert swarm.peers == ("me",)
     (fragment,) = swarm.state_dict()["fragments"]
     assert torch.equal(values(model), fragment["anchor"])

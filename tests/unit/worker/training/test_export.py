@@ -9,8 +9,14 @@ from torch import nn
 
 from murmuration.worker.errors import CheckpointError, UsageError
 from murmuration.worker.tasks import load_task
+from murmuration.worker.training.checkpoint import Checkpoint
 from murmuration.worker.training.evaluation import evaluating
-from murmuration.worker.training.export import distinct_tensors, export, load_initial
+from murmuration.worker.training.export import (
+    anchored_model,
+    distinct_tensors,
+    export,
+    load_initial,
+)
 from tests.support.saved_runs import own_task, save_run, tiny_llama, trained
 
 OWN_TASK = """
@@ -110,6 +116,21 @@ def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path: Path) -
     load_initial(other, tmp_path, load_task("llama-bytes", seed=0, options={}))
     for ours, theirs in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("preset", ["diloco", "local"])
+def test_what_is_read_of_a_checkpoint_is_the_anchor_or_where_there_is_none_the_peers_own(
+    tmp_path: Path, preset: str
+) -> None:
+    config = tiny_llama(tmp_path, f"diloco.preset={preset}")
+    task = load_task("llama-bytes", seed=0, options=config.task.options)
+    named = {name: p.detach() for name, p in trained(config).named_parameters()}
+    first = dict(task.model().named_parameters())
+    kinds = {"anchor": first, "local": named}
+    tensors = {f"{kind}/{name}": p for kind, values in kinds.items() for name, p in values.items()}
+    found = anchored_model(Checkpoint(tmp_path, tensors, {}), config, task)
+    for name, value in found.named_parameters():
+        assert torch.equal(value, (first if preset == "diloco" else named)[name])
 
 
 def test_tied_weights_are_stored_once() -> None:
