@@ -76,7 +76,7 @@ class Replica:
         return are_finite(
             each
             for parameter, each in kept
-            if isinstance(each, Tensor)
+            if (type(each) is Tensor or hasattr(each, "to_local"))  # who knows what others can do
             and each.is_floating_point()
             and each.shape == parameter.shape
         )

@@ -24,6 +24,7 @@ class Again(WireError):
 BLOCK_ELEMENTS = 256 * 1024  # a thread: 1 MiB of fp32
 _EXACT = codec_by_name("fp32")
 _NONE = torch.empty(0, dtype=torch.float32, device="cpu")
+_NORMED = (torch.float32, torch.bfloat16, torch.float16)  # by torch in one go
 _MOST_NORM = 2.0**64
 _NOT_FINITE = "the values hold NaN, Inf or absurdly large ones"
 
@@ -48,7 +49,8 @@ def is_finite(values: Tensor) -> bool:
 def are_finite(tensors: Iterable[Tensor]) -> bool:
     """The same of tensors of any floating type, shape and device; of a sharded one, of the shard
     here."""
-    here = [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
+    local = (each.to_local() if hasattr(each, "to_local") else each for each in tensors)
+    here = [each if each.dtype in _NORMED else each.float() for each in local]
     devices = {each.device for each in here}
     alike = ([each for each in here if each.device == device] for device in devices)
     # Those of a device in one go, before any is looked at: that waits for it.

@@ -1,5 +1,6 @@
 """Inner steps on one peer, and how far each takes it in the schedule."""
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +65,24 @@ def test_it_trains_as_adamw_with_clipping_does(clip: float) -> None:
         optimizer.step()
     for name, parameter in model.named_parameters():
         assert torch.allclose(ours.parameters[name], parameter, rtol=1e-4, atol=1e-6)
+
+
+def test_moments_of_any_type_are_looked_at() -> None:
+    each = trained(replica(InnerConfig(lr=0.1)), 1)
+    first, *_ = each.optimizers[0].state.values()
+    moments = first["exp_avg"]
+    for dtype in (torch.float64, torch.float8_e4m3fn, torch.bfloat16):
+        for value, finite in ((1.0, True), (math.nan, False)):
+            first["exp_avg"] = torch.full_like(moments, value).to(dtype)
+            assert each.moments_are_finite == finite, dtype
+    first["exp_avg"] = moments.as_subclass(Quantised)
+    assert each.moments_are_finite
+
+
+class Quantised(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: object, *_: object) -> object:
+        raise NotImplementedError(func)
 
 
 def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() -> None:
