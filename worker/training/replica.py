@@ -115,7 +115,7 @@ class InnerReplica(Replica):
             task.scheduler(each) for each in self.optimizers if isinstance(task, SchedulesItself)
         ]
         self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
-        self.lr_factor = 1.0
+        self.lr_factor, self._scheduled = 1.0, 0
         self._norm: Tensor | None = None  # as clipping has measured it
         self._device = device_of(model)
 
@@ -164,6 +164,7 @@ class InnerReplica(Replica):
                 statistic.copy_(gradients[name])
         if self._config.clip > 0:
             self._norm = nn.utils.clip_grad_norm_(self._named.values(), self._config.clip)
+        self._schedule_to(step - 1)  # where another peer's word has moved the step
         for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
             if not self._schedulers:
                 for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -171,8 +172,13 @@ class InnerReplica(Replica):
             optimizer.step()
         for parameter in self._named.values():
             parameter.grad = None  # a round of an exchange takes the memory
+        self._schedule_to(step)
+
+    def _schedule_to(self, step: int) -> None:
+        """Brings the task's own schedulers to a step of the run's."""
         for scheduler in self._schedulers:
-            scheduler.step()
+            advance(scheduler, step - self._scheduled)
+        self._scheduled = max(self._scheduled, step)
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What optimizers remember by `parameter/key`, and of `groups` of parameters, such as
@@ -214,8 +220,7 @@ class InnerReplica(Replica):
             if isinstance(value, Tensor) and (value.dim() or read_there):
                 value = value.to(parameter.device)
             owner.state[parameter][key] = value
-        for scheduler in self._schedulers:
-            advance(scheduler, steps)
+        self._schedule_to(steps)
 
 
 class Pace:
