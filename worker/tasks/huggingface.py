@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -114,8 +115,11 @@ class HuggingFace:
         lora: Mapping[str, Any] | None = None,
         sample_prompt: str = "def ",
     ) -> None:
-        if context < 1 or batch_size < 1:
-            raise TaskError("context and batch_size must be at least 1")
+        for name, size in (("context", context), ("batch_size", batch_size)):
+            if type(size) is not int or size < 1:
+                raise TaskError(f"{name} must be an integer of at least 1, got {size!r}")
+        if not isinstance(text, str | None):
+            raise TextError(f"text must be a path or {texts.STDLIB!r}, got {text!r}")
         if text is not None and dataset is not None:
             raise TaskError("text and dataset are both given: leave one of them out")
         self._transformers = _library("transformers")
@@ -147,7 +151,8 @@ class HuggingFace:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             if isinstance(source, str) and any(Path(source).glob("*.safetensors")):
-                with _refusals(f"model {source!r}", kinds=(OSError, ValueError, RuntimeError)):
+                kinds = (OSError, ValueError, RuntimeError, SafetensorError)
+                with _refusals(f"model {source!r}", kinds=kinds):
                     made = auto.from_pretrained(source, dtype=torch.float32, local_files_only=True)
             else:
                 if isinstance(source, str) and (held := _other_weights(Path(source))):

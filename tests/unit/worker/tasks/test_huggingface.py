@@ -26,7 +26,7 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
-def task_of(text: str, **options: Any) -> Any:
+def task_of(text: str, /, **options: Any) -> Any:
     given = {"model": TINY, "text": text, "context": 16, "batch_size": 2, **options}
     return load_task("huggingface", seed=3, options=given)
 
@@ -89,6 +89,9 @@ def test_a_folder_is_read_and_written_adapters_merged(text: str, tmp_path: Path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     with torch.inference_mode():
         torch.testing.assert_close(again(input_ids=tokens).logits, before, atol=1e-5, rtol=0)
+    (tmp_path / "base/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with one_line(TaskError, "model '.*base': "):
+        task.model()
     (tmp_path / "base/model.safetensors").rename(tmp_path / "base/pytorch_model.bin")
     with one_line(TaskError, "pytorch_model.bin is not read"):
         task.model()
@@ -136,6 +139,9 @@ def test_it_goes_on_with_a_text_of_bytes(text: str) -> None:
         ),
         ({"context": 10**6}, TextError, "too short"),
         ({"context": 0}, TaskError, "at least 1"),
+        ({"context": "128k"}, TaskError, "context must be an integer"),
+        ({"batch_size": 2.5}, TaskError, "batch_size must be an integer"),
+        ({"text": 5}, TextError, "text must be a path"),
         ({"lora": {"rank": 2}}, TaskError, "lora: .*rank"),
     ],
 )
