@@ -208,8 +208,9 @@ class Shares:
                 if self._open.get(stream.id) is blocks:
                     reader.close()
                 self._closed(blocks)
-            begins_again = _keeper_of(source) is not None or iter(source) is not source
-            again = blocks.passed_over and self._ranks == 1 and begins_again
+            again = blocks.passed_over and self._ranks == 1
+            if again and _keeper_of(source) is None:
+                again = iter(source) is not source  # this begins a loader's workers
             if not again:
                 return
 

@@ -308,7 +308,18 @@ def test_a_stream_that_goes_on_at_sample_ten_million(
     assert told == ([True] if kind is Counting else [])
 
 
+class Begun(IterableDataset[int]):
+    begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1  # as a loader begins its workers
+        return iter(range(9))
+
+
 def test_an_iterator_is_read_once() -> None:
+    source = Begun()
+    assert Peers("a").draw({"a": source}, block=4) == {"a": [*range(9)]}
+    assert source.begun == 1
     drawn = Peers("a", "b").draw({name: iter(range(23)) for name in "ab"}, block=4)
     assert sorted([*drawn["a"], *drawn["b"]]) == list(range(23))
 
