@@ -235,12 +235,16 @@ async def test_a_false_hint_costs_a_look_and_invented_ones_nothing() -> None:
         for each in invented:
             each.MergeFrom(pb.CheckRequest(run=hint.run, sender="d", hint=True))
             each.leaves.extend(hint.leaves)
-        for name, told in itertools.product("abc", [hint, *invented]):
+        other = pb.CheckRequest.FromString(hint.SerializeToString())
+        other.sender = "c"  # which is heard, too
+        (reducer, *_) = swarm["a"].node._reducers
+        for name, told in [*itertools.product("abc", [hint, *invented]), ("a", hint), ("a", other)]:
             stream = swarm["d"].transport.open(name, "Data/Exchange")
+            told.round = max(told.round, swarm["a"].versions[0] - 1)
             await stream.send(pb.ExchangeUp(check=told).SerializeToString())
             assert await stream.receive() is None
-        (reducer, *_) = swarm["a"].node._reducers
-        assert len(reducer.checks._hints) <= 4
+            assert len(reducer.checks._hints) <= 4
+        assert {*itertools.chain(*reducer.checks._hints.values())} == {"c", "d"}
         await swarm.until(lambda: swarm["a"].versions >= (6,), 10)
         assert [named(swarm[name]) for name in "abcd"] == [[]] * 4
 

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from murmuration.algorithms.codecs import Codec
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.worker.wire.tensors import Again, hash64
+from murmuration.worker.wire.tensors import Again, WireError, hash64
 
 Kind = type[Message]  # one that has a field `frame`
 
@@ -262,7 +262,10 @@ class Commitment:
         self.root = _root(level[0] if level else b"", weight)
 
     def shown(self, leaf: int) -> tuple[bytes, list[bytes]]:
-        """The encoded values of a leaf, and its neighbours on the way to the root."""
+        """The encoded values of a leaf, and its neighbours on the way to the root. Raises
+        WireError: there is no such leaf."""
+        if leaf >= len(self._values):
+            raise WireError(f"leaf {leaf} of {len(self._values)}")
         path, at = [], leaf
         for level in self._levels[:-1]:
             path += level[at ^ 1 : (at ^ 1) + 1]

@@ -42,6 +42,7 @@ _OVERHEAD_BYTES = 300  # of a leaf: its path and what is around it
 _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
 _WORSE = 1e-3  # than the best encoding of a leaf, of its error: values may tie
 _TRIES = 3  # to ask on a stream that does not break
+_HINTS = 3  # that count of a shard
 _SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
 
 Shown = tuple[bytes, Sequence[bytes]]
@@ -97,7 +98,7 @@ class Checks:
         self._own: dict[int, list[dict[ShardKey, dict[bytes, wire.Commitment]]]] = {}
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
         self._announced: dict[ShardKey, set[bytes]] = {}
-        self._hints: dict[ShardKey, int] = {}  # leaves that others have told of
+        self._hints: dict[ShardKey, dict[str, int]] = {}  # leaves that others have told of
         self._completed: Counter[int] = Counter()
 
     def commitment(self, shard: ShardRange, payload: memoryview, weight: int) -> wire.Commitment:
@@ -150,7 +151,7 @@ class Checks:
         for asked in request.leaves[:most]:
             key = ShardKey(request.fragment, request.round, asked.shard)
             if request.hint:
-                self._look_at(key, asked.leaf)
+                self._look_at(key, asked.leaf, request.sender)
                 return
             payload, path = self._shown(key, asked.root, asked.leaf) or (b"", [])
             answer = pb.ExchangeDown(leaf=pb.CheckedLeaf(payload=payload, path=path))
@@ -163,13 +164,15 @@ class Checks:
                 return commitment.shown(leaf)
         return None
 
-    def _look_at(self, key: ShardKey, leaf: int) -> None:
-        """At most once for each shard of this peer's last two rounds, now or when they are over."""
+    def _look_at(self, key: ShardKey, leaf: int, sender: str) -> None:
+        """Once for each shard of this peer's last two rounds and each of a few peers, now or when
+        they are over: a liar that tells of another leaf first hides nothing."""
         given = self._given.get(key.fragment, {}).get(key)
         begun = any(key in own for own in self._own.get(key.fragment, ()))
-        if key in self._hints or not (given or begun):
+        hints = self._hints.get(key, {})
+        if sender in hints or len(hints) >= _HINTS or not (given or begun):
             return
-        self._hints[key] = leaf
+        self._hints[key] = {**hints, sender: leaf}
         if given and (drawn := self._drawn(given, leaf)):
             self._tasks.spawn(self._check([drawn]))
 
@@ -193,8 +196,8 @@ class Checks:
         by_reducer = defaultdict[str, list[Given]](list)
         for each in given:
             by_reducer[each.header.reducer].append(each)
-            if each.key in self._hints:
-                drawn += filter(None, [self._drawn(each, self._hints[each.key])])
+            hinted = {*self._hints.get(each.key, {}).values()}
+            drawn += filter(None, [self._drawn(each, leaf) for leaf in hinted])
         least = 0 if has_few_bits(context.reduction_codec.name) else _LEAST_BYTES
         left = max(least, _SHARE * 2 * context.contribution_bytes(fragment))
         for reducer in rng.sample(sorted(by_reducer), len(by_reducer)):
