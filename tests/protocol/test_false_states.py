@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from murmuration.worker.catchup import donors, state_transfer
 from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
 from murmuration.worker.node.node import Node
 from murmuration.worker.training.mailbox import Published
@@ -196,13 +197,18 @@ async def test_of_three_it_is_named_and_causes_few_adoptions() -> None:
             assert swarm[name].versions >= (10,)
 
 
-@pytest.mark.parametrize("pieces", [1, 300])
+@pytest.mark.parametrize("pieces", [1, 6])
 async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar(
     pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All have heard of the liar, which is ahead, and would be taken over before anybody else."""
-    monkeypatch.setattr("murmuration.algorithms.fragments.PIECE_ELEMENTS", 900 // pieces)
-    async with Swarm(replace(steady(200), layers=(900,)), "abx", at=2) as swarm:
+    """All have heard of the liar, which is ahead, and would be taken over before anybody else. Six
+    fragments are more than the states of each that a peer remembers, as 300 are in earnest."""
+    monkeypatch.setattr("murmuration.algorithms.fragments.PIECE_ELEMENTS", 150)
+    for module in (donors, state_transfer):
+        monkeypatch.setattr(module, "REMEMBERED", 4)
+    async with Swarm(replace(steady(200), layers=(150,) * pieces), "abx", at=2) as swarm:
+        assert len(swarm["a"].versions) == pieces
+        await swarm.until(lambda: min(swarm["a"].versions) >= 2, 10)
         lie(swarm["x"].node, 6, None, phase=Phase.TRAINING)
         await swarm.sleep(1)
         await swarm.join("c", via=["x"])
