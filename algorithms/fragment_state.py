@@ -15,26 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from murmuration.algorithms import counted as counting
+from murmuration.algorithms import diloco
 from murmuration.algorithms.codecs import codec_by_name
-from murmuration.algorithms.counted import (
-    REMEMBERED_ROUNDS,
-    History,
-    Part,
-    SentRound,
-    counted_of,
-    from_plain,
-    reconcile,
-    recorded,
-    to_plain,
-)
-from murmuration.algorithms.diloco import (
-    carry_over,
-    go_on_with_integers,
-    keep_unsent,
-    merge,
-    take_integers,
-    take_mean,
-)
 from murmuration.algorithms.fragments import Ranges, complement, union
 from murmuration.algorithms.noloco import relative_distance
 from murmuration.algorithms.plan import Plan
@@ -59,7 +42,7 @@ class FragmentState:
     anchor: Tensor
     momentum: Tensor
     hash: int
-    history: History = ()
+    history: counting.History = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +105,7 @@ class RoundResult:
     missed: Ranges
     error: Tensor | None = None
     mean_anchor: Tensor | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[counting.Part, ...] = ()
     sent: Callable[[], Tensor] | None = None
 
 
@@ -178,7 +161,7 @@ class FragmentOptimizer:
         self._failed_try: Contribution | None = None
         self._apart: _Apart | None = None
         # Where replicas keep the rest.
-        self._sent: deque[SentRound] = deque(maxlen=REMEMBERED_ROUNDS)
+        self._sent: deque[counting.SentRound] = deque(maxlen=counting.REMEMBERED_ROUNDS)
 
     @property
     def start(self) -> Tensor:
@@ -207,7 +190,7 @@ class FragmentOptimizer:
             "version": state.version,
             "contributors": state.contributors,
             "group": list(state.group),
-            "history": to_plain(state.history),
+            "history": counting.to_plain(state.history),
             "work_steps": self.work_steps,
             "failed": self.failed,
             "anchor": state.anchor,
@@ -232,7 +215,7 @@ class FragmentOptimizer:
             group=group,
             anchor=anchor,
             momentum=plain.get("momentum", anchor.new_empty(0)),
-            history=from_plain(plain.get("history", ())),
+            history=counting.from_plain(plain.get("history", ())),
         )
         self.work_steps, self.failed = plain.get("work_steps", 0), plain.get("failed", False)
         self._start = plain.get("start")
@@ -297,9 +280,9 @@ class FragmentOptimizer:
         if start is None:
             return None
         if self._exact:  # they stay until the round
-            start = take_integers(start.clone(), self.state.anchor, self._exact)
+            start = diloco.take_integers(start.clone(), self.state.anchor, self._exact)
         self._start = start
-        return carry_over(local, self.state.anchor, start)
+        return diloco.carry_over(local, self.state.anchor, start)
 
     def reposition(self, step: int) -> None:
         """This peer's position in the schedule is another now."""
@@ -335,8 +318,8 @@ class FragmentOptimizer:
         """The local parameters to go on from after such a round, fresh; or those of any range."""
         if kept:
             start, g, error = kept
-            anchor = keep_unsent(local, start, anchor, g, error)
-        return merge(local, anchor, self._plan.merge_alpha)
+            anchor = diloco.keep_unsent(local, start, anchor, g, error)
+        return diloco.merge(local, anchor, self._plan.merge_alpha)
 
     def _keeping(self, result: RoundResult) -> tuple[Tensor, ...]:
         """(start, g, error) of `keep_unsent`, where replicas keep what was not sent."""
@@ -352,23 +335,24 @@ class FragmentOptimizer:
         own = self._from_anchor(local)
         anchor, momentum = self._outer_step(old, result)
         if contribution.again and not self._plan.keeps:
-            merged = carry_over(own + contribution.g, old.anchor, anchor)
+            merged = diloco.carry_over(own + contribution.g, old.anchor, anchor)
         else:
             merged = self.merged(local, anchor, *kept)
         for start, stop in result.missed:
             here = slice(start, stop)
-            merged[here] = carry_over(own[here], old.anchor[here], anchor[here])
+            merged[here] = diloco.carry_over(own[here], old.anchor[here], anchor[here])
         if result.missed:
             self.work_steps += contribution.work_steps
         self._note_sent(contribution, result)
         self.state = self._after(old, result, anchor, momentum)
-        return go_on_with_integers(merged, local, old.anchor, contribution.g, anchor, self._exact)
+        given, exact = contribution.g, self._exact
+        return diloco.go_on_with_integers(merged, local, old.anchor, given, anchor, exact)
 
     def _note_sent(self, sent: Contribution, result: RoundResult) -> None:
         """Before a round that closed is committed."""
         if self._plan.keeps and result.sent is not None:
             taken = complement(result.missed, len(sent.g))
-            self._sent.append(SentRound(result.round, result.sent, taken))
+            self._sent.append(counting.SentRound(result.round, result.sent, taken))
         apart = self._apart or _Apart(result.round, len(self.state.group))
         if self._plan.exchange == "pairs" or 2 * result.contributors > apart.peers:
             self._apart = None
@@ -390,7 +374,7 @@ class FragmentOptimizer:
             anchor=anchor,
             momentum=momentum,
             hash=self._state_hash(anchor, momentum, group),
-            history=recorded(state.history, result.round, result.parts),
+            history=counting.recorded(state.history, result.round, result.parts),
         )
 
     def apply_gradients(self, result: RoundResult) -> None:
@@ -463,16 +447,16 @@ class FragmentOptimizer:
         mine, earlier, local = self.state, self._failed_try, local.clone()
         if not (self._plan.keeps or (earlier and earlier.round == mine.version)):
             # Before it was started again this peer has contributed what it had learned by then.
-            for start, stop in counted_of(theirs.history, mine.version, me) or ():
+            for start, stop in counting.counted_of(theirs.history, mine.version, me) or ():
                 local[start:stop] = mine.anchor[start:stop]
         for place, sent in enumerate(self._sent):
-            counted = counted_of(theirs.history, sent.round, me)
+            counted = counting.counted_of(theirs.history, sent.round, me)
             if counted is not None:
-                self._sent[place] = reconcile(local, sent, counted)
+                self._sent[place] = counting.reconcile(local, sent, counted)
         if earlier is not None and earlier.round < theirs.version:
             self._failed_try = None
             # The new state holds already this peer's part in a round that others finished.
-            counted = counted_of(theirs.history, earlier.round, me)
+            counted = counting.counted_of(theirs.history, earlier.round, me)
             if counted is not None:
                 earlier = replace(earlier, ranges=counted)
             self._take_out(earlier, local)
@@ -480,8 +464,8 @@ class FragmentOptimizer:
         if not keep:
             self._sent.clear()
             return theirs.anchor
-        moved = carry_over(local, mine.anchor, theirs.anchor)
-        return take_integers(moved, theirs.anchor, self._exact)
+        moved = diloco.carry_over(local, mine.anchor, theirs.anchor)
+        return diloco.take_integers(moved, theirs.anchor, self._exact)
 
     def _ended(self) -> Contribution:
         contribution, self.in_flight = self.in_flight, None
@@ -496,18 +480,18 @@ class FragmentOptimizer:
         """Fresh (anchor, momentum)."""
         if self._update is None or result.mean_anchor is None:
             stepped = self._nesterov.step(state.anchor, state.momentum, result.mean)
-            return take_mean(stepped, state.anchor, result.mean, self._averaged)
+            return diloco.take_mean(stepped, state.anchor, result.mean, self._averaged)
         if result.contributors > 1:  # a peer that sits out meets nobody
             values = slice(len(state.anchor) - self._exact)
             self.spread = relative_distance(state.anchor[values], result.mean_anchor[values])
         middle = result.mean_anchor
         stepped = self._update.step(state.anchor, state.momentum, result.mean, middle)
-        return take_mean(stepped, middle, result.mean, self._averaged)
+        return diloco.take_mean(stepped, middle, result.mean, self._averaged)
 
     def _from_anchor(self, local: Tensor) -> Tensor:
         """The local parameters as if they had gone on from the anchor, which they do from now."""
         start, self._start = self._start, None
-        return local if start is None else carry_over(local, start, self.state.anchor)
+        return local if start is None else diloco.carry_over(local, start, self.state.anchor)
 
     # --------------------------------------------------------------------------- what is counted
 
@@ -527,8 +511,8 @@ class FragmentOptimizer:
                 local[start:stop] += g[start:stop]
             return
         values = g if failed.error is None else g - failed.error  # what its encoding has kept
-        sent = SentRound(failed.round, lambda: values, ())
-        taken = reconcile(local, sent, ranges)
+        sent = counting.SentRound(failed.round, lambda: values, ())
+        taken = counting.reconcile(local, sent, ranges)
         self._sent.append(replace(taken, values=self._encoded(values)))
 
     def _encoded(self, values: Tensor) -> Callable[[], Tensor]:

@@ -31,14 +31,13 @@ def groups(
 ) -> tuple[tuple[str, ...], ...]:
     """The groups of a round, each in sorted order: each peer is in one of them, or in none.
 
-    The peers that take part are put in an order that is random for every round, and cut into
-    `size` rows below each other; the columns are the groups, so positions i and i + n/2 make a
-    pair. The rest of n by `size` sits out, by turns: as long as the epoch lasts, each peer sits out
-    equally often in n rounds, and never in two rounds running. Fewer peers than `size` make one
-    group. Two that cannot reach each other are not put together (see `separated`). Args: run,
-    epoch: 64-bit ids of the run and of the membership; fragment, round_: their index; peers: the
-    members; their order does not matter; size: peers in a group, at least 2; unreachable: pairs of
-    peers that cannot reach each other, the first name first.
+    The peers that take part are put in an order that is random for every round, and cut into `size`
+    rows below each other; the columns are the groups, so positions i and i + n/2 make a pair. The
+    rest of n by `size` sits out, by turns: as long as the epoch lasts, each peer sits out equally
+    often in n rounds, and never in two rounds running. Fewer peers than `size` make one group. Two
+    that cannot reach each other are not put together (see `separated`). Args: run, epoch: 64-bit
+    ids of the run and of the membership; peers: in any order; size: of a group, at least 2;
+    unreachable: pairs that cannot reach each other, the first name first.
 
     Ref: arXiv:2506.10911, where the groups are random each round; the turns are ours.
     """

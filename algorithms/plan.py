@@ -212,9 +212,8 @@ class Plan:
         that travel as they are, `exact` of the last, are all in the last shard."""
         codecs = (codec_by_name(self.codec), codec_by_name(self.reduction_codec))
         align, coded = max(codec.block_elements for codec in codecs), elements - exact
-        *bounds, (start, _) = parts.shard_bounds(
-            coded, peers * self.chunks_per_peer(coded, peers), align
-        )
+        shards = peers * self.chunks_per_peer(coded, peers)
+        *bounds, (start, _) = parts.shard_bounds(coded, shards, align)
         return (*bounds, (start, elements))
 
     @property

@@ -1,8 +1,7 @@
 """Which peer reduces which shard of a round: rendezvous (highest random weight) hashing.
 
 Every peer that knows the group computes the same reducers, so no peer is asked. A group of n cuts a
-fragment into chunks_per_peer * n shards, and each peer reduces as many of them. So traffic per peer
-is 2 (n-1)/n of the fragment.
+fragment into chunks_per_peer * n shards. So traffic per peer is 2 (n-1)/n of the fragment.
 
 The next round's group follows from the reductions of this one, which all peers have alike.
 """
@@ -35,7 +34,7 @@ def reducer_orders(
     none yet, so that the load is exactly even. The others follow by weight and take over when all
     before them are gone. As long as the group stays the same a peer reduces the same shards of a
     fragment in every round: it keeps the residual of their rounding (docs/adr/0006). Args: run:
-    64-bit run id; group: the peers that lay out the round; the order does not matter.
+    64-bit run id; group: in any order.
     """
     taken: set[str] = set()
     orders = []

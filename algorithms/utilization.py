@@ -120,9 +120,8 @@ def rounds_of(plan: Plan, workload: Workload, peers: int) -> PlannedRounds:
         share, anchors = min(plan.group_size, peers) - 1, codec_by_name(plan.anchor_codec)
         ahead_bits = 8 * share * sum(anchors.encoded_bytes(f.elements) for f in fragments)
         codecs = codecs[:1]
-    bits = tuple(
-        8 * share * sum(codec.encoded_bytes(f.elements) for codec in codecs) for f in fragments
-    )
+    sizes = (sum(codec.encoded_bytes(f.elements) for codec in codecs) for f in fragments)
+    bits = tuple(8 * share * size for size in sizes)
     return PlannedRounds(
         inner_steps=inner_steps, overlap_steps=tau, fragment_bits=bits, ahead_bits=ahead_bits
     )
@@ -214,9 +213,8 @@ def latency_s(link: Link) -> float:
 def utilization(
     workload: Workload, rounds: PlannedRounds, rates_mbps: Floats, *, latency_s: float = 0.0
 ) -> Floats:
-    """Computing time over all time, at each link speed: shape (R,), above 0, at most 1. The speeds
-    are in Mbit/s, infinity allowed. The latency is added to each transfer without occupying the
-    link: the one-way delay times the hops of an exchange (contribution and reduction: 2)."""
+    """Computing time over all time, at each link speed (Mbit/s, infinity allowed): shape (R,). The
+    latency, as `latency_s` gives it, is added to each transfer without occupying the link."""
     s_per_bit = 1 / (np.asarray(rates_mbps, dtype=np.float64) * 1e6)
     inner_steps, tau, sent = rounds.inner_steps, rounds.overlap_steps, rounds.due_bits()
     begin = _WARM_PERIODS * inner_steps

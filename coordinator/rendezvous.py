@@ -54,8 +54,8 @@ _OPTIONS: list[tuple[str, int]] = [
 
 
 class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
-    """Introduces workers. And what a worker answers too: says what the run is, lets in, and tells
-    `murmur status`. A worker that joins introduces itself then."""
+    """Introduces workers; as a worker does, it says what the run is, lets in, and tells its
+    status."""
 
     def __init__(self, registry: Registry, log: Log = lambda event: None) -> None:
         self.registry = registry
@@ -146,9 +146,8 @@ async def start_server(
     identity: Identity | None = None,
     authority: Authority | None = None,
 ) -> tuple[aio.Server, str]:
-    """Starts serving; returns the server, and the address with the bound port. Raises Failure: the
-    port is taken, or the address is not this machine's. Args: identity: of the coordinator, else
-    nothing is encrypted; authority: of the run, if its key is here."""
+    """Starts serving; returns the server, and the address with the bound port. Raises Failure.
+    Args: identity: else nothing is encrypted; authority: of the run, if its key is here."""
     service.authority = authority
     server = aio.server(options=_OPTIONS)
     rpc.add_CoordinatorServicer_to_server(service, server)

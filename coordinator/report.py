@@ -52,9 +52,8 @@ def build_report(
     """
     told, peers = _Results(records), [_peer(record) for record in records]
     known = dict(settings) | told.settings()
-    counted = [
-        float(p["bytes_sent"]) for p in peers if p["anchor_hash"] and p["bytes_sent"] is not None
-    ]
+    counts = [peer["bytes_sent"] for peer in peers if peer["anchor_hash"]]
+    counted = [float(count) for count in counts if count is not None]
     own_first = sorted(peers, key=lambda peer: peer["peer"] != known.get("reporter"))
     sent, ddp, reasons = _mean(counted), told.mean("ddp_bytes"), told.texts("reason")
     lags = [peer["loop_lag_ms"] for peer in peers if peer["loop_lag_ms"]]

@@ -243,10 +243,8 @@ def _squared_error(values: Tensor, ratio: float, scratch: Tensor) -> Tensor:
     """The error of rounding fp32 (n, 128), at most 1.5, to `ratio` times powers of two: int32
     (n, 1), in steps of 2^-21, whose sum is the same in any order."""
     # What reaches 1.5 * ratio carries into the exponent.
-    powers = torch.add(
-        values.view(torch.int32), round((2 - 1.5 * ratio) * _ONE), out=scratch.view(torch.int32)
-    )
-    powers.bitwise_and_(_EXPONENT)
+    powers, carry = scratch.view(torch.int32), round((2 - 1.5 * ratio) * _ONE)
+    torch.add(values.view(torch.int32), carry, out=powers).bitwise_and_(_EXPONENT)
     errors = torch.sub(values, scratch, alpha=ratio, out=scratch)  # products are exact: few bits
     steps = errors.mul_(errors).add_(_TO_SQUARES).view(torch.int32)
     return steps.sum(1, keepdim=True, dtype=torch.int32)  # may wrap around, all by the same

@@ -45,10 +45,8 @@ class Sign(BlockCodec):
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
         signs = torch.copysign(torch.full_like(scales, 0.5), blocks, out=scratch[0])
         # A bit b is (1 - sign) / 2. Sums are small integers and halves: exact in any order.
-        codes = (
-            torch.mv(signs.view(-1, 8), blocked.bit_values(blocks.device)).neg_().add_(_HALF_OF_ALL)
-        )
-        return codes.view(len(blocks), -1)
+        codes = torch.mv(signs.view(-1, 8), blocked.bit_values(blocks.device)).neg_()
+        return codes.add_(_HALF_OF_ALL).view(len(blocks), -1)
 
     def _values(self, codes: Tensor, out: Tensor) -> None:
         index = codes.to(torch.int32).view(-1)

@@ -118,9 +118,8 @@ def print_report(report: Mapping[str, Any], work: Workload) -> None:
             more = f"; it takes {_speed(least)}, or a lower --target"
             if least is None:
                 more = ", nor on any with its delay; lower --target"
-            click.echo(
-                f"  no H up to {utilization.PERIODS[-1]} reaches {target} on this link{more}"
-            )
+            most = utilization.PERIODS[-1]
+            click.echo(f"  no H up to {most} reaches {target} on this link{more}")
             continue
         heads = ("H", "fragments", "tau", "bits", "utilization", "waiting", "sent/step", "DDP/it")
         table = text_table(

@@ -232,9 +232,8 @@ class LeaseTable:
             # Another that took it has held this peer for dead.
             if self.ledger.is_done(block) or any(_weight(block, each) > mine for each in holders):
                 self._drop([block])
-                self._actions.append(
-                    ledgers.LeaseRevoked(self._opened[block.stream].opening, block)
-                )
+                opening = self._opened[block.stream].opening
+                self._actions.append(ledgers.LeaseRevoked(opening, block))
                 self._news_to_tell = True
 
     def _compare(self, holding: Holding) -> None:
@@ -340,10 +339,8 @@ class LeaseTable:
             del self._asked[block]
             if block not in others and not self.ledger.is_done(block):
                 self._held[block] = None
-                opening = self._opened[block.stream].opening
-                self._actions.append(
-                    ledgers.BlockLeased(opening, block, self.ledger.cursors.get(block, 0))
-                )
+                opening, begin = self._opened[block.stream].opening, self.ledger.cursors.get(block)
+                self._actions.append(ledgers.BlockLeased(opening, block, begin or 0))
             else:
                 self._news_to_tell = True
         for stream, total in done.totals.items():
@@ -352,20 +349,17 @@ class LeaseTable:
             if total > opened.known:
                 opened.known = total
                 self._actions.append(ledgers.UseKnown(opened.opening, stream, total))
+            waits = opened.starved and not opened.ended and self._lacks(opened) == opened.ahead
             if opened.stop is None:
                 self._set_epoch(opened)
                 self._news_to_tell = True
-            elif stream in done.nothing_free and self._is_exhausted(opened):
+            elif stream in done.nothing_free and waits and not self._free(opened, opened.first):
                 opened.ended = True
                 self._past[stream] = opened.epoch + 1
                 start = opened.epoch * EPOCH_BLOCKS
                 behind = opened.stream.in_order and self._free(opened, start)
                 self._actions.append(ledgers.Exhausted(opened.opening, stream, bool(behind)))
         self._look_for_free()
-
-    def _is_exhausted(self, opened: _Opened) -> bool:
-        waits = opened.starved and not opened.ended and self._lacks(opened) == opened.ahead
-        return waits and not self._free(opened, opened.first)
 
     def _set_epoch(self, opened: _Opened) -> None:
         """The latest that anybody is in, or the next where nothing is left in it."""

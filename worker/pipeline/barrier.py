@@ -211,8 +211,7 @@ async def report_iteration(
     """Reports the microbatches that came back by way of a peer until it has the report, and has
     ended the iteration if it has counted some, or is gone. io thread only. `origin` is this peer,
     as its calls have named it. That a peer is gone is known seconds late, and this origin may be
-    gone then: so microbatches are logged as `unconfirmed` at once, and later as `lost` or
-    `confirmed`."""
+    gone then: so microbatches are `unconfirmed` events at once, and later `lost` or `confirmed`."""
     first = member = context.member(peer)
     request = pb.FinishedRequest(
         run=context.run,

@@ -121,15 +121,13 @@ class StageContext:
         return worked
 
     def computed(self, message: mail.StageJobDone) -> None:
-        """A job is done."""
         answer = self._jobs.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
 
 class MemoryBudget:
-    """Bytes that calls hold between forward and backward, granted in order of arrival. io thread
-    only.
+    """Bytes that calls hold from forward to backward, granted in order of arrival. io thread only.
 
     Only forwards wait for memory; backwards free it. One call always fits, however large. A caller
     that holds some has more only within its share, an equal one for each caller of this iteration

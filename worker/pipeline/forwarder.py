@@ -12,17 +12,9 @@ from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
 from murmuration.worker.membership import Member
+from murmuration.worker.pipeline import stage_call
 from murmuration.worker.pipeline.context import StageContext
-from murmuration.worker.pipeline.stage_call import (
-    Hop,
-    Incarnation,
-    MicrobatchDropped,
-    StageCall,
-    StageCallKey,
-    StageReply,
-    TryElsewhere,
-    call_header,
-)
+from murmuration.worker.pipeline.stage_call import MicrobatchDropped, StageCall, TryElsewhere
 from murmuration.worker.transport import Method, Stream, TransportError, Unreachable
 
 _MAX_REASON = 200  # characters
@@ -44,10 +36,10 @@ class Forwarder:
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
-        self.under_way: dict[StageCallKey, tuple[int, ...]] = {}
+        self.under_way: dict[stage_call.StageCallKey, tuple[int, ...]] = {}
         self.acknowledgements = Tasks()
         # Of calls under way, with the peer that is called; None once that is gone.
-        self._limits: dict[asyncio.Timeout, Incarnation | None] = {}
+        self._limits: dict[asyncio.Timeout, stage_call.Incarnation | None] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._warned: set[int] = set()
         self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
@@ -58,7 +50,7 @@ class Forwarder:
 
     def on_view(self) -> None:
         """The swarm has changed: calls to peers that are gone end."""
-        live = {Incarnation.of(member) for member in self._context.members() if member.live}
+        live = {stage_call.Incarnation.of(m) for m in self._context.members() if m.live}
         for limit, incarnation in self._limits.items():
             if incarnation not in live and not limit.expired():
                 self._limits[limit] = None
@@ -67,7 +59,7 @@ class Forwarder:
             del self._passed_by[stage]
             self._warned.discard(stage)
 
-    async def send(self, call: StageCall, values: memoryview) -> StageReply:
+    async def send(self, call: StageCall, values: memoryview) -> stage_call.StageReply:
         """The gradient of this stage's output, which `values` are. Raises MicrobatchDropped: it is
         lost; TryElsewhere: this peer does not get through to the origin, and another may."""
         if call.stage > 0:
@@ -80,10 +72,10 @@ class Forwarder:
         finally:
             self.under_way.pop(call.key, None)
 
-    async def _send_on(self, call: StageCall, values: memoryview) -> StageReply:
+    async def _send_on(self, call: StageCall, values: memoryview) -> stage_call.StageReply:
         context, origin, rest, tried = self._context, call.key.origin, list(call.rest), set[str]()
         while True:
-            hop = rest[0] if rest else Hop(0, origin.peer)
+            hop = rest[0] if rest else stage_call.Hop(0, origin.peer)
             after = replace(call, stage=hop.stage, rest=tuple(rest[1:]), sender=context.me)
             try:
                 left = self._left(hop.stage, tried) if rest else []
@@ -102,7 +94,7 @@ class Forwarder:
                     kind = TryElsewhere if lives and other else MicrobatchDropped
                     raise kind(reason) from error
                 if left := self._left(hop.stage, tried):
-                    rest[0] = Hop(hop.stage, left[call.key.number % len(left)])
+                    rest[0] = stage_call.Hop(hop.stage, left[call.key.number % len(left)])
                     context.counts.rerouted += 1
                 else:
                     rest.pop(0)
@@ -130,7 +122,7 @@ class Forwarder:
         text = f"a microbatch goes past stage {stage}, though {serve}: {error}"
         context.event("warning", text=text, stage=stage)
 
-    async def _call(self, peer: str, call: StageCall, values: memoryview) -> StageReply:
+    async def _call(self, peer: str, call: StageCall, values: memoryview) -> stage_call.StageReply:
         """The reply of a peer, unless it is known to be gone before. Raises TransportError,
         WireError, TryElsewhere: another peer may do it; MicrobatchDropped: it is lost."""
         member = self._context.member(peer)
@@ -141,7 +133,7 @@ class Forwarder:
 
     async def _answer_in_time(
         self, member: Member, call: StageCall, values: memoryview, alone: bool
-    ) -> StageReply:
+    ) -> stage_call.StageReply:
         """The client of `server.py`: activations up, their gradient down on the same stream. The
         last message goes out in the background. A replica has its time from when it has the
         activations. Until then it may wait for a late origin: as long as usual, if not `alone`."""
@@ -155,12 +147,13 @@ class Forwarder:
             usual_s = _USUAL_HOPS * (self._before_s or _FIRST_HOP_S)
             before_s = min(before_s, max(hops * _LEAST_HOP_S, usual_s))
         limit = asyncio.timeout(before_s)
-        self._limits[limit] = Incarnation.of(member)
+        self._limits[limit] = stage_call.Incarnation.of(member)
         try:
             async with limit:
                 with measurements.sending() as sample:
                     with suppress(TransportError):  # a peer that takes no more of it says why
-                        await stream.send(call_header(call, context.run, context.codec, payload))
+                        run, codec = context.run, context.codec
+                        await stream.send(stage_call.call_header(call, run, codec, payload))
                         for message, _, _ in wire.payload_messages(pb.StageCallUp, payload):
                             await stream.send(message)
                     first = await _message(stream)
@@ -202,7 +195,7 @@ class Forwarder:
             del self._limits[limit]
         self.acknowledgements.spawn(_acknowledge(stream))
         self._took(member.peer, call.stage, hops, context.clock() - received_s)
-        return StageReply(incoming.raw, tuple(header.path))
+        return stage_call.StageReply(incoming.raw, tuple(header.path))
 
     def _took(self, peer: str, stage: int, hops: int, seconds: float) -> None:
         """A replica that is late again and again is passed over too, where another serves its stage

@@ -55,7 +55,6 @@ class Part:
         return fragments_of(self.schema, config, where)
 
     def replica(self, task: Task, config: Config, cursor: Cursor, mailbox: Mailbox) -> InnerReplica:
-        """What trains it."""
         if self.stage is None:
             whole = SeedReplica if config.inner.optimizer == KSEED else InnerReplica
             return whole(task, self.module, config.inner, cursor, config.run.steps)

@@ -93,9 +93,8 @@ def _hops_of(
     """The delay and the transfer time of a microbatch between these peers, both (P, P)."""
     latency_s = np.array([[p.latency_s.get(peer, math.nan) for peer in peers] for p in profiles])
     latency_s = np.fmin(latency_s, latency_s.T)  # both ends measure; the shorter is the link's
-    rate = np.array(
-        [[each.rate_bytes_per_s.get(peer) or math.nan for peer in peers] for each in profiles]
-    )
+    rates = [p.rate_bytes_per_s for p in profiles]
+    rate = np.array([[each.get(peer) or math.nan for peer in peers] for each in rates])
     message_bytes = max(profile.activation_bytes for profile in profiles) or _USUAL_BYTES
     for measured in (latency_s, rate):
         np.fill_diagonal(measured, math.nan)

@@ -106,7 +106,6 @@ class StageMeasurements:
         self._published, self._published_s = Profile(), -math.inf
 
     def round_trip(self, peer: str, seconds: float) -> None:
-        """A small call and its answer."""
         self._remember(self._round_trips, peer, seconds)
 
     @contextmanager
@@ -124,8 +123,7 @@ class StageMeasurements:
     def sent(self, peer: str, size: int, seconds: float, *, alone: bool = True) -> None:
         """This many bytes went to the peer, and it has said so; `seconds` has both ways in it, so
         nothing is learned before the first round trip. A rate that was not `alone` on this peer's
-        uplink counts only while there is no better one: a plan has its messages leave one after
-        another."""
+        uplink counts only while there is no better one: plans send one after another."""
         if peer in self._round_trips:
             trip_s = min(_values(self._round_trips[peer]))
             rate = min(_MOST_RATE, size / max(seconds - trip_s, 1e-9))
@@ -161,12 +159,8 @@ class StageMeasurements:
                     del kept[peer]
         size = self.activation_bytes
         now = Profile(
-            latency_s={
-                peer: _rounded(min(_values(trips)) / 2) for peer, trips in self._round_trips.items()
-            },
-            rate_bytes_per_s={
-                peer: self._rate_to(peer) for peer in self._rates.keys() | self._shared_rates.keys()
-            },
+            latency_s={p: _rounded(min(_values(s)) / 2) for p, s in self._round_trips.items()},
+            rate_bytes_per_s={p: self._rate_to(p) for p in {*self._rates, *self._shared_rates}},
             **{what: _rounded(seconds) for what, seconds in self._times.items()},
             activation_bytes=size,
             memory=max(1, self._limit_bytes // call_bytes(size)) if size else 0,
@@ -220,7 +214,6 @@ class LinkProber:
         return due
 
     def ended(self, peer: str, answered: bool, now: float) -> None:
-        """The probe is over."""
         self._busy = False
         self._next_s = now + _GAP_S
         if answered:

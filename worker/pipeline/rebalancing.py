@@ -53,8 +53,7 @@ def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
 
 
 async def members_at(transport: Transport, address: str) -> Sequence[object]:
-    """The members as a peer knows them, asked of one where a coordinator answers. Raises
-    TransportError, WireError."""
+    """The members, asked of one where a coordinator answers. Raises TransportError, WireError."""
     kind, members = await _status(transport, address)
     if kind == "coordinator":
         there = [m for m in members if isinstance(m, Mapping) and m.get("health") == "alive"]

@@ -39,9 +39,8 @@ class StageCallKey:
     @property
     def number(self) -> int:
         """A number of the microbatch among all origins': its gradient is counted once by it."""
-        return xxhash.xxh3_64_intdigest(
-            f"{self.microbatch}/{self.origin.epoch}/{self.origin.peer}".encode()
-        )
+        name = f"{self.microbatch}/{self.origin.epoch}/{self.origin.peer}"
+        return xxhash.xxh3_64_intdigest(name.encode())
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ def call_bytes(activation_bytes: int) -> int:
 
 
 def call_header(call: StageCall, run: int, codec: Codec, payload: Payload) -> bytes:
-    """The first message of a call."""
     return pb.StageCallUp(
         header=pb.StageCallHeader(
             run=run,

@@ -44,14 +44,12 @@ class StageNode:
         self._iterating: asyncio.Task[None] | None = None
 
     def on_view(self, view: View) -> None:
-        """The swarm has changed."""
         self._forwarder.on_view()
         epochs = {m.peer: m.epoch for m in self.context.members() if m.live}
         self.context.measurements.on_view(epochs)
         self.tick()
 
     async def handle(self, message: IterationStarted | StageJobDone) -> None:
-        """The train thread has begun an iteration, or done a job."""
         if isinstance(message, StageJobDone):
             self.context.computed(message)
             return

@@ -1,8 +1,7 @@
 """The layers of one stage on the train thread: the jobs of stage calls, and their summed gradient.
 
 A backward computes its stage's forward again from the stage's input, which the caller keeps. So
-does the origin's last job of a microbatch with the loss: only then has the microbatch come back,
-and counts.
+does the origin's last job of a microbatch with the loss: only then it has come back, and counts.
 """
 
 import heapq
@@ -30,8 +29,8 @@ _BACKWARDS = (mail.JobKind.BACKWARD, mail.JobKind.LEAVE, mail.JobKind.LOSS)
 class StageReplica(InnerReplica):
     """A replica of one stage; its module is the stage's alone. train thread only. Backwards add to
     the sum of gradients in place. Raises ConfigError, from `work`: a microbatch takes more memory
-    than calls may. Args: begins: whether microbatches begin here, on stage 0; answer: hears of jobs
-    that are done."""
+    than calls may. Args: begins: whether microbatches begin here, on stage 0; answer: hears of done
+    jobs."""
 
     def __init__(
         self,

@@ -131,9 +131,8 @@ class PairPeer(Peer):
         else:
             assert result.mean_anchor is not None, "pairs exchange anchors"
             mean, mean_anchor = result.mean[:VALUES], result.mean_anchor[:VALUES]
-            self.anchor, self.momentum = self._outer.step(
-                self.anchor, self.momentum, mean, mean_anchor
-            )
+            stepped = self._outer.step(self.anchor, self.momentum, mean, mean_anchor)
+            self.anchor, self.momentum = stepped
             self.local, self._start = self.anchor.clone(), self.anchor
             if result.contributors > 1:
                 self.account.syncs_s.append(waited_s)

@@ -140,10 +140,10 @@ class SimulatedSwarm:
         self.network = self._network_type(
             self.clock, scenario, rng, lambda end, stream: self.endpoints[end].broken(stream)
         )
-        self.faults = (
-            scenarios.scenario_faults(scenario, half, chance) if faults is None else faults
-        )
-        for fault in self.faults:
+        if faults is None:
+            faults = scenarios.scenario_faults(scenario, half, chance)
+        self.faults = faults
+        for fault in faults:
             self._plan(fault)
 
     def view(self, peer: int) -> View:

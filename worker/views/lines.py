@@ -143,9 +143,8 @@ def _adopted(event: Event) -> str:
     if event.get("confirmed_by") == []:
         words += " (no third peer has it, to compare)"
     if int_of(event, "rounds_given_up"):  # what this peer had trained, and the state has not got
-        words += (
-            "; its own last {rounds_given_up} rounds are given up, which were {far:.2g} % apart"
-        )
+        words += "; its own last {rounds_given_up} rounds are given up, which were "
+        words += "{far:.2g} % apart"
     words += "; {kept_steps} steps of these come again" if int_of(event, "kept_steps") else ""
     return _filled(words, event, far=100 * (float_of(event, "apart") or 0.0))
 
@@ -199,10 +198,10 @@ def _computed(kind: str, event: Event) -> str | None:
             return page_words(event, terminal=sys.stdout.isatty())
         case "awaiting":
             here, wanted = names_of(event, "here"), int_of(event, "wanted")
-            missing = (
-                "the others" if wanted is None else figures.count(wanted - len(here), "more peer")
+            more = None if wanted is None else figures.count(wanted - len(here), "more peer")
+            return (
+                f"waits for {more or 'the others'} to start (here: {', '.join(here) or 'nobody'})"
             )
-            return f"waits for {missing} to start (here: {', '.join(here) or 'nobody'})"
         case "progress":
             return _progress(event)
         case "validation" if words := _validation_loss(event):

@@ -44,8 +44,7 @@ class _Tracker(NamedTuple):
 
 
 def _begun(name: str, module: Any, out: Path, peer: str) -> _Tracker:
-    """TensorBoard has event files in OUT/tensorboard. Weights & Biases and trackio have the same
-    functions, but only the first takes a folder."""
+    """Weights & Biases and trackio have the same functions, but only the first takes a folder."""
     if name == "tensorboard":
         writer = module.SummaryWriter(str(out / "tensorboard" / peer))
 
@@ -108,9 +107,8 @@ class Trackers:
                         tracker.log(*told)
                 except Exception as error:  # of a library: training goes on without it
                     failed.add(number)
-                    text = (
-                        f"{tracker.kind} takes no more figures: {error}; training goes on without"
-                    )
+                    text = f"{tracker.kind} takes no more figures: {error}"
+                    text += "; training goes on without"
                     self._announce({"event": "warning", "text": text})
         for tracker in self._trackers:
             tracker.close()
