@@ -3,7 +3,8 @@
 A peer whose answer got lost has counted a microbatch that another replica was then asked for. So
 each origin reports at the end which microbatches came back by way of which peers. A stage that has
 counted others discards its whole iteration, and says so. It answers a report when its sum is
-complete: until then what it has counted may die with it.
+complete: until then what it has counted may die with it. An origin whose reports lack what it has
+sent, again and again, is left out for a while. What was never counted here discards nothing.
 
 An origin that is gone reports nothing, nor does one that has started again for its earlier
 incarnation. Their microbatches are lost, but a gradient that another stage has counted stays in its
@@ -33,7 +34,9 @@ _USUAL, _LATELY = 4, 16  # or so many times as long as the first report took of 
 # An origin is late after so long, or `_USUAL` first reports; it is given up after so many late
 # microbatches a stage, so that a late replica is noticed first.
 _SOON_S, _STRIKES = 2.0, 3
+_MOST_UNLIKE, _LEFT_OUT = 12, 64  # four reports that lack what was sent; then 52 iterations without
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for
+_INCARNATIONS = 2  # of a peer that are told apart: the one that was started again, and that before
 _REPORT_S = 2.0
 _AGAIN_S = 0.25
 
@@ -51,8 +54,9 @@ class IterationTracker:
         self.ended, self.given_up = 0, set[str]()
         self._seen_at = list[float]()  # this iteration, and its first report
         self._first_s = deque[float](maxlen=_LATELY)  # from the one to the other
-        self._awaited, self._late = set[str](), Counter[str]()
-        # A late iteration counts 4, and each that begins takes 1 away.
+        self._awaited, self._late, self._unlike = set[str](), Counter[str](), Counter[str]()
+        # A late iteration, or one whose report does not fit, counts 4, and each that begins takes
+        # 1 away.
         self._most_late = 3 * (2 + -(-_STRIKES * stages // microbatches))
         self._mine = defaultdict[_Share, set[int]](set)
         self._began = defaultdict[_Share, set[int]](set)
@@ -68,6 +72,7 @@ class IterationTracker:
         self._missed_since.clear()
         self._seen_at, self._awaited = [], set()
         self._late -= Counter([*self._late])  # a late iteration is made up for by three others
+        self._unlike -= Counter([*self._unlike])
         for shares in (self._mine, self._began):
             for key in [key for key in shares if key[0] < iteration]:
                 del shares[key]
@@ -86,6 +91,11 @@ class IterationTracker:
         return 0 < self.iteration < iteration - _MOST_AHEAD
 
     @property
+    def left_out(self) -> set[str]:
+        """Origins that have not reported what was counted here, again and again."""
+        return {peer for peer, times in self._unlike.items() if times > _MOST_UNLIKE}
+
+    @property
     def orphaned(self) -> int:
         """The microbatches that are lost with their origins, of those that these had sent here."""
         return sum(len(began) for began, _ in self._orphans.values())
@@ -98,6 +108,8 @@ class IterationTracker:
         """Word of an origin has come that is at this iteration."""
         if not self.is_far(iteration):
             self._heard[origin] = max(iteration, self._heard.get(origin, 0))
+            for old in sorted(o for o in self._heard if o.peer == origin.peer)[:-_INCARNATIONS]:
+                del self._heard[old]
 
     def began(self, key: StageCallKey) -> None:
         """An origin has sent a microbatch here, before any other peer."""
@@ -124,12 +136,15 @@ class IterationTracker:
             self._reported = {k: v for k, v in self._reported.items() if k[1].peer != origin.peer}
         if iteration >= self.iteration and not self.is_far(iteration):
             self._reported[iteration, origin] = frozenset(counted)
+            same = [o for at, o in self._reported if at == iteration and o.peer == origin.peer]
+            for old in sorted(same)[:-_INCARNATIONS]:
+                del self._reported[iteration, old]
 
     def over(self, origins: Iterable[Member], now: float) -> IterationOver | None:
         """Whether every origin that is still there has finished the iteration. `origins` are all
         replicas of stage 0, gone or not; others, and earlier incarnations, count as gone."""
         self._seen_at = self._seen_at or [now]
-        someone = discard = False
+        someone, unlike = False, set[str]()
         gone: list[_Share] = []
         awaited: list[_Share] = []
         newest = (self._newest(member, now) for member in origins)
@@ -139,18 +154,26 @@ class IterationTracker:
             key, member = (self.iteration, origin), members.get(origin)
             mine, reported = self._mine.get(key, set()), self._reported.get(key)
             if reported is not None:
-                someone, discard = True, discard or reported != mine
                 self.given_up.discard(origin.peer)
             elif member is not None and self._has_gone_on(member, bool(mine), now):
-                someone, discard = True, discard or bool(mine)
+                reported = frozenset()
             elif member is not None and self._takes_part(member):
                 awaited.append(key)
+                continue
             else:
                 gone.append(key)
+                continue
+            someone = True
+            if mine - reported:
+                unlike.add(origin.peer)
         here = {origin.peer for at, origin in self._reported if at == self.iteration}
         if not someone or self._waits({origin.peer for _, origin in awaited}, here, now):
             return None
-        self.ended = self.iteration
+        self.ended, discard = self.iteration, bool(unlike)
+        for peer in unlike:
+            self._unlike[peer] += 4
+            if self._unlike[peer] > _MOST_UNLIKE:
+                self._unlike[peer] = _LEFT_OUT
         for key in (*gone, *awaited):
             began, summed = (frozenset(of.get(key, ())) for of in (self._began, self._mine))
             if began or summed:
@@ -209,9 +232,10 @@ async def report_iteration(
     context: StageContext, origin: Incarnation, peer: str, iteration: int, counted: Sequence[int]
 ) -> None:
     """Reports the microbatches that came back by way of a peer until it has the report, and has
-    ended the iteration if it has counted some, or is gone. io thread only. `origin` is this peer,
-    as its calls have named it. That a peer is gone is known seconds late, and this origin may be
-    gone then: so microbatches are `unconfirmed` events at once, and later `lost` or `confirmed`."""
+    ended the iteration if it has counted some; or is gone, or far back. io thread only. `origin` is
+    this peer, as its calls have named it. That a peer is gone is known seconds late, and this
+    origin may be gone then: they are logged as `unconfirmed` at once, then as `lost` or
+    `confirmed`."""
     first = member = context.member(peer)
     request = pb.FinishedRequest(
         run=context.run,
@@ -233,10 +257,13 @@ async def report_iteration(
             if counted and not unconfirmed:
                 context.event("unconfirmed", **about)
                 unconfirmed = True
+        if not over:
             await asyncio.sleep(_AGAIN_S)
-        member = context.member(peer)
+        member, me = context.member(peer), context.member(context.me)
         if member is not None and first is not None and member.epoch != first.epoch:
             member = None  # a later incarnation has counted nothing
+        if me is None or me.step > iteration + _MOST_AHEAD:
+            break
     if counted and not over and (member is None or member.step < iteration):
         context.counts.lost += len(counted)
         context.event("lost", **about)

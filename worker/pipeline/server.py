@@ -60,7 +60,8 @@ class StageServer:
             call = self._call_of(asked)
             origin = call.key.origin.peer
             known = {context.me, *self._disagreeing}
-            if origin not in known and not self._planner.knows(call.snapshot):
+            unlike = origin not in known and not self._planner.knows(call.snapshot)
+            if unlike and context.member(origin) is not None:
                 self._disagreeing.add(origin)  # it plans with other measurements
                 context.counts.other_snapshots += 1
                 context.suspect(origin)
@@ -92,6 +93,8 @@ class StageServer:
         report, tracker = wire.parse(pb.FinishedRequest, request), self._tracker
         if report.run != self._context.run:
             raise wire.WireError("a report on another run")
+        if max(report.counted, default=0) >= self._context.config.microbatches:
+            raise wire.WireError("a report on a microbatch more than its origin has")
         origin = stage_call.Incarnation(report.origin, report.epoch)
         tracker.reported(report.iteration, origin, report.counted)
         self._reported()
@@ -167,6 +170,7 @@ class StageServer:
             raise wire.WireError(f"a route of {len(route)} stages that this model does not have")
         if header.microbatch >= context.config.microbatches:
             raise wire.WireError("a microbatch more than its origin has in an iteration")
+        wire.check_name(header.origin)
         origin = stage_call.Incarnation(header.origin, header.epoch)
         key = stage_call.StageCallKey(header.iteration, origin, header.microbatch)
         rest = tuple(stage_call.Hop(hop.stage, hop.peer) for hop in header.rest)
@@ -180,7 +184,7 @@ class StageServer:
             self._context.counts.repeated += 1
         else:
             await self._reached(call)
-            if call.stage > 0:
+            if call.stage > 0 and self._context.member(call.key.origin.peer) is not None:
                 self._tracker.heard(call.key.iteration, call.key.origin)
             # A loss holds nothing for long, and must never wait for memory.
             size = stage_call.call_bytes(header.total_bytes) if call.stage else 0
@@ -239,6 +243,8 @@ class StageServer:
         if call.stage == 0 and origin != context.incarnation:
             raise stage_call.MicrobatchDropped(f"its origin {origin.peer} has started again")
         tracker, iteration = self._tracker, call.key.iteration
+        if call.stage > 0 and origin.peer in tracker.left_out:
+            raise TryElsewhere(f"{origin.peer} does not report what it sends")
         while tracker.iteration < iteration and not tracker.is_far(iteration):
             await self._turned.wait()
         if tracker.is_far(iteration):

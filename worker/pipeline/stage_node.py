@@ -103,11 +103,13 @@ class StageNode:
             routes, snapshot = self.planner.routes(iteration)
             begun = (self._microbatch(iteration, n, way, snapshot) for n, way in enumerate(routes))
             paths = await asyncio.gather(*begun)
-            others = [each.peer for each in context.members() if each.live and each.stage > 0]
-            counted: dict[str, list[int]] = {peer: [] for peer in others}
+            others = [each for each in context.members() if each.stage > 0]
+            served = {each.peer for each in others} | {hop.peer for way in routes for hop in way}
+            counted: dict[str, list[int]] = {each.peer: [] for each in others if each.live}
             for microbatch, path in enumerate(paths):
                 for peer in path or ():
-                    counted.setdefault(peer, []).append(microbatch)
+                    if peer in served:  # a replica may write any name there
+                        counted.setdefault(peer, []).append(microbatch)
             for peer, came in counted.items():
                 self._tasks.spawn(report_iteration(context, me, peer, iteration, came))
             done = [n for n, path in enumerate(paths) if path is not None]
@@ -154,10 +156,13 @@ class StageNode:
         if context.stage == 0:  # its own report is enough, of the incarnation in its calls
             epoch = self._incarnation.epoch
             origins = [replace(m, epoch=epoch) for m in origins if m.peer == context.me]
-        before = set(self.tracker.given_up)
+        before, left_out = set(self.tracker.given_up), self.tracker.left_out
         over = self.tracker.over(origins, context.clock())
         for peer in sorted(self.tracker.given_up - before):
             text = f"{peer} does not end its iterations in time: none waits for it until it does"
+            context.event("warning", text=text)
+        for peer in sorted(self.tracker.left_out - left_out):
+            text = f"{peer} does not report what it sends: it is left out for a while"
             context.event("warning", text=text)
         if over:
             self.server.over(over.iteration)

@@ -1,13 +1,17 @@
 """When an iteration of a stage is over, and when what was counted in it is discarded."""
 
+import asyncio
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.pipeline.barrier import IterationTracker
+from murmuration.worker.pipeline.barrier import IterationTracker, report_iteration
 from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
 from murmuration.worker.training.mailbox import IterationOver
+from tests.protocol.virtual_time import run
+from tests.unit.worker.pipeline.members import context_of
 
 A, B = Incarnation("a", 1), Incarnation("b", 1)
 
@@ -94,6 +98,25 @@ def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
     assert tracker.over(origins, 0.0) == IterationOver(5, discard=False)
 
 
+def test_an_origin_that_reports_what_never_came_stops_nobody() -> None:
+    tracker = tracker_at(5, b={0})
+    tracker.reported(5, A, [0])
+    tracker.reported(5, B, [0, 1])
+    assert tracker.over([origin("a"), origin("b")], 0.0) == IterationOver(5, discard=False)
+
+
+def test_an_origin_that_does_not_report_what_it_sent_is_soon_left_out() -> None:
+    tracker, discarded = IterationTracker(), []
+    for iteration in range(1, 60):
+        tracker.begin(iteration)
+        if "a" not in tracker.left_out:
+            tracker.counted(StageCallKey(iteration, A, 0))
+        tracker.reported(iteration, A, [])
+        over = tracker.over([origin("a", iteration - 1)], 0.0)
+        discarded += [iteration] if over is not None and over.discard else []
+    assert discarded == [1, 2, 3, 4, 56]
+
+
 def test_what_is_counted_of_an_origin_further_on_is_left_out_after_a_while() -> None:
     tracker = tracker_at(5, a={0}, b={1})
     origins = [origin("a", step=5), origin("b", step=6)]
@@ -113,3 +136,19 @@ def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
     tracker.begin(7)
     tracker.reported(5, B, [1])
     assert (tracker.orphaned, tracker.orphans(5)) == (0, {})
+
+
+def test_a_report_that_is_never_confirmed_is_repeated_at_intervals_and_not_for_ever() -> None:
+    asked: list[float] = []
+
+    async def call(*_given: object) -> bytes:
+        asked.append(asyncio.get_running_loop().time())
+        assert len(asked) < 100
+        return b""  # it is not over, though this peer goes on
+
+    def members() -> list[Member]:
+        return [origin("a", 5 + len(asked) // 4), origin("b", 4)]
+
+    context = context_of("a", members, transport=Mock(call=call))
+    run(report_iteration(context, A, "b", 5, [0]))
+    assert (asked[-1] - asked[0], context.counts.lost) == (0.25 * (len(asked) - 1), 1)

@@ -181,9 +181,21 @@ async def test_a_backward_that_fails_leaves_what_was_counted_before() -> None:
         assert peer.over() == IterationOver(ITERATION, discard=False), before
 
 
-def report(run_id: int = 1) -> bytes:
-    said = pb.FinishedRequest(run=run_id, origin="p0", epoch=1, iteration=ITERATION, counted=[0])
-    return said.SerializeToString()
+def report(**other: Any) -> bytes:
+    usual = {"run": 1, "origin": "p0", "epoch": 1, "iteration": ITERATION, "counted": [0]}
+    return pb.FinishedRequest(**usual | other).SerializeToString()
+
+
+async def test_no_member_fills_a_table_of_a_stage() -> None:
+    peer = Peer()
+    for epoch in range(20):
+        await peer.server.finished(report(epoch=epoch, counted=[]))
+        assert await peer.called(origin=Incarnation(f"x{epoch}", 1), whole=False) == "elsewhere"
+    tracker = peer.tracker
+    assert (len(tracker._reported), len(tracker._heard), peer.gossiped) == (2, 2, ([], 0))
+    assert await peer.called(origin=Incarnation("x" * 1000, 1)) == "elsewhere"
+    with pytest.raises(wire.WireError, match="more than its origin has"):
+        await peer.server.finished(report(counted=[2]))
 
 
 def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
@@ -208,7 +220,7 @@ def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
         assert await answered() == (True, 0)
         assert peer.reports == 3
         with pytest.raises(wire.WireError, match="another run"):
-            await peer.server.finished(report(run_id=2))
+            await peer.server.finished(report(run=2))
         assert peer.reports == 3
 
     run(scenario())
