@@ -233,9 +233,8 @@ async def report_iteration(
 ) -> None:
     """Reports the microbatches that came back by way of a peer until it has the report, and has
     ended the iteration if it has counted some; or is gone, or far back. io thread only. `origin` is
-    this peer, as its calls have named it. That a peer is gone is known seconds late, and this
-    origin may be gone then: they are logged as `unconfirmed` at once, then as `lost` or
-    `confirmed`."""
+    this peer, as its calls have named it. That a peer is gone is known late, and this origin may be
+    gone then: so they are `unconfirmed` at once, then `lost` or `confirmed`."""
     first = member = context.member(peer)
     request = pb.FinishedRequest(
         run=context.run,
@@ -245,12 +244,10 @@ async def report_iteration(
         counted=counted,
     ).SerializeToString()
     about = {"iteration": iteration, "replica": peer, "microbatches": list(counted)}
-    unconfirmed = over = False
+    unconfirmed, over, call = False, False, context.transport.call
     while not over and member is not None and member.live:
         try:
-            answer = await context.transport.call(
-                member.address, Method.FINISHED, request, _REPORT_S, peer
-            )
+            answer = await call(member.address, Method.FINISHED, request, _REPORT_S, peer)
             over = not counted or wire.parse(pb.FinishedReply, answer).over
         except (TransportError, wire.WireError):
             context.suspect(peer)

@@ -111,14 +111,12 @@ async def fetch_stages(
 ) -> dict[int, list[Tensor]]:
     """The anchors of stages from their replicas, by stage; of those that answer. `expected`: by
     stage and fragment, the number of values of anchor and momentum."""
-    fetched: dict[int, list[Tensor]] = {}
+    fetched, transport, run = dict[int, list[Tensor]](), context.transport, context.run
     for stage, sizes in expected.items():
         replicas = [m for m in context.members() if m.stage == stage and m.live]
         for member in sorted(replicas, key=lambda m: (m.phase is not Phase.DONE, -m.step, m.peer)):
             try:
-                _, states = await fetch_states(
-                    context.transport, member, context.run, sizes, context.offload
-                )
+                _, states = await fetch_states(transport, member, run, sizes, context.offload)
             except (TransportError, TimeoutError, WireError):
                 continue
             fetched[stage] = [states[index].anchor for index in sorted(states)]
@@ -147,9 +145,8 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, 
         raise CheckpointError(f"{run}: no checkpoint of stage {', '.join(missing)}")
     if any(Manifest(s.values["manifest"]).run != manifest.run for s in newest.values()):
         raise CheckpointError(f"{run}: checkpoints of several runs; name the folder of one")
-    whole = {
-        name: each for saved in newest.values() for name, each in saved.named("anchor").items()
-    }
+    anchors = [saved.named("anchor") for saved in newest.values()]
+    whole = {name: each for anchor in anchors for name, each in anchor.items()}
     steps = {stage: int(newest[stage].values["step"]) for stage in sorted(newest)}
     return save_whole(out, min(steps.values()), manifest, whole), steps
 

@@ -125,7 +125,6 @@ class RelayChoice:
         return [*self._advertise(), *(Release(worst.address) for worst in needless)]
 
     def lost(self, address: str, now: float) -> list[Action]:
-        """A relay has ended, or one that was asked is none."""
         known = self._known.get(address)
         if known is None or known.state is _State.IDLE:
             return []

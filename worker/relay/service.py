@@ -89,9 +89,8 @@ class RelayTable:
     def carry(self, number: int, sender: str, size_bytes: int, now: float) -> float:
         """Counts bytes of a tunnel; how many seconds they wait for their sender's share."""
         self.carried_bytes[self._dials[number].to] += size_bytes
-        self._free_at = {
-            peer: at for peer, at in self._free_at.items() if peer == sender or at > now - _ACTIVE_S
-        }
+        since = now - _ACTIVE_S
+        self._free_at = {p: at for p, at in self._free_at.items() if p == sender or at > since}
         free_at = max(self._free_at.get(sender, 0.0), now - _BURST_S)
         others = len(self._free_at.keys() - {sender})
         free_at += 8e-6 * size_bytes * (1 + others) / self._rate_mbps

@@ -192,7 +192,6 @@ class Tunnels:
             self._failed(relay, "it drops what it is given")
 
     def _failed(self, relay: str, problem: str) -> None:
-        """Others come first for a while."""
         if len(self._failed_at) >= _MOST_PORTS:
             self._failed_at.clear()
             self.problems.clear()

@@ -163,7 +163,6 @@ class MeanPeer(Peer):
         return True
 
     def asked(self, stream: SimulatedStream) -> None:
-        """Somebody fetches this peer's state: anchor and momentum, as they are now."""
         state = self.optimizer.state
         fetcher, size = self.swarm.endpoints[stream.caller], 8 * self.swarm.scenario.params
         stream.send(self.number, lambda: fetcher.fetched(stream, state), size)

@@ -184,7 +184,6 @@ class Network:
         self._half: frozenset[int] = frozenset()
 
     def delay_s(self, one: int, other: int) -> float:
-        """Of one message between the two."""
         if self._time is not None:
             return self._rng.lognormvariate(*self._time)
         reach_s = self._link.jitter_s

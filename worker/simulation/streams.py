@@ -47,7 +47,6 @@ class StreamEnd:
             self._pass(None)
 
     def returned(self) -> None:
-        """The handler has returned: nothing more comes from there."""
         if not self._broken:
             self._pass(None)
 

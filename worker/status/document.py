@@ -91,7 +91,6 @@ class RoundLog:
             self._on_the_way[fragment] = _LoggedRound(fragment, round_, self._clock())
 
     def completed(self, fragment: int, round_: int, exchange_s: float, waited_for: str) -> None:
-        """Args: exchange_s: how long it was on its way."""
         self.done += 1
         self.exchange_s += exchange_s
         self._end(fragment, round_, waited_for).began_s = self._clock() - exchange_s

@@ -80,9 +80,8 @@ def metrics_of(document: Document) -> Iterator[Metric]:
     yield counter("rounds", "This peer's outer rounds.", outcomes, "outcome")
     for key, text in _ROUND_COUNTERS.items():
         yield counter(key, text, {(): rounds[key]})
-    took = SummaryMetricFamily(
-        f"{_PREFIX}round_seconds", "How long completed rounds were on their way.", labels=["peer"]
-    )
+    text = "How long completed rounds were on their way."
+    took = SummaryMetricFamily(f"{_PREFIX}round_seconds", text, labels=["peer"])
     took.add_metric([peer], count_value=rounds["completed"], sum_value=rounds["exchange_s"])
     yield took
     traffic, relayed = document["traffic"], document["relayed"]

@@ -73,9 +73,8 @@ def _listening(event: Event, joins: str | None) -> str:
 
 def _run(event: Event) -> str:
     """`382 thousand parameters, preset diloco, a round every 20 of 1,600 steps, ... on cpu`."""
-    number, period, steps, tokens = (
-        int_of(event, key) for key in ("parameters", "inner_steps", "steps", "tokens")
-    )
+    keys = ("parameters", "inner_steps", "steps", "tokens")
+    number, period, steps, tokens = (int_of(event, key) for key in keys)
     of = f" of {steps:,}" if steps is not None and steps < NO_END else ""
     rounds = f"a round every {period:,}{of}" if period else f"without rounds{of}"
     rounds += " steps" if period or of else ""
