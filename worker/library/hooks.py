@@ -18,6 +18,8 @@ from murmuration.worker.training import model as models
 from murmuration.worker.training.replica import Replica
 from murmuration.worker.wire import tensor_hash
 
+_SOME = 64  # values of a tensor
+
 
 class UserReplica(Replica):
     """The user's model and optimizers. train thread only. Raises UsageError: nothing to train, or
@@ -29,7 +31,8 @@ class UserReplica(Replica):
         check_tensors(model)
         super().__init__(model, [_innermost(each) for each in given])
         self._buffers = _places(model)
-        self._written = 0
+        whole = [each for each in self._named.values() if not is_sharded(each)]
+        self._looked_at = [*whole[:1], *whole[1:][-1:]]
         self._averaged: dict[int, tuple[int, int]] = {}  # gradients: by parameter, and as of when
         self._frozen: set[str] | None = None  # all the time since it was asked
         self._check()
@@ -100,10 +103,28 @@ class UserReplica(Replica):
         """Raises UsageError: it is followed already."""
         return OptimizerSteps(self.optimizers, map(id, self._named.values()), listener).followed()
 
-    def has_moved(self) -> bool:
-        """Whether anything has written into the parameters since the last call."""
-        before, self._written = self._written, sum(p._version for p in self._named.values())
-        return before != self._written
+    @property
+    def is_kept_twice(self) -> bool:
+        """Whether an optimizer's state has a parameter's values too: the next step writes these."""
+        found = [pair for each in self.optimizers for pair in each.state.items()]
+        largest, state = max(
+            found, key=lambda pair: pair[0].numel(), default=(torch.zeros(1, device="cpu"), {})
+        )
+        kept = (v for key, v in state.items() if isinstance(v, Tensor) and key != "ax")  # ASGD's
+        return bool(largest.any()) and any(torch.equal(v.to(largest), largest) for v in kept)
+
+    def mark(self) -> None:
+        """Keeps some values of parameters, for `written`."""
+        self._marked = self._some_values()
+
+    def written(self) -> Tensor:
+        """Whether these have changed since then, by more than a cast does. Waits for no device."""
+        far = (self._some_values() - self._marked).abs() > 0.01 * self._marked.abs() + 1e-5
+        return far.any()
+
+    def _some_values(self) -> Tensor:
+        some = [each.detach().flatten()[:_SOME].float() for each in self._looked_at]
+        return torch.cat(some) if some else torch.zeros(0, device="cpu")
 
     def refresh(self) -> None:
         """Follows what the model holds now. Raises UsageError: what travels is not what it was."""
@@ -131,8 +152,7 @@ class UserReplica(Replica):
             if before.dtype != now.dtype:
                 models.check_types(self.model)
             if (before.shape, before.device) != (now.shape, now.device):
-                what = f"{now.device} {list(now.shape)}, it was "
-                what += f"{before.device} {list(before.shape)}"
+                what = f"{now.device} {[*now.shape]}, it was {before.device} {[*before.shape]}"
                 raise UsageError(
                     f"{name!r} has become another tensor in the swarm ({what}): give the model its "
                     "final shape and device before `Swarm(...)`"

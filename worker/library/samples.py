@@ -5,6 +5,7 @@ the epoch. That two peers have other data, or samplers that differ, nobody can s
 order and of what is cheap to read of the data names the stream.
 """
 
+import gc
 import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -134,7 +135,7 @@ def _of_loader(loader: torch_data.DataLoader[Any], seed: int) -> Indexed[Any]:
 
 
 def _order_of(sampler: Any, seed: int) -> Callable[[int], _Order]:
-    name, parts = type(sampler).__name__, list(_samplers_in(sampler))
+    name, parts = type(sampler).__name__, list(samplers_in(sampler))
     try:
         length = len(sampler)
     except TypeError as error:
@@ -175,7 +176,7 @@ def _order_of(sampler: Any, seed: int) -> Callable[[int], _Order]:
     return order
 
 
-def _samplers_in(sampler: Any) -> Iterator[Any]:
+def samplers_in(sampler: Any) -> Iterator[Any]:
     found, seen = [sampler], set[int]()
     while found:
         each = found.pop()
@@ -192,7 +193,8 @@ def _samplers_in(sampler: Any) -> Iterator[Any]:
             or hasattr(kind, "__iter__") > hasattr(kind, "__getitem__")  # data is indexed
         ):
             yield each
-            found += getattr(each, "__dict__", {}).values()
+            steps = isinstance(each, Iterator)  # a generator, a zip, a loader's
+            found += gc.get_referents(each) if steps else getattr(each, "__dict__", {}).values()
 
 
 @lru_cache(maxsize=4)  # a loop that breaks off asks again

@@ -14,12 +14,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import ref
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.leases import LeasedBlocks, SampleStream
 from murmuration.worker.leases.ledger import EPOCH_BLOCKS, LeaseMessage, ShareMessage
-from murmuration.worker.library.samples import Indexed, indexed
+from murmuration.worker.library.samples import Indexed, indexed, samplers_in
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, TaskError
 from murmuration.worker.training.replica import RunIsOver
 from murmuration.worker.wire import hash64
@@ -191,6 +191,12 @@ class Shares:
                 self._warn(
                     f"swarm.shard begins {stream.name or 'the stream'} again, and samples come "
                     "twice: set batch_size, drop_last, num_workers and block as in the checkpoint"
+                )
+            drawn = (each for each in samplers_in(source) if isinstance(each, Sampler))
+            if any(getattr(each, "generator", 0) is None for each in drawn):
+                self._warn(
+                    f"swarm.shard: a DataLoader within this {type(source).__name__} draws another "
+                    "order on each peer: share the loader, and wrap what swarm.shard gives"
                 )
             reader = self._readers[stream.id] = _ForwardReader(self._warn, name=stream.name)
         again = False

@@ -13,6 +13,7 @@ elsewhere a gradient of before is still to be used. Where one of them does not s
 `GradScaler` skips it, the next set makes up for what was due.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ import torch
 from torch import distributed as dist
 from torch.optim import Optimizer
 from torch.optim import optimizer as hooks
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.training.optimizers import advance
@@ -59,7 +60,7 @@ class OptimizerSteps:
     ) -> None:
         self._parameters, self._listener = frozenset(parameters), listener
         self._known: WeakSet[Optimizer] = WeakSet(optimizers)
-        self._others: WeakSet[Optimizer] = WeakSet()
+        self._others: set[tuple[type[Optimizer], int]] = set()
         self._expected: set[Optimizer] = set(optimizers)  # those of the step before
         self._stepped: set[Optimizer] = set()
         self._within: set[Optimizer] = set()  # those whose step goes on: one may call another's
@@ -139,8 +140,8 @@ class OptimizerSteps:
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         if any(id(each) in self._parameters for each in tensors):
             return True
-        if optimizer not in self._others:
-            self._others.add(optimizer)
+        if (kind := (type(optimizer), len(tensors))) not in self._others:
+            self._others.add(kind)
             free = [p for p in tensors if p.requires_grad and id(p) not in _in_a_swarm]
             if free:
                 self._listener._others_step(optimizer, len(free))
@@ -179,6 +180,14 @@ def catch_up(schedulers: Iterable[Any], step: int, every: int) -> None:
                 "by swarm.step"
             )
         advance(inner, step // every * times - position)
+
+
+def left_behind(optimizers: Sequence[Optimizer]) -> list[str]:
+    """Finds the schedulers that have taken one step, as these optimizers have, by name."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+    within = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
+    mine = (s for s in found if id(s) not in within and any(s.optimizer is o for o in optimizers))
+    return [type(each).__name__ for each in mine if _steps_of(each) == 1]
 
 
 def follows_position(scheduler: Any) -> bool:

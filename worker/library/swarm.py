@@ -1,13 +1,7 @@
 """`murmuration.Swarm`: a context manager that makes a training loop of one's own a peer's.
 
-    main thread, the user's                       I/O thread
-      forward, backward
-      optimizer.step()
-        before: ddp only, the mean gradient  ◄──► rounds
-        after:  the outer loop               ◄──► rounds, state of other peers
-
-Between two steps the outer loop reads and writes the model's parameters; at no other time does
-anything.
+Between two steps, in the user's thread, the outer loop reads and writes the model's parameters; at
+no other time does anything. docs/library.md has a diagram.
 """
 
 import atexit
@@ -29,7 +23,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.distributed import get_rank
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from murmuration.protos.addresses import is_loopback, public_address, split_address
 from murmuration.protos.events import NO_END, new_event
@@ -43,7 +37,7 @@ from murmuration.worker.library import arguments as args
 from murmuration.worker.library.hooks import UserReplica
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import Site, SiteRank, SwarmProgress, agreed, is_site
-from murmuration.worker.library.steps import StepListener, catch_up
+from murmuration.worker.library.steps import StepListener, catch_up, left_behind
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import Admission, Credentials, Newcomer
 from murmuration.worker.node.component import NodeConfig
@@ -64,6 +58,10 @@ _UNSEEN = (
     "torch.optim.Optimizer take the steps, by its step(); the model is as the loop has left it"
 )
 _UNSEEN_MOVES = 3  # before the first step is seen: a loop may set first values
+_WRITTEN = (
+    "the parameters were written {} step of the block, as by load_state_dict or an average: that "
+    "counts as learned, or is written over; do it {} the block"
+)
 
 _entered: WeakSet["Swarm"] = WeakSet()
 
@@ -74,13 +72,6 @@ class Swarm(StepListener):
     The optimizer's own `step` is all that is hooked, so that gradient accumulation, clipping,
     `GradScaler`, schedulers and `torch.compile` stay as they are. A step that `GradScaler` skips
     is no step of the swarm's.
-
-        with murmuration.Swarm(model, optimizer, join="one.example:7700") as swarm:
-            for batch in swarm.shard(loader):
-                loss = model(batch)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
 
     When the block ends, the model holds the anchor: the parameters that the swarm agrees on. An
     exception, Ctrl-C among them, leaves the swarm at once and the parameters as they are.
@@ -224,6 +215,7 @@ class Swarm(StepListener):
         self._process = os.getpid()
         self._address = ""
         self._resumed_s, self._moves = 0.0, 0
+        self._writes: Tensor | bool = False  # whether the loop does, between steps, as a clamp
         self._saved_model = ""  # the hash of what the loaded state goes with
         self._at_anchor = self._told_over = self._told_frozen = False
         self._site: Site | None = None
@@ -295,7 +287,7 @@ class Swarm(StepListener):
         _entered.add(self)
         self._open.callback(_entered.discard, self)
         self._resumed_s = time.monotonic()
-        self._replica.has_moved()
+        self._replica.mark()
         return self
 
     def __exit__(
@@ -311,6 +303,8 @@ class Swarm(StepListener):
                     self._end()
                     self._inside = False
             else:
+                if not isinstance(error, Exception) and (lost := self._loop.unsent_steps):
+                    self.warn(f"{error!r} ends the block: its last {lost} steps are in no round")
                 self._inside = False
                 self._loop.handle(Stop(f"{type(error).__name__} in the training loop"))
 
@@ -333,6 +327,9 @@ class Swarm(StepListener):
         loop, exchanges = self._loop, self._config.plan.exchange != "none"
         self._steps.finish()
         self._replica.refresh()
+        usual = self._told_over or not loop.metrics.inner_steps or self._writes
+        if exchanges and not usual and self._replica.written():
+            self.warn(_WRITTEN.format("after the last", "after"))
         early = loop.trains
         if early and exchanges:  # the loop is shorter than the schedule
             self._leave(self._session)
@@ -387,6 +384,13 @@ class Swarm(StepListener):
         if not self._loop.trains:
             return
         self._replica.refresh()
+        written = self._replica.written()
+        if self._loop.metrics.inner_steps == 1 and self._writes and not written:
+            self.warn(_WRITTEN.format("before the first", "before"))
+        self._writes = self._writes | written
+        if self._loop.metrics.inner_steps == 1 and self.step > self._config.plan.inner_steps + 10:
+            for name in left_behind(self._replica.optimizers):
+                self.warn(f"{name} is at step 1, the run at {self.step}: swarm.catch_up(scheduler)")
         if self._loop.in_step and self._config.plan.payload == "gradient":
             self._loop.end_step(exchange=False)  # it has failed here, and the others have taken it
         self._loop.begin_step(self._resumed_s)
@@ -405,6 +409,7 @@ class Swarm(StepListener):
         self._replica.note_frozen()
         if self._config.plan.payload == "gradient":
             self._replica.check_averaged(optimizer)
+        self._writes |= late
         for each in self._loop.fragments if late else ():
             each.work_steps = max(1, each.work_steps)  # parameters move as in the next step
 
@@ -417,6 +422,9 @@ class Swarm(StepListener):
                 self.warn(f"the run is over at step {loop.step}: {text}")
             return
         self._replica.refresh()
+        if loop.metrics.inner_steps == 1 and self._replica.is_kept_twice:
+            self.warn("an optimizer's fp32 masters undo each round: let it go on from parameters")
+        versions = [each.state.version for each in loop.fragments]
         if not moves or loop.step < self._meets_at:
             loop.end_step(exchange=False)
         else:
@@ -424,6 +432,10 @@ class Swarm(StepListener):
                 loop.end_step()
                 self._raise_what_ended()
                 self._settle_ahead()
+        if self._site is None and versions != [each.state.version for each in loop.fragments]:
+            for each in (each for each in self._replica.optimizers if isinstance(each, LBFGS)):
+                each.state.clear()  # its next pair would have the round between its gradients
+        self._replica.mark()
         if loop.step % (2 * self._config.plan.inner_steps) == 0:
             self._tell_frozen()
         if moves:
@@ -434,12 +446,10 @@ class Swarm(StepListener):
         frozen = self._replica.take_frozen()
         if frozen and not self._told_frozen and self._config.plan.exchange != "none":
             self._told_frozen = True
-            some = f"{min(frozen)!r}" + (
-                f" and {n} more stay" if (n := len(frozen) - 1) else " stays"
-            )
+            more = f" and {n} more stay" if (n := len(frozen) - 1) else " stays"
             self.warn(
-                f"{some} frozen in the swarm, where others and the outer momentum still move "
-                "parameters: freeze before the block what is not to move"
+                f"{min(frozen)!r}{more} frozen in the swarm, where others and the outer momentum "
+                "still move parameters: freeze before the block what is not to move"
             )
 
     def _settle_ahead(self) -> None:
@@ -484,8 +494,10 @@ class Swarm(StepListener):
     @property
     def done(self) -> bool:
         """Whether the last step is taken. Raises UsageError: no step of an optimizer is seen."""
-        if self._inside and not self._loop.metrics.inner_steps and not self._loop.in_step:
-            self._moves += self._replica.has_moved()
+        begun = not self._inside or self._loop.metrics.inner_steps or self._loop.in_step
+        if not begun and self._replica.written():
+            self._replica.mark()
+            self._moves, self._writes = self._moves + 1, True
             if self._moves >= _UNSEEN_MOVES:
                 raise UsageError(_UNSEEN)
         return not self._loop.trains
@@ -533,18 +545,12 @@ class Swarm(StepListener):
     ) -> Iterator[T]:
         """Batches of one epoch that no other peer has, until nobody has any left or the run ends.
 
-        Blocks of samples are leased. Every sample of an epoch is drawn once; of those that a peer
-        has drawn as it crashes, at most a block (or two batches, if that is more) are drawn again.
-        What is left of a block when a peer leaves or dies goes to another, if need be together with
-        the next epoch. docs/library.md has what this rests on.
+        Blocks of samples are leased, and every sample of an epoch is drawn once. docs/library.md
+        has what this rests on, and what comes twice after a crash.
 
         Args:
-            loader: with the same samples on every peer. Of a `DataLoader` over a data set with
-                indices only the share is loaded, in the order that its sampler gives when it is
-                seeded by run and epoch; batch sizes may differ. A sequence or a `Dataset` is shared
-                by its items. Anything else is read from the front by every peer, which leaves out
-                what is not its own. One with `state_dict` and `load_state_dict` goes on from
-                `Swarm.state_dict`.
+            loader: with the same samples on every peer: docs/library.md has what it may be. Without
+                indices, every peer reads it from the front, and leaves out what others have.
             name: tells sets of data apart, such as those of training and validation.
             block: samples that are leased together (items where `loader` is no `DataLoader`), the
                 same on every peer; None for 1/128 of an epoch and at most 1024, or 8 items where
@@ -592,14 +598,8 @@ class Swarm(StepListener):
 
     def state_dict(self) -> dict[str, Any]:
         """The outer state, to be saved beside the model's and the optimizer's own of the same
-        moment.
-
-        Rounds on their way and the samples that are used are in it. Values are numbers, lists and
-        tensors, and the states of streams that have one. Tensors are not copied: they are never
-        written again. On a site all but rank 0's are empty, so that
-        `torch.distributed.checkpoint` saves one, for any number of ranks. Raises UsageError: in a
-        block of `anchor`.
-        """
+        moment. Tensors are not copied: they are never written again. On a site all but rank 0's are
+        empty. docs/library.md has what is in it. Raises UsageError: in a block of `anchor`."""
         if self._at_anchor:
             raise UsageError(
                 "state_dict goes with the parameters that are trained, and in swarm.anchor() the "

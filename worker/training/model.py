@@ -1,8 +1,8 @@
 """What of a model travels: trained parameters, and running statistics.
 
 A buffer that is saved with the model, such as BatchNorm's running mean, is averaged at each round,
-without momentum, if it is of fp32, bf16 or fp16. Of one of another type all take that of the
-round's first peer by name, bit for bit.
+without momentum, if it is of fp32, bf16 or fp16. Of one of another type, and of a mask of torch's
+pruning, all take that of the round's first peer by name, bit for bit.
 """
 
 from collections.abc import Collection
@@ -15,6 +15,7 @@ from murmuration.worker.errors import UsageError
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 _AVERAGED = (torch.float32, torch.bfloat16, torch.float16)
+_MASK = "_mask"  # the end of a name: torch's pruning has it
 # As safetensors names them: a checkpoint can hold these.
 DTYPES = {
     torch.float64: "F64",
@@ -55,13 +56,15 @@ def check_types(model: nn.Module) -> None:
 
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that are saved with the model: those that are averaged, then limbs of others."""
-    averaged = {n: b for n, b in _shared_buffers(model).items() if b.dtype in _AVERAGED}
-    return averaged | {name: limbs_of(b) for name, b in integer_buffers(model).items()}
+    exact = integer_buffers(model)
+    averaged = {name: b for name, b in _shared_buffers(model).items() if name not in exact}
+    return averaged | {name: limbs_of(b) for name, b in exact.items()}
 
 
 def integer_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Finds those that are saved with the model and travel bit for bit, by name."""
-    return {n: b for n, b in _shared_buffers(model).items() if b.dtype not in _AVERAGED}
+    shared = _shared_buffers(model).items()
+    return {n: b for n, b in shared if b.dtype not in _AVERAGED or n.endswith(_MASK)}
 
 
 def schema_of(model: nn.Module, *, statistics: bool = True) -> list[TensorSpec]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import murmuration
 from murmuration.worker.library.hooks import UserReplica
@@ -113,6 +114,26 @@ def test_buffers_of_other_types_travel_bit_for_bit(tmp_path: Path) -> None:
     alone.spectrum *= 1j
     held = [f"1.{name} {value.tolist()}" for name, value in alone.named_buffers()]
     assert first == second == held
+
+
+def prunes(peer: Peer) -> list[Any]:
+    """Each peer by a mask of its own."""
+    model = model_of()
+    prune.identity(model[0], "weight")
+
+    def again(*_: object) -> None:
+        model[0].weight_mask[0, peer.index] = 0
+
+    model.register_forward_pre_hook(again)
+    train(peer, model)
+    return [model[0].weight_mask.tolist(), model[0].weight_orig.tolist()]
+
+
+@row("pruning within the block, by `torch.nn.utils.prune`", "shared", "by the first peer's masks")
+def test_masks_are_no_means_of_masks(tmp_path: Path) -> None:
+    first, second = values(tmp_path, prunes, prunes)
+    assert first == second
+    assert first[0] == [[0, 1, 1], [1, 1, 1]]
 
 
 def with_odd_buffers(peer: Peer) -> list[float]:

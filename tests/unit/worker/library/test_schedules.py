@@ -1,6 +1,7 @@
 """Schedulers of all kinds are brought to where the run is, and those that cannot be are refused."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlat
 from murmuration import Swarm, UsageError
 from murmuration.worker.library.steps import catch_up
 from murmuration.worker.library.trainers import TrainersSwarm
+from tests.support.peers import row
 
 STEPS = 60
 KINDS: dict[str, Callable[[Optimizer], Any]] = {
@@ -113,3 +115,30 @@ def test_a_swarm_that_cannot_be_left_says_nothing_of_what_the_model_holds(
     torch.nn.init.ones_(model.weight)
     entered.tell_replaced("another callback")
     assert "has replaced it" not in caplog.text
+
+
+@row("a schedule that begins anew in a run under way", "told", "`swarm.catch_up(scheduler)`")
+@pytest.mark.parametrize("kind", ["lambda", "warm-up, then cosine", "chained"])
+def test_a_schedule_that_stays_behind_is_told(kind: str, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+
+    def train(steps: int, *, catches_up: bool, state: Any = None, out: Path | None = None) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler, swarm = KINDS[kind](optimizer), Swarm(model, optimizer, inner_steps=2, out=out)
+        if state is not None:
+            swarm.load_state_dict(state)
+        with swarm:
+            if catches_up:
+                swarm.catch_up(scheduler)
+            for _ in range(steps):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                scheduler.step()
+            return swarm.state_dict()
+
+    state = train(12, catches_up=False, out=tmp_path / "begins")
+    for catches_up in (False, True):
+        train(3, catches_up=catches_up, state=state, out=tmp_path / f"{catches_up}")
+    said = {each.name: (each / "events.jsonl").read_text() for each in tmp_path.iterdir()}
+    told = {name: text.count("swarm.catch_up(scheduler)") for name, text in said.items()}
+    assert told == {"begins": 0, "False": 1, "True": 0}

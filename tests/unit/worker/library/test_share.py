@@ -347,6 +347,30 @@ def test_the_end_of_the_run_ends_it_and_no_second_call_the_first() -> None:
     assert list(loop) == []
 
 
+@row(
+    "a shuffled loader within tqdm, `zip` or a generator", "told", "share the loader, and wrap that"
+)
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        enumerate,
+        iter,
+        lambda loader: zip(loader, loader, strict=True),
+        lambda x: (b for b in x),
+    ],
+    ids=["enumerate", "iter", "zip", "generator"],
+)
+def test_a_loader_whose_order_is_another_on_each_peer_is_told(wrapped: Any, seeded: bool) -> None:
+    generator = torch.Generator() if seeded else None
+    loader: Any = DataLoader(range(9), shuffle=True, generator=generator)  # type: ignore[arg-type]  # has indices
+    peers = Peers("a")
+    for _ in range(2):
+        list(peers.share("a", wrapped(loader)))
+    told = ["a DataLoader within this" in text for text in peers.warned]
+    assert told == ([] if seeded else [True])
+
+
 @pytest.mark.parametrize("source", [range(9), iter(range(9))], ids=["by index", "in order"])
 def test_a_loop_that_the_interpreter_ends_tells_nothing_more(source: Any) -> None:
     """Its modules are gone by then: a program that had not read all of an epoch said so."""

@@ -1,0 +1,149 @@
+"""What a program writes into parameters beside its steps, or keeps of them: told, or right."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import LBFGS, SGD, Optimizer
+
+from murmuration import Swarm
+from tests.support.peers import row
+
+H, STEPS = 4, 10
+ONES = torch.ones(2, 3)
+
+
+class OwnWeights(SGD):
+    """Steps weights of its own, and copies them into the parameters."""
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            own = self.state[p].setdefault("own", p.detach().clone())
+            p.data.copy_(own.sub_(0.01 * p.grad))
+
+
+class Loop:
+    """A loop that does something at a place: -1 is before the first step, then after each step."""
+
+    def __init__(self, folder: Path, steps: type[Optimizer] = SGD) -> None:
+        torch.manual_seed(0)
+        self.model, self._folder = nn.Linear(3, 2), folder
+        self.optimizer = steps(self.model.parameters(), lr=0.01)  # type: ignore[call-arg]  # all of torch's have it
+        self.saved = copy.deepcopy(self.model.state_dict())
+
+    def warnings(self, does: Callable[["Loop", int], object] = lambda *_: None) -> str:
+        with Swarm(self.model, self.optimizer, inner_steps=H, out=self._folder):
+            does(self, -1)
+            for number in range(STEPS):
+                self.model(ONES).square().sum().backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                does(self, number)
+        lines = (self._folder / "events.jsonl").read_text().splitlines()
+        return "".join(line for line in lines if '"event": "warning"' in line)
+
+
+def draws_first_values(loop: Loop, place: int) -> None:
+    if place == -1:
+        nn.init.normal_(loop.model.weight)
+
+
+def goes_back_at_the_end(loop: Loop, place: int) -> None:
+    if place == STEPS - 1:
+        loop.model.load_state_dict(loop.saved)
+
+
+@row("first values, or a checkpoint, that the block itself loads", "told", "load before the block")
+@row(
+    "the best weights, or an average, put back at the block's end", "told", "do it after the block"
+)
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        (draws_first_values, "written before the first step of the block"),
+        (goes_back_at_the_end, "written after the last step of the block"),
+    ],
+)
+def test_parameters_that_are_written_around_the_steps_are_told(
+    tmp_path: Path, does: Callable[[Loop, int], object], told: str
+) -> None:
+    assert Loop(tmp_path).warnings(does).count("the parameters were written") == 1
+    assert told in (tmp_path / "events.jsonl").read_text()
+
+
+def clamps(loop: Loop, place: int) -> None:
+    with torch.no_grad():
+        loop.model.weight.clamp_(-0.2, 0.2)
+
+
+def clamps_in_epochs(loop: Loop, place: int) -> None:
+    if place % 3 == 0:
+        clamps(loop, place)
+
+
+def swaps_for_a_look(loop: Loop, place: int) -> None:
+    kept = copy.deepcopy(loop.model.state_dict())
+    loop.model.load_state_dict(loop.saved)
+    loop.model.load_state_dict(kept)
+
+
+def casts(loop: Loop, place: int) -> None:
+    if place == -1:
+        loop.model.to(torch.bfloat16).to(torch.float32)
+
+
+@pytest.mark.parametrize("does", [clamps, clamps_in_epochs, swaps_for_a_look, casts])
+def test_a_loop_that_writes_as_a_part_of_its_steps_is_not_warned(
+    tmp_path: Path, does: Callable[[Loop, int], object]
+) -> None:
+    assert Loop(tmp_path).warnings(does) == ""
+
+
+@row("an optimizer with weights of its own (fp32 masters)", "told", "it undoes each round")
+def test_an_optimizer_that_keeps_weights_is_told_once(tmp_path: Path) -> None:
+    assert Loop(tmp_path / "own", OwnWeights).warnings().count("fp32 masters undo each round") == 1
+    for steps in (torch.optim.ASGD, torch.optim.Adam):
+        assert Loop(tmp_path / steps.__name__, steps).warnings() == ""
+
+
+@row("L-BFGS", "shared", "a round ends what it knows of the curvature")
+def test_l_bfgs_takes_no_round_for_its_own_step() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = LBFGS(model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(ONES).square().sum()
+        loss.backward()
+        return loss
+
+    with Swarm(model, optimizer, inner_steps=2):
+        for knows in (True, False, True, False):
+            optimizer.step(closure)
+            assert bool(optimizer.state) == knows
+
+
+@row("`sys.exit()` or Ctrl-C within the block", "told", "how many steps no round has")
+def test_steps_that_are_lost_by_an_exit_are_told(tmp_path: Path) -> None:
+    def exits(loop: Loop, place: int) -> None:
+        if place == H + 1:
+            raise SystemExit(0)
+
+    with pytest.raises(SystemExit):
+        Loop(tmp_path).warnings(exits)
+    told = "SystemExit(0) ends the block: its last 2 steps are in no round"
+    assert told in (tmp_path / "events.jsonl").read_text()
+
+
+@row("a copy of the model with an optimizer of its own, as in meta-learning", "told", "once")
+def test_copies_that_are_trained_beside_the_model_are_told_once(tmp_path: Path) -> None:
+    def copies(loop: Loop, place: int) -> None:
+        clone = copy.deepcopy(loop.model)
+        clone(ONES).sum().backward()
+        SGD(clone.parameters(), lr=0.01).step()
+
+    assert Loop(tmp_path).warnings(copies).count("SGD steps 2 parameters that are in no swarm") == 1
