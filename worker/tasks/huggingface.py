@@ -41,6 +41,7 @@ _SIZES = (
     ("num_hidden_layers", "n_layer", "num_layers"),
     ("intermediate_size", "n_inner", "ffn_dim"),
 )
+_WITHIN = bytes(range(0x80, 0xC0))  # a character of UTF-8 begins with none of these
 _ROTARY = {"rope_theta", "rope_scaling", "rope_parameters"}
 _LORA = frozenset(
     {
@@ -252,8 +253,12 @@ class HuggingFace:
     def _read_text(self, text: str) -> dict[str, npt.NDArray[np.int64]]:
         corpus = texts.load_text(text)
         self.warnings += corpus.warnings
-        parts = {"train": corpus.train, "validation": corpus.validation}
-        found = {split: self._tokenized(bytes(part)) for split, part in parts.items()}
+        train, held_out = bytes(corpus.train), bytes(corpus.validation)
+        if self._tokenizer is not None:  # a file may be cut within a character
+            rest = len(held_out[:3]) - len(held_out[:3].lstrip(_WITHIN))
+            train, held_out = train + held_out[:rest], held_out[rest:]
+        parts = {"train": train, "validation": held_out}
+        found = {split: self._tokenized(part) for split, part in parts.items()}
         for split, tokens in found.items():
             if tokens.size <= self._context:
                 raise TextError(

@@ -364,7 +364,9 @@ class Streamed:
     def _documents(self, data: Any, split: str) -> Iterator[bytes]:
         with self._as_task_error():
             for each in data:
-                text = str(each[self._column]).encode()
+                if (value := each[self._column]) is None:
+                    continue
+                text = str(value).encode()
                 digest = hashlib.blake2b(text, digest_size=8).digest()
                 held_out = int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
                 if held_out == (split == "validation"):

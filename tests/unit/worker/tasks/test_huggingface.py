@@ -108,6 +108,8 @@ def test_a_tokenizer_of_ones_own(text: str, tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?").save_pretrained(tmp_path / "t")
     task = task_of(text, tokenizer=str(tmp_path / "t"))
     assert task.loss_unit == "nats per token"
+    (tmp_path / "birds.txt").write_text("\N{BIRD} the " * 299)  # the cut is within a bird
+    assert task_of(str(tmp_path / "birds.txt"), tokenizer=str(tmp_path / "t")).warnings == ()
     batch = next_batch(task.batches("train", Cursor(seed=3, stream="a")), "train")
     assert int(batch.inputs.max()) <= 11
     written = task.generate(task.model(), "the flock", 5, temperature=0.0, seed=1)

@@ -181,8 +181,8 @@ WORDS = [f"bird {number:04d} flies; " for number in range(300)]
 
 @pytest.fixture
 def source(tmp_path: Path) -> dict[str, Any]:
-    for part in range(3):
-        lines = [json.dumps({"story": word, "n": 1}) for word in WORDS[part::3]]
+    for part in range(3):  # and rows that hold nothing
+        lines = [json.dumps({"story": word, "n": 1}) for word in (*WORDS[part::3], None)]
         (tmp_path / f"{part}.jsonl").write_text("\n".join(lines))
     return {"path": "json", "data_files": str(tmp_path / "*.jsonl"), "cache_dir": str(tmp_path)}
 
@@ -206,6 +206,7 @@ def test_each_document_is_in_one_split_and_a_pass_has_all(source: dict[str, Any]
     held_out = set(counts["validation"])
     assert held_out.isdisjoint(counts["train"])
     assert held_out | set(counts["train"]) == set(WORDS)
+    assert "None" not in "".join(seen.values())
     assert 10 < len(held_out) < 60
     packed = Streamed(source, "story", as_bytes, ord("|"))  # with an end between them
     assert "; |bird" in drawn(packed, "validation")
