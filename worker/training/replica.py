@@ -116,7 +116,7 @@ class InnerReplica(Replica):
         ]
         self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
         self.lr_factor, self._scheduled = 1.0, 0
-        self._norm: Tensor | None = None  # as clipping has measured it
+        self._norm: Tensor | None = None  # before clipping
         self._device = device_of(model)
 
     @property
@@ -129,8 +129,7 @@ class InnerReplica(Replica):
 
     @property
     def last_gradient_norm(self) -> float | None:
-        """As clipping has measured it, at no cost; else of the gradients of the last step."""
-        return super().last_gradient_norm if self._norm is None else float(self._norm)
+        return None if self._norm is None else float(self._norm)
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """Mean gradients of `accumulate` batches, and the statistics; sets `loss` and `cursor`."""
@@ -162,8 +161,7 @@ class InnerReplica(Replica):
         for name, statistic in self._statistics.items():
             if name in gradients:
                 statistic.copy_(gradients[name])
-        if self._config.clip > 0:
-            self._norm = nn.utils.clip_grad_norm_(self._named.values(), self._config.clip)
+        self._norm = nn.utils.clip_grad_norm_(self._named.values(), self._config.clip or math.inf)
         self._schedule_to(step - 1)  # where another peer's word has moved the step
         for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
             if not self._schedulers:

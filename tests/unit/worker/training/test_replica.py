@@ -63,6 +63,7 @@ def test_it_trains_as_adamw_with_clipping_does(clip: float) -> None:
         for group in optimizer.param_groups:
             group["lr"] = config.lr_at(step, 20)
         optimizer.step()
+    assert ours.last_gradient_norm is not None
     for name, parameter in model.named_parameters():
         assert torch.allclose(ours.parameters[name], parameter, rtol=1e-4, atol=1e-6)
 
