@@ -60,7 +60,11 @@ def export(
         (out / _SOURCE).write_text(json.dumps(source, indent=1))  # first: it may be tried again
         if chosen == "hf" and isinstance(task, ExportsToHuggingFace):
             model = task.to_huggingface(model, out)
-        save_file(distinct_tensors(model), out / MODEL, {"format": "pt"})
+        tensors = distinct_tensors(model)
+        if chosen == "safetensors":  # with each name of what is tied: a file holds no two views
+            state = model.state_dict().items()
+            tensors = {models.bare_name(n): value.contiguous().clone() for n, value in state}
+        save_file(tensors, out / MODEL, {"format": "pt"})
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{out}: cannot be written: {error}; choose another folder") from error
     kind = "Hugging Face's layout" if chosen == "hf" else "tensors alone"

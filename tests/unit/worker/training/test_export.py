@@ -23,7 +23,11 @@ OWN_TASK = """
 import torch
 
 class Numbers:
-    def model(self): return torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2))
+    def model(self):
+        nn = torch.nn
+        model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(1, 2))
+        model[2].weight = model[0].weight  # tied
+        return model
     def batches(self, split, cursor): yield from ()
     def loss(self, model, batch): return model(batch.inputs)
 
@@ -64,7 +68,7 @@ def test_any_other_model_is_tensors_by_name(
     path, what = export(tmp_path / "run", tmp_path / "out", None)
     assert what.endswith("tensors alone")
     assert not (tmp_path / "out/config.json").exists()
-    again = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    again = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(1, 2))
     again.load_state_dict(load_file(path))
     assert torch.equal(again[0].weight, model[0].weight)
     with pytest.raises(UsageError, match=r"--to hf: the task 'task_in_.*:build' has no"):
