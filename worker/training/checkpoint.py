@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,12 +118,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object
     return {"bytes": size, "xxh3_128": whole.hexdigest()}
 
 
-def below(run: Path) -> Iterator[Checkpoint]:
-    """Finds the newest usable checkpoint of every folder of them below `run`, none set aside. What
-    is damaged is told on stderr."""
+def below(run: Path, *, whole: bool = False) -> Iterator[Checkpoint]:
+    """Finds the newest usable checkpoint of every folder of them below `run`, none set aside; or
+    that of a `whole` model with the highest step. What is damaged is told on stderr."""
     steps = (path.parent for path in run.glob("**/step-*") if path.is_dir())
-    for folder in sorted({folder for folder in steps if _EARLIER not in folder.name}):
-        saved, problems = _newest_whole(folder)
+    found = [_newest_first(at) for at in sorted({at for at in steps if _EARLIER not in at.name})]
+    if whole:
+        paths = [path for each in found for path in each if _stage_in(path) is None]
+        names = newest_first({path.name for path in paths})
+        found = [[path for name in names for path in paths if path.name == name]]
+    for each in found:
+        saved, problems = _newest_whole(each)
         for problem in problems:
             print(f"warning: {problem}", file=sys.stderr)
         if saved is not None:
@@ -189,7 +194,7 @@ def set_aside(folder: Path) -> Path | None:
 def load(folder: Path) -> tuple[Checkpoint, list[str]]:
     """Loads the newest that is whole, with a line for each newer one that is not. Raises
     CheckpointError: there is none."""
-    saved, problems = _newest_whole(folder)
+    saved, problems = _newest_whole(_newest_first(folder))
     if saved is not None:
         return saved, problems
     detail = f" ({problems[0]})" if problems else ""
@@ -199,8 +204,8 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
     )
 
 
-def _newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    problems, found = list[str](), _newest_first(folder)
+def _newest_whole(found: Sequence[Path]) -> tuple[Checkpoint | None, list[str]]:
+    problems = list[str]()
     for path in found:
         try:
             return load_one(path), problems
@@ -210,15 +215,16 @@ def _newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, problems
 
 
+def _stage_in(path: Path) -> object:
+    with suppress(CheckpointDamaged):
+        return _load_values(path).get("stage")
+    return None
+
+
 def held_stage(folder: Path) -> int | None:
     """Finds the stage that the newest checkpoint is of, by its manifest; None for a whole model."""
-    for path in _newest_first(folder):
-        try:
-            stage = _load_values(path).get("stage")
-        except CheckpointDamaged:
-            continue
-        return stage if isinstance(stage, int) else None
-    return None
+    stages = map(_stage_in, _newest_first(folder))
+    return next((stage for stage in stages if isinstance(stage, int)), None)
 
 
 class CheckpointDamaged(Exception):

@@ -160,12 +160,10 @@ def find_checkpoint(run: Path) -> checkpoint.Checkpoint:
             return checkpoint.load_one(run)
         except checkpoint.CheckpointDamaged as error:
             raise CheckpointError(f"{run}: {error}; name the folder above it") from error
-    saved = list(checkpoint.below(run))
-    found = [each for each in saved if each.values.get("stage") is None]
-    if saved and not found:
+    if (found := next(checkpoint.below(run, whole=True), None)) is not None:
+        return found
+    if any(checkpoint.held_stage(path.parent) is not None for path in run.glob("**/step-*")):
         raise CheckpointError(
             f"{run}: holds single stages of a model; put them together with `murmur assemble {run}`"
         )
-    if not found:
-        raise CheckpointError(f"{run}: no usable checkpoint; name a folder that `murmur` wrote to")
-    return max(found, key=lambda saved: saved.values["step"])
+    raise CheckpointError(f"{run}: no usable checkpoint; name a folder that `murmur` wrote to")

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,13 @@ def test_two_evaluations_agree_and_print_whatever_the_loss_is(
     assert first.output == second.output
 
 
+def _load(load: Any, loaded: list[int], path: Path) -> Any:
+    loaded.append(int(path.name[-3:]))
+    return load(path)
+
+
 def test_the_highest_step_of_all_workers_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for worker, steps in (("w0", (100, 200)), ("w1", (100, 300)), ("w2", (250,))):
         for step in steps:
@@ -132,9 +138,11 @@ def test_the_highest_step_of_all_workers_is_found(
     for damaged in ("w1/checkpoints/step-00000300", "w2/checkpoints/step-00000250"):
         (tmp_path / damaged / "manifest.json").write_text("{")
     assert not capsys.readouterr().err
+    monkeypatch.setattr(checkpoint, "load_one", partial(_load, checkpoint.load_one, loaded := []))
     assert evaluation.find_checkpoint(tmp_path).values["step"] == 200
+    assert loaded == [300, 250, 200]
     told = capsys.readouterr().err
-    assert (told.count("unreadable"), told.count("going back to the one before")) == (2, 1)
+    assert (told.count("unreadable"), told.count("going back to the one before")) == (2, 2)
     (tmp_path / "w0/checkpoints/step-00000200/tensors.safetensors").write_bytes(b"")
     assert evaluation.find_checkpoint(tmp_path).values["step"] == 100
 
