@@ -162,6 +162,7 @@ class Worker:
             else:  # one that joins gets them from the others too
                 load_initial(self._model, source, self._task)
         trainer, session, stage = self._trainer(restored), self._session, None
+        del restored  # a file that is mapped takes the disk until nobody holds its tensors
         leaving = supervision.leaving_on(options.leave_on, self._leave)
         try:
             with self._signals(), leaving, ExitStack() as up:

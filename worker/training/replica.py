@@ -209,7 +209,8 @@ class InnerReplica(Replica):
         groups = (group for each in self.optimizers for group in each.param_groups)
         for group, kept in zip(groups, remembered.get(_GROUPS, ()), strict=False):
             group.update(kept)
-        for place, value in ((p, v) for p, v in remembered.items() if p != _GROUPS):
+        for place, held in ((p, v) for p, v in remembered.items() if p != _GROUPS):
+            value = held.clone() if isinstance(held, Tensor) else held  # it may be mapped
             name, _, key = place.rpartition("/")
             parameter = self._named[name]
             owner, group = owners[id(parameter)]
