@@ -124,18 +124,18 @@ def load_initial(model: nn.Module, source: Path, task: Task) -> None:
     if not source.exists():
         raise CheckpointError(f"[task] init = {source}: no such file or folder")
     given = _exported(source, task)
-    for name, parameter in models.trained_parameters(model).items():
+    every = {models.bare_name(name): each for name, each in model.named_parameters()}
+    for name, parameter in every.items():
         value = given.get(name)
-        if value is None or value.shape != parameter.shape:
+        if parameter.requires_grad if value is None else value.shape != parameter.shape:
             there = "missing" if value is None else f"of shape {tuple(value.shape)}"
             raise CheckpointError(
                 f"[task] init = {source}: {name} is {there}, wanted {tuple(parameter.shape)}; "
                 "name an export of the same model"
             )
-        parameter.copy_(value)
-    for name, buffer in models.saved_buffers(model).items():
+    for name, held in {**every, **models.saved_buffers(model)}.items():
         if (value := given.get(name)) is not None:
-            buffer.copy_(value)
+            held.copy_(value)
 
 
 def _exported(source: Path, task: Task) -> Mapping[str, Tensor]:

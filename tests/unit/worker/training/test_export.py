@@ -111,6 +111,8 @@ def test_first_values_of_another_model_are_refused(tmp_path: Path) -> None:
 def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path: Path) -> None:
     plain = [nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)) for _ in range(2)]
     model, other = (torch.compile(each, backend="eager") for each in plain)
+    for each in plain:
+        each[0].weight.requires_grad_(False)
     with torch.no_grad():
         model.state_dict()["_orig_mod.1.running_mean"].fill_(3.0)
     tensors = distinct_tensors(model)
