@@ -13,7 +13,6 @@ The model and its tokenizer are folders on each machine, and are never fetched.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +122,7 @@ class HuggingFace:
             raise TextError(f"text must be a path or {texts.STDLIB!r}, got {text!r}")
         if text is not None and dataset is not None:
             raise TaskError("text and dataset are both given: leave one of them out")
-        self._transformers = _library("transformers")
+        self._transformers = texts.library("transformers", "task 'huggingface'", "hf")
         self._source, self._seed, self._lora = model, seed, lora
         self.batch_size, self._context = batch_size, context
         self.tokens_per_sample, self.sample_prompt = context, sample_prompt
@@ -164,7 +163,7 @@ class HuggingFace:
                 made = auto.from_config(self._config, dtype=torch.float32)
             model: nn.Module = made.train()
             if self._lora is not None:
-                peft = _library("peft")
+                peft = texts.library("peft", "task 'huggingface'", "hf")
                 with _refusals("lora", kinds=(TypeError, ValueError)):
                     settings = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **self._lora})
                     model = peft.get_peft_model(model, settings)
@@ -257,8 +256,7 @@ class HuggingFace:
         if self._tokenizer is not None:  # a file may be cut within a character
             rest = len(held_out[:3]) - len(held_out[:3].lstrip(_WITHIN))
             train, held_out = train + held_out[:rest], held_out[rest:]
-        parts = {"train": train, "validation": held_out}
-        found = {split: self._tokenized(part) for split, part in parts.items()}
+        found = {"train": self._tokenized(train), "validation": self._tokenized(held_out)}
         for split, tokens in found.items():
             if tokens.size <= self._context:
                 raise TextError(
@@ -306,11 +304,3 @@ def _refusals(
         yield
     except kinds as error:
         raise TaskError(f"{what}: {one_line(error)[:300]}{instead}") from error
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        why = f"task 'huggingface' needs {error.name}: pip install 'murmuration[hf]'"
-        raise TaskError(why) from error

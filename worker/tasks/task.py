@@ -110,8 +110,7 @@ class SchedulesItself(Protocol):
     """A task that has a schedule of learning rates of its own, instead of `[inner] schedule`."""
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        """Return a scheduler, whose `step` is called after each of the run's steps: several times
-        after an inner step that counts for several."""
+        """Return a scheduler, whose `step` is called after each step of the run's schedule."""
 
 
 @runtime_checkable

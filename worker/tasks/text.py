@@ -296,6 +296,14 @@ def _unreadable(source: str, path: Path, error: OSError) -> TextError:
     return _refused(source, f"{why}: make it readable or leave it out")
 
 
+def library(name: str, wanted_by: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        why = f"{wanted_by} needs {error.name}: pip install 'murmuration[{extra}]'"
+        raise TaskError(why) from error
+
+
 Tokens = npt.NDArray[np.int64]
 
 
@@ -312,11 +320,7 @@ class Streamed:
         tokenized: Callable[[bytes], Tokens],
         end: int | None,
     ) -> None:
-        try:
-            datasets: Any = importlib.import_module("datasets")
-        except ModuleNotFoundError as error:
-            why = f"dataset: needs {error.name}: pip install 'murmuration[datasets]'"
-            raise TaskError(why) from error
+        datasets = library("datasets", "dataset:", "datasets")
         self._source, self._column, self._end = dict(source), column, end
         self._tokenized = tokenized
         with self._as_task_error():
@@ -363,9 +367,7 @@ class Streamed:
 
     def _documents(self, data: Any, split: str) -> Iterator[bytes]:
         with self._as_task_error():
-            for each in data:
-                if (value := each[self._column]) is None:
-                    continue
+            for value in (v for each in data if (v := each[self._column]) is not None):
                 text = str(value).encode()
                 digest = hashlib.blake2b(text, digest_size=8).digest()
                 held_out = int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**64
