@@ -142,12 +142,7 @@ class LlamaBytes:
         return llama.build_llama_stage(self.config, self.seed, first, last, outer=outer)
 
     def generate(
-        self,
-        model: nn.Module,
-        prompt: str,
-        n_tokens: int = 400,
-        temperature: float = 0.8,
-        seed: int = 0,
+        self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> str:
         """Return what `stream` adds to a text."""
         return "".join(self.stream(model, prompt, n_tokens, temperature, seed))

@@ -173,7 +173,6 @@ class InnerReplica(Replica):
         self._schedule_to(step)
 
     def _schedule_to(self, step: int) -> None:
-        """Brings the task's own schedulers to a step of the run's."""
         for scheduler in self._schedulers:
             advance(scheduler, step - self._scheduled)
         self._scheduled = max(self._scheduled, step)

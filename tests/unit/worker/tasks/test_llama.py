@@ -142,7 +142,7 @@ task = LlamaBytes(seed=0)
 model = task.model()
 replica = InnerReplica(task, model, InnerConfig(), Cursor(seed=0, stream="a"), 2)
 replica.inner_step(1, replica.backward(1))
-task.generate(model, "def ", 2)
+task.generate(model, "def ", 2, 0.8, 0)
 print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
