@@ -31,7 +31,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from murmuration.protos.events import Log, new_event
 from murmuration.protos.figures import duration
 from murmuration.worker.config import CheckpointConfig
 from murmuration.worker.errors import CheckpointError, ConfigError
+from murmuration.worker.tasks.task import one_line
 from murmuration.worker.training import checkpoint
 
 _WRITER = "writer"
@@ -47,7 +48,7 @@ class RemoteCopies:
         try:
             self._files, root = fsspec.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError, OSError) as error:
-            raise ConfigError(f"{self._said}: {_line(error)}; or name another place") from error
+            raise ConfigError(f"{self._said}: {one_line(error)}; or name another place") from error
         self._root = root.rstrip("/")
 
     @classmethod
@@ -119,11 +120,7 @@ def _told() -> Iterator[None]:
     except (NotCopied, CheckpointError):
         raise
     except Exception as error:  # each library has errors of its own
-        raise NotCopied(_line(error)) from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise NotCopied(one_line(error)) from error
 
 
 Snapshot = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # tensors, plain values
