@@ -100,6 +100,13 @@ class Bootstrap:
                     )
                     every = range(len(me.digests))
                     fetched = donor is None or await self._donors.fetch(donor, every, "joining")
+                    begins = not (
+                        under_way or self._config.joins or any(d.version for d in me.digests)
+                    )
+                    if donor is not None and fetched and begins:
+                        text = f"the first values of {donor.peer} count, and not those here: load "
+                        text += "the same on every peer, or let this one begin alone (min_peers=1)"
+                        node.log(new_event("warning", text=text))
                 if fetched and under_way:
                     node.post(Started(()))
                     return

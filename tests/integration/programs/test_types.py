@@ -34,12 +34,13 @@ def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 2, dtype=dtype, device="cpu"))
 
 
-def draws_first_values(peer: Peer) -> list[list[float]]:
+def draws_first_values(peer: Peer, begins: str = "p0") -> list[list[float]]:
     torch.manual_seed(peer.index)
     model = model_of()
     drawn = model[0].weight.flatten().tolist()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with murmuration.Swarm(model, optimizer, inner_steps=2, **peer.arguments):
+    name = peer.name if peer.index else begins
+    with murmuration.Swarm(model, optimizer, inner_steps=2, **peer.arguments | {"name": name}):
         return [drawn, model[0].weight.flatten().tolist()]
 
 
@@ -48,6 +49,18 @@ def test_all_begin_with_the_first_values_of_the_first_peer_by_name(tmp_path: Pat
     (drawn, first), (others, second) = values(tmp_path, draws_first_values, draws_first_values)
     assert drawn != others
     assert first == second == drawn
+
+
+@row(
+    "others' first parameters take the place of those of the peer that began the run",
+    "told",
+    "load the same",
+)
+def test_one_that_began_the_run_is_told_that_others_first_values_count(tmp_path: Path) -> None:
+    outcome, other = run(tmp_path, partial(draws_first_values, begins="z"), draws_first_values)
+    assert outcome.value[1] == other.value[0]
+    assert "the first values of p1 count, and not those here" in outcome.log
+    assert "the first values of" not in other.log
 
 
 def defaults(peer: Peer, preset: str, dtype: str = "float32", device: str = "cpu") -> list[float]:
