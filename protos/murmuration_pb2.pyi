@@ -347,6 +347,8 @@ class Member(_message.Message):
     SIGNED_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     IDLE_FIELD_NUMBER: _builtins.int
+    WAITED_FOR_FIELD_NUMBER: _builtins.int
+    WAITED_AT_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     address: _builtins.str
     epoch: _builtins.int
@@ -371,6 +373,10 @@ class Member(_message.Message):
     the sender's own word, and in a JoinRequest `peer`.
     """
     signature: _builtins.bytes
+    waited_for: _builtins.str
+    """in rounds in pairs: the last partner that it has waited for too long"""
+    waited_at: _builtins.int
+    """the version that this one was at, as far as it knew, when the round began"""
     @_builtins.property
     def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentDigest]: ...
     @_builtins.property
@@ -400,10 +406,12 @@ class Member(_message.Message):
         signed: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
         idle: _abc.Iterable[_builtins.str] | None = ...,
+        waited_for: _builtins.str = ...,
+        waited_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "idle", b"idle", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "signature", b"signature", "signed", b"signed", "stage", b"stage", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "idle", b"idle", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "signature", b"signature", "signed", b"signed", "stage", b"stage", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable", "waited_at", b"waited_at", "waited_for", b"waited_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -147,6 +147,23 @@ async def test_a_partner_that_is_often_late_is_drawn_no_more(others: str, lie: s
         assert all(text.startswith("d says that it trains") for text in warnings)
 
 
+@pytest.mark.parametrize(("plan", "within_s"), [(NOLOCO, 30), (STREAMING, 12)])
+async def test_one_of_eight_that_is_late_is_named_by_those_that_met_it(
+    plan: Plan, within_s: float
+) -> None:
+    """Each of them meets it in few rounds, and nobody else is named."""
+    problem = Problem(layers=(300, 200), plan=plan, steps=1_000_000)
+    async with Swarm(problem, "abcdefgh") as swarm:
+        await swarm.until(lambda: min(swarm["a"].versions) >= 4, 60)
+        contributes_late(swarm["h"].node, 4.0)
+        await swarm.until(lambda: "h" in swarm["a"].node.gossip.view.cut_off, within_s)
+        await swarm.sleep(3)  # who was kept waiting is back
+        (before, *_) = swarm["a"].versions
+        await swarm.sleep(4)
+        assert swarm["a"].versions[0] >= before + 6
+        assert {text.split()[0] for name in "abcdefg" for text in swarm[name].warnings} == {"h"}
+
+
 # ------------------------------------------------------------------------------ links and streams
 
 

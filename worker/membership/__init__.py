@@ -72,12 +72,19 @@ class Member:
     # Those that its rounds have waited for in vain, or that gave it false means; itself where it
     # does not keep up.
     idle: tuple[str, ...] = ()
+    waited_for: str = ""  # the last partner that was late for a pair round of its own
+    waited_at: int = 0  # the version which that one was at when the round began
     digests: tuple[Digest, ...] = ()
     signed: Signed | None = field(default=None, repr=False)  # the peer's own words
 
     @property
     def live(self) -> bool:
         return self.health < Health.DEAD
+
+    @property
+    def version(self) -> int:
+        """The furthest of its fragments'."""
+        return max((digest.version for digest in self.digests), default=0)
 
 
 @dataclass(kw_only=True)

@@ -217,13 +217,13 @@ def with_progress(came: Said, sender: str, members: Iterable[Member]) -> tuple[M
 
 _LIFE = ("epoch", "incarnation", "health", "phase", "address", "unreachable", "idle")
 _life = attrgetter(*_LIFE)
-_news = attrgetter(*_LIFE, "digests", "step_s", "profile")
+_news = attrgetter(*_LIFE, "digests", "step_s", "profile", "waited_for", "waited_at")
 
 
 def _most_bytes(member: Member) -> int:
     """A bound of the member's size on the wire."""
     if (signed := member.signed) is not None:
         return 16 + len(member.peer.encode()) + len(signed.words) + len(signed.signature)
-    names = (member.peer, member.address, *member.unreachable, *member.idle)
+    names = (member.peer, member.address, member.waited_for, *member.unreachable, *member.idle)
     names_bytes = sum(len(name.encode()) + 3 for name in names)
     return 64 + names_bytes + len(member.profile) + 30 * len(member.digests)

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from murmuration.worker.membership import MAX_UNREACHABLE
+from murmuration.worker.membership import MAX_UNREACHABLE, Member
 
 CONFIRMATIONS = 3  # accusers beyond the first that shorten the time all the way
 _MOST_ACCUSERS = 16  # that are kept by name
@@ -130,7 +130,7 @@ _MOST_DOUBLINGS = 3
 _OWN_DOUBLINGS = 2
 _FORGIVEN_S = 600.0  # after a mark has ended, the next one is a first one
 _REMEMBERED = 8  # rounds of a fragment
-_STRIKES = 3
+STRIKES = 3
 _LIVES_S = 30.0  # in which a peer that has begun again so often does it again and again
 
 
@@ -151,25 +151,22 @@ class IdlePeers:
         self._begun: dict[str, deque[float]] = {}
         self._late: dict[int | str, deque[Counter[str]]] = {}
 
-    def round_ended(
-        self, series: int | str, late: Sequence[str], now: float, named: Mapping[str, int]
-    ) -> None:
+    def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
         """A round is over. Args: series: whose last eight rounds count: a fragment or a partner;
-        late: the peers that it has waited for in vain, once for each part of theirs; named: how
-        many others have. In pairs that counts: there a peer is met only now and then."""
+        late: the peers that it has waited for in vain, once for each part of theirs."""
         recent = self._late.setdefault(series, deque(maxlen=_REMEMBERED))
         recent.append(Counter(late))
         for peer in set(late):
-            times = sum(each[peer] for each in recent) + (series == peer) * named.get(peer, 0)
+            times = sum(each[peer] for each in recent)
             # One that has been marked not long ago is waited for once more.
-            if peer in self._marks or times >= _STRIKES:
+            if peer in self._marks or times >= STRIKES:
                 self.waited_for(peer, now)
 
     def begun_again(self, peer: str, now: float) -> None:
         """A peer has another life: each time those have waited that were about to hear from it."""
-        begun = self._begun.setdefault(peer, deque(maxlen=_STRIKES))
+        begun = self._begun.setdefault(peer, deque(maxlen=STRIKES))
         begun.append(now)
-        if len(begun) == _STRIKES and now - begun[0] <= _LIVES_S:
+        if len(begun) == STRIKES and now - begun[0] <= _LIVES_S:
             self.waited_for(peer, now)
 
     def waited_for(self, peer: str, now: float) -> None:
@@ -191,3 +188,81 @@ class IdlePeers:
     @property
     def peers(self) -> tuple[str, ...]:
         return tuple(sorted(p for p, mark in self._marks.items() if mark.stands))[:MAX_UNREACHABLE]
+
+
+_VERSIONS = 16  # of a late partner, which skips those that it comes too late for
+_MOST_SAID = 8  # late partners of each member
+
+
+class Waits:
+    """Who was late for rounds in pairs, by what each member says of itself, and whether by itself.
+
+    A peer meets another only now and then. So all say whom they have waited for too long, and at
+    which version that one was when their round began. A peer that stands still once keeps several
+    waiting: at one version, that is once. Each other's word counts once.
+
+    A peer that was kept waiting comes late itself. So nobody is late by itself while another was
+    late as often for which it has waited, or for which that one has. Args: me: this peer.
+    """
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._members: Mapping[str, Member] = {}
+        self._said: dict[str, deque[tuple[str, int]]] = {}
+
+    def on_members(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+        self._said = {who: said for who, said in self._said.items() if who in members}
+        for who, member in members.items():
+            if member.waited_for and who != self._me:
+                self.says(who, member.waited_for, member.waited_at)
+
+    def says(self, who: str, peer: str, at: int) -> bool:
+        """This member has waited for that peer, which was at that version. Returns whether it is
+        new."""
+        said = self._said.setdefault(who, deque(maxlen=_MOST_SAID))
+        if new := (peer, at) not in said:
+            said.append((peer, at))
+        return new
+
+    def known_late(self, peer: str) -> bool:
+        """Whether others say that it was late of late."""
+        return any(self._at(who, peer) for who in self._said if who != self._me)
+
+    def often_late(self) -> list[str]:
+        """The peers that were late three times, by themselves, and for this one too; but none that
+        it does without already."""
+        me = self._members.get(self._me)
+        waited_for = {peer for peer, _ in self._said.get(self._me, ()) if self._at(self._me, peer)}
+        new = sorted(waited_for.difference(me.idle if me else ()))
+        return [peer for peer in new if self._times(peer) >= STRIKES and self.by_itself(peer)]
+
+    def by_itself(self, peer: str) -> bool:
+        others = self._kept_by(peer) - {peer, self._me}
+        return all(self._much(each) < self._much(peer) for each in others)
+
+    def _times(self, peer: str) -> int:
+        """In how many of its last rounds the peer was late."""
+        own, found = self._at(self._me, peer), set[int]()
+        for who in self._said.keys() - {self._me, peer}:
+            found |= {*sorted(self._at(who, peer) - found - own)[:1]}
+        return len(found | own)
+
+    def _much(self, peer: str) -> int:
+        """How often members have waited for the peer, each three times at most."""
+        return sum(min(STRIKES, len(self._at(who, peer, 2 * _VERSIONS))) for who in self._said)
+
+    def _kept_by(self, peer: str) -> set[str]:
+        """For whom the peer has waited, and those for whom they have, and so on."""
+        found, new = set[str](), {peer}
+        while new:
+            said = {(who, each) for who in new for each, _ in self._said.get(who, ())}
+            new = {each for who, each in said if self._at(who, each, 2 * _VERSIONS)} - found
+            found |= new
+        return found
+
+    def _at(self, who: str, peer: str, lately: int = _VERSIONS) -> set[int]:
+        """The versions at which this member has waited for that peer."""
+        said = self._said.get(who, ())
+        last = self._members[peer].version if peer in self._members else 0
+        return {at for each, at in said if each == peer and last - lately < at <= last + 1}

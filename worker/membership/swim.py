@@ -15,7 +15,6 @@ all timers; rumours of an end are looked into.
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -217,9 +216,7 @@ class Membership:
 
     def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
         live = [p for p in late if (m := self._members.get(p)) and m.live]
-        live_members = (member for member in self._members.values() if member.live)
-        named = Counter(p for m in live_members for p in m.idle if p != m.peer)
-        self._idle.round_ended(series, live, now, named)
+        self._idle.round_ended(series, live, now)
 
     def update(self, **changes: Any) -> None:
         self._put(replace(self.me, **changes, heartbeat=self.me.heartbeat + 1))
@@ -377,4 +374,4 @@ class Membership:
 
 
 _life = attrgetter("epoch", "incarnation")
-_outline = attrgetter("epoch", "health", "phase", "unreachable", "idle")
+_outline = attrgetter("epoch", "health", "phase", "unreachable", "idle", "waited_for", "waited_at")

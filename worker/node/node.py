@@ -249,7 +249,7 @@ class Node:
         if means.plan.exchange == "pairs":
             steps = self._config.run.steps
             schedule = means.plan.schedule(fragments=len(means.elements), steps=steps)
-            self._pairs = Pairs(means, schedule, gossip, self, self.post)
+            self._pairs = Pairs(means, schedule, gossip, self, self.post, gossip.update)
             self.server.streams[Method.PAIR_ROUND] = self._pairs.serve
             means = replace(means, plan=means.plan.consensus_plan, ends_run=True)
             mean_rounds = FinalAverage

@@ -131,7 +131,8 @@ def signed_member_to_message(member: Member) -> pb.Member:
 
 def member_from_message(message: pb.Member) -> Member:
     """Raises WireError when names or enums are out of range."""
-    for name in (message.peer, message.address, *message.unreachable, *message.idle):
+    waited_for = [message.waited_for] if message.waited_for else []
+    for name in (message.peer, message.address, *waited_for, *message.unreachable, *message.idle):
         check_name(name)
     if len(message.profile) > documents.PROFILE_BYTES:
         raise WireError(f"peer {message.peer}: a profile of {len(message.profile)} bytes")

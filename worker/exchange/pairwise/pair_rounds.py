@@ -9,10 +9,9 @@ missed the last word hear it again. What is decided for several streams is decid
 
 import asyncio
 import math
-from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.fragment_state import FragmentState
@@ -29,6 +28,7 @@ from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
 from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION, Group, PairRound
 from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
 from murmuration.worker.exchange.view import View, alike
+from murmuration.worker.membership.evidence import STRIKES, Waits
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 
@@ -37,13 +37,12 @@ if TYPE_CHECKING:
 
 _LEAVE_S = 1.0  # in which partners hear that a round is given up
 _KEEP_ROUNDS = 2
-_REMEMBERED = 8  # rounds in which a partner was late
 _TOLERANCE_S = 1e-6  # by which clocks and sums of times may differ
 
 
 class Pairs(Component):
     """This peer's pair rounds. io thread only. Args: prefetched: takes the anchors' mean of a round
-    to come, or that it will not come in time."""
+    to come, or that it will not come in time; tell: all members of fields of this one."""
 
     def __init__(
         self,
@@ -52,6 +51,7 @@ class Pairs(Component):
         peers: Peers,
         results: Results,
         prefetched: Callable[[PrefetchedAnchor], None],
+        tell: Callable[..., None] = lambda **_: None,
     ) -> None:
         self.context, self.peers, self.tasks = context, peers, Tasks()
         self.values = PairValues(context)
@@ -64,8 +64,8 @@ class Pairs(Component):
         self.prefetch = AnchorPrefetch(context.config, plan, self._round_bytes)
         self._patience = Patience(context.config.patience_s, plan)
         self._met: list[tuple[str, bool]] = []
-        self._lateness: dict[str, deque[bool]] = {}
-        self._late: deque[Group] = deque(maxlen=_REMEMBERED)
+        self._waits, self._tell = Waits(context.me), tell
+        self._late: list[str] = []  # partners of rounds that have ended
         self._view = View()
         self._laid: dict[tuple[int, int], PairRound] = {}
         self._leaving: list[PairRound] = []  # given up, and partners are still to hear so
@@ -93,9 +93,11 @@ class Pairs(Component):
 
     def on_view(self, view: View) -> None:
         self._view = view
+        self._waits.on_members(view.members)
         for round_ in list(self._laid.values()):
             round_.view = view
             if round_.begun:
+                self._hurry(round_)
                 self.step(round_)
             elif round_.group != self._group(*round_.key):
                 self._lay(*round_.key, round_.own)
@@ -160,6 +162,12 @@ class Pairs(Component):
         self._patience.has_quorum(*key, self.now)
         patience_s = self._patience.usual_s(0, key[1], self._members(round_))
         round_.begin(self.now, size, lead_s, patience_s)
+        round_.late_at = self.now + lead_s + self._late_s(round_)
+        self._hurry(round_)
+        # By now all have heard what others said of the round before.
+        late, self._late = self._late, []
+        self._met += [(peer, self._waits.by_itself(peer)) for peer in late]
+        self._met += [(peer, True) for peer in self._waits.often_late() for _ in range(STRIKES)]
         self._catch_up(round_)
         self.step(round_)
         self.changed = True
@@ -226,6 +234,10 @@ class Pairs(Component):
         for peer in round_.decide(self.now):
             self._reach(round_, peer, round_.partners[peer].attempt)
         self.changed |= round_.complete and not was_complete
+        if round_.running and self.now >= round_.late_at:
+            for peer, partner in round_.partners.items():
+                if not partner.met:
+                    self._waits_for(round_, peer)
         if round_.ended and not round_.reported:
             round_.reported = self.changed = True
             self.prefetch.ended(round_)
@@ -378,45 +390,39 @@ class Pairs(Component):
     def _members(self, round_: PairRound) -> int:
         return len(self._view.in_draw(round_.fragment) | {self.context.me})
 
+    def _late_s(self, round_: PairRound) -> float:
+        if self._members(round_) <= 2:  # of two nobody knows which is the slow one
+            return self._patience.usual_s(0, round_.round, 2)
+        return self._patience.habit_s(0)
+
+    def _hurry(self, round_: PairRound) -> None:
+        if any(map(self._waits.known_late, round_.partners)):
+            round_.hurry()
+
+    def _waits_for(self, round_: PairRound, peer: str) -> None:
+        """Says so, once this is done: it may change the view."""
+        at = round_.versions.get(peer, 0)
+        reached = self._view.answers(peer) and self._view.reach(self.context.me, peer)
+        if reached and self._waits.says(self.context.me, peer, at):
+            tell = partial(self._tell, waited_for=peer, waited_at=at)
+            asyncio.get_running_loop().call_soon(tell)
+
     def _judge(self, round_: PairRound) -> None:
         """Notes the partners that the round has met, and those that were late without an excuse."""
         key, now, view, patience = round_.key, self.now, self._view, self._patience
         patience.ends(*key, now)
-        two = self._members(round_) <= 2  # of two nobody knows which is the slow one
-        most_s = patience.usual_s(0, key[1], 2) if two else patience.habit_s(0)
+        most_s = self._late_s(round_)
         for peer in round_.partners:
             waited_s, useless = round_.waited_s(peer, now), peer in round_.useless
             patience.waited(0, key[1], waited_s)
-            late = waited_s > most_s - _TOLERANCE_S
+            if late := waited_s > most_s - _TOLERANCE_S:
+                self._waits_for(round_, peer)
             met = round_.succeeded or late or useless
             if met and view.answers(peer) and view.reach(self.context.me, peer):
-                self._met.append((peer, self._blamed(peer, key, late=late) or useless))
-
-    def _blamed(self, peer: str, key: tuple[int, int], *, late: bool) -> bool:
-        """Whether a partner is late by itself. One that has waited for another is late too: so none
-        is blamed while another is late more often, or explains more late rounds; from the second on
-        as many will do."""
-        self._lateness.setdefault(peer, deque(maxlen=_REMEMBERED)).append(late)
-        if not late:
-            return False
-        self._late.append(self._suspects(peer, *key))
-        explained = Counter(each for suspects in self._late for each in suspects)
-        shares = {p: sum(each) / (1 + len(each)) for p, each in self._lateness.items()}
-        most = max(share for p, share in shares.items() if p == peer or self._view.usable(p))
-        times, others = explained.pop(peer), max(explained.values(), default=0)
-        return shares[peer] == most and times >= others + (times > 1)
-
-    def _suspects(self, peer: str, fragment: int, round_: int) -> Group:
-        """The partner, and those of its last groups without this peer, one of each fragment: they
-        may have kept it."""
-        run, size, found = self.context.run, self.context.plan.group_size, {peer}
-        for each, at in self._versions.items():
-            now = self._laid.get((each, at))
-            latest = round_ - 1 if each == fragment else at - (now is None or not now.begun)
-            earlier = ((each, n) for n in range(latest, max(-1, latest - _REMEMBERED), -1))
-            drawn = (draw_group(peer, run, size, self._view, key) for key in earlier)
-            found |= {*next((group for group in drawn if self.context.me not in group), ())}
-        return tuple(found)  # the partner itself may have ended the run since
+                if late and not useless:
+                    self._late.append(peer)
+                else:
+                    self._met.append((peer, useless))
 
     def _fail(self, round_: PairRound) -> None:
         round_.leave_at = self.now + _LEAVE_S

@@ -111,6 +111,8 @@ class PairRound:
         self.failed = ""  # why nothing may be applied
         self.last = ""  # whose values came last
         self.began = self.deadline = self.patience_until = 0.0
+        self.late_at = math.inf  # from when on a partner that has not come is late
+        self.versions: dict[str, int] = {}  # of the partners, when the round began
         self.leave_at = 0.0  # when a round that is given up is left
         self.heard = 0.0  # when bytes of a partner came last
         self.told = False  # the train side has the anchors' mean, or is about to
@@ -160,6 +162,8 @@ class PairRound:
         lead_s: how far it may be ahead of its partners; patience_s: how long a late one is waited
         for besides."""
         config = self._config
+        members = self.view.members
+        self.versions = {p: members[p].version for p in self.partners if p in members}
         self.begun, self.began = True, now
         self._transfer_s = config.transfer_s(payload_bytes)
         self._round_s = config.patience_s + self._transfer_s + config.slack_s
@@ -167,6 +171,11 @@ class PairRound:
         self._lead_s = lead_s
         self._patience_s = min(config.patience_s, patience_s) + lead_s
         self.patience_until = min(now + self._patience_s, self.deadline)
+
+    def hurry(self) -> None:
+        """A partner is known to be late again and again."""
+        self.patience_until = min(self.patience_until, self.late_at)
+        self._patience_s = min(self._patience_s, self.late_at - self.began)
 
     def heard_of(self, peer: str, now: float) -> None:
         """Something of the partner's arrives: it is not late, its link is slow."""
@@ -227,7 +236,7 @@ class PairRound:
         """When time alone may change something next, after `now`; infinite if never."""
         if not self.running:
             return math.inf
-        times = [self._limit()]
+        times = [self._limit(), self.late_at]
         for peer, partner in self.partners.items():
             if peer > self.me and not partner.open:
                 times.append(partner.retry_at)

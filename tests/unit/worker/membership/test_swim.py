@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from murmuration.worker.membership import Health, Member, newest
-from murmuration.worker.membership.evidence import IdlePeers
+from murmuration.worker.membership import Digest, Health, Member, newest
+from murmuration.worker.membership.evidence import IdlePeers, Waits
 from murmuration.worker.membership.swim import (
     MAX_MEMBERS,
     Membership,
@@ -250,8 +250,30 @@ def test_three_of_eight_rounds_of_a_fragment(
 ) -> None:
     idle = IdlePeers()
     for number, late in enumerate(rounds):
-        idle.round_ended(number % fragments, list(late), 0.0, {})
+        idle.round_ended(number % fragments, list(late), 0.0)
     assert idle.peers == marked
+
+
+@pytest.mark.parametrize(
+    ("said", "late"),
+    [
+        ("me d 21, a d 24, b d 27", ["d"]),
+        ("me d 21, me d 24, me d 27", ["d"]),
+        ("me d 21, a d 21, b d 21", []),  # one pause that keeps several waiting
+        ("a d 21, b d 24, c d 27", []),  # not for this peer
+        ("me d 21, a d 24, a d 27", []),  # each other's word counts once
+        ("me d 21, a d 24, b d 7", []),  # long ago
+        ("me a 21, b a 24, c a 27, a d 20, b d 24, c d 27", []),  # it was kept waiting itself
+        ("me d 21, a d 24, b d 27, d c 20, c d 22", ["d"]),  # no excuse: c was late less often
+    ],
+)
+def test_who_is_late_by_itself_for_partners(said: str, late: list[str]) -> None:
+    waits, digests = Waits("me"), (Digest(28, 2, 0),)
+    waits.on_members({each: member(each, digests=digests) for each in ("me", *"abcd")})
+    for who, peer, at in map(str.split, said.split(", ")):
+        assert waits.says(who, peer, int(at))
+    assert waits.often_late() == late
+    assert waits.known_late("d") == ("a d" in said)
 
 
 def test_who_was_marked_is_waited_for_once_more_and_stays_out_for_twice_as_long() -> None:
@@ -261,7 +283,7 @@ def test_who_was_marked_is_waited_for_once_more_and_stays_out_for_twice_as_long(
         each.waited_for("d", now=0.0)
     idle.tick(MINUTE_S)
     assert idle.peers == ()
-    idle.round_ended(0, ["d"], MINUTE_S, {})
+    idle.round_ended(0, ["d"], MINUTE_S)
     for each, minutes in ((idle, 3), (itself, 4)):
         each.tick(minutes * MINUTE_S - 1)
         assert each.peers == ("d",)
