@@ -147,20 +147,6 @@ async def test_a_partition_heals_into_one_swarm() -> None:
             assert all(e["apart"] > 0 for e in given_up[name])
 
 
-async def test_a_partition_into_single_peers_heals() -> None:
-    async with Swarm(steady(90), NAMES, at=2) as swarm:
-        for at, name in enumerate(NAMES):
-            swarm.cut(name, NAMES[at + 1 :])
-        await swarm.sleep(28)
-        assert all(peer.versions >= (8,) for peer in swarm.alive)  # each has gone on alone
-        assert {peer.of_kind("round")[-1]["contributors"] for peer in swarm.alive} == {1}
-        for at, name in enumerate(NAMES):
-            swarm.heal(name, NAMES[at + 1 :])
-        await swarm.until(swarm.agrees, 30)
-        await swarm.ends_equal()
-        assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
-
-
 @pytest.mark.parametrize("after_s", [0.0, 1.6])
 @pytest.mark.parametrize("merge", ["reset", "keep"])
 async def test_a_peer_that_was_cut_off_goes_back_to_what_the_others_share(

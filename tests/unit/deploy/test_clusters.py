@@ -72,17 +72,6 @@ def test_kustomize_builds_them_with_the_runs_toml() -> None:
     assert found["ConfigMap"]["data"] == {"run.toml": (FOLDER / "run.toml").read_text()}
 
 
-def test_all_select_the_same_pods() -> None:
-    found = {kind: each["spec"] for kind, each in resources().items()}
-    assert found["StatefulSet"]["template"]["metadata"]["labels"] == LABELS
-    assert found["Service"]["selector"] == LABELS
-    assert found["NetworkPolicy"]["podSelector"] == {"matchLabels": LABELS}
-    for kind in ("StatefulSet", "PodDisruptionBudget"):
-        assert found[kind]["selector"] == {"matchLabels": LABELS}
-    (service,) = {found["StatefulSet"]["serviceName"], resources()["Service"]["metadata"]["name"]}
-    assert service == "murmuration"
-
-
 @pytest.mark.parametrize(("pod", "others"), [(0, (1, 2)), (2, (0, 1)), (7, (0, 1, 2))])
 def test_a_pod_runs_a_worker_that_joins_the_others(
     start: Start, typed: Typed, pod: int, others: tuple[int, ...]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -72,33 +71,18 @@ def test_another_container_ends_with_its_run(container: Start) -> None:
         assert script.wait() == 0
 
 
-def stack() -> str:
-    """As the first lines of the file say."""
-    (command,) = re.findall(r"sed '([^']+)' deploy/compose.yaml", COMPOSE)
-    return subprocess.run(
-        ["sed", command], input=COMPOSE, capture_output=True, text=True, check=True
-    ).stdout
-
-
 def test_the_stack_is_the_same_file_without_the_charts() -> None:
     charts = {name for name, each in SERVICES.items() if "profiles" in each}
     assert charts == {"prometheus", "grafana"}
-    stacked = yaml.safe_load(stack())["services"]
+    (command,) = re.findall(r"sed '([^']+)' deploy/compose.yaml", COMPOSE)  # its first lines say so
+    sed = subprocess.run(
+        ["sed", command], input=COMPOSE, capture_output=True, text=True, check=True
+    )
+    stacked = yaml.safe_load(sed.stdout)["services"]
     assert stacked == {name: each for name, each in SERVICES.items() if name not in charts}
     for service in stacked.values():
         assert service["restart"] == "${RESTART:-unless-stopped}"
         assert "ports" not in service
-
-
-@pytest.mark.skipif(shutil.which("docker") is None, reason="no docker here")
-def test_docker_takes_the_stack() -> None:
-    asked = subprocess.run(["docker", "stack", "config", "--help"], capture_output=True)
-    if asked.returncode != 0 or b"--compose-file" not in asked.stdout:
-        pytest.skip("this docker cannot check a stack file")
-    command = ["docker", "stack", "config", "--compose-file", "-"]
-    checked = subprocess.run(command, input=stack(), capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stderr) == (0, "")
-    assert yaml.safe_load(checked.stdout)["services"]["worker"]["deploy"]["replicas"] == 4
 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_a_worker_has() -> None:

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,19 +17,12 @@ from murmuration.algorithms.skippipe.simulator import IterationRun, finish_times
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 
 
-class Kind(Enum):
-    FORWARD = "forward"
-    LOSS = "loss"
-    BACKWARD = "backward"
-
-
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """One visit of one microbatch on one peer."""
 
     peer: int
     microbatch: int
-    kind: Kind
+    kind: str
     start_s: float
     end_s: float
 
@@ -44,7 +37,7 @@ def simulate(
 
     def started(peer: int, microbatch: int, step: int, start_s: float, end_s: float) -> None:
         after = step - len(routes[microbatch].peers)
-        kind = Kind.FORWARD if after < 0 else Kind.BACKWARD if after else Kind.LOSS
+        kind = "forward" if after < 0 else "backward" if after else "loss"
         spans[peer].append(Span(peer, microbatch, kind, start_s, end_s))
 
     run.run(started)
@@ -67,8 +60,8 @@ def test_every_microbatch_is_computed_in_order_with_its_hops_between(case: Case)
         )
         assert [span.peer for span in spans] == [*route.peers, route.origin, *route.peers[::-1]]
         kinds = Counter(span.kind for span in spans)
-        assert kinds[Kind.FORWARD] == kinds[Kind.BACKWARD] == len(route.peers)
-        assert kinds[Kind.LOSS] == 1
+        assert kinds["forward"] == kinds["backward"] == len(route.peers)
+        assert kinds["loss"] == 1
         for before, after in pairwise(spans):
             arrives_s = before.end_s + pipeline.costs.edge_s[before.peer, after.peer]
             assert after.start_s >= arrives_s - 1e-9
@@ -80,8 +73,8 @@ def test_no_peer_computes_two_visits_at_a_time_or_holds_more_than_its_memory(cas
     pipeline, *rest = case
     for peer, spans in enumerate(simulate(pipeline, random(pipeline, *rest))[0]):
         assert all(before.end_s <= after.start_s for before, after in pairwise(spans))
-        taken = [(s.start_s, 1) for s in spans if s.kind is Kind.FORWARD]
-        given_back = [(s.end_s, -1) for s in spans if s.kind is Kind.BACKWARD]
+        taken = [(s.start_s, 1) for s in spans if s.kind == "forward"]
+        given_back = [(s.end_s, -1) for s in spans if s.kind == "backward"]
         held = np.cumsum([change for _, change in sorted(taken + given_back)])
         assert max(held, default=0) <= pipeline.memory[peer]
 

@@ -20,27 +20,16 @@ from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
          "--listen 0.0.0.0:7701"),
         ({"event": "awaiting", "here": ["a"], "wanted": 3},
          "waits for 2 more peers to start (here: a)"),
-        ({"event": "started", "step": 0, "group": ["a", "b"]}, "started at step 0 with a, b"),
         ({"event": "progress", "state": "training", "step": 30, "steps": 90, "loss": None,
           "rounds": 2, "bytes_sent": 0, "tokens_per_s": 1234.5, "steps_per_s": 0.5, "peers": 3},
          "step 30/90  rounds 2  sent 0.0 MB  1,234 tokens/s  2 min 00 s to go  3 peers"),
         ({"event": "progress", "state": "training", "step": 30, "steps": 1 << 40, "loss": 2.0,
           "rounds": 2, "bytes_sent": 0, "steps_per_s": 12.34, "peers": 1},
          "step 30  loss 2.000  rounds 2  sent 0.0 MB  12.3 steps/s  1 peer"),
-        ({"event": "run", "parameters": 5, "preset": "local", "inner_steps": None,
-          "steps": 1 << 40, "tokens": None, "device": "cuda:0"},
-         "5 parameters, preset local, without rounds, on cuda:0"),
         ({"event": "progress", "state": "waiting", "step": 30, "steps": 90, "loss": 2.0}, None),
         ({"event": "validation", "step": 60, "val_loss": 2.34567,
           "val_metrics": {"accuracy": 0.91234, "top 5": 1.0}},
          "step 60  validation loss 2.346, accuracy 0.9123, top 5 1"),
-        ({"event": "resumed", "path": "out/checkpoints/step-00000020", "step": 20},
-         "goes on from out/checkpoints/step-00000020 (--fresh starts from step 0)"),
-        ({"event": "stalled", "fragment": 0, "round": 3, "waiting_for": ["w1", "w2"],
-          "seconds": 14.2, "last_s": 3.04},
-         "round 3 waits for w1, w2: 14 s so far, the last round took 3.0 s"),
-        ({"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead", "confirmed_by": []},
-         "took over w2's state at step 60: ahead (no third peer has it, to compare)"),
         ({"event": "adopted", "donor": "w2", "step": 60, "reason": "ahead",
           "rounds_given_up": 12, "kept_steps": 80, "apart": 0.0123},
          "took over w2's state at step 60: ahead; its own last 12 rounds are given up, "
@@ -48,9 +37,6 @@ from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
         ({"event": "put_back", "step": 9, "fragments": [0, 1], "steps": 3, "steps_lost": 8},
          "parameters not finite at step 9: back to what they were before; 3 inner steps lost, "
          "8 so far"),
-        ({"event": "rebuilt", "stage": 1, "from": {0: 0.25, 2: 0.75}},
-         "rebuilt stage 1 from 25 % of stage 0 and 75 % of stage 2"),
-        ({"event": "member", "peer_changed": "w1", "health": "left"}, "w1 has left"),
         ({"event": "result", "reason": "finished", "step": 90, "val_loss": 1.23456,
           "rounds_completed": 3, "anchor_hash": "ab12"},
          "finished at step 90: validation loss 1.235, 3 rounds, anchor ab12"),
@@ -107,14 +93,6 @@ def said() -> Says:
     return lambda peer, event, **fields: lines.line({"event": event, "peer": peer, **fields})
 
 
-def test_ordinary_events_make_no_line(said: Says) -> None:
-    assert said("w0", "progress", step=3) is None
-    assert [said("w0", event) for event in ("listening", "round", "something new")] == [None] * 3
-    for health in ("alive", "left"):
-        assert said("w0", "member", peer_changed="w1", health=health) is None
-    assert said("w0", "exit", exit_code=0) is None
-
-
 def test_what_several_report_is_said_once(said: Says) -> None:
     for peer, health, line in (
         ("w0", "suspect", "w0: w2 is suspect"),
@@ -162,16 +140,6 @@ def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round(said: S
     assert said(event="refused", **event | {"reason": "another shard"}) is None
     for other in ({"round": 6}, {"sender": "w2"}, {"peer": "w3"}):
         assert said(event="refused", **event | other) is not None
-
-
-def test_a_validation_loss_is_said_once_for_each_step(said: Says) -> None:
-    for peer, step, loss, line in (
-        ("w1", 200, 2.34567, "w1: step 200 validation loss 2.346"),
-        ("w0", 200, 2.34567, None),
-        ("w0", 400, "low", None),
-        ("w0", 400, 2.0, "w0: step 400 validation loss 2.000"),
-    ):
-        assert said(peer, "validation", step=step, val_loss=loss) == line
 
 
 def test_what_is_missing_or_strange_is_left_open(said: Says) -> None:

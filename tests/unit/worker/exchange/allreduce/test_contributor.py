@@ -9,6 +9,7 @@ import torch
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.exchange.allreduce import contributor
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Answer, Reducer
 from murmuration.worker.exchange.round_context import Context
@@ -168,6 +169,24 @@ def test_a_try_that_came_to_nothing_is_resumed_at_the_same_peer(
     assert (again.key, again.frames) == ((0, "b", True), [])  # it asks first what is there
     again.says(resume=pb.Resume(offset=12))
     assert again.frames == [12]
+
+
+@pytest.mark.parametrize(("window", "at_once"), [(layouts.BYTES, 1), (layouts.BYTES - 1, 4)])
+def test_shards_above_a_window_go_to_a_peer_several_at_once(
+    clock: Clock, window: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight streams fill a long link, half of them to each of two others. Here none is read."""
+    frames: list[bytes] = []
+
+    async def unread(_: Try, message: bytes) -> None:
+        if pb.ExchangeUp.FromString(message).HasField("frame"):
+            frames.append(message)
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(contributor, "WINDOW_BYTES", window)
+    monkeypatch.setattr(Try, "send", unread)
+    Contributing(clock, orders=FROM_AFAR * 6)
+    assert len(frames) == at_once
 
 
 def test_a_reducer_that_is_overdue_is_passed_over(clock: Clock) -> None:
