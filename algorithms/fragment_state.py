@@ -398,9 +398,8 @@ class FragmentOptimizer:
         return mean
 
     def abandon(self, counted: Ranges, error: Tensor | None, local: Tensor) -> Tensor | None:
-        """Ends a round that came to nothing. Returns the local parameters to go on from; None for
-        the same. Args: counted: the ranges whose reduction is known to have this peer's part;
-        error: as `RoundResult`'s."""
+        """Ends a round that came to nothing. Returns other local parameters to go on from, if any.
+        Args: counted: ranges known to count this peer's part; error: as `RoundResult`'s."""
         contribution, self.failed = self._ended(), True
         moved, local = self._start is not None, self._from_anchor(local)
         if contribution.everyone:  # nothing was learned that others could have counted
@@ -450,15 +449,13 @@ class FragmentOptimizer:
             for start, stop in counting.counted_of(theirs.history, mine.version, me) or ():
                 local[start:stop] = mine.anchor[start:stop]
         for place, sent in enumerate(self._sent):
-            counted = counting.counted_of(theirs.history, sent.round, me)
-            if counted is not None:
-                self._sent[place] = counting.reconcile(local, sent, counted)
+            if (ranges := counting.counted_of(theirs.history, sent.round, me)) is not None:
+                self._sent[place] = counting.reconcile(local, sent, ranges)
         if earlier is not None and earlier.round < theirs.version:
             self._failed_try = None
             # The new state holds already this peer's part in a round that others finished.
-            counted = counting.counted_of(theirs.history, earlier.round, me)
-            if counted is not None:
-                earlier = replace(earlier, ranges=counted)
+            if (ranges := counting.counted_of(theirs.history, earlier.round, me)) is not None:
+                earlier = replace(earlier, ranges=ranges)
             self._take_out(earlier, local)
         self.state, self.failed = theirs, False
         if not keep:

@@ -43,9 +43,8 @@ class Plan:
     # minus what it has learned that is not in its contribution, encoded.
     merge: Merge = "reset"
     merge_alpha: float = 0.0  # share of the local parameters that survives a merge
-    # Inner steps per period by speed: a peer that is half as fast as the fastest makes half as
-    # many, so that nobody waits for it (arXiv:2401.09135; of three or more peers, as the second
-    # fastest).
+    # Inner steps per period by speed: a peer half as fast as the fastest (of three or more, as the
+    # second fastest) makes half as many, so that nobody waits for it (arXiv:2401.09135).
     dylu: bool = False
     # `uniform` means, or by `work`: the inner steps that a contribution stands for.
     weighting: Weighting = "uniform"
@@ -57,8 +56,7 @@ class Plan:
     # What is averaged; `gradient` is data-parallel training, every step.
     payload: Payload = "pseudo_gradient"
     codec: str = "fp32"  # wire codec of contributions
-    # The wire codec of what comes back. The reducer adds what its requantization has left out to
-    # its next reduction.
+    # Wire codec of what comes back. What it leaves out the reducer adds to its next reduction.
     reduction_codec: str = "fp32"
     # The outer Nesterov step; with `pairs` b and a of heavy ball. The paper's 0.7 and 0.9 are too
     # hot for periods as short as the default.

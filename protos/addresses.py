@@ -1,5 +1,4 @@
-"""HOST:PORT, several of one peer, or PEER@HOST:PORT of a relay: reading it, judging it, and
-reserving free ports."""
+"""HOST:PORT, several of one peer, or PEER@HOST:PORT of a relay; and free ports to reserve."""
 
 import ipaddress
 import socket
@@ -91,8 +90,7 @@ class ReservedPorts(ExitStack):
 
     A port that is merely looked up can be lost to any outgoing connection before its worker
     listens. Linux lets a listener bind next to a socket that does not listen, if both set
-    SO_REUSEADDR, as gRPC does; so there the sockets stay open. Elsewhere they are
-    closed once all ports are chosen.
+    SO_REUSEADDR, as gRPC does; so there the sockets stay open. Elsewhere they are closed at once.
     """
 
     def __init__(self, count: int) -> None:

@@ -1,8 +1,7 @@
 """What a worker reports of itself: JSON lines on stdout and in its log, documents on the wire.
 
 Each is a map with `event`, its kind, `peer`, `at`, the time of day, `time_s`, seconds since the
-start, and the fields of its kind. It may be of another version: it is read
-field by field, and what does not fit counts as missing.
+start, and the fields of its kind. Of another version, what does not fit counts as missing.
 """
 
 import math
@@ -166,8 +165,7 @@ def place_of(verdict: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def costliest(found: Iterable[Iterable[Event]]) -> list[Event]:
-    """The faults that workers have located, each once, at the highest cost told, costliest
-    first."""
+    """The faults that workers have located, each at the highest cost told, costliest first."""
 
     def cost(verdict: Event) -> float:
         return float_of(verdict, "cost") or 0.0

@@ -1,5 +1,4 @@
-"""Numbers as people read them: each kind of quantity has one format. And text from elsewhere, made
-fit to be shown.
+"""Numbers as people read them, one format for each kind; text from elsewhere, fit to be shown.
 
 Three significant digits, thousands with commas, a space before the unit. Columns whose rows are
 compared keep one unit (`megabytes`) or a fixed number of decimals (`percent`).

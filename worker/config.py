@@ -149,6 +149,16 @@ ADVISED = (
 LOCAL = (("run", "track"),)
 # What a preset says of the inner optimizer.
 _INNER = {"kseed": InnerConfig(optimizer=KSEED, lr=3e-3, warmup_steps=0)}
+# Keys that a model in stages does not have.
+_NOT_IN_STAGES = {
+    "dylu": "dylu gives each peer inner steps of its own, but the stages of a model go through "
+    "iterations together; leave dylu out, or do not cut the model",
+    "optimizer": "optimizer = 'kseed' is for whole models; use another, or do not cut the model",
+    "accumulate": "accumulate is for whole models; stages take the mean over [stages] microbatches",
+    "evaluate_every": "evaluate_every is for whole models; stages are put together at the end of "
+    "the run, and evaluated then",
+    "data": 'data = "leased" is for whole models; leave it out, or do not cut the model',
+}
 _SECTIONS = (*RUN_WIDE, "rounds", "exchange", "membership", "checkpoint")
 
 
@@ -216,32 +226,15 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
 
 def _check_together(config: Config) -> None:
     inner, plan, source = config.inner, config.plan, config.source
-    for section, key, is_set, why in (
-        (
-            *("diloco", "dylu", plan.dylu),
-            "dylu gives each peer inner steps of its own, but the stages of a model go through "
-            "iterations together; leave dylu out, or do not cut the model",
-        ),
-        (
-            *("inner", "optimizer", inner.optimizer == KSEED),
-            "optimizer = 'kseed' is for whole models; use another, or do not cut the model",
-        ),
-        (
-            *("inner", "accumulate", inner.accumulate > 1),
-            "accumulate is for whole models; stages take the mean over [stages] microbatches",
-        ),
-        (
-            *("run", "evaluate_every", config.run.evaluate_every > 0),
-            "evaluate_every is for whole models; stages are put together at the end of the run, "
-            "and evaluated then",
-        ),
-        (
-            *("task", "data", config.task.data == "leased"),
-            'data = "leased" is for whole models; leave it out, or do not cut the model',
-        ),
+    for section, key, is_set in (
+        ("diloco", "dylu", plan.dylu),
+        ("inner", "optimizer", inner.optimizer == KSEED),
+        ("inner", "accumulate", inner.accumulate > 1),
+        ("run", "evaluate_every", config.run.evaluate_every > 0),
+        ("task", "data", config.task.data == "leased"),
     ):
         if is_set and config.stages.count > 1:
-            raise source.refused(section, key, why)
+            raise source.refused(section, key, _NOT_IN_STAGES[key])
     alike = (plan.exchange, plan.weighting, plan.mean_over) == ("mean", "uniform", "all")
     if config.rounds.aggregation != "mean" and not alike:
         why = (

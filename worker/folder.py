@@ -1,5 +1,4 @@
-"""A worker's folder: one worker at a time writes there, each event it tells of, and the members
-that it has known.
+"""A worker's folder: one worker at a time writes there, its events, and the members it has known.
 
 These are addresses to try where those that the user names are away: a peer that answers there has
 to show that it is of the run.

@@ -80,11 +80,9 @@ class Manifest:
     def other_order(self, other: "Manifest") -> str | None:
         """Says so if the other tells that its tensors are of other kinds, or in another order."""
         own, theirs = (each._advice.get("tensors") for each in (self, other))
-        return (
-            None
-            if theirs in (None, own)
-            else "tensors: in another order (of a set?) or of other types"
-        )
+        if theirs in (None, own):
+            return None
+        return "tensors: in another order (of a set?) or of other types"
 
     @property
     def steps(self) -> int:

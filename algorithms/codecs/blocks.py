@@ -30,8 +30,7 @@ _DEVICE_ELEMENTS = 4 * 1024 * 1024  # accelerators want long kernels
 
 
 def pieces(rows: int, row_elements: int, device: torch.device) -> Iterator[slice]:
-    """Cuts rows into the pieces in which they are worked on: their temporaries stay in the cache.
-    The first is the largest."""
+    """Cuts rows into pieces, the largest first, whose temporaries stay in the cache."""
     cached = _CACHED_ELEMENTS * torch.get_num_threads()
     step = (cached if device.type == "cpu" else _DEVICE_ELEMENTS) // row_elements
     for start in range(0, rows, step):
@@ -53,8 +52,7 @@ class BlockCodec(Codec):
 
     @abstractmethod
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
-        """Code bytes (n, `code_bytes(128)`): of an integer the low eight bits. They may lie in
-        scratch."""
+        """Code bytes (n, `code_bytes(128)`), maybe in scratch; of an integer the low eight bits."""
 
     @abstractmethod
     def _values(self, codes: Tensor, out: Tensor) -> None:

@@ -40,7 +40,7 @@ class Sign(BlockCodec):
     def _scales(self, blocks: Tensor, largest: Tensor, count: int, scratch: Tensor) -> Tensor:
         unit = _power_below(largest)
         steps = _in_steps(blocks, unit, scratch[0])
-        return _scale(_mean(steps, torch.full_like(unit, count)), unit)
+        return _scale(steps, torch.full_like(unit, count), unit)
 
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
         signs = torch.copysign(torch.full_like(scales, 0.5), blocks, out=scratch[0])
@@ -70,10 +70,10 @@ class Ternary(BlockCodec):
     def _scales(self, blocks: Tensor, largest: Tensor, count: int, scratch: Tensor) -> Tensor:
         unit = _power_below(largest)
         steps, above = _in_steps(blocks, unit, scratch[0]), scratch[1]
-        threshold = _mean(steps, torch.full_like(unit, count)).mul_(_THRESHOLD)
-        torch.gt(steps, threshold, out=above)  # as 0.0 and 1.0
+        mean = steps.sum(1, keepdim=True).div_(torch.full_like(unit, count))
+        torch.gt(steps, mean.mul_(_THRESHOLD), out=above)  # as 0.0 and 1.0
         many = above.sum(1, keepdim=True).clamp_(min=1.0)
-        return _scale(_mean(steps.mul_(above), many), unit)
+        return _scale(steps.mul_(above), many, unit)
 
     def _codes(self, blocks: Tensor, scales: Tensor, scratch: Tensor) -> Tensor:
         least = torch.where(scales == 0, torch.inf, scales * 0.5)
@@ -102,14 +102,9 @@ def _in_steps(blocks: Tensor, unit: Tensor, out: Tensor) -> Tensor:
     return torch.abs(blocks, out=out).div_(unit).add_(_TO_STEPS).sub_(_TO_STEPS)
 
 
-def _mean(steps: Tensor, count: Tensor) -> Tensor:
-    """(n, 1): the sums, which are exact, over a count (n, 1)."""
-    return steps.sum(1, keepdim=True).div_(count)
-
-
-def _scale(mean: Tensor, unit: Tensor) -> Tensor:
-    """A mean in units as a scale: bf16, and 0 rather than subnormal."""
-    scales = blocked.to_bf16(mean.mul_(unit))
+def _scale(steps: Tensor, count: Tensor, unit: Tensor) -> Tensor:
+    """Their mean, of exact sums, in units (n, 1), as a scale: bf16, and 0 rather than subnormal."""
+    scales = blocked.to_bf16(steps.sum(1, keepdim=True).div_(count).mul_(unit))
     return torch.where(scales < _LEAST_NORMAL, 0.0, scales)
 
 

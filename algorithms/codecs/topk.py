@@ -157,14 +157,25 @@ class TopK(Codec):
 
 
 def _largest(bits: Tensor, kept: int) -> Tensor:
-    """The flat places, in order, of the largest magnitudes of each row of fp32 (n, m), as int32."""
+    """The flat places, in order, of the `kept` largest magnitudes of each row of fp32 (n, m), as
+    int32; of equal ones the first."""
     if not _is_on_host(bits):
         whole = bits & _MAGNITUDE
         least_of = torch.topk(whole, kept, dim=1, sorted=False).values.amin(1, keepdim=True)
         return _at_least(whole, least_of, kept)
     magnitudes = np.bitwise_and(bits.numpy(), _MAGNITUDE)
     places = np.flatnonzero(magnitudes >= _bound(magnitudes, kept))
-    return torch.from_numpy(_narrowed(magnitudes, places, kept))
+    rows, elements = magnitudes.shape
+    counts = np.diff(np.searchsorted(places, np.arange(rows + 1) * elements))
+    values = magnitudes.reshape(-1)[places]
+    beside = np.zeros((rows, max(kept, counts.max())), np.int32)
+    beside[np.arange(beside.shape[1]) < counts[:, None]] = values
+    beside.partition(-kept, axis=1)
+    least = beside[:, -kept]
+    found = places[values >= np.repeat(least, counts)]
+    if len(found) == rows * kept and least.all():
+        return torch.from_numpy(found)
+    return _at_least(torch.from_numpy(magnitudes), torch.from_numpy(least[:, None]), kept)
 
 
 def _is_on_host(values: Tensor) -> bool:
@@ -182,25 +193,6 @@ def _bound(magnitudes: NDArray[np.int32], kept: int) -> NDArray[np.int32]:
     maxima: NDArray[np.int32] = magnitudes.reshape(rows, -1, groups).max(axis=1)
     maxima.partition(-rank, axis=1)
     return maxima[:, -rank, None].clip(min=1)
-
-
-def _narrowed(
-    magnitudes: NDArray[np.int32], places: NDArray[np.int64], kept: int
-) -> NDArray[np.int64]:
-    """The flat places, in order, of the `kept` largest of each row; of equal ones the first.
-    `places` are those where they may be, in order; not of zeros."""
-    rows, elements = magnitudes.shape
-    counts = np.diff(np.searchsorted(places, np.arange(rows + 1) * elements))
-    values = magnitudes.reshape(-1)[places]
-    beside = np.zeros((rows, max(kept, counts.max())), np.int32)
-    beside[np.arange(beside.shape[1]) < counts[:, None]] = values
-    beside.partition(-kept, axis=1)
-    least = beside[:, -kept]
-    found = places[values >= np.repeat(least, counts)]
-    if len(found) == rows * kept and least.all():
-        return found
-    equal = _at_least(torch.from_numpy(magnitudes), torch.from_numpy(least[:, None]), kept)
-    return equal.numpy()
 
 
 def _at_least(magnitudes: Tensor, least: Tensor, kept: int) -> Tensor:

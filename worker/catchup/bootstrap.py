@@ -266,8 +266,7 @@ class Bootstrap:
 
 
 class Splits:
-    """Reducers that give other bytes to each peer: noticed where states part, named, and passed
-    over. I/O thread only.
+    """Notices, where states part, reducers that give each peer other bytes. I/O thread only.
 
     Peers whose states were equal and differ one version later compare the reductions that led
     there. A reducer that gave them different ones is named once: a peer may lie about what it was

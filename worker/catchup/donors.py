@@ -165,9 +165,15 @@ class Donors:
     ) -> tuple[int, dict[int, FragmentState]]:
         """Raises as `fetch_states`. Nobody is blamed for what another has sent: where the whole
         does not fit, the donor is asked for all of it."""
-        node, helpers = self._node, self._helpers(donor, expected)
+        node, rounds = self._node, self._node.context.config
+        # Others that hold the same, as many as chunks at most, in this peer's own order.
+        chunks = sum(4 * sum(sizes) for sizes in expected.values()) // state_transfer.CHUNK_BYTES
+        me, hashes = self._gossip.me.peer, [donor.digests[index].hash for index in expected]
+        others = (m for m in self._gossip.replicas if m.peer != donor.peer and m.digests)
+        alike = [m for m in others if [m.digests[index].hash for index in expected] == hashes]
+        alike.sort(key=lambda member: wire.hash64(f"{me}/{member.peer}".encode()))
+        helpers = alike[: min(_HELPERS, chunks)]
         alone = not (self._begun or helpers)
-        rounds = node.context.config
         silent_s = rounds.transfer_s(wire.MAX_FRAME_BYTES) + rounds.slack_s
         given = (node.transport, donor, self._gossip.run, expected, node.offload)
         try:
@@ -176,16 +182,6 @@ class Donors:
             if alone:
                 raise
             return await fetch_states(*given, silent_s)
-
-    def _helpers(self, donor: Member, expected: Mapping[int, tuple[int, int]]) -> list[Member]:
-        """Others that hold the same states, as many as chunks at most, in this peer's own order."""
-        chunks = sum(4 * sum(sizes) for sizes in expected.values()) // state_transfer.CHUNK_BYTES
-        me = self._gossip.me.peer
-        hashes = [donor.digests[index].hash for index in expected]
-        others = (m for m in self._gossip.replicas if m.peer != donor.peer and m.digests)
-        alike = [m for m in others if [m.digests[index].hash for index in expected] == hashes]
-        alike.sort(key=lambda member: wire.hash64(f"{me}/{member.peer}".encode()))
-        return alike[: min(_HELPERS, chunks)]
 
     def set_aside(self, donor: Member, reason: str, for_s: float = _ASIDE_S) -> None:
         """Its state is not taken; others come first for a while."""

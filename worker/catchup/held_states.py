@@ -43,11 +43,10 @@ class HeldStates:
         self._moves: dict[int, dict[int, Moves]] = {}  # by the version that it led to
 
     def add(self, states: Sequence[FragmentState]) -> None:
-        if not self._hashes:  # its own, from its checkpoint
-            for index, state in enumerate(states):
-                for each in state.history:
-                    self.took_part(index, each.round, each.parts)
+        first = not self._hashes  # its own, from its checkpoint
         for index, state in enumerate(states):
+            for each in state.history if first else ():
+                self.took_part(index, each.round, each.parts)
             self._hashes.pop((index, state.version), None)
             self._hashes[index, state.version] = state.hash
             self._measure(index, state)
@@ -138,8 +137,7 @@ class HeldStates:
         theirs: Mapping[int, FragmentState],
         holders: Sequence[str],
     ) -> bool:
-        """Whether rounds hardly lead there, since the holders last shared this peer's. Any
-        thread."""
+        """Whether rounds hardly lead there, since the holders last had this peer's. Any thread."""
         for index, state in theirs.items():
             version, own = mine[index].version, self.measured(index, mine[index])
             since = self.parted(index, holders, version)

@@ -91,9 +91,8 @@ async def fetch_states(
     the same. Returns (where a joiner goes on in the schedule, verified states by fragment). Raises
     TransportError, TimeoutError, WireError: nothing was taken. Args: helpers: as many as there are
     chunks at most; expected: by fragment, the number of values of its anchor and of its momentum;
-    silent_s: until a donor that sends nothing is given up; begun: by fragment, what has arrived
-    from other donors; what arrives now is left there if the link breaks, for the next to go on
-    with."""
+    silent_s: until a donor that sends nothing is given up; begun: by fragment, what has arrived,
+    also from other donors: what is left there if the link breaks, for the next to go on with."""
     streams = [transport.open(each.address, Method.FETCH, each.peer) for each in (donor, *helpers)]
     stream, begun = streams[0], {} if begun is None else begun
     try:

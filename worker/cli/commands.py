@@ -118,15 +118,14 @@ class WorkerFlags:
         """Has SIGTERM end this process, and checks what can be checked before torch loads. Lets
         threads of torch that wait sleep, where all peers share the cores of this machine.
 
-        By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. A
-        worker that has its cores for itself is up to half faster so. It is read once, as torch
-        loads. Raises UsageError, MemoryError.
+        By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. One
+        that has its cores for itself is up to half faster so. Raises UsageError, MemoryError.
         """
         end_on_sigterm()
         check_memory()
         self.check_addresses(*others)
         if self.threads is None and is_loopback(split_address(self.listen)[0]):
-            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, as torch loads
 
     @property
     def addresses(self) -> Addresses:

@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from murmuration.protos import addresses
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import (
-    is_loopback,
-    join_address,
-    public_address,
-    split_address,
-    with_port,
-)
+from murmuration.protos.addresses import public_address, split_address, with_port
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
 from murmuration.worker.cli.options import RunFlags, options
@@ -82,12 +77,12 @@ def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: W
     used up. Nothing is written. Without HOST:PORT it looks at the machine alone. The exit code is
     0 if nothing is wrong, and 1 otherwise.
     """
-    addresses, config = addresses_and_run(words, config)
-    if len(addresses) > 1:
-        raise UsageError(f"{' '.join(addresses)}: the doctor asks one peer; name one HOST:PORT")
-    flags.check_addresses(*addresses)
+    named, config = addresses_and_run(words, config)
+    if len(named) > 1:
+        raise UsageError(f"{' '.join(named)}: the doctor asks one peer; name one HOST:PORT")
+    flags.check_addresses(*named)
     check_memory()
-    findings = [*_machine(flags), *_network(next(iter(addresses), None), config, said, flags)]
+    findings = [*_machine(flags), *_network(next(iter(named), None), config, said, flags)]
     if flags.as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -143,7 +138,7 @@ def _network(
     except AddressInUse as error:
         yield Finding.refused("address", error)
         free = False  # the rest is looked at with another port
-        flags = replace(flags, listen=join_address(split_address(flags.listen)[0], 0))
+        flags = replace(flags, listen=addresses.join_address(split_address(flags.listen)[0], 0))
     first, identity, problem = None, None, None
     if address is not None:
         with flags.newcomer([address], _CALL_S, tell=lambda line: None) as newcomer:
@@ -215,7 +210,7 @@ def _own_address(
     advertised = found.advertised if found else flags.advertise or flags.listen
     where = public_address(with_port(advertised, flags.listen))  # at which others dial back
     said = f"{where}, {found.origin}" if found else where
-    if is_loopback(split_address(where)[0]):
+    if addresses.is_loopback(split_address(where)[0]):
         said += ", which only this machine reaches"
     own = source_host(address) if address else None
     if seen_from and own and own != seen_from:
@@ -274,9 +269,7 @@ async def _link(transport: "GrpcTransport", address: str) -> Finding:
     return Finding("the way", True, f"round trip {trip_ms:.1f} ms, {mbps:.1f} Mbit/s to there")
 
 
-class _Answers:
-    """Answers a probe as a peer of the run would."""
-
+class _Answers:  # to a probe, as a peer of the run would
     def __init__(self, name: str, run: int) -> None:
         self._answer = pb.GossipMessage(sender=name, run=run).SerializeToString()
 

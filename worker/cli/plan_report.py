@@ -91,14 +91,13 @@ def found_for(
                 "prediction": dataclasses.asdict(expected),
             }
         )
+    least = None if proposals else utilization.least_mbps(target, plans, *place)
     return {
         "link": str(link),
         "prediction": dataclasses.asdict(prediction),
         "needed_mbps": {str(s): utilization.needed_mbps(own, *place, s) for s in _SPEED_TARGETS},
         "proposals": proposals,
-        "needed_for_any_proposal_mbps": None
-        if proposals
-        else utilization.least_mbps(target, plans, *place),
+        "needed_for_any_proposal_mbps": least,
     }
 
 

@@ -278,9 +278,8 @@ def enrol(
     revoked: bool = False,
 ) -> pb.EnrolReply:
     """Answers a newcomer with a token, or a member that wants a later certificate. Reads and writes
-    the authority's files. Args: authority: None where its key is not here; role, name: of the
-    caller, by its certificate; holder: as `admit` takes it; revoked: whether the caller counts no
-    more."""
+    the authority's files. Args: authority: None without its key; role, name: of the caller, by its
+    certificate; holder: as `admit` takes it; revoked: whether the caller counts no more."""
     try:
         if authority is None:
             raise IdentityError("it does not hold the run's key: join at the peer that does")

@@ -10,20 +10,13 @@ from typing import NoReturn
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Log, Warnings, new_event
 from murmuration.protos.figures import shown
-from murmuration.worker import wire
+from murmuration.worker import transport, wire
 from murmuration.worker.background import Offload
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import MOST, REVOCATION, TRIAL, Authority, enrol
 from murmuration.worker.identity.certificates import Role, Verifier
 from murmuration.worker.membership.gossip import MOST_REVOCATIONS
-from murmuration.worker.transport import (
-    PROBE_METHODS,
-    Caller,
-    Method,
-    Refused,
-    Transport,
-    TransportError,
-)
+from murmuration.worker.transport import Caller, Method, Refused, Transport, TransportError
 
 _MAX_REASON = 200  # characters
 _MEMBERS = (Role.PEER, Role.COORDINATOR)
@@ -33,10 +26,9 @@ _MOST_ASKED = 16  # for a later certificate, at one time
 
 
 class Gate:
-    """What a caller may ask. io thread only. Args: authority: of the run, if this peer holds its
-    key; `offload` reads and writes its files; refused: called for each refused call; revoked:
-    whether what a caller proves itself by counts no more; key_of: fingerprint of a member's key, by
-    its name."""
+    """What a caller may ask. io thread only. Args: authority: if this peer holds the run's key;
+    `offload` reads and writes its files; refused: called for each refused call; revoked: whether a
+    caller's certificate counts no more; key_of: fingerprint of a member's key, by its name."""
 
     def __init__(
         self,
@@ -62,7 +54,7 @@ class Gate:
             self._refuse(f"{caller.role} {caller.name} was expelled")
         if caller.role not in ((Role.TOKEN, Role.PEER) if enrols else _MEMBERS):
             self._refuse(f"{method} is not for the certificate of a {caller.role}")
-        if caller.name.startswith(TRIAL) and method not in (Method.JOIN, *PROBE_METHODS):
+        if caller.name.startswith(TRIAL) and method not in (Method.JOIN, *transport.PROBE_METHODS):
             self._refuse(f"{method} is not for a token that is tried: join with it")
 
     def check(self, method: str, raw: bytes, caller: Caller) -> None:
@@ -121,9 +113,8 @@ class Expulsions:
 
     The one that holds the run's key reads them from its folder, where `murmur token` writes them.
     Every peer keeps what it has heard of, for its next start. A message has a part of the entries.
-    io thread only. Args: authority: of the run, if this peer holds its key; expelled: called once
-    for each peer that is; keep: puts all entries where `Credentials.revoked` finds them (raises
-    OSError).
+    io thread only. Args: authority: if this peer holds the run's key; expelled: called once for
+    each peer that is; keep: puts all where `Credentials.revoked` finds them (raises OSError).
     """
 
     def __init__(

@@ -23,10 +23,9 @@ _WARNED = datetime.timedelta(days=30)  # before the end, that nobody has renewed
 
 
 class Renewal:
-    """The renewal for one process, on its event loop. Args: authority: of the run, if it holds its
-    key; ask: asks those that may hold it for a later certificate (PEM), None where none gives one;
-    keep: puts the new identity where the process finds it (raises OSError); renewed: called with
-    it."""
+    """The renewal for one process, on its event loop. Args: authority: if it holds the run's key;
+    ask: asks those that may hold it for a later certificate (PEM), None where none gives one; keep:
+    puts the new identity where the process finds it (raises OSError); renewed: called with it."""
 
     def __init__(
         self,

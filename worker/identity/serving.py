@@ -33,8 +33,7 @@ class ServerCertificate:
         """Asked at each handshake, on a thread of gRPC's; None: the server keeps what it has.
 
         gRPC frees what it had at once, though a handshake on another thread may be about to begin
-        with it: that ended the process (grpc/grpc#36693). While this call waits, those can
-        begin.
+        with it: that ended the process (grpc/grpc#36693). While this call waits, those can begin.
         """
         renewed, self._renewed = self._renewed, None
         if renewed is None:

@@ -159,10 +159,7 @@ class SignedWords:
         self._waiting_bytes += size
         kept = pb.Member()
         kept.CopyFrom(message)  # a part of a message would keep all of it in memory
-        if before is None:
-            self._waiting[peer] = _Waiting(kept)
-        else:
-            before.message = kept
+        self._waiting.setdefault(peer, _Waiting(kept)).message = kept
 
     def _digest(self, words: bytes) -> bytes:
         return hashlib.sha256(self._prefix + words).digest()

@@ -13,7 +13,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable, Container
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,21 +56,12 @@ def _leave_to_the_parent() -> None:
     gc.freeze()
     with suppress(OSError):
         for fd in map(int, os.listdir(_OPEN_FILES) if _served else ()):
-            with suppress(OSError):
-                if _port_of(fd) in _served:
-                    os.close(fd)
-
-
-def _port_of(fd: int) -> int | None:
-    """The local port of a socket; None of anything else. Raises OSError."""
-    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-        return None
-    found = socket.socket(fileno=fd)
-    try:
-        name = found.getsockname()
-        return int(name[1]) if found.family in _INTERNET else None
-    finally:
-        found.detach()
+            with suppress(OSError), ExitStack() as kept:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    found = socket.socket(fileno=fd)
+                    kept.callback(found.detach)
+                    if found.family in _INTERNET and found.getsockname()[1] in _served:
+                        os.close(fd)
 
 
 if hasattr(os, "register_at_fork"):
@@ -80,8 +71,7 @@ if hasattr(os, "register_at_fork"):
 class GrpcTransport:
     """Serves `host:port` and calls others. Port 0 takes a free one. Args: proxy: HOST:PORT of an
     HTTP CONNECT proxy to reach all others through, whatever `no_proxy` says in the environment;
-    security: proof of this process and of others; None: nothing is encrypted, and anything may
-    call."""
+    security: proof of this process and others; None: nothing is encrypted, anything may call."""
 
     def __init__(
         self, listen_address: str, proxy: str | None = None, security: "Identity | None" = None
@@ -230,9 +220,7 @@ class GrpcTransport:
         return connection
 
 
-class _Line(NamedTuple):
-    """Which connection."""
-
+class _Line(NamedTuple):  # which connection
     address: str
     use: str  # those with one use have one connection
     server_name: str | None  # that the certificate there must have; None: not encrypted
