@@ -23,6 +23,7 @@ ARGUMENTS = {
     "bench": "--link 100mbit --preset diloco --peers torch-ddp --steps 40 --limit 20 "
     "--out {out}/runs",
     "exchange": "--mbytes 1 --rounds 2",
+    "false-means": "--peers 4 --rounds 5 --seeds 1",
     "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
     "--line 'alone: local' --line 'DDP: ddp' --line 'onebit: onebit diloco.inner_steps=6' "
     "--results {out}/results.jsonl --picture {out}/frontier.png",

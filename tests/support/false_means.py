@@ -5,8 +5,9 @@ It is a live peer whose contributions and answers of any other kind are honest.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -33,6 +34,13 @@ LIES: dict[str, Lie] = {
     "turned": lambda mean, _: -mean,
     "stale": lambda _, first: first,
     "zero": lambda mean, _: torch.zeros_like(mean),
+    "noise": lambda mean, _: (
+        torch.randn(mean.shape, generator=torch.Generator().manual_seed(mean.numel()))
+        * mean.square().mean().sqrt()
+    ),
+    "a tenth turned": lambda mean, _: torch.cat(
+        (-mean[: mean.numel() // 10], mean[mean.numel() // 10 :])
+    ),
     "1 % more": lambda mean, _: 1.01 * mean,
 }
 
@@ -124,3 +132,13 @@ def showing(liar: str, leaf: pb.CheckedLeaf, after_s: float = 0.0) -> Iterator[N
 
     with patch.object(Checks, "serve", answer):
         yield
+
+
+def attacks(liar: str) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+    """All that the peer of this name may do as a reducer, each for as long as it lasts."""
+    return {
+        **{name: partial(reducing_falsely, liar, lie) for name, lie in LIES.items()},
+        "counts only itself": partial(closing_falsely, liar, only_itself),
+        "counts next to nothing": partial(closing_falsely, liar, next_to_nothing),
+        "names a ghost": partial(reducing_falsely, liar, LIES["turned"], ghost="ghost"),
+    }
