@@ -223,6 +223,16 @@ async def test_a_reducer_that_deceives_one_is_named_by_that_one_and_slows_nobody
         assert not any(peer.warned("in vain") for peer in swarm.alive)
 
 
+async def test_a_reducer_that_lies_in_the_name_of_another_reduces_no_more() -> None:
+    """No check looks at such a mean. Nobody is named, and least of all the other."""
+    async with Swarm(LONG, "abcd") as swarm:
+        honest = [swarm[name] for name in "abc"]
+        with reducing_falsely("d", LIES["turned"], by="b"):
+            await swarm.until(lambda: all("d" in p.node.gossip.me.idle for p in honest), 15)
+            assert [named(peer) for peer in honest] == [[]] * 3
+        assert not any("b" in peer.node.gossip.me.idle for peer in honest)
+
+
 async def test_a_false_hint_costs_a_look_and_invented_ones_nothing() -> None:
     async with Swarm(LONG, "abcd") as swarm:
         await swarm.until(lambda: swarm["a"].versions >= (3,), 10)

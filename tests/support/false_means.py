@@ -47,11 +47,11 @@ LIES: dict[str, Lie] = {
 
 @contextmanager
 def reducing_falsely(
-    liar: str, lie: Lie, ghost: str = "", leaving: Leaving | None = None
+    liar: str, lie: Lie, ghost: str = "", leaving: Leaving | None = None, by: str = ""
 ) -> Iterator[None]:
     """As long as this lasts, the peer of this name lies about every shard that it reduces.
 
-    Args: ghost: is named among the contributors.
+    Args: ghost: is named among the contributors; by: whom it says the mean is from.
     """
     first: dict[tuple[int, int], Tensor] = {}
 
@@ -66,7 +66,8 @@ def reducing_falsely(
         mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
         values = lie(mean, first.setdefault((due.key.fragment, due.key.shard), mean))
         payload = wire.Payload.of(wire.encode(codec, values, exact=shard.exact))
-        header = replace(reduction.header, hash=payload.hash)
+        said_by = by or reduction.header.reducer
+        header = replace(reduction.header, hash=payload.hash, reducer=said_by)
         if ghost:
             named, roots = (*header.contributors, ghost), (*header.roots, header.roots[0])
             header = replace(header, contributors=named, roots=roots, factors=(), weights=())
