@@ -9,25 +9,18 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import first_difference
 from murmuration.protos.figures import duration, shown
 from murmuration.protos.files import read_json
 from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, cannot_listen, listening_problem
-from murmuration.worker import wire
+from murmuration.worker import errors, wire
 from murmuration.worker.config import Config
-from murmuration.worker.errors import (
-    ConfigError,
-    ManifestRefused,
-    MurmurError,
-    PeersUnreachable,
-    UsageError,
-)
 from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import TRIAL, Authority
@@ -67,7 +60,7 @@ class FirstAnswer:
         return tuple(each for each in contacts if not (self.coordinated and each == self.address))
 
 
-class Newcomer:
+class Newcomer(AbstractContextManager["Newcomer"]):
     """A client for what is asked, used as a context manager. any thread. Args: contacts: HOST:PORT
     of peers or a coordinator; proxy: of HTTP CONNECT, to reach them by; wait_s: how long to try;
     None: two minutes, or without end for a peer that was a member; remembered: the members that it
@@ -90,9 +83,6 @@ class Newcomer:
         self._transport: GrpcTransport | None = None
         self._problems: dict[str, str] = {}  # by address: why it has not answered
         self._turned_away: dict[str, int] = {}  # how often in a row
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._thread is not None:
@@ -164,7 +154,7 @@ class Newcomer:
             check_version(answer)
             theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
             if difference := first_difference(mine, theirs):
-                raise ManifestRefused(
+                raise errors.ManifestRefused(
                     f"{answer.address} runs something else: {difference}; leave it out, or join "
                     "another run"
                 )
@@ -178,7 +168,7 @@ class Newcomer:
             members = self._do(lambda: members_at(self._client, address), identity)
             return slowest_stage(members, stages)
         except (TransportError, wire.WireError) as error:
-            raise PeersUnreachable(
+            raise errors.PeersUnreachable(
                 f"{address} does not say who serves which stage: {error}; choose one with --stage"
             ) from error
 
@@ -212,7 +202,7 @@ class Newcomer:
             now = time.monotonic()
             left_s, why = began + self._wait_s - now, "; ".join(self._problems.values())
             if left_s <= 0:
-                raise PeersUnreachable(
+                raise errors.PeersUnreachable(
                     f"nobody answers: {why} ({tries} tries in {now - began:.1f} s); {CHECK_ADDRESS}"
                 )
             if now >= tell_at:
@@ -231,7 +221,9 @@ class Newcomer:
         answers = [each for each in found if isinstance(each, FirstAnswer)]
         for address, each in zip(addresses, found, strict=True):
             strange = isinstance(each, IdentityError) and not answers and address in self.contacts
-            if isinstance(each, BaseException) and (strange or not isinstance(each, MurmurError)):
+            if isinstance(each, BaseException) and (
+                strange or not isinstance(each, errors.MurmurError)
+            ):
                 raise each
         return answers
 
@@ -258,7 +250,7 @@ class Newcomer:
 def check_version(answer: FirstAnswer) -> None:
     """Raises ManifestRefused."""
     if (theirs := answer.manifest.document["protocol"]) != PROTOCOL:
-        raise ManifestRefused(
+        raise errors.ManifestRefused(
             f"{answer.address} speaks protocol {theirs}, and this version speaks {PROTOCOL}; "
             "install the version that they run"
         )
@@ -290,22 +282,20 @@ class Admission:
 
     def identity(self, newcomer: Newcomer) -> Identity | None:
         """Returns the peer's key and certificate; None: nothing is encrypted, as asked, or since
-        only this machine can reach the peer. Args: newcomer: asks its contacts; where it has none,
-        the run begins here.
+        only this machine can reach the peer. Args: newcomer: without contacts the run begins here.
 
-        Raises IdentityError: it is not let in; PeersUnreachable: nobody answers; ConfigError: other
-        machines can reach it, and it has no token; UsageError: a token for nothing; AddressInUse:
-        the peer could not serve, once it were let in.
+        Raises IdentityError: it is not let in; PeersUnreachable; ConfigError: other machines can
+        reach it, and it has no token; UsageError: a token for nothing; AddressInUse.
         """
         if self.name is not None:
             certificates.check_name(self.name)
         if self.insecure:
             if self.token is not None:
-                raise UsageError("--insecure and a token: one or the other")
+                raise errors.UsageError("--insecure and a token: one or the other")
             return None
         if self.folder is not None and (held := Identity.load(self.folder)) is not None:
             if self.name not in (None, held.name) or held.role is not Role.PEER:
-                raise ConfigError(
+                raise errors.ConfigError(
                     f"{self.folder} has the certificate of {held.role} {held.name}, not of peer "
                     f"{self.name or self.default_name}: leave --name out, or choose another --out"
                 )
@@ -318,7 +308,7 @@ class Admission:
         name, contacts = self.name or self.default_name, newcomer.contacts
         if self.token is not None:
             if not contacts:
-                raise UsageError("a token is for joining a run: say whom to join")
+                raise errors.UsageError("a token is for joining a run: say whom to join")
             check_free(self.listen)
             wanted = f"{TRIAL}{name}" if self.trial else name
             identity = newcomer.enrol(self.token, wanted)
@@ -330,7 +320,9 @@ class Admission:
             try:
                 identity.save(self.folder)
             except OSError as error:
-                raise ConfigError(f"{self.folder}: {error}; choose another folder") from error
+                raise errors.ConfigError(
+                    f"{self.folder}: {error}; choose another folder"
+                ) from error
         return identity
 
     def _authority(self, contacts: Sequence[str]) -> Authority | None:
@@ -345,14 +337,14 @@ class Admission:
                     "it needs a token: make one where the run was begun, with `murmur token create "
                     "RUN`, and give it as --token"
                 )
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"other machines can reach this peer, so {wanted} (or say --insecure: nothing is "
                 "encrypted then, and anybody may join)"
             )
         try:
             return Authority.make(self.folder)
         except OSError as error:
-            raise ConfigError(f"{self.folder}: {error}; choose another folder") from error
+            raise errors.ConfigError(f"{self.folder}: {error}; choose another folder") from error
 
 
 def check_free(listen: str | None) -> None:

@@ -29,10 +29,7 @@ class LoopThread:
     failed: is called on that thread with what has ended it."""
 
     def __init__(
-        self,
-        name: str,
-        log: Log,
-        failed: Callable[[BaseException], None] = lambda error: None,
+        self, name: str, log: Log, failed: Callable[[BaseException], None] = lambda error: None
     ) -> None:
         self._log, self._failed, self._was_late = log, failed, False
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -37,7 +37,6 @@ from murmuration.worker.identity.gate import Expulsions, Gate, KeyHolders
 from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.leases.lease_service import LeaseService
-from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
 from murmuration.worker.membership.first_contact import CoordinatorClient, FirstContact
@@ -90,7 +89,7 @@ class Node:
         environment: Environment,
     ) -> None:
         self._node, self._config, self._manifest = node, config, manifest
-        self.transport, self._mailbox, self._environment = transport, mailbox, environment
+        self.transport, self.post, self._environment = transport, mailbox.answer, environment
         self.offload, self.clock = environment.offload, environment.clock
         self.rng, self.router = environment.rng, environment.router
         self._credentials = credentials = environment.credentials
@@ -150,6 +149,7 @@ class Node:
         self._fastest_s = 0.0
         self._others_at = 0  # a step of the schedule
         self._closing = asyncio.Event()
+        self.close, self.deliver = self._closing.set, self._from_train.put_nowait
         self._group: asyncio.TaskGroup | None = None
 
     # ------------------------------------------------------------------------------- composition
@@ -242,8 +242,7 @@ class Node:
         return [*filter(None, [self._node.coordinator]), *self._node.joins]
 
     def _add_rounds(self) -> None:
-        """Means over all; in a plan of pairs, these and one mean at the end, by a method of its own
-        where replicas keep what they have not sent."""
+        """Adds rounds, and a mean at the end: by a method of its own where replicas keep a rest."""
         means, gossip = self.context, self.gossip
         mean_rounds: type[Contributor] | type[FinalAverage] = Contributor
         if means.plan.exchange == "pairs":
@@ -341,9 +340,6 @@ class Node:
             self._others_at = step
             self.post(mail.OthersWait(step))
 
-    def close(self) -> None:
-        self._closing.set()
-
     def status(self) -> dict[str, object]:
         own = self._config, self._progress, self._rounds, self._round_trips_s
         return status_document(self, *own, self.clock() - self._began_s)
@@ -360,12 +356,6 @@ class Node:
         return pb.MeasureReply().SerializeToString()
 
     # ------------------------------------------------------------------------- the train thread
-
-    def deliver(self, message: mail.ToIO) -> None:
-        self._from_train.put_nowait(message)
-
-    def post(self, message: mail.ToTrain | LeaseMessage) -> None:
-        self._mailbox.answer(message)
 
     async def settled(self) -> None:
         """Returns when all that was delivered is dealt with, but for rounds that are to begin."""

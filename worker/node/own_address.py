@@ -8,14 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from murmuration.protos.addresses import (
-    alternatives,
-    is_loopback,
-    is_wildcard,
-    join_address,
-    split_address,
-    with_host,
-)
+from murmuration.protos import addresses
 from murmuration.protos.reach import Places, UnknownName, resolved
 from murmuration.worker.errors import ConfigError, UsageError
 
@@ -32,7 +25,7 @@ class FoundHost(NamedTuple):
     @property
     def advertised(self) -> str:
         """Port 0 stands for the one that is listened on."""
-        return ",".join(join_address(each, 0) for each in (self.host, self.near) if each)
+        return ",".join(addresses.join_address(each, 0) for each in (self.host, self.near) if each)
 
 
 @dataclass(frozen=True)
@@ -52,10 +45,10 @@ class Addresses:
                 if "@" in (address or ""):
                     raise ValueError(f"{address!r} is no HOST:PORT, but a relayed peer's")
                 if address:
-                    split_address(address)
+                    addresses.split_address(address)
             except ValueError as error:
                 raise UsageError(f"{flag}{error}") from error
-        if any(is_wildcard(split_address(each)[0]) for each in said):
+        if any(addresses.is_wildcard(addresses.split_address(each)[0]) for each in said):
             raise UsageError(
                 f"--advertise {self.advertise}: nobody can dial that; name the host that others "
                 "reach this peer at, or leave it out to have it found"
@@ -67,8 +60,8 @@ class Addresses:
 
     @property
     def public(self) -> bool:
-        own = (self.listen, *(alternatives(self.said) if self.said else ()))
-        return not all(is_loopback(split_address(each)[0]) for each in own)
+        own = (self.listen, *(addresses.alternatives(self.said) if self.said else ()))
+        return not all(addresses.is_loopback(addresses.split_address(each)[0]) for each in own)
 
     def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
         """As `find_host`, where no host was given."""
@@ -78,7 +71,7 @@ class Addresses:
 def served_at(said: str, given: str | int | None) -> str | None:
     """HOST:PORT to serve at, of a port of loopback too. Raises UsageError, of `said`."""
     try:
-        return None if given is None else with_host(str(given))
+        return None if given is None else addresses.with_host(str(given))
     except ValueError as error:
         raise UsageError(
             f"{said}: write a port of this machine, such as 9464, or HOST:PORT where "
@@ -90,18 +83,18 @@ def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> Foun
     """Finds the host to advertise; None: the host of `listen` is the one. Args: contacts: HOST:PORT
     of peers to be called; seen_from: where the first has seen it. Raises ConfigError: loopback, but
     a contact is on another machine; or nothing was found."""
-    host = split_address(listen)[0]
+    host = addresses.split_address(listen)[0]
     sources = {contact: source_host(contact) for contact in contacts}
-    if is_loopback(host):
+    if addresses.is_loopback(host):
         for contact, source in sources.items():
-            if source and not is_loopback(source):
+            if source and not addresses.is_loopback(source):
                 raise ConfigError(
                     f"--listen {listen}: nobody but this machine can dial that, and {contact} is "
                     "another; say --listen 0.0.0.0:7700, or --advertise HOST:PORT where "
                     "something forwards to it"
                 )
         return None
-    if not is_wildcard(host):
+    if not addresses.is_wildcard(host):
         return None
     if seen_from and _serves(host, seen_from):
         source = sources[contacts[0]]
@@ -127,7 +120,7 @@ def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> Foun
 
 def source_host(address: str) -> str | None:
     """This machine's address that HOST:PORT would be dialled from, if any. Nothing is sent."""
-    host, port = split_address(address)
+    host, port = addresses.split_address(address)
     places: Places = ()
     with suppress(UnknownName):
         places = resolved(host)
@@ -141,11 +134,11 @@ def source_host(address: str) -> str | None:
 def neighbours_dial(bound: str) -> str:
     """Where machines of the same network dial what is bound to HOST:PORT here; empty: nowhere."""
     with suppress(ValueError):
-        host, port = split_address(bound)
-        if is_wildcard(host):
+        host, port = addresses.split_address(bound)
+        if addresses.is_wildcard(host):
             host = source_host(_ELSEWHERE[0]) or host
-        if _serves(host, host) and not is_wildcard(host):
-            return join_address(host, port)
+        if _serves(host, host) and not addresses.is_wildcard(host):
+            return addresses.join_address(host, port)
     return ""
 
 
