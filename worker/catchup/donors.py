@@ -158,7 +158,7 @@ class Donors:
             if mine.version == theirs.version:
                 copy = partial(wire.state_bytes, mine.anchor, mine.momentum)
                 whole = await self._node.offload(copy)
-                self._begun[index] = wire.Incoming.held(whole, theirs.hash)
+                self._begun[index] = wire.Incoming(len(whole), theirs.hash, whole)
 
     async def _states(
         self, donor: Member, expected: Mapping[int, tuple[int, int]]

@@ -97,26 +97,19 @@ def payload_messages(
 
 
 class Incoming:
-    """A payload of known size and hash, arriving in frames; resumes where it broke off."""
+    """A payload of known size and hash, arriving in frames; resumes where it broke off. Args: held:
+    all of it, where it is here already."""
 
-    def __init__(self, total_bytes: int, whole_hash: int) -> None:
+    def __init__(self, total_bytes: int, whole_hash: int, held: memoryview | None = None) -> None:
         self.total_bytes, self.hash = total_bytes, whole_hash
-        self.raw = memoryview(bytearray(total_bytes))
-        self.received_bytes = 0
+        self.raw = memoryview(bytearray(total_bytes)) if held is None else held
+        self.received_bytes = 0 if held is None else total_bytes
 
     def part(self, begin: int, end: int) -> "Incoming":
         """A part of it that arrives by itself."""
         part = copy.copy(self)
         part.received_bytes, part.total_bytes = begin, end
         return part
-
-    @classmethod
-    def held(cls, payload: memoryview, whole_hash: int) -> "Incoming":
-        """A payload that is here already: this peer's own."""
-        incoming = cls(0, whole_hash)
-        incoming.raw = payload
-        incoming.total_bytes = incoming.received_bytes = len(payload)
-        return incoming
 
     @property
     def complete(self) -> bool:

@@ -153,8 +153,7 @@ class Reducer:
     async def contribute(
         self, header: pb.ContributionHeader, norm: float, payload: wire.Payload
     ) -> Answer:
-        """This peer's own contribution to a shard that it reduces itself. Args: norm: which the
-        header rounds."""
+        """This peer's own contribution to its own shard. Args: norm: which the header rounds."""
         offer = _Offer(header, self._context.clock(), norm, payload)
         try:
             self._begin(offer)
@@ -208,8 +207,7 @@ class Reducer:
                 await self._give(answer, offer.header.reduction_offset, stream)
 
     async def _take(self, offer: _Offer, stream: Stream) -> Answer | None:
-        """Receives and verifies what the offer gives. Returns None where it counts, or has
-        counted."""
+        """Receives and verifies what is offered; None: it counts, or has counted."""
         contribution, header = offer.contribution, offer.header
         assert contribution is not None, "it was accepted"
         if contribution.whole:
@@ -308,7 +306,6 @@ class Reducer:
         self._close_due()
 
     def _look_again(self) -> None:
-        """Decides on all that waits here: something has changed."""
         self._close_due()
         for offer in list(self._offers):
             if offer.shard is None:
@@ -331,8 +328,7 @@ class Reducer:
             self._answer(offer, answer)
 
     def _decision(self, key: ShardKey, group: Group | None) -> Answer | Group | None:
-        """The group to take the contribution with, what to answer, or None to hold. Args: group:
-        the sender's if it is ours too, else None."""
+        """The group to take it with, an answer, or None: hold it. Args: group: if both have it."""
         shards = self.shards
         if key in shards.closed and group is not None:
             return self._reductions[key]
@@ -357,9 +353,8 @@ class Reducer:
         return group
 
     def _accept(self, offer: _Offer, group: Group) -> Refusal | None:
-        """Takes one contribution, or holds it where the round is not its sender's. Other values
-        than before come from a peer that gave the round up and tries again: the newer ones count.
-        """
+        """Takes a contribution, or holds it where the round is not its sender's. Other values than
+        before are of a peer that gave the round up and tries again: the newer ones count."""
         header, key, own = offer.header, offer.key, offer.own
         try:
             if own is None and (early := self._misfit(offer, group)):
@@ -381,12 +376,9 @@ class Reducer:
                 entry.contributors.pop(header.sender, None)
             given = None
         if given is None or not (given.whole or header.resumed):
-            if own is None:
-                incoming = wire.Incoming(header.total_bytes, header.hash)
-            else:
-                incoming = wire.Incoming.held(own.raw, own.hash)
+            incoming = wire.Incoming(header.total_bytes, header.hash, own.raw if own else None)
+            if whole := own is not None:
                 entry.contributed(header.sender, self._context.clock())
-            whole = own is not None
             given = closing.PeerContribution(incoming, weight, offer.norm, header.root, whole=whole)
             entry.contributions[header.sender] = given
         offer.contribution = given
