@@ -112,7 +112,6 @@ class FirstContact:
         return pb.JoinReply(members=members, certificates=certificates)
 
     def _newcomer(self, join: pb.JoinRequest) -> tuple[Member | None, str]:
-        """The peer, or why there is none. Raises WireError."""
         if join.dial_only:
             hints = self.gossip.read_hints([join.member])
             return (hints[0], "") if hints else (None, "it cannot be a member")

@@ -56,7 +56,7 @@ class GossipService:
         self._revoked_at: dict[str, int] = {}  # by peer, the hash of what it knows of
         self._lacked: dict[str, Sequence[str]] = {}  # by peer, whose certificates it asks for
         self._news = Dissemination(rules.me.peer, rules.config.full_s)
-        self.run = run
+        self.run, self.address_of = run, rules.address
         self._transport, self._clock = node.transport, node.clock
         self._logged: dict[str, str] = {}
         self._unreachable: tuple[str, ...] = ()
@@ -100,9 +100,6 @@ class GossipService:
         names = [member.peer for member in members]
         certificates = [] if self._words is None else self._words.certificates_of(names)
         return [self.to_message(member) for member in members], certificates
-
-    def address_of(self, peer: str) -> str | None:
-        return self.rules.address(peer)
 
     def open(self, peer: str, method: str) -> Stream:
         """Raises TransportError: no address is known."""

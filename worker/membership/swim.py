@@ -32,8 +32,7 @@ _MOST_PROBES = 32  # under way, before accused peers have to wait for theirs
 
 @dataclass(frozen=True)
 class Probe:
-    """Exchange news: `hear` the answer, then `probed`. With `via` that one does, then
-    `probed_for`."""
+    """Exchange news: `hear` the answer, then `probed`. `via` another: then `probed_for`."""
 
     peer: str
     address: str
@@ -258,8 +257,7 @@ class Membership:
             self._forgettable[member.peer] = None
 
     def _has_room(self) -> bool:
-        """Where all places are taken, one that has ended gives way, best one that has never
-        answered here."""
+        """One that has ended gives way where need be, best one that has never answered here."""
         if len(self._members) < MAX_MEMBERS:
             return True
         ended = (*self._forgettable, *(m.peer for m in self._others() if not m.live))
@@ -273,8 +271,7 @@ class Membership:
         return True
 
     def _next_targets(self) -> list[str]:
-        """Round robin over a shuffled list: up to `_PROBE_ALL_OF` peers in each `probe_s`. Of more,
-        `_PROBE_OF_MORE` are reached: each is by as many on average."""
+        """Round robin over a shuffled list: all in each `probe_s`, of many `_PROBE_OF_MORE`."""
         live = [member.peer for member in self._others() if member.live]
         reached = len(live) if len(live) <= _PROBE_ALL_OF else _PROBE_OF_MORE
         count = math.ceil(reached * min(1.0, self.config.gossip_s / self.config.probe_s))
